@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.agent.plans import LocalDecider, blocks_of, serves
+from penstock.agent.plans import LocalDecider, serves
 from penstock.agent.probe import Identity
 from penstock.agent.profiles import Profiles, require_fit, unfit
 from penstock.core.errors import UserError
@@ -128,7 +128,7 @@ def test_a_plan_obeys_pins_that_say_the_same() -> None:
         micro_batch=plan.microbatch,
         slices=plan.slices,
         schedule=plan.schedule.generator,
-        stages=blocks_of(plan),
+        stages=plan.blocks,
     )
     assert serves(plan, dataclasses.replace(spec(), parallelism=pinned))
     counted = dataclasses.replace(pinned, slices=len(plan.slices), schedule=plan.schedule)
@@ -167,7 +167,7 @@ def test_blocks_are_what_pinning_them_gives(blocks: tuple[float, ...]) -> None:
     stages = pinned_stages(blocks, plan.model.num_units)
     if all(first < stop for first, stop in stages):
         pinned = dataclasses.replace(plan, stages=stages, pp=len(stages), placement=())
-        assert blocks_of(pinned) == blocks
+        assert pinned.blocks == blocks
 
 
 # Both, for one run

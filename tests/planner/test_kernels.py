@@ -244,3 +244,35 @@ def test_layers_that_the_zero_bubble_authors_timed(family: str, published: tuple
     units = (UnitKind.ATTENTION, UnitKind.MLP)
     seconds = sum(float(cost.unit_seconds(unit, kind, work)) for unit in units for kind in PASSES)
     assert 1e3 * seconds == pytest.approx(sum(published), rel=0.04)
+
+
+# A head in parts
+
+
+@given(st.integers(2, 8), st.integers(64, 4096), st.sampled_from([GPT, LLAMA]))
+def test_parts_of_a_head_do_its_products_together(parts: int, tokens: int, model: ModelSpec) -> None:
+    """Where memory takes no time, the parts of a vocabulary that divides evenly take what the whole head takes."""
+    model = dataclasses.replace(model, vocab=parts * 4096)
+    work = Work.of(1, tokens, 0)
+    whole, divided = times(model), times(model.divided(parts))
+    of_part = [float(divided.unit_seconds(UnitKind.HEAD, kind, work)) for kind in PASSES]
+    forward = float(whole.unit_seconds(UnitKind.HEAD, Kind.F, work))
+    assert parts * sum(of_part) == pytest.approx(forward)
+    assert of_part[0] == pytest.approx(2 * of_part[2])
+    assert of_part[1] == pytest.approx(0.0, abs=1e-12 * forward)
+
+
+@given(MODELS, STACKS, KINDS, st.integers(2, 8), st.integers(16, 4096))
+def test_a_head_in_parts_is_never_cheaper_than_whole(
+    model: ModelSpec, software: SoftwareSpec, device: DeviceSpec, parts: int, tokens: int
+) -> None:
+    work = Work.of(1, tokens, 0)
+    whole, divided = (times(spec, device, software) for spec in (model, model.divided(parts)))
+    of_part = sum(float(divided.unit_seconds(UnitKind.HEAD, kind, work)) for kind in PASSES)
+    assert parts * of_part >= sum(float(whole.unit_seconds(UnitKind.HEAD, kind, work)) for kind in PASSES)
+
+
+def test_every_pass_of_a_part_does_something() -> None:
+    for software in (NO_LAUNCH, SoftwareSpec(head_in_forward=False)):
+        assert all(has_work(UnitKind.HEAD, kind, software, head_parts=2) for kind in PASSES)
+    assert [has_work(UnitKind.HEAD, kind, NO_LAUNCH) for kind in PASSES] == [True, False, False]

@@ -20,13 +20,19 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
     """Whether ``plan`` is of the job's model and data, within its resources, and obeys what it pins."""
     resources, pinned = spec.resources, spec.parallelism
     peak = max(plan.prediction.peak_bytes, default=0) if plan.prediction else 0
-    of_the_job = (plan.model, plan.precision, plan.sequence_length, plan.global_batch) == (
+    of_the_job = (plan.model.whole, plan.precision, plan.sequence_length, plan.global_batch) == (
         spec.model,
         spec.training.precision,
         spec.data.sequence_length,
         spec.training.global_batch,
     )
-    degrees = ((pinned.dp, plan.dp), (pinned.tp, plan.tp), (pinned.pp, plan.pp), (pinned.micro_batch, plan.microbatch))
+    degrees = (
+        (pinned.dp, plan.dp),
+        (pinned.tp, plan.tp),
+        (pinned.pp, plan.pp),
+        (pinned.head_parts, plan.head_parts),
+        (pinned.micro_batch, plan.microbatch),
+    )
     is_divided_alike = plan.tp == 1 or plan.sequence_parallel == pinned.is_sequence_parallel
     return (
         of_the_job
@@ -36,7 +42,7 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
         and is_divided_alike
         and _obeys_slices(plan, pinned.slices)
         and _obeys_schedule(plan, pinned.schedule)
-        and pinned.stages in (None, blocks_of(plan))
+        and pinned.stages in (None, plan.blocks)
     )
 
 
@@ -46,12 +52,6 @@ def _obeys_slices(plan: Plan, pinned: int | tuple[int, ...] | None) -> bool:
 
 def _obeys_schedule(plan: Plan, pinned: str | ScheduleSpec | None) -> bool:
     return pinned in (None, plan.schedule, plan.schedule.generator)
-
-
-def blocks_of(plan: Plan) -> tuple[float, ...]:
-    """Blocks per stage, as a manifest pins them: attention and MLP are a half each, embedding and head nothing."""
-    last = plan.model.num_units - 1
-    return tuple((min(stop, last) - max(first, 1)) / 2 for first, stop in plan.stages)
 
 
 class LocalDecider:

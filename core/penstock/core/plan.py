@@ -245,6 +245,24 @@ class Plan(Manifest):
         return "" if self.sharding.by_tokens or self.tp == 1 else " (not sequence parallel)"
 
     @property
+    def blocks(self) -> tuple[float, ...] | None:
+        """Blocks per stage, as a job pins them: attention and MLP are a half each, embedding and head nothing.
+
+        None where these do not say it all: of a head in parts each of the last stages has one by such a pin.
+        """
+        units = range(1, 1 + 2 * self.model.layers)
+        of_blocks = [len(units[max(first - 1, 0) : max(stop - 1, 0)]) for first, stop in self.stages]
+        parts = [stop - first - count for (first, stop), count in zip(self.stages, of_blocks, strict=True)]
+        last = parts[-self.head_parts :]
+        last[0] -= len(self.stages) == self.head_parts  # the embedding
+        return tuple(count / 2 for count in of_blocks) if last == [1] * self.head_parts else None
+
+    @property
+    def head_text(self) -> str:
+        """Into how many parts the head is divided, for people, after the mesh; nothing where it is whole."""
+        return "" if self.head_parts == 1 else f", head in {self.head_parts} parts"
+
+    @property
     def slices_text(self) -> str:
         """Lengths of slices in tokens, for people."""
         own = f"; of the last micro-batch {slices_text(self.remainder_slices)}" if self.remainder else ""

@@ -23,11 +23,13 @@ class Candidate:
     """Which of its orders a generator of several makes; the best of them if none is named."""
     remainder_slices: tuple[int, ...] = ()
     """Those of the mesh's smaller last micro-batch, if it has one."""
+    head_parts: int = 1
+    """Into how many parts the head is divided; ``stages`` are ranges of that model's units."""
 
     @property
     def label(self) -> str:
         """For explanations."""
-        return label_of(self.mesh, len(self.slices), self.schedule)
+        return label_of(self.mesh, len(self.slices), self.schedule, self.head_parts)
 
     @property
     def num_actions(self) -> int:
@@ -46,7 +48,8 @@ class Candidate:
         )
 
 
-def label_of(mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> str:
-    """What people are told of a mesh with so many slices under a schedule."""
+def label_of(mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec, head_parts: int = 1) -> str:
+    """What people are told of a mesh with so many slices under a schedule, and of a head in several parts."""
     name = schedule if isinstance(schedule, str) else schedule.generator
-    return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}"
+    divided = f", head in {head_parts} parts" if head_parts > 1 else ""
+    return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}{divided}"

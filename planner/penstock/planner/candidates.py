@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from penstock.planner.balancing import time_balanced_stages
 from penstock.planner.candidate import Candidate
-from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, slice_counts, time_balanced_stages
+from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, slice_counts
 from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
@@ -32,7 +33,9 @@ FLUSH_TOLERANCE = 1000
 """The part of a whole sequence's time that the largest slice of a flush need not be known to."""
 
 MOST_GRIDS = 8
-"""Degrees of tensor parallelism and micro-batches for which the seconds of every slice are kept: 3 MB each."""
+"""Degrees of tensor parallelism, micro-batches and parts of the head for which the seconds of every slice are kept: 3
+MB each.
+"""
 
 Lengths = tuple[int, ...]
 Fitted = list[Candidate | Shortage]
@@ -44,7 +47,7 @@ class Proposer:
 
     problem: Problem
     room: Room
-    _grids: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    _grids: dict[tuple[int, int, int], Floats] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], SlicingProblem] = field(default_factory=dict)
     _slicings: dict[tuple[object, ...], BalancedSlicings] = field(default_factory=dict)
     _stages: dict[tuple[object, ...], Stages] = field(default_factory=dict)
@@ -89,15 +92,16 @@ class Proposer:
             slices=slices,
             schedule=outline.schedule,
             remainder_slices=remainder_slices(self.problem, outline.mesh, slices),
+            head_parts=outline.head_parts,
         )
 
     def balanced_stages(self, outline: Outline, slices: Lengths) -> Stages:
         """Balanced by time over these slices."""
-        mesh = outline.mesh
-        owners = owners_of_stages(self.problem, mesh, outline.schedule)
-        key = (mesh.tp, mesh.microbatch, owners, slices)
+        mesh, problem = outline.mesh, self.problem.divided(outline.head_parts)
+        owners = owners_of_stages(problem, mesh, outline.schedule)
+        key = (mesh.tp, mesh.microbatch, outline.head_parts, owners, slices)
         if key not in self._stages:
-            self._stages[key] = time_balanced_stages(self.problem, mesh, slices, owners)
+            self._stages[key] = time_balanced_stages(problem, mesh, slices, owners)
         return self._stages[key]
 
     def slicings(self, outline: Outline) -> Iterator[Lengths]:
@@ -118,13 +122,13 @@ class Proposer:
 
     def _table(self, outline: Outline, stages: Stages) -> tuple[object, ...]:
         """The key of the bottleneck stage's table, which is made if it is new."""
-        problem, mesh = self.problem, outline.mesh
+        problem, mesh = self.problem.divided(outline.head_parts), outline.mesh
         units = problem.units(mesh.tp, mesh.microbatch, (problem.sequence_length,))
         whole = stage_costs(units, problem.model, stages)
         counts = unit_counts(problem.model, stages)[int(whole.slice_ns[:, 0].argmax())]
-        key = (mesh.tp, mesh.microbatch, *counts.tolist())
+        key = (mesh.tp, mesh.microbatch, outline.head_parts, *counts.tolist())
         if key not in self._tables:
-            cost_ns = self._slice_table(mesh, counts)
+            cost_ns = self._slice_table(problem, mesh, counts)
             self._tables[key] = SlicingProblem(
                 cost_ns=cost_ns // summable_unit_ns(cost_ns, problem.global_batch + problem.model.num_units),
                 sequence_length=problem.sequence_length,
@@ -133,9 +137,9 @@ class Proposer:
             )
         return key
 
-    def _slice_table(self, mesh: Mesh, counts: Integers) -> IntArray:
+    def _slice_table(self, problem: Problem, mesh: Mesh, counts: Integers) -> IntArray:
         """The costs of all slices, as of `SlicingProblem`, for a stage with so many units of each kind."""
-        problem, key, cost = self.problem, (mesh.tp, mesh.microbatch), self.problem.cost_of(mesh.tp)
+        cost, key = problem.cost_of(mesh.tp), (mesh.tp, mesh.microbatch, problem.model.head_parts)
 
         def cost_of(lengths: Integers, before: Integers) -> Integers:
             if key not in self._grids:

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from penstock.core.cluster import PENSTOCK, ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, attention_flops
 from penstock.core.schedule import Kind
@@ -23,7 +23,7 @@ from penstock.core.sharding import WHOLE, Collective, Sharding, unit_collectives
 from penstock.planner.collectives import GroupTopology, Link
 from penstock.planner.cost_table import table_times
 from penstock.planner.kernels import BACKWARD_FLOPS, KernelTimes, has_work
-from penstock.planner.work import MOST_BYTES, Floats, Work, rows_of
+from penstock.planner.work import MOST_BYTES, Floats, Work, head_rows, rows_of
 
 Devices = npt.ArrayLike
 
@@ -155,6 +155,8 @@ class DescribedCost:
         """`unit_collectives`, with those of a head whose I and W are passes of their own: of its one product, which is
         divided as a block's first product is.
         """
+        if unit is UnitKind.HEAD and self.model.head_parts > 1:
+            return _of_head_part(kind, self.sharding)
         if unit is not UnitKind.HEAD or self.cluster.software.head_in_forward:
             return unit_collectives(unit, kind, self.sharding)
         of_block = unit_collectives(UnitKind.MLP, kind, self.sharding)
@@ -205,17 +207,19 @@ class DescribedCost:
         """The head's logits in compute and accumulation type, and what shards gather and scatter; other units work in
         place.
 
-        A head whose F leaves its backward to I keeps the logits of all tokens.
+        A head whose F leaves its backward to I keeps the logits of all tokens. The I of a part only passes on.
         """
         tokens = batch * length
         gathered = self._num_gathered(unit, kind) * self.sharding.padded_rows(tokens)
         num_bytes = gathered * self.model.hidden * self.precision.compute_bytes
-        if unit is not UnitKind.HEAD or not has_work(unit, kind, self.cluster.software):
+        parts, software = self.model.head_parts, self.cluster.software
+        is_passed_on = parts > 1 and kind is Kind.I
+        if unit is not UnitKind.HEAD or is_passed_on or not has_work(unit, kind, software, parts):
             return min(num_bytes, MOST_BYTES)
-        if self.cluster.software.head_in_forward:
+        if software.head_in_forward or parts > 1:
             tokens = min(tokens, HEAD_CHUNK_TOKENS)
         width = self.precision.compute_bytes + self.precision.accumulate_bytes
-        return min(num_bytes + tokens * self.sharding.vocab(self.model) * width, MOST_BYTES)
+        return min(num_bytes + tokens * head_rows(self.model, self.sharding) * width, MOST_BYTES)
 
     def _num_gathered(self, unit: UnitKind, kind: Kind) -> int:
         """Hidden states of all shards' rows that the pass has at once beyond its slots: what it gathered, and then in
@@ -223,7 +227,7 @@ class DescribedCost:
         """
         if not self.sharding.by_tokens or (unit, kind) == (UnitKind.EMBEDDING, Kind.I):
             return 0
-        is_whole_head = unit is UnitKind.HEAD and self.cluster.software.head_in_forward
+        is_whole_head = unit is UnitKind.HEAD and (self.cluster.software.head_in_forward or self.model.head_parts > 1)
         return min(len(self._collectives(unit, kind)), 2 if is_whole_head else 1)
 
     def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
@@ -263,6 +267,13 @@ class DescribedCost:
         return traffic / (share * device.memory_bandwidth)
 
 
+def _of_head_part(kind: Kind, sharding: Sharding) -> tuple[Collective, ...]:
+    """F gathers normed and sums the addend, as the F of a whole head; W gathers normed again."""
+    if kind is Kind.F:
+        return unit_collectives(UnitKind.HEAD, kind, sharding)
+    return (Collective.GATHER,) if kind is Kind.W and sharding.by_tokens else ()
+
+
 def _next_to_products(kind: Kind, sharding: Sharding) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
     """Of a block's unit the collectives that a pass waits for, and those that run next to its products.
 
@@ -300,15 +311,15 @@ class TokenTimes:
         return cls(model=model, device=device, precision=precision, sharding=sharding, curve=curve)
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """The head's F holds its whole backward, so its I and W are free, as the embedding's I."""
-        tokens = work.tokens
-        passes = _passes(unit, kind)
-        if not passes:
+        """The F of a whole head holds its backward, so its I and W are free, as the embedding's I."""
+        tokens, parts = work.tokens, self.model.head_parts
+        if not has_work(unit, kind, PENSTOCK, parts):
             return np.zeros(tokens.shape)
+        passes = _passes(unit, kind, parts)
         peak = self.device.peak_flops
         linear = passes * tokens * self._linear_flops(unit)
         efficiency = np.interp(np.log2(np.maximum(tokens, 1)), *self.curve)
-        seconds = linear / (peak * efficiency) + self._memory_seconds(unit, tokens)
+        seconds = linear / (peak * efficiency) + self._memory_seconds(unit, kind, tokens)
         if unit is UnitKind.ATTENTION and kind is not Kind.W:
             flops = attention_flops(self.model, 1) * work.pairs * (BACKWARD_FLOPS if kind is Kind.I else 1.0)
             flops = flops / self.sharding.tp
@@ -321,14 +332,21 @@ class TokenTimes:
         widths = {
             UnitKind.ATTENTION: 2 * (sharding.hidden(spec) + sharding.kv_hidden(spec)),
             UnitKind.MLP: sharding.ffn_hidden(spec) * (3 if spec.family is Family.LLAMA else 2),
-            UnitKind.HEAD: sharding.vocab(spec),
+            UnitKind.HEAD: head_rows(spec, sharding),
         }
         return 2 * spec.hidden * widths.get(unit, 0)
 
-    def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
-        """An embedding looks up all tokens on every shard."""
+    def _memory_seconds(self, unit: UnitKind, kind: Kind, tokens: Floats) -> Floats:
+        """An embedding looks up all tokens on every shard. A part of the head reads and writes the state of the chain
+        of parts in F, and in I the gradient that it passes on.
+        """
         width = self.model.hidden * self.precision.compute_bytes
-        traffic = tokens * width if unit is UnitKind.EMBEDDING else 6 * rows_of(self.sharding, tokens) * width
+        hidden_states = 6
+        if unit is UnitKind.HEAD and self.model.head_parts > 1:
+            hidden_states = {Kind.F: 12, Kind.I: 2}.get(kind, 6)
+        traffic = tokens * width
+        if unit is not UnitKind.EMBEDDING:
+            traffic = hidden_states * rows_of(self.sharding, tokens) * width
         seconds: Floats = traffic / self.device.memory_bandwidth
         return seconds
 
@@ -381,10 +399,8 @@ def _link(link: LinkSpec) -> Floats:
     return np.array([link.latency_seconds, 1.0 / link.bytes_per_second])
 
 
-def _passes(unit: UnitKind, kind: Kind) -> int:
-    """How many times the forward's matrix work a pass does (0: nothing at all)."""
+def _passes(unit: UnitKind, kind: Kind, head_parts: int) -> int:
+    """How many times the forward's matrix work a pass does that has any work."""
     if unit is UnitKind.HEAD:
-        return 3 if kind is Kind.F else 0
-    if unit is UnitKind.EMBEDDING:
-        return 0 if kind is Kind.I else 1
+        return 3 if head_parts == 1 else {Kind.F: 2, Kind.I: 0}.get(kind, 1)
     return 1

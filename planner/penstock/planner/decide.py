@@ -241,7 +241,8 @@ def _laid_out(judge: Simulated, found: Evaluation, problem: Problem) -> _LaidOut
     draft = draft_plan(seated, evaluation)
     program = None
     if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS and problem.software == PENSTOCK:
-        program = lowered(draft, action_transients(problem, evaluation.candidate))
+        divided = problem.divided(evaluation.candidate.head_parts)
+        program = lowered(draft, action_transients(divided, evaluation.candidate))
         evaluation = _with_arena(seated, evaluation, program)
         if max(evaluation.peak_bytes) <= problem.memory_limit_bytes:
             prove_plan(draft, program, _room(problem, evaluation.candidate), num_places=problem.num_places)
@@ -286,7 +287,7 @@ def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Pla
 
 def _room(problem: Problem, candidate: Candidate) -> list[int]:
     """What every rank has for its arena and transients."""
-    always = resident_bytes(problem, candidate, owners_of(candidate))
+    always = resident_bytes(problem.divided(candidate.head_parts), candidate, owners_of(candidate))
     return [problem.memory_limit_bytes - each for each in always.tolist()]
 
 
@@ -311,6 +312,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         placement=judge.placement(mesh),
         remainder=mesh.remainder,
         remainder_slices=candidate.remainder_slices,
+        head_parts=candidate.head_parts,
         profile_digest=problem.profile_digest,
     )
 
@@ -352,7 +354,7 @@ def _with_interval(prediction: Prediction, confidence: Confidence | None) -> Pre
 def _with_arena(judge: Simulated, evaluation: Evaluation, program: Program) -> Evaluation:
     """The evaluation with the exact bytes of the laid-out arenas."""
     arenas = tuple(rank.arena_bytes for rank in program.ranks)
-    order = judge.order(evaluation.candidate)
-    always = static_bytes(judge.problem, evaluation.candidate, tuple(order.stage_ranks.tolist()), order)
+    order, problem = judge.order(evaluation.candidate), judge.problem_of(evaluation.candidate)
+    always = static_bytes(problem, evaluation.candidate, tuple(order.stage_ranks.tolist()), order)
     peaks = tuple(a + b for a, b in zip(always, arenas, strict=True))
     return dataclasses.replace(evaluation, peak_bytes=peaks, slot_bytes=arenas)

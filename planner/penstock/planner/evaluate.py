@@ -106,6 +106,10 @@ class Simulated:
         object.__setattr__(other, "proposer", self.proposer)
         return other
 
+    def problem_of(self, candidate: Candidate) -> Problem:
+        """The problem with the candidate's number of parts of the head."""
+        return self.problem.divided(candidate.head_parts)
+
     def bound_ns(self, candidate: Candidate) -> int:
         """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in, nor of what pairs
         hide.
@@ -114,7 +118,7 @@ class Simulated:
             return 0
         split = candidate.schedule in SPLIT
         owners = owners_of(candidate)
-        key = (candidate.mesh, candidate.stages, candidate.slices, candidate.remainder_slices, owners, split)
+        key = (*_boundaries(candidate), owners, split)
         if key not in self._bounds:
             self._bounds[key] = lower_bound_ns(
                 self.costs(candidate, owners),
@@ -143,21 +147,23 @@ class Simulated:
         """Nanoseconds of every pass, stage and slice."""
         mesh = candidate.mesh
         own = (mesh.remainder, candidate.remainder_slices)
-        key = (mesh.tp, mesh.microbatch, candidate.stages, candidate.slices, *own)
+        key = (mesh.tp, mesh.microbatch, candidate.head_parts, candidate.stages, candidate.slices, *own)
         if key not in self._passes:
-            tables = unit_tables(self.problem, candidate)
-            self._passes[key] = joined([stage_costs(units, self.problem.model, candidate.stages) for units in tables])
+            problem = self.problem_of(candidate)
+            tables = unit_tables(problem, candidate)
+            self._passes[key] = joined([stage_costs(units, problem.model, candidate.stages) for units in tables])
         return self._passes[key]
 
     def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:
         """The simulator's tables; raises `UserError` for a step that 64 bits do not hold."""
-        key = (candidate.mesh, candidate.stages, candidate.slices, candidate.remainder_slices, stage_ranks)
+        key = (*_boundaries(candidate), stage_ranks)
         if key not in self._costs:
             passes = self.stage_costs(candidate)
             where = (candidate.mesh, stage_ranks)
             if where not in self._seats:
                 self._seats[where] = seats_of(self.problem, candidate.mesh, stage_ranks, self.placement)
-            costs = simulation_costs(self.problem, candidate, passes, stage_ranks, self._seats[where])
+            problem = self.problem_of(candidate)
+            costs = simulation_costs(problem, candidate, passes, stage_ranks, self._seats[where])
             require_countable(costs.most_ns(candidate.mesh.num_microbatches))
             self._costs[key] = costs
         return self._costs[key]
@@ -255,10 +261,10 @@ class Simulated:
         """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""
         busiest = int(times.compute_ns.argmax())
         stage_ranks = tuple(order.stage_ranks.tolist())
-        memory = stage_memory(self.problem, candidate)
-        own = remainder_shape(self.problem, candidate)
+        problem = self.problem_of(candidate)
+        memory, own = stage_memory(problem, candidate), remainder_shape(problem, candidate)
         slots = Walk.of_linked(order, linked).high_water_bytes(memory.slot_bytes, candidate.slices, remainder=own)
-        always = static_bytes(self.problem, candidate, stage_ranks, order)
+        always = static_bytes(problem, candidate, stage_ranks, order)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),
             "communication_ns": int(times.communication_ns[busiest]),
@@ -290,7 +296,7 @@ class Simulated:
         )
 
     def _reductions(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[Reduction, ...]:
-        mesh, model = candidate.mesh, self.problem.model
+        mesh, model = candidate.mesh, self.problem_of(candidate).model
         return reductions_of(
             mesh.pp,
             dp=mesh.dp > 1,
@@ -319,7 +325,7 @@ class Simulated:
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
         """What the generator is given, as if all micro-batches were alike; costs and stash only where it uses them."""
-        num_ranks, generator = candidate.mesh.pp, find(name)
+        num_ranks, generator, problem = candidate.mesh.pp, find(name), self.problem_of(candidate)
         per_rank = generator.per_rank(num_ranks, len(candidate.stages))
         if not generator.uses_costs:
             return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
@@ -327,7 +333,7 @@ class Simulated:
         alike = slice(len(candidate.slices))
         passes = self.stage_costs(candidate).together_ns[..., alike]
         transfers = self.costs(candidate, owners).transfer_ns[..., alike]
-        forward, exchanged, returned = stash_tables(self.problem, candidate)
+        forward, exchanged, returned = stash_tables(problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
             stages_per_rank=per_rank,
@@ -339,7 +345,7 @@ class Simulated:
             forward_stash=forward,
             input_stash=exchanged,
             weight_stash=returned,
-            caps=stash_caps(self.problem, candidate, owners, self.receive_ahead),
+            caps=stash_caps(problem, candidate, owners, self.receive_ahead),
             receive_ahead=self.receive_ahead,
             late_receives=self.problem.late_receives,
             variant=candidate.variant,
@@ -349,6 +355,12 @@ class Simulated:
 def _as_run(order: Order, candidate: Candidate) -> Order:
     """The order as ranks run it: those of one shard run the actions of a pair one after the other."""
     return order if candidate.mesh.tp > 1 else order.apart()
+
+
+def _boundaries(candidate: Candidate) -> tuple[object, ...]:
+    """The candidate without its schedule."""
+    own = (candidate.slices, candidate.remainder_slices)
+    return candidate.mesh, candidate.head_parts, candidate.stages, *own
 
 
 def owners_of(candidate: Candidate) -> tuple[int, ...]:

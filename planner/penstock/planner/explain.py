@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.explanation import Explanation, SearchEnd
@@ -12,6 +12,7 @@ from penstock.core.plan import Alternative, slices_text
 from penstock.core.schedule import CSV
 from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
 from penstock.planner.floor import floor_ns, grid
+from penstock.planner.outlines import owners_of_stages
 from penstock.planner.problem import Problem, all_meshes
 from penstock.planner.search import Evaluation, Result
 
@@ -32,7 +33,7 @@ class Explained:
 
 def explained(problem: Problem, result: Result, chosen: Evaluation, place: int = 1) -> Explained:
     """Why ``chosen`` is the plan. ``place`` is its place by prediction: the best has 1."""
-    floor = floor_seconds(problem)
+    floor = floor_seconds(problem, result.head_parts)
     limits = (*_time_limit(chosen), _memory_limit(problem, result, chosen))
     pinned = pins(problem)
     sentences = (
@@ -40,6 +41,7 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
         _parts(chosen),
         _slices(problem, chosen),
         *_shards(problem, chosen),
+        *_head(problem, result, chosen),
         _memory(problem, chosen),
         *_unused(problem, result, chosen),
         *limits,
@@ -171,17 +173,36 @@ def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
     return (f"tensor parallelism: each rank's units are divided over {tp} devices, {states}",)
 
 
+def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
+    """Which ranks share the head where it is in parts, and what that gains."""
+    candidate = chosen.candidate
+    if candidate.head_parts == 1:
+        return ()
+    first = 2 * problem.model.layers + 1
+    owners = owners_of_stages(problem, candidate.mesh, candidate.schedule)
+    ranks = sorted({owner for owner, (_, stop) in zip(owners, candidate.stages, strict=True) if stop > first})
+    sharing = "one rank" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    told = f"the head is in {candidate.head_parts} parts of the vocabulary, on {sharing}"
+    if problem.pinned.head_parts is not None:
+        return (f"{told}: pinned",)
+    whole = next((each for each in (result.best, *result.others) if each.candidate.head_parts == 1), None)
+    if whole is None:
+        return (f"{told}: no plan that was found has a whole head",)
+    slower = _percent(whole.step_ns / chosen.step_ns - 1)
+    return (f"{told}: the best plan found with a whole head is {slower}, {whole.candidate.label}",)
+
+
 def _effort(result: Result, place: int) -> str:
     rank = "the best" if place == 1 else f"number {place} by prediction"
     judged, outlines = format_count(result.num_judged, "candidate"), format_count(result.num_outlines, "outline")
     return f"{rank} of {judged} of {outlines}, and {result.ending}"
 
 
-def floor_seconds(problem: Problem) -> float | None:
+def floor_seconds(problem: Problem, head_parts: Sequence[int]) -> float | None:
     """What no step is shorter than; there is none for what a plan costs."""
     if problem.objective is not Objective.TIME:
         return None
-    return to_seconds(floor_ns(problem, all_meshes(problem)))
+    return to_seconds(floor_ns(problem, all_meshes(problem), head_parts))
 
 
 def _floor(problem: Problem, chosen: Evaluation, floor: float) -> str:

@@ -3,7 +3,8 @@
 Every rank is busy for the work of its stages, so the busiest is for at least the mean: M micro-batches of the model's
 F, I and W, over the ranks of a pipeline. The cheapest way to slice a sequence is that of a flush of one micro-batch
 over one stage (`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA` places: the floor
-holds for plans with such slices. Waiting, messages and reductions only add to it, and it says nothing of memory: a plan
+holds for plans with such slices, and of a head that is divided for the numbers of parts that are named: their work is
+another than the whole head's. Waiting, messages and reductions only add to it, and it says nothing of memory: a plan
 above it may be the best there is.
 """
 
@@ -29,14 +30,14 @@ def grid(problem: Problem) -> int:
     return -(-problem.sequence_length // MOST_QUANTA)
 
 
-def floor_ns(problem: Problem, meshes: Iterable[Mesh]) -> int:
-    """Nanoseconds that no step on any of the meshes is shorter than."""
+def floor_ns(problem: Problem, meshes: Iterable[Mesh], head_parts: Iterable[int] = (1,)) -> int:
+    """Nanoseconds that no step on any of the meshes is shorter than, with the head in so many parts."""
     work: dict[tuple[int, int], int] = {}
-    least = None
+    divided, least = [problem.divided(parts) for parts in head_parts], None
     for mesh in meshes:
         for batch in filter(None, (mesh.microbatch, mesh.remainder)):
             if (mesh.tp, batch) not in work:
-                work[mesh.tp, batch] = _work_ns(problem, mesh.tp, batch)
+                work[mesh.tp, batch] = min(_work_ns(each, mesh.tp, batch) for each in divided)
         total = mesh.num_alike * work[mesh.tp, mesh.microbatch] + work.get((mesh.tp, mesh.remainder), 0)
         elements = num_parameters(problem.model) // (mesh.tp * mesh.pp)
         update = to_nanoseconds(problem.cost_of(mesh.tp).optimizer_seconds(elements))

@@ -28,6 +28,10 @@ Under tensor parallelism a shard's products, its attention and what lies between
 the heads. Norms, residuals and dropout of hidden states are the same on all shards, or with sequence parallelism those
 of the shard's rows (`penstock.core.sharding`).
 
+A part of a divided head (`penstock.core.model.DividedModel`) multiplies twice in F, once for its logits and once for
+their addend of the gradient at its input, and once in W. F also reads and writes the state that goes down the chain of
+parts, and I passes the gradient on. The norm of the first part counts as if all shared it.
+
 Example: up projection of GPT-3 6.7B (n = 16384, k = 4096) on an A100 (share 0.755 of 312e12, edge 66, depth 55). 6,144
 tokens: 824.6 GFLOP become 848.1, 3.60 ms or 229 TFLOP/s. 64 tokens: compute 75 us and memory 79 us make 97 us, and with
 the kernel itself 103 us, 84 TFLOP/s.
@@ -57,7 +61,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Sharding
-from penstock.planner.work import Floats, Work, rows_of
+from penstock.planner.work import NUM_STATISTICS, Floats, Work, head_rows, rows_of
 
 BACKWARD_FLOPS = 2.5
 """Of fused attention, as a multiple of its forward."""
@@ -83,7 +87,7 @@ class KernelTimes:
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """Seconds of one unit's F, I or W, without collectives."""
-        if not has_work(unit, kind, self.software):
+        if not has_work(unit, kind, self.software, self.model.head_parts):
             return np.zeros(work.tokens.shape)
         tokens, places = work.distinct_tokens
         dense = _Pass(self, tokens)
@@ -99,6 +103,8 @@ class KernelTimes:
         """Everything of the pass that depends on tokens alone."""
         if unit is UnitKind.EMBEDDING:
             self._add_embedding(total, kind)
+        elif unit is UnitKind.HEAD and self.model.head_parts > 1:
+            self._add_head_part(total, kind)
         elif unit is UnitKind.HEAD:
             self._add_head(total, kind)
         else:
@@ -172,17 +178,37 @@ class KernelTimes:
 
     def _add_head(self, total: _Pass, kind: Kind) -> None:
         hidden, vocab, is_whole = self.model.hidden, self.sharding.vocab(self.model), self.software.head_in_forward
-        loss = PLAIN_LOSS_BYTES if self.software.fusion is Fusion.NONE else FUSED_LOSS_BYTES
         if kind is Kind.F:
             total.hidden_rows(2 * hidden)
             total.product(vocab, hidden)
-            total.rows(0, loss * vocab / 2, kernels=3)
+            total.rows(0, self._loss_bytes * vocab / 2, kernels=3)
         if kind is (Kind.F if is_whole else Kind.I):
-            total.rows(0, loss * vocab / 2, kernels=3)
+            total.rows(0, self._loss_bytes * vocab / 2, kernels=3)
             total.product(hidden, vocab)
             total.hidden_rows(5 * hidden)
         if kind is (Kind.F if is_whole else Kind.W):
             total.gradient_product(vocab, hidden)
+
+    def _add_head_part(self, total: _Pass, kind: Kind) -> None:
+        """F: addend and normed are read and written, the addend twice. W scales what F kept of the logits."""
+        hidden, parts = self.model.hidden, self.model.head_parts
+        vocab, numbers = head_rows(self.model, self.sharding), 2 * NUM_STATISTICS * self.precision.accumulate_bytes
+        if kind is Kind.F:
+            total.hidden_rows(2 * hidden / parts)
+            total.product(vocab, hidden)
+            total.rows(0, self._loss_bytes * vocab / 2, kernels=3)
+            total.product(hidden, vocab)
+            total.hidden_stream(6 * hidden, numbers)
+        elif kind is Kind.I:
+            total.hidden_stream(2 * hidden, numbers)
+            total.hidden_rows(5 * hidden / parts)
+        else:
+            total.rows(0, self._loss_bytes * vocab / 2, kernels=3)
+            total.gradient_product(vocab, hidden)
+
+    @property
+    def _loss_bytes(self) -> int:
+        return PLAIN_LOSS_BYTES if self.software.fusion is Fusion.NONE else FUSED_LOSS_BYTES
 
     def _add_attention(self, total: _Pass, kind: Kind, work: Work) -> None:
         """Scores, softmax and weighted sum, forward or backward."""
@@ -208,10 +234,12 @@ class KernelTimes:
         return self.precision.accumulate_bytes if is_wide else self.precision.compute_bytes
 
 
-def has_work(unit: UnitKind, kind: Kind, software: SoftwareSpec) -> bool:
-    """Whether the pass does anything: an embedding has no I, and a head no I and W of its own where F does them."""
+def has_work(unit: UnitKind, kind: Kind, software: SoftwareSpec, head_parts: int = 1) -> bool:
+    """Whether the pass does anything: an embedding has no I, and a head in one part no I and W of its own where F does
+    them.
+    """
     if unit is UnitKind.HEAD:
-        return kind is Kind.F or not software.head_in_forward
+        return kind is Kind.F or head_parts > 1 or not software.head_in_forward
     return unit is not UnitKind.EMBEDDING or kind is not Kind.I
 
 

@@ -18,8 +18,8 @@ LINK_TOLERANCE = 2.0
 
 
 def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
-    """The problem of running ``spec`` on the machine that ``profile`` measured, at the degrees of tensor parallelism at
-    which it did.
+    """The problem of running ``spec`` on the machine that ``profile`` measured, at the degrees of tensor parallelism
+    and with the parts of the head at which it did.
     """
     if profile.precision is not spec.training.precision:
         raise UserError(
@@ -27,13 +27,16 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
             where="profile",
             remedy="run penstock profile with this job",
         )
-    costs = {tp: measured_cost(profile, tp) for tp in _tp_degrees(spec, profile)}
+    tp_degrees = _tp_degrees(spec, profile)
+    head_degrees = {tp: _head_degrees(profile, tp) for tp in tp_degrees}
+    costs = {(tp, parts): measured_cost(profile, tp, parts) for tp in tp_degrees for parts in head_degrees[tp]}
     return Problem(
         **common_fields(spec),
         num_devices=spec.resources.ranks,
         memory_limit_bytes=spec.resources.memory_per_rank,
-        cost_of=costs.__getitem__,
-        tp_degrees=tuple(costs),
+        costs=lambda tp, head_parts: costs[tp, head_parts],
+        tp_degrees=tp_degrees,
+        head_degrees=head_degrees.__getitem__,
         hosts=_hosts(profile, spec.resources.ranks),
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
@@ -47,6 +50,11 @@ def _tp_degrees(spec: JobSpec, profile: Profile) -> tuple[int, ...]:
     is_alike = profile.sequence_parallel is spec.parallelism.is_sequence_parallel
     degrees = tuple(tp for tp in profile.tp_degrees if tp == 1 or (is_alike and spec.model.can_be_sharded(tp)))
     return degrees or (1,)
+
+
+def _head_degrees(profile: Profile, tp: int) -> tuple[int, ...]:
+    """The numbers of parts of the head that were measured at this degree, ascending."""
+    return tuple(sorted({1, *(parts for degree, parts in profile.degrees if degree == tp)}))
 
 
 def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:

@@ -111,7 +111,7 @@ class StageMemory:
             return np.broadcast_to(hidden, (len(self.stages), len(tokens)))
         table: Integers = unit_counts(self.model, self.stages) @ sizes
         if slot is SlotKind.ACTIVATIONS:
-            leaves = [stop < self.model.num_units for _, stop in self.stages]
+            leaves = [stop <= 1 + 2 * self.model.layers for _, stop in self.stages]
             table = table - np.outer(leaves, hidden)
         return table
 

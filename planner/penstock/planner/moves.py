@@ -66,39 +66,43 @@ def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate
     return replace(candidate, stages=tuple((first, stop) for first, stop in stages))
 
 
-Key = tuple[int, int, int, int, int, object]
-"""An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule."""
+Key = tuple[int, int, int, int, int, object, int]
+"""An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule, parts of the head."""
 
 
 def kind_of(candidate: Candidate) -> tuple[object, ...]:
     """The candidate without its boundaries."""
-    return candidate.mesh, candidate.schedule, len(candidate.slices)
+    return candidate.mesh, candidate.schedule, len(candidate.slices), candidate.head_parts
 
 
 def key_of(outline: Outline) -> Key:
     """Its key."""
     mesh = outline.mesh
-    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, outline.num_slices, outline.schedule)
+    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, outline.num_slices, outline.schedule, outline.head_parts)
 
 
 def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]]:
     """Keys a step away: those that differ in one field, where a degree grows at the cost of another, then those with
-    another schedule and other slices or micro-batches, which need its memory, and those that differ in more.
+    another schedule and other slices or micro-batches, which need its memory, and those that differ in more. Where
+    known ones have the head in other parts, those come first, with every schedule.
     """
     mesh, num_slices, schedule = candidate.mesh, len(candidate.slices), candidate.schedule
-    keys = list(known)
+    keys, parts = list(known), candidate.head_parts
     counts = [num_slices, *_around({key[4] for key in keys}, num_slices)]
     batches = [mesh.microbatch, *_around({key[3] for key in keys}, mesh.microbatch)]
     here = (mesh.dp, mesh.tp, mesh.pp)
     degrees = [here, *sorted({key[:3] for key in keys if _is_next_mesh(key, mesh)})]
     schedules = [schedule, *sorted({key[5] for key in keys} - {schedule}, key=str)]
-    yield [(*here, mesh.microbatch, num_slices, each) for each in schedules[1:]]
-    yield [(*here, mesh.microbatch, count, schedule) for count in counts[1:]]
-    yield [(*here, batch, num_slices, schedule) for batch in batches[1:]]
-    yield [(*degree, mesh.microbatch, num_slices, schedule) for degree in degrees[1:]]
-    yield [(*here, mesh.microbatch, *both) for both in itertools.product(counts[1:], schedules[1:])]
-    yield [(*here, batch, num_slices, each) for batch, each in itertools.product(batches[1:], schedules[1:])]
-    yield [(*degree, batch, count, schedule) for degree, batch, count in itertools.product(degrees, batches, counts)]
+    others = sorted({key[6] for key in keys if key[:4] == (*here, mesh.microbatch)} - {parts})
+    yield [(*here, mesh.microbatch, num_slices, *both) for both in itertools.product(schedules, others)]
+    yield [(*here, mesh.microbatch, num_slices, each, parts) for each in schedules[1:]]
+    yield [(*here, mesh.microbatch, count, schedule, parts) for count in counts[1:]]
+    yield [(*here, batch, num_slices, schedule, parts) for batch in batches[1:]]
+    yield [(*degree, mesh.microbatch, num_slices, schedule, parts) for degree in degrees[1:]]
+    yield [(*here, mesh.microbatch, *both, parts) for both in itertools.product(counts[1:], schedules[1:])]
+    yield [(*here, batch, num_slices, each, parts) for batch, each in itertools.product(batches[1:], schedules[1:])]
+    more = itertools.product(degrees, batches, counts)
+    yield [(*degree, batch, count, schedule, parts) for degree, batch, count in more]
 
 
 def _is_next_mesh(key: Key, mesh: Mesh) -> bool:

@@ -25,8 +25,9 @@ with most parameters.
 
 The bytes are those of units of mean size that can be dealt in parts: rank r holds the state of its units and the
 activations of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held)
-units. The least L for which that is all of them follows directly. Real units are dealt whole, so plans need more; where
-attention and MLP differ much, a plan may need less by a part of a unit.
+units. The least L for which that is all of them follows directly. A part of a divided head counts as the units that
+take as much, on the rank where these are fewest. Real units are dealt whole, so plans need more; where attention and
+MLP differ much, a plan may need less by a part of a unit.
 
 Estimates decide only what is looked at first. Everything that is chosen was simulated.
 """
@@ -43,10 +44,10 @@ import numpy as np
 from penstock.core.model import UnitKind
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
+from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of
 from penstock.planner.cost import CostModel
 from penstock.planner.memory import state_bytes_per_parameter
-from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
 from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.simulate.periodic import enough_to_repeat
@@ -54,14 +55,13 @@ from penstock.planner.stagecost import (
     PASSES,
     UNIT_KINDS,
     Integers,
+    Slices,
     Stages,
     equal_slices,
     pass_seconds,
     prefixes,
     unit_counts,
-    unit_totals,
 )
-from penstock.planner.stages import balanced_bounds, evened_bounds
 from penstock.planner.tables import (
     first_replica_in_order,
     memory_of,
@@ -76,18 +76,21 @@ from penstock.planner.work import Floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
-    """A mesh with a number of slices and a schedule: estimates of its step, and of bytes that a rank needs at least."""
+    """A mesh with a number of slices, a schedule and parts of the head: estimates of its step, and of bytes that a rank
+    needs at least.
+    """
 
     mesh: Mesh
     num_slices: int
     schedule: str | ScheduleSpec
     estimate_ns: int
     least_bytes: int
+    head_parts: int = 1
 
     @property
     def label(self) -> str:
         """For explanations."""
-        return label_of(self.mesh, self.num_slices, self.schedule)
+        return label_of(self.mesh, self.num_slices, self.schedule, self.head_parts)
 
 
 REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
@@ -105,7 +108,11 @@ VIRTUAL = ("zbv", "interleaved-zb")
 
 
 def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
-    """The schedules that can run on the mesh under what is pinned."""
+    """The schedules that can run on the mesh under what is pinned, with as many stages as the model has units."""
+    return tuple(each for each in _allowed(problem, mesh) if num_stages(problem, mesh, each) <= problem.model.num_units)
+
+
+def _allowed(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
     pinned = problem.pinned
     if pinned.schedule is not None:
         return (pinned.schedule,)
@@ -113,7 +120,7 @@ def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...
         return ("1f1b",)
     if pinned.stages is not None:
         return SCHEDULES if len(pinned.stages) == mesh.pp else VIRTUAL
-    return (*SCHEDULES, *VIRTUAL) if 2 * mesh.pp <= problem.model.num_units else SCHEDULES
+    return (*SCHEDULES, *VIRTUAL)
 
 
 def outlines(problem: Problem) -> list[Outline]:
@@ -128,11 +135,36 @@ def outlines_of(
 
     ``most_ns`` is called when a mesh has its turn, and may have become less by the outlines before.
     """
+    degrees: dict[tuple[int, int], tuple[int, ...]] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
-        work = _Work.of(problem, tp, batch)
+        work: dict[int, _Work] = {}
         for _, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
-            yield from _of_pipelines(problem, work, list(same), most_ns)
+            pipelines = list(same)
+            first = pipelines[0]
+            if (tp, first.pp) not in degrees:
+                degrees[tp, first.pp] = _degrees(problem, first)
+            for parts in degrees[tp, first.pp]:
+                divided = problem.divided(parts)
+                if parts not in work:
+                    work[parts] = _Work.of(divided, tp, batch)
+                yield from _of_pipelines(divided, work[parts], pipelines, most_ns)
+
+
+def _degrees(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of parts of the head that are looked at, which hardly depend on the micro-batch."""
+    owners = (owners_of_stages(problem, mesh, each) for each in _allowed(problem, mesh))
+    return head_degrees(problem, mesh, _typical_slices(problem), dict.fromkeys(owners))
+
+
+def _typical_slices(problem: Problem) -> Slices:
+    """Of which stages are balanced for an estimate; those for other numbers of slices differ little."""
+    pinned, counts = problem.pinned.slices, _all_counts(problem)
+    return pinned if isinstance(pinned, tuple) else equal_slices(problem.sequence_length, counts[len(counts) // 2])
+
+
+def _all_counts(problem: Problem) -> tuple[int, ...]:
+    return tuple(sorted({*slice_counts(problem, 1), *slice_counts(problem, 2)}))
 
 
 def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
@@ -182,7 +214,7 @@ class _Work:
     def of(cls, problem: Problem, tp: int, batch: int) -> _Work:
         """From the problem's costs and the layout's bytes."""
         cost, length, pinned = problem.cost_of(tp), problem.sequence_length, problem.pinned.slices
-        counts = tuple(sorted({*slice_counts(problem, 1), *slice_counts(problem, 2)}))
+        counts = _all_counts(problem)
         slicings = [pinned if isinstance(pinned, tuple) else equal_slices(length, count) for count in counts]
         lengths = np.concatenate(slicings).astype(np.float64)
         before = np.concatenate([prefixes(each) for each in slicings]).astype(np.float64)
@@ -210,7 +242,9 @@ def _of_pipelines(
     wanted = slice_counts(problem, same[0].pp)
     chosen = np.searchsorted(work.counts, wanted)
     owners = {each: owners_of_stages(problem, same[0], each) for each in schedules_for(problem, same[0])}
-    slices = work.slicings[len(work.slicings) // 2]  # stages for other numbers of slices differ little
+    if not owners:
+        return
+    slices = _typical_slices(problem)
     by_stages = {
         ranks: _StageTimes.of(problem, work, time_balanced_stages(problem, same[0], slices, ranks))
         for ranks in dict.fromkeys(owners.values())
@@ -240,6 +274,7 @@ def _of_pipelines(
                     schedule=schedule,
                     estimate_ns=round(seconds * NANOSECONDS_PER_SECOND),
                     least_bytes=int(num_bytes),
+                    head_parts=problem.model.head_parts,
                 )
 
 
@@ -283,7 +318,7 @@ class _StageTimes:
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
         shards = np.bincount(owners, weights=shards_seconds(problem, self.stages, mesh)).max() if mesh.tp > 1 else 0.0
         cost = self.work.cost
-        tie = tie_seconds(problem, owners.tolist(), mesh, first_replica_in_order(mesh).tolist())
+        tie = tie_seconds(problem, self.stages, owners.tolist(), mesh, first_replica_in_order(mesh).tolist())
         ends = cost.all_reduce_seconds(gradients, replicas) + float(shards) + tie
         return cost.optimizer_seconds(elements) + ends
 
@@ -310,20 +345,6 @@ def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
     sent = np.bincount(np.concatenate([cards[:-1][leaves], cards[1:][leaves]]), minlength=1)
     seconds: Floats = sent.max() * hops.max(axis=0)
     return seconds
-
-
-def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], owners: Sequence[int]) -> Stages:
-    """The pinned stages, or those with the shortest longest one, whatever they hold. Where ``owners`` [stages] have
-    several stages each, the busiest of them gives units to others.
-    """
-    model, pinned = problem.model, problem.pinned.stages
-    if pinned is not None:
-        return pinned_stages(pinned, model.num_units)
-    unit_ns = unit_totals(problem.units(mesh.tp, mesh.microbatch, tuple(slices)), model).tolist()
-    bounds = balanced_bounds(unit_ns, len(owners))
-    if len(set(owners)) < len(owners):
-        bounds = evened_bounds(unit_ns, bounds, owners)
-    return tuple(itertools.pairwise(bounds))
 
 
 def owners_of_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> tuple[int, ...]:
@@ -420,15 +441,18 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
 
 
 def _room(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
-    """[ranks, 1]: the micro-batches of its units that a rank has room for, if all have equally many units."""
+    """[ranks, 1]: the micro-batches of its units that a rank has room for, if all have equally many units, and of a
+    head in parts equally many of these.
+    """
     embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
     inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
-    share = (problem.model.num_units - 2) / mesh.pp
+    share, parts = 2 * problem.model.layers / mesh.pp, problem.model.head_parts
     state = np.full((mesh.pp, 1), share * work.state_bytes[inner].mean() + work.cost.constant_bytes)
     held = np.full((mesh.pp, 1), share * work.held_bytes[inner].mean())
-    for rank, kind in ((0, embedding), (-1, head)):
-        state[rank] += work.state_bytes[kind]
-        held[rank] += work.held_bytes[kind]
+    heads = slice(-1, None) if parts == 1 else slice(None)
+    for ranks, kind, count in ((slice(1), embedding, 1.0), (heads, head, 1.0 if parts == 1 else parts / mesh.pp)):
+        state[ranks] += count * work.state_bytes[kind]
+        held[ranks] += count * work.held_bytes[kind]
     room: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
     return room
 
@@ -457,11 +481,13 @@ def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Fl
     per_unit = work.state_bytes[inner].mean() + held_by * work.held_bytes[inner].mean()
     always = np.full(held_by.shape, float(work.cost.constant_bytes))
     always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
-    always[-1] += work.state_bytes[head] + held_by[-1] * work.held_bytes[head]
+    of_head, parts = work.state_bytes[head] + held_by * work.held_bytes[head], problem.model.head_parts
+    if parts == 1:
+        always[-1] += of_head[-1]
     if problem.model.tied and mesh.pp == 1:
         shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden
         always -= shared * state_bytes_per_parameter(problem.precision, problem.software.gradient_type)
-    num_inner = problem.model.num_units - 2
+    num_inner = 2 * problem.model.layers + (parts * (of_head / per_unit).min(axis=0) if parts > 1 else 0)
     dealt = (num_inner + (always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
     least: Floats = np.maximum(dealt, always.max(axis=0))
     return least

@@ -10,8 +10,9 @@ import numpy as np
 from penstock.core.errors import UserError
 from penstock.core.job import ParallelismSpec
 from penstock.core.layout import num_remade_units
+from penstock.core.model import ModelSpec
 from penstock.core.schedule import Schedule
-from penstock.planner.problem import Problem, divisors, imported_schedule, stage_counts
+from penstock.planner.problem import Problem, divisors, imported_schedule, most_units, stage_counts
 from penstock.planner.realise import require_places
 from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import Stages
@@ -19,10 +20,31 @@ from penstock.planner.stagecost import Stages
 PINNED = "spec.parallelism"
 
 
-def pinned_stages(blocks: Sequence[float], num_units: int) -> Stages:
-    """Unit ranges from blocks per stage, halves allowed; the embedding joins the first, the head the last."""
-    bounds = [0, *(1 + round(2 * b) for b in np.cumsum(blocks)[:-1]), num_units]
-    return tuple(itertools.pairwise(bounds))
+def pinned_stages(blocks: Sequence[float], num_units: int, head_parts: int = 1) -> Stages:
+    """Unit ranges from blocks per stage, halves allowed; the embedding joins the first, the head the last, and of a
+    head in several parts one joins each of the last stages.
+    """
+    whole = len(blocks) - head_parts
+    ends = [1 + round(2 * b) + max(stage - whole + 1, 0) for stage, b in enumerate(np.cumsum(blocks)[:-1])]
+    return tuple(itertools.pairwise([0, *ends, num_units]))
+
+
+def parts_of_pinned_stages(blocks: Sequence[float], layers: int) -> tuple[int, ...]:
+    """The numbers of parts of the head, ascending, with which every stage of so many blocks holds a unit."""
+    most = len(blocks) if sum(blocks) == layers else 1
+    return tuple(parts for parts in range(1, most + 1) if first_mistake(blocks, layers, parts) is None)
+
+
+def first_mistake(blocks: Sequence[float], layers: int, head_parts: int) -> tuple[int, str] | None:
+    """The first stage that cannot be, and why: none holds nothing, and no block comes after a part of the head."""
+    whole = len(blocks) - head_parts
+    for stage in range(max(whole + 1, 0), len(blocks)):
+        if blocks[stage]:
+            return stage, f"holds blocks after part {stage - whole} of {head_parts} of the head"
+    for stage, (first, stop) in enumerate(pinned_stages(blocks, 2 * layers + 1 + head_parts, head_parts)):
+        if first >= stop:
+            return stage, "holds no unit"
+    return None
 
 
 def check_pins(problem: Problem, receive_ahead: int) -> None:
@@ -37,7 +59,7 @@ def check_pins(problem: Problem, receive_ahead: int) -> None:
 
 
 def _check_degrees(problem: Problem) -> None:
-    pinned, model = problem.pinned, problem.model
+    pinned = problem.pinned
     if pinned.recompute:
         raise UserError(
             what="the planner does not place recomputation",
@@ -46,13 +68,42 @@ def _check_degrees(problem: Problem) -> None:
         )
     if pinned.tp is not None and pinned.tp not in problem.tp_degrees:
         raise _indivisible(problem, pinned.tp)
-    fewest = min(stage_counts(pinned, pinned.pp or 1))
-    if fewest > model.num_units:
+    _check_head_parts(problem)
+    fewest, most = min(stage_counts(pinned, pinned.pp or 1)), most_units(problem, pinned.tp or 1)
+    if fewest > most:
         raise UserError(
-            what=f"{fewest} stages cannot share the model's {model.num_units} units",
+            what=f"{fewest} stages cannot share the model's {most} units",
             where=f"{PINNED}.pp",
-            remedy=f"pin at most {model.num_units}: embedding, head, and an attention and an MLP per layer",
+            remedy=f"pin at most {most}: embedding, head, and an attention and an MLP per layer",
         )
+
+
+def _check_head_parts(problem: Problem) -> None:
+    parts, where, tp = problem.pinned.head_parts, f"{PINNED}.headParts", problem.pinned.tp or 1
+    if parts is None:
+        return
+    degrees = problem.head_degrees(tp)
+    if parts * tp > problem.model.vocab:
+        raise UserError(
+            what=f"a vocabulary of {problem.model.vocab} does not give each of {parts} x {tp} parts a token",
+            where=where,
+            remedy=f"pin at most {problem.model.vocab // tp}",
+        )
+    if parts in degrees:
+        return
+    if problem.profile_digest:
+        raise UserError(
+            what=f"a head in {parts} parts was not measured",
+            where=where,
+            remedy=f"pin one of: {', '.join(map(str, degrees))}; a measurement for this job, with headParts pinned, "
+            "measures it",
+        )
+    raise UserError(
+        what="the described costs are those of a whole head: they are a table, or their software runs the head's "
+        "backward as passes of its own",
+        where=where,
+        remedy="pin 1 or leave it out",
+    )
 
 
 def _indivisible(problem: Problem, tp: int) -> UserError:
@@ -115,7 +166,7 @@ def _stage_counts(pinned: ParallelismSpec, imported: Schedule | None) -> tuple[i
 
 
 def _check_stages(problem: Problem) -> None:
-    pinned, imported, model = problem.pinned, imported_schedule(problem.pinned), problem.model
+    pinned, imported = problem.pinned, imported_schedule(problem.pinned)
     if pinned.stages is not None:
         wanted = _stage_counts(pinned, imported)
         if wanted and len(pinned.stages) not in wanted:
@@ -125,24 +176,41 @@ def _check_stages(problem: Problem) -> None:
                 where=f"{PINNED}.stages",
                 remedy="give one number of blocks per stage",
             )
-        for i, (first, stop) in enumerate(pinned_stages(pinned.stages, model.num_units)):
-            if first >= stop:
-                raise UserError(
-                    what="holds no unit",
-                    where=f"{PINNED}.stages[{i}]",
-                    remedy="give it at least half a block; only the first and the last may have 0",
-                )
-    if imported and imported.num_stages > model.num_units:
+        _check_blocks(problem, pinned.stages)
+    most = most_units(problem, pinned.tp or 1)
+    if imported and imported.num_stages > most:
         raise UserError(
-            what=f"the schedule's {imported.num_stages} stages cannot share the model's {model.num_units} units",
+            what=f"the schedule's {imported.num_stages} stages cannot share the model's {most} units",
             where=f"{PINNED}.schedule",
             remedy="write it for fewer stages",
         )
 
 
+def _check_blocks(problem: Problem, blocks: Sequence[float]) -> None:
+    """Each stage holds something, and the last ones the head: one part each where it is in several."""
+    layers, pinned = problem.model.layers, problem.pinned
+    parts = pinned.head_parts
+    if parts is not None and parts > max(len(blocks), 1):
+        raise UserError(
+            what=f"{parts} parts of the head cannot be one on each of the last of {len(blocks)} stages",
+            where=f"{PINNED}.headParts",
+            remedy=f"pin at most {len(blocks)}, or leave stages out",
+        )
+    if parts is None and set(parts_of_pinned_stages(blocks, layers)) & set(problem.head_degrees(pinned.tp or 1)):
+        return
+    mistake = first_mistake(blocks, layers, parts or 1)
+    if mistake is None:
+        return
+    stage, what = mistake
+    is_whole = parts in (None, 1)
+    allowed = "only the first and the last may have 0" if is_whole else f"of the last {parts} stages all but one have 0"
+    raise UserError(what=what, where=f"{PINNED}.stages[{stage}]", remedy=f"give it at least half a block; {allowed}")
+
+
 def _check_parts(problem: Problem) -> None:
     """A schedule that recomputes parts of stages is written for the stages that are pinned."""
-    imported, model = imported_schedule(problem.pinned), problem.model
+    imported, parts = imported_schedule(problem.pinned), problem.pinned.head_parts or 1
+    model = problem.model.divided(parts)
     named = {} if imported is None else imported.recomputed_units
     if named and problem.pinned.stages is None:
         raise UserError(
@@ -150,16 +218,16 @@ def _check_parts(problem: Problem) -> None:
             where=f"{PINNED}.schedule",
             remedy="pin stages as well, or write R without parts",
         )
-    stages = pinned_stages(problem.pinned.stages or (), model.num_units)
+    stages = pinned_stages(problem.pinned.stages or (), model.num_units, parts)
     for stage, num_units in sorted(named.items()):
         kept = num_remade_units(model, *stages[stage])
         if num_units != kept:
             raise UserError(
                 what=f"the schedule recomputes {num_units} units of stage {stage}, which keeps something of {kept}",
                 where=f"{PINNED}.schedule",
-                remedy=f"let the parts of its R end at unit {kept}: {_units_of(problem, stages[stage])}",
+                remedy=f"let the parts of its R end at unit {kept}: {_units_of(model, stages[stage])}",
             )
 
 
-def _units_of(problem: Problem, stage: tuple[int, int]) -> str:
-    return ", ".join(f"{i} {unit.kind.value}" for i, unit in enumerate(problem.model.units[slice(*stage)]))
+def _units_of(model: ModelSpec, stage: tuple[int, int]) -> str:
+    return ", ".join(f"{i} {unit.kind.value}" for i, unit in enumerate(model.units[slice(*stage)]))

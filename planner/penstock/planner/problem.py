@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.core.cluster import PENSTOCK, ClusterSpec, SoftwareSpec
 from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import Precision
-from penstock.core.model import ModelSpec
+from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token
 from penstock.core.plan import microbatches_text
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
@@ -52,7 +52,9 @@ class Confidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Everything the search reads. ``cost_of(tp)`` is the cost model under that degree of tensor parallelism."""
+    """Everything the search reads. ``costs(tp, parts)`` is the cost model under that degree of tensor parallelism, with
+    the head in so many parts.
+    """
 
     model: ModelSpec
     precision: Precision
@@ -61,11 +63,15 @@ class Problem:
     num_devices: int
     memory_limit_bytes: int
     pinned: ParallelismSpec
-    cost_of: Callable[[int], CostModel]
+    costs: Callable[[int, int], CostModel]
     objective: Objective = Objective.TIME
     price_per_device_hour: float = 0.0
     tp_degrees: tuple[int, ...] = (1,)
     """The degrees of tensor parallelism that the model and the hosts divide by."""
+    head_degrees: Callable[[int], Sequence[int]] = lambda tp: (1,)
+    """The numbers of parts that the head may be divided into (`penstock.core.model.DividedModel`), ascending, by degree
+    of tensor parallelism.
+    """
     sequence_parallel: bool = True
     """Whether shards divide hidden states by tokens (`penstock.core.sharding`)."""
     min_devices: int | None = None
@@ -93,11 +99,12 @@ class Problem:
     """By their number, ascending, the slices of a sequence whose largest is cheapest over the whole model, by degree of
     tensor parallelism and sequences of a micro-batch; recent ones are kept.
     """
+    _divided: dict[int, Problem] = field(default_factory=dict, repr=False, compare=False)
     _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        cost_of = self.cost_of
+        cost_of = functools.partial(_cost_of, self.costs, self.model.head_parts)
 
         @functools.lru_cache(maxsize=512)
         def units(tp: int, batch: int, slices: tuple[int, ...]) -> UnitTable:
@@ -118,10 +125,24 @@ class Problem:
 
     def limited(self, memory_limit_bytes: int) -> Problem:
         """The problem with another limit; what units and slices take is shared with it."""
-        other = dataclasses.replace(self, memory_limit_bytes=memory_limit_bytes)
+        divided = {parts: each.limited(memory_limit_bytes) for parts, each in self._divided.items()}
+        other = dataclasses.replace(self, memory_limit_bytes=memory_limit_bytes, _divided=divided)
         object.__setattr__(other, "units", self.units)
         object.__setattr__(other, "slicings", self.slicings)
         return other
+
+    def divided(self, head_parts: int) -> Problem:
+        """The problem with the head in so many parts, of which units, costs and bytes are; always the same object."""
+        if head_parts == self.model.head_parts:
+            return self
+        if head_parts not in self._divided:
+            model = self.model.divided(head_parts)
+            self._divided[head_parts] = dataclasses.replace(self, model=model, _divided={})
+        return self._divided[head_parts]
+
+    def cost_of(self, tp: int) -> CostModel:
+        """The cost model under that degree of tensor parallelism."""
+        return _cost_of(self.costs, self.model.head_parts, tp)
 
     def slice_ns(self, tp: int, batch: int, lengths: Integers, before: Integers) -> Integers:
         """[points]: what the whole model takes of slices of micro-batches of ``batch`` sequences."""
@@ -162,10 +183,14 @@ class Problem:
         return self._cards[numbers] if self.cards else self.host_of(numbers)
 
 
+def _cost_of(costs: Callable[[int, int], CostModel], head_parts: int, tp: int) -> CostModel:
+    return costs(tp, head_parts)
+
+
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
     """The problem of running ``spec`` on described hardware; tp is a part of a node's devices or whole nodes.
 
-    A cost table holds for the tp that is pinned, else for 1.
+    A cost table holds for the tp that is pinned, else for 1, and for a whole head.
     """
     if spec.resources.ranks > cluster.num_devices:
         raise UserError(
@@ -175,17 +200,21 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         )
 
     @functools.cache
-    def cost_of(tp: int) -> CostModel:
+    def costs(tp: int, head_parts: int) -> CostModel:
         sharding = Sharding(tp, spec.parallelism.is_sequence_parallel)
-        return DescribedCost(model=spec.model, cluster=cluster, precision=spec.training.precision, sharding=sharding)
+        model = spec.model.divided(head_parts)
+        return DescribedCost(model=model, cluster=cluster, precision=spec.training.precision, sharding=sharding)
 
+    # A table says what a whole head takes, and other software than penstock's runs its backward as passes of their own.
+    is_divided = cluster.software.head_in_forward and not cluster.costs
     return Problem(
         **common_fields(spec),
         num_devices=spec.resources.ranks,
         memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
         device_memory_bytes=cluster.device.memory_bytes,
-        cost_of=cost_of,
+        costs=costs,
         tp_degrees=_tp_degrees(spec, cluster),
+        head_degrees=lambda tp: range(1, 1 + spec.model.vocab // tp) if is_divided else (1,),
         hosts=tuple(map(cluster.node_of, range(spec.resources.ranks))),
         software=cluster.software,
         cards=tuple(map(cluster.card_of, range(spec.resources.ranks))),
@@ -358,15 +387,28 @@ def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int
             dp = num_devices // (tp * pp)
             if (pinned.pp or pp) != pp or (pinned.dp or dp) != dp or problem.global_batch % dp:
                 continue
-            if _can_have_stages(problem, pp):
+            if _can_have_stages(problem, tp, pp):
                 yield dp, tp, pp
 
 
-def _can_have_stages(problem: Problem, pp: int) -> bool:
+def _can_have_stages(problem: Problem, tp: int, pp: int) -> bool:
     counts = stage_counts(problem.pinned, pp)
     if problem.pinned.stages is not None and imported_schedule(problem.pinned) is None:
         return len(problem.pinned.stages) in counts
-    return min(counts) <= problem.model.num_units
+    return min(counts) <= most_units(problem, tp)
+
+
+def most_units(problem: Problem, tp: int) -> int:
+    """Into how many units the model can be divided: with a head in parts more, if it is pinned so or is by its products
+    the largest unit.
+    """
+    spec, pinned = problem.model, problem.pinned
+    if pinned.head_parts is not None:
+        return spec.divided(pinned.head_parts).num_units
+    of_blocks = (linear_flops_per_token(spec, kind) for kind in (UnitKind.ATTENTION, UnitKind.MLP))
+    if linear_flops_per_token(spec, UnitKind.HEAD) <= max(of_blocks):
+        return spec.num_units
+    return spec.num_units - 1 + problem.head_degrees(tp)[-1]
 
 
 def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ def problem_of(plan: Plan, hardware: Profile | ClusterSpec) -> Problem:
 def spec_of(plan: Plan) -> JobSpec:
     """The least job that ``plan`` is for, on as many devices as it chooses from."""
     return JobSpec(
-        model=plan.model,
+        model=plan.model.whole,
         data=DataSpec(source="", sequence_length=plan.sequence_length),
         training=TrainingSpec(global_batch=plan.global_batch, steps=1, precision=plan.precision),
         resources=ResourcesSpec(ranks=max([plan.num_ranks, *(device + plan.tp for device in plan.placement)])),
@@ -60,7 +60,7 @@ def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
     candidate = candidate_of(plan)
     order = judge.order(candidate)
     stage_ranks = tuple(order.stage_ranks.tolist())
-    always = static_bytes(problem, candidate, stage_ranks, order)
+    always = static_bytes(judge.problem_of(candidate), candidate, stage_ranks, order)
     return simulate(program_of(plan), judge.costs(candidate, stage_ranks), static_bytes=always)
 
 
@@ -73,4 +73,5 @@ def candidate_of(plan: Plan) -> Candidate:
         slices=plan.slices,
         schedule=plan.schedule,
         remainder_slices=plan.remainder_slices,
+        head_parts=plan.head_parts,
     )

@@ -9,9 +9,10 @@ are three steps, each slower than the one before; whatever they give fits by the
 3. For every rank the most units that it can hold, found by bisection, once for those that begin with an attention and
    once with an MLP. The partition under these is the fastest that fits; where there is none, none fits.
 
-The last step is for one stage per rank, and left out for long walks whose second step is far above the limit, which is
-then the last word and may be wrong. So it is for several stages per rank, each of which may take an equal share of the
-room, a guess.
+The last step is for one stage per rank and a whole head, and left out for long walks whose second step is far above the
+limit, which is then the last word and may be wrong. So it is for several stages per rank, each of which may take an
+equal share of the room, a guess, and for a head in parts, where units are of more kinds than an attention and an MLP in
+turn.
 
 An order that is told its room keeps to it down to one micro-batch. Its stages are cut for that, and for what ZB-H1
 holds where that fits, too: with more room it waits less.
@@ -108,8 +109,9 @@ class Room:
         return self._walks[key]
 
     def _fitted(self, balanced: Candidate, walk: Walk) -> Candidate | Shortage:
-        limit, is_pinned = self.problem.memory_limit_bytes, self.problem.pinned.stages is not None
-        state, held = unit_bytes(self.problem, balanced.mesh.tp, balanced.mesh.microbatch)
+        problem = self.problem.divided(balanced.head_parts)
+        limit, is_pinned = problem.memory_limit_bytes, problem.pinned.stages is not None
+        state, held = unit_bytes(problem, balanced.mesh.tp, balanced.mesh.microbatch)
         trial, needed = balanced, list[int]()
         slope = np.zeros(balanced.mesh.pp)
         for _ in range(1 + MOST_CORRECTIONS):
@@ -128,6 +130,7 @@ class Room:
         if (
             not is_pinned
             and len(balanced.stages) == balanced.mesh.pp > 1
+            and balanced.head_parts == 1
             and (walk.order.num_actions <= SHORT_WALK or min(needed) <= NEARLY * limit)
         ):
             exact = self._exact(balanced, walk)
@@ -138,23 +141,26 @@ class Room:
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
         """[ranks]: what is always there, and the slots at their high water."""
         owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages))
-        sizes = stage_memory(self.problem, candidate).slot_bytes
-        always = np.array(static_bytes(self.problem, candidate, owners))
-        remainder = remainder_shape(self.problem, candidate) if walk.order.num_remainder_slices else None
+        problem = self.problem.divided(candidate.head_parts)
+        sizes = stage_memory(problem, candidate).slot_bytes
+        always = np.array(static_bytes(problem, candidate, owners))
+        remainder = remainder_shape(problem, candidate) if walk.order.num_remainder_slices else None
         return always, walk.high_water_bytes(sizes, candidate.slices, remainder=remainder)
 
     def _per_rank(self, candidate: Candidate, of_kinds: Integers) -> Integers:
         """[ranks]: the sum of what units of each kind take over all units of the rank."""
         sums = np.zeros(candidate.mesh.pp, dtype=np.int64)
         owners = list(stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages)))
-        np.add.at(sums, owners, unit_counts(self.problem.model, candidate.stages) @ of_kinds)
+        model = self.problem.divided(candidate.head_parts).model
+        np.add.at(sums, owners, unit_counts(model, candidate.stages) @ of_kinds)
         return sums
 
     def _partition(self, shape: Candidate, always: Integers, slope: Floats) -> Candidate | MemoryShortage:
         """The fastest stages if a rank holds ``slope`` micro-batches of its units, and ``always`` bytes besides."""
         owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
-        state, held = unit_bytes(self.problem, shape.mesh.tp, shape.mesh.microbatch)
-        kinds = [UNIT_KINDS.index(unit.kind) for unit in self.problem.model.units]
+        problem = self.problem.divided(shape.head_parts)
+        state, held = unit_bytes(problem, shape.mesh.tp, shape.mesh.microbatch)
+        kinds = [UNIT_KINDS.index(unit.kind) for unit in problem.model.units]
         room = (self.problem.memory_limit_bytes - always) // (len(owners) // shape.mesh.pp)
         return self._best(
             shape,
@@ -178,7 +184,7 @@ class Room:
         )
 
     def _best(self, shape: Candidate, **memory: Any) -> Candidate | MemoryShortage:
-        problem = self.problem
+        problem = self.problem.divided(shape.head_parts)
         units = problem.units(shape.mesh.tp, shape.mesh.microbatch, shape.slices)
         unit_ns = unit_totals(units, problem.model).tolist()
         found = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))

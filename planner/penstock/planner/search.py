@@ -180,6 +180,8 @@ class Result:
     ending: Ending
     num_outlines_too_large: int = 0
     """Outlines whose least bytes are above the limit, which were not opened."""
+    head_parts: tuple[int, ...] = (1,)
+    """The numbers of parts of the head that outlines have, ascending."""
 
 
 class NothingFitsError(Exception):
@@ -221,6 +223,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         num_judged=len(run.seen),
         ending=run.ending,
         num_outlines_too_large=sum(each.least_bytes > problem.memory_limit_bytes for each in run.outlines),
+        head_parts=tuple(sorted({each.head_parts for each in run.outlines})),
     )
 
 
@@ -450,7 +453,7 @@ class _Search:
         visited = set[object]()
         while self._affordable(limit, actions):
             best = min(self.fitting, key=self.rank).candidate
-            key = (best.mesh, len(best.slices), best.schedule)
+            key = (best.mesh, len(best.slices), best.schedule, best.head_parts)
             if key in visited:
                 for outline in self._between(best, known):
                     self.open(outline)
@@ -468,7 +471,7 @@ class _Search:
     def _between(self, best: Candidate, known: Mapping[Key, Outline]) -> list[Outline]:
         """Outlines with a slice fewer and one more than the best; their estimates are not known to differ from its."""
         mesh, count = best.mesh, len(best.slices)
-        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, best.schedule))
+        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, best.schedule, best.head_parts))
         if here is None or len(slice_counts(self.problem, mesh.pp)) == 1:
             return []
         most = self.problem.sequence_length // self.problem.quantum
@@ -583,12 +586,12 @@ class _Search:
 def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
     """Groups of outlines whose estimates are off for the same reasons, the narrowest first, each with the part of it
     that is believed: of the same mesh, of the same division of the devices, and of any. Estimates of pipelines, which
-    wait, say nothing of meshes without one.
+    wait, say nothing of meshes without one, and those with a divided head nothing of a whole one.
     """
-    mesh, schedule = outline.mesh, outline.schedule
-    yield 1 / 2, (mesh, schedule)
-    yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, schedule)
-    yield 1 / 4 if mesh.pp > 1 else 0.0, schedule
+    mesh, kind = outline.mesh, (outline.schedule, outline.head_parts > 1)
+    yield 1 / 2, (mesh, kind)
+    yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, kind)
+    yield 1 / 4 if mesh.pp > 1 else 0.0, kind
 
 
 def with_h1(candidate: Candidate) -> Candidate:

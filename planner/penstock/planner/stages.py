@@ -10,7 +10,9 @@ choices is the shortest early stage: early stages hold the most micro-batches in
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -185,6 +187,96 @@ def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequenc
             break
         best, loads = options[chosen], offered[chosen]
     return tuple(best.tolist())
+
+
+MOST_CUTS = 5_000
+"""Where there are no more ways to cut the units, the best is found by trying all."""
+
+FEW_STAGES = 16
+"""With more stages one cut alone is evened: evening takes milliseconds there."""
+
+
+def shared_head_bounds(unit_ns: Sequence[int], head_parts: int, owners: Sequence[int]) -> tuple[int, ...]:
+    """Bounds for ranks with several stages whose busiest rank works least, where the last ``head_parts`` units are
+    parts of the head, of one size and layers of another.
+
+    Where there are few cuts, all are tried. Else units move one at a time, which ends where no single move helps. So it
+    begins from several cuts: the smallest bottleneck of all stages, and for numbers of last stages the one where these
+    share the parts and the others the layers, so that ranks with fewer parts have more layers. Of many stages the best
+    of few such cuts is evened.
+    """
+    if math.comb(len(unit_ns) - 1, len(owners) - 1) <= MOST_CUTS:
+        return _best_cut(unit_ns, owners)
+    is_few, most = len(owners) <= FEW_STAGES, min(head_parts, len(owners) - 1)
+    counts = range(1, most + 1) if is_few else sorted({most, min(most, max(owners) + 1)})
+    starts = [cut for count in counts if (cut := headed_bounds(unit_ns, head_parts, owners, count)) is not None]
+    if is_few or not starts:
+        starts.append(balanced_bounds(unit_ns, len(owners)))
+    else:
+        starts = [min(starts, key=lambda bounds: _load_order(unit_ns, bounds, owners))]
+    evened = [evened_bounds(unit_ns, start, owners) for start in dict.fromkeys(starts)]
+    return min(evened, key=lambda bounds: _load_order(unit_ns, bounds, owners))
+
+
+def _best_cut(unit_ns: Sequence[int], owners: Sequence[int]) -> tuple[int, ...]:
+    running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
+    cuts = _every_cut(len(unit_ns), len(owners))
+    loads = np.diff(running[cuts]) @ np.eye(max(owners) + 1, dtype=np.int64)[list(owners)]
+    spread = (loads.astype(np.float64) ** 2).sum(axis=1)
+    best: list[int] = cuts[np.lexsort((spread, loads.max(axis=1)))[0]].tolist()
+    return tuple(best)
+
+
+@functools.lru_cache(maxsize=16)
+def _every_cut(num_units: int, num_stages: int) -> IntArray:
+    """[cuts, stages + 1]: all bounds of stages that own a unit at least."""
+    inner = list(itertools.combinations(range(1, num_units), num_stages - 1))
+    cuts: IntArray = np.pad(np.array(inner, dtype=np.int64).reshape(len(inner), -1), ((0, 0), (1, 1)))
+    cuts[:, -1] = num_units
+    return cuts
+
+
+def headed_bounds(unit_ns: Sequence[int], head_parts: int, owners: Sequence[int], count: int) -> tuple[int, ...] | None:
+    """Bounds with which the last ``count`` stages share the parts of the head evenly, and the others the layers by what
+    their ranks have of the parts; none where there are too few layers.
+    """
+    num_layers, front = len(unit_ns) - head_parts, len(owners) - count
+    if not 0 < front <= num_layers:
+        return None
+    of_parts = [num_layers + head_parts * i // count for i in range(count + 1)]
+    shared = np.zeros(max(owners) + 1)
+    for owner, (first, stop) in zip(owners[front:], itertools.pairwise(of_parts), strict=True):
+        shared[owner] += sum(unit_ns[first:stop])
+    num_fronts = np.bincount(owners[:front], minlength=len(shared))
+    fixed_ns = (shared / np.maximum(num_fronts, 1))[list(owners[:front])]
+    nothing, none = [0] * num_layers, [0] * front
+    found = best_partitions(
+        StagesProblem(
+            unit_ns=unit_ns[:num_layers],
+            resident_bytes=nothing,
+            in_flight_bytes=nothing,
+            in_flight=[0.0] * front,
+            limit_bytes=none,
+            fixed_ns=fixed_ns.astype(np.int64).tolist(),
+        )
+    )
+    return None if isinstance(found, MemoryShortage) else (*found[0].bounds, *of_parts[1:])
+
+
+def rank_loads(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]) -> npt.NDArray[np.float64]:
+    """[ranks]: the work of all stages of each."""
+    running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
+    loads = np.zeros(max(owners) + 1)
+    np.add.at(loads, list(owners), np.diff(running[list(bounds)]))
+    return loads
+
+
+def _load_order(
+    unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]
+) -> tuple[float, float, tuple[int, ...]]:
+    """The busiest rank's work, then the sum of squares, then the bounds."""
+    loads = rank_loads(unit_ns, bounds, owners)
+    return float(loads.max()), float((loads**2).sum()), tuple(bounds)
 
 
 def _sums(values: Sequence[int] | Sequence[Sequence[int]], first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:

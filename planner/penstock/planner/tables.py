@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.core.cluster import PENSTOCK, Transfers
 from penstock.core.layout import SlotKind
+from penstock.core.model import UnitKind
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
@@ -23,7 +24,7 @@ from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.simulate.memory import Shape
 from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, unit_counts
-from penstock.planner.work import Floats, rows_of
+from penstock.planner.work import NUM_STATISTICS, Floats, head_rows, rows_of
 
 Flags = npt.NDArray[np.bool_]
 
@@ -154,19 +155,38 @@ def transfer_table(
 ) -> Integers:
     """[direction, stage, slice]: latency + bytes / bandwidth of every message, over the slowest replica's links."""
     mesh = candidate.mesh
-    tokens = [mesh.microbatch * length for length in candidate.slices]
-    tokens += [mesh.remainder * length for length in candidate.remainder_slices]
-    sizes = message_bytes(problem, mesh, np.array(tokens, dtype=np.float64))
+    down, up = boundary_bytes(problem, candidate)
     of_stages = np.reshape(devices, (mesh.dp, mesh.pp))[:, list(stage_ranks)]
     earlier, later = of_stages[:, :-1], of_stages[:, 1:]
-    table = np.zeros((2, len(stage_ranks), len(sizes)), dtype=np.int64)
-    table[TO_NEXT, :-1] = _slowest(problem, mesh, earlier, later, sizes)
-    table[TO_PREVIOUS, 1:] = _slowest(problem, mesh, later, earlier, sizes)
+    table = np.zeros((2, len(stage_ranks), down.shape[1]), dtype=np.int64)
+    table[TO_NEXT, :-1] = _slowest(problem, mesh, earlier, later, down)
+    table[TO_PREVIOUS, 1:] = _slowest(problem, mesh, later, earlier, up)
     return table
 
 
+def boundary_bytes(problem: Problem, candidate: Candidate) -> tuple[Floats, Floats]:
+    """[stages - 1, slices], to the next stage and back: a message of one shard.
+
+    Between two parts of the head go normed, the addend of its gradient and statistics of every token, and back one
+    hidden state and statistics.
+    """
+    mesh, model = candidate.mesh, problem.model
+    tokens = [mesh.microbatch * length for length in candidate.slices]
+    tokens += [mesh.remainder * length for length in candidate.remainder_slices]
+    counts = np.array(tokens, dtype=np.float64)
+    hidden = message_bytes(problem, mesh, counts)
+    statistics = NUM_STATISTICS * problem.precision.accumulate_bytes * counts
+    firsts = np.array([first for first, _ in candidate.stages[1:]], dtype=np.int64)[:, None]
+    is_inside = firsts > model.num_units - model.head_parts
+    down = np.where(is_inside, 2 * hidden + statistics, hidden)
+    up = np.where(is_inside, hidden + statistics, hidden)
+    return down, up
+
+
 def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, sizes: Floats) -> Integers:
-    """[stages, slices] from devices [replicas, stages]: replicas go in step, so the slowest message counts."""
+    """[stages, slices] from devices [replicas, stages] and ``sizes`` [stages, slices]: replicas go in step, so the
+    slowest message counts.
+    """
     latency, per_byte = problem.cost_of(mesh.tp).transfer(source, target)
     per_byte = per_byte * messages_at_once(problem, mesh, source, target)
     seconds = (latency[..., None] + per_byte[..., None] * sizes).max(axis=0)
@@ -248,7 +268,7 @@ def _reductions(
             cost.all_reduce_seconds(num_bytes, devices[rank :: mesh.pp])
             for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
         ],
-        Group.TIE: [tie_seconds(problem, stage_ranks, mesh, devices)] * mesh.pp,
+        Group.TIE: [tie_seconds(problem, candidate.stages, stage_ranks, mesh, devices)] * mesh.pp,
         Group.NORM: [cost.all_reduce_seconds(NORM_BYTES, devices)] * mesh.pp,
     }
     if mesh.tp > 1:
@@ -256,16 +276,25 @@ def _reductions(
     return {group: tuple(whole_nanoseconds(row).tolist()) for group, row in seconds.items()}
 
 
-def tie_seconds(problem: Problem, stage_ranks: Sequence[int], mesh: Mesh, devices: Sequence[int]) -> float:
-    """The sum of a tied matrix's gradients over its two copies, on the ``devices`` of the first and the last stage;
-    nothing where one rank holds both.
+def tie_seconds(
+    problem: Problem, stages: Stages, stage_ranks: Sequence[int], mesh: Mesh, devices: Sequence[int]
+) -> float:
+    """The sums of a tied matrix's gradients over its two copies, on the ``devices`` of the first stage and of those
+    with parts of the head, one after the other; nothing where one rank holds both.
     """
-    ends = (int(devices[stage_ranks[0]]), int(devices[stage_ranks[-1]]))
-    if not problem.model.tied or ends[0] == ends[1]:
+    if not problem.model.tied:
         return 0.0
-    width = gradient_bytes(problem.precision, problem.software.gradient_type)
-    shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden * width
-    return problem.cost_of(mesh.tp).all_reduce_seconds(shared, ends)
+    model, cost = problem.model, problem.cost_of(mesh.tp)
+    parts = unit_counts(model, stages)[:, UNIT_KINDS.index(UnitKind.HEAD)]
+    of_part = head_rows(model, problem.sharding(mesh.tp)) * model.hidden
+    of_part *= gradient_bytes(problem.precision, problem.software.gradient_type)
+    of_ranks = np.bincount(stage_ranks, weights=parts).astype(np.int64).tolist()
+    first = stage_ranks[0]
+    return sum(
+        cost.all_reduce_seconds(count * of_part, (int(devices[first]), int(devices[rank])))
+        for rank, count in enumerate(of_ranks)
+        if count and rank != first
+    )
 
 
 def shards_seconds(problem: Problem, stages: Stages, mesh: Mesh) -> Floats:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.model import UnitKind
+from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Sharding
 
@@ -21,7 +21,12 @@ PASSES_WITH_WORK = (
     *((unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I, Kind.W)),
     (UnitKind.HEAD, Kind.F),
 )
-"""Every pass that takes time in penstock's own trainer: the head's F does its whole backward."""
+"""Every pass that takes time in penstock's own trainer: the F of a head in one part does its whole backward."""
+
+NUM_STATISTICS = 2
+"""Numbers of each token that a part of the head passes on to the next, and back: the logarithm of the sum of
+exponentials and the target's logit.
+"""
 
 MOST_BYTES = 64 * 2**40
 """Of one unit in a slot or beyond its slots: more is counted as this. No rank has it, and 64 bits hold the sum over a
@@ -32,6 +37,12 @@ model's units.
 def rows_of(sharding: Sharding, tokens: Floats) -> Floats:
     """`Sharding.rows`, elementwise."""
     return np.ceil(tokens / sharding.tp) if sharding.by_tokens else tokens
+
+
+def head_rows(model: ModelSpec, sharding: Sharding) -> int:
+    """Rows of the vocabulary that the largest shard of the largest part of the head has."""
+    of_part = -(-model.vocab // model.head_parts)
+    return -(-of_part // sharding.tp)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

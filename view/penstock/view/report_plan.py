@@ -41,7 +41,7 @@ def plan_facts(plan: Plan) -> Markup:
     mesh = [f"dp {plan.dp}"] * (plan.dp > 1) + [f"tp {plan.tp}"] * (plan.tp > 1) + [f"pp {plan.pp}"]
     return facts(
         {
-            "mesh": " × ".join(mesh) + plan.shards_text,
+            "mesh": " × ".join(mesh) + plan.shards_text + plan.head_text,
             "schedule": plan.schedule.generator,
             "micro-batches": _microbatches(plan),
             "slices": plan.slices_text,

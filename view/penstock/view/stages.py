@@ -126,11 +126,16 @@ def _band(plan: Plan, stage: int, y: float, frame: _Frame) -> Markup:
     for unit in plan.model.units[first:stop]:
         top = y + (unit.index - first) * frame.unit
         gap = min(1.0, frame.unit * 0.2)
-        tooltip = element("title", unit.name)
+        tooltip = element("title", _unit_name(plan, unit))
         box = {"x": frame.left - _RAIL - 4, "y": top, "width": _RAIL, "height": frame.unit - gap}
         parts.append(element("rect", tooltip, **box, class_=unit.kind.value))
     parts.extend(_tiles(plan, stage, y, frame))
     return element("g", *parts)
+
+
+def _unit_name(plan: Plan, unit: Unit) -> str:
+    is_part = unit.kind is UnitKind.HEAD and plan.head_parts > 1
+    return f"{unit.name}, part {unit.part + 1} of {plan.head_parts}" if is_part else unit.name
 
 
 def _tiles(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
@@ -180,7 +185,8 @@ def _names(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
 
 def _legend(plan: Plan, y: float, frame: _Frame) -> Markup:
     layers = plan.model.layers
-    entries = (("head", "embedding, head"), ("attention", f"{layers} attention"), ("mlp", f"{layers} MLP"))
+    head = "embedding, head" if plan.head_parts == 1 else f"embedding, head in {plan.head_parts} parts"
+    entries = (("head", head), ("attention", f"{layers} attention"), ("mlp", f"{layers} MLP"))
     x = 0.0
     parts = []
     for class_, words in entries:
@@ -205,14 +211,20 @@ def stage_name(plan: Plan, stage: int) -> str:
 def owned_units(plan: Plan, stage: int) -> str:
     """What a stage owns in words: ``embedding, blocks 0–3, attention of 4``."""
     first, stop = plan.stages[stage]
-    return ", ".join(_words(plan.model.units[first:stop]))
+    return ", ".join(_words(plan.model.units[first:stop], plan.head_parts))
 
 
-def _words(units: Sequence[Unit]) -> Iterator[str]:
-    """One phrase for each run of whole blocks and for each unit that stands alone."""
+def _words(units: Sequence[Unit], head_parts: int) -> Iterator[str]:
+    """One phrase for each run of whole blocks or of parts of the head, and for each unit that stands alone."""
+    parts = [unit.part + 1 for unit in units if unit.kind is UnitKind.HEAD and head_parts > 1]
     layers = [layer for layer, count in Counter(u.layer for u in units if u.layer is not None).items() if count == 2]
     for unit in units:
+        if parts and unit.kind is UnitKind.HEAD:
+            continue
         if unit.layer not in layers:
             yield UNIT_NAMES[unit.kind] if unit.layer is None else f"{UNIT_NAMES[unit.kind]} of {unit.layer}"
         elif unit.layer == layers[0] and unit.kind is UnitKind.ATTENTION:
             yield f"block {layers[0]}" if len(layers) == 1 else f"blocks {layers[0]}–{layers[-1]}"
+    if parts:
+        numbers = f"part {parts[0]}" if len(parts) == 1 else f"parts {parts[0]}–{parts[-1]}"
+        yield f"{numbers} of {head_parts} of the head"

@@ -49,16 +49,19 @@ def retried(job: PipelineJob, name: str, resume_from: str | None) -> PipelineJob
 
 
 def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
-    """The job with all pinned that ``plan`` decided, so that planning it again decides the same."""
+    """The job with all pinned that ``plan`` decided, so that planning it again decides the same; but for stages that a
+    job cannot pin (`Plan.blocks`).
+    """
     parallelism = ParallelismSpec(
         dp=plan.dp,
         tp=plan.tp,
         sequence_parallel=None if plan.sequence_parallel else False,
         pp=plan.pp,
+        head_parts=plan.head_parts,
         micro_batch=plan.microbatch,
         slices=plan.slices,
         schedule=_schedule(plan),
-        stages=_blocks(plan.stages, plan.model.layers),
+        stages=plan.blocks,
     )
     resources = dataclasses.replace(job.spec.resources, ranks=plan.num_ranks, min_ranks=None)
     return job.with_spec(parallelism=parallelism, resources=resources)
@@ -69,12 +72,6 @@ def _schedule(plan: Plan) -> str | ScheduleSpec:
     if not plan.schedule.text:
         return plan.schedule.generator
     return ScheduleSpec(generator=CSV, text=schedule_of(plan).to_csv())
-
-
-def _blocks(stages: Sequence[tuple[int, int]], layers: int) -> tuple[float, ...]:
-    """Blocks per stage: unit 0 is the embedding, then come two to a block, and the head."""
-    ends = [(stop - 1) / 2 for _, stop in stages[:-1]] + [float(layers)]
-    return tuple(end - begin for begin, end in itertools.pairwise([0.0, *ends]))
 
 
 def commands(job: PipelineJob, server: str, packages: Sequence[tuple[str, str]]) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ RESULTS: dict[str, Callable[[JobData], str]] = {
     "memory, predicted": _bytes(predicted_peak_bytes),
 }
 PLANS: dict[str, Callable[[JobData], str]] = {
-    "mesh": _plan(lambda plan: f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}{plan.shards_text}"),
+    "mesh": _plan(lambda plan: f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}{plan.shards_text}{plan.head_text}"),
     "schedule": _plan(lambda plan: plan.schedule.generator or "imported"),
     "micro-batches": _plan(_microbatches),
     "slices": _plan(lambda plan: plan.slices_text),
