@@ -372,7 +372,7 @@ def test_with_one_stage_per_rank_reductions_have_nothing_to_run_next_to() -> Non
     for rank in (0, 2):
         assert actions(program, rank)[-7:] == [*at_once(rank, "tie", "dp", "norm"), f"{rank}STEP"]
     assert actions(program, 1)[-5:] == [*at_once(1, "dp", "norm"), "1STEP"]
-    assert "REDUCE(tie)" not in "".join(actions(lowered("0F0,0B0\n", tie=(0, 0)), 0))
+    assert "REDUCE(tie)" not in "".join(actions(lowered("0F0,0B0\n", tie=(0,)), 0))
 
 
 TWO_STAGES_EACH = "0F0,2F0,2I0,2W0,0I0,0W0\n1F0,3F0,3B0,1B0\n"
@@ -393,7 +393,7 @@ def test_the_reduction_of_a_stage_runs_next_to_the_compute_of_another() -> None:
 
 
 def test_a_tied_stage_is_summed_over_its_copies_before_replicas() -> None:
-    ends = actions(lowered(TWO_STAGES_EACH, dp=True, tie=(0, 1)), 1)
+    ends = actions(lowered(TWO_STAGES_EACH, dp=True, tie=(0, 3)), 1)
     assert ends.index("3START_REDUCE(tie)") < ends.index("1B0.0")
     assert ends[-8:] == [
         *("1START_REDUCE(dp)", "3WAIT_REDUCE(tie)", "3START_REDUCE(dp)", "1WAIT_REDUCE(dp)", "3WAIT_REDUCE(dp)"),
@@ -410,7 +410,7 @@ def test_shards_are_summed_before_replicas_and_waited_for_at_once() -> None:
         *(*at_once(0, "tp"), "0START_REDUCE(dp)", "2WAIT_REDUCE(dp)", "0WAIT_REDUCE(dp)"),
         *(*at_once(0, "norm"), "0STEP"),
     ]
-    ends = actions(lowered(TWO_STAGES_EACH, dp=True, tp=True, tie=(0, 1)), 1)
+    ends = actions(lowered(TWO_STAGES_EACH, dp=True, tp=True, tie=(0, 3)), 1)
     assert ends.index("3START_REDUCE(tie)") < ends.index("1B0.0")
     assert ends[-12:] == [
         *(*at_once(1, "tp"), "1START_REDUCE(dp)", "3WAIT_REDUCE(tie)", *at_once(3, "tp"), "3START_REDUCE(dp)"),

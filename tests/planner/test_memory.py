@@ -18,11 +18,12 @@ MODELS = (
     ModelSpec(family=Family.LLAMA, layers=3, hidden=32, heads=4, kv_heads=2, vocab=101),
     ModelSpec(family=Family.GPT2, layers=2, hidden=24, heads=4, vocab=50, positions=64),
 )
+DIVIDED = (*MODELS, *(model.divided(parts) for model in MODELS for parts in (2, 3)))
 SHARDINGS = [Sharding(tp, by_tokens) for tp in (1, 2, 4) for by_tokens in (True, False)]
 
 
 @given(
-    st.sampled_from(MODELS),
+    st.sampled_from(DIVIDED),
     st.sampled_from(Precision),
     st.integers(1, 3),
     st.lists(st.integers(1, 40), min_size=1, max_size=4),
@@ -64,7 +65,7 @@ def test_tensor_parallelism_divides_what_it_splits(model: ModelSpec, tp: int) ->
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", DIVIDED)
 def test_what_shards_sum_is_what_several_of_them_hold(model: ModelSpec, sharding: Sharding) -> None:
     """Element by element: of a parameter that is not divided every shard holds all, and has only its tokens' gradient
     where hidden states are divided by tokens; of what is divided some hold the same rows.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, shared_parameters
@@ -19,17 +17,9 @@ from penstock.planner.realise import (
     has_shared_gradients,
     program_of,
     schedule_of,
-    tied_ranks,
 )
-from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
+from tests.support.planning import measured_problem, problem
 from tests.support.small_plans import looped_schedule, small_plan
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=5).map(tuple))
-def test_the_tied_matrix_lies_on_the_ranks_of_the_first_and_the_last_stage(stage_ranks: tuple[int, ...]) -> None:
-    ends = (stage_ranks[0], stage_ranks[-1])
-    assert tied_ranks(TINY_GPT2, stage_ranks) == (ends if ends[0] != ends[1] else None)
-    assert tied_ranks(TINY_LLAMA, stage_ranks) is None
 
 
 @pytest.mark.parametrize("family", Family)

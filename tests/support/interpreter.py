@@ -344,7 +344,8 @@ class _Interpreter:
         """Of this replica; the others are equal to it."""
         group = instruction.action.group
         if group is Group.TIE:
-            return [self.ranks[member] for member in self.case.tie or ()]
+            owners = self.case.schedule.stage_ranks
+            return [self.ranks[member] for member in sorted({owners[stage] for stage in self.case.tie})]
         return self.ranks if group is Group.NORM else []
 
     @staticmethod

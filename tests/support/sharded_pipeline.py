@@ -18,7 +18,7 @@ from penstock.trainer.comm import Mesh
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stages import stage_numbers
 from tests.support.pipeline_ranks import SEED, RankResult, expected
-from tests.support.stage_pipeline import HandPipeline, evaluate, gradient_error
+from tests.support.stage_pipeline import HandPipeline, evaluate, fill_rows, gradient_error, joined_over_stages
 from tests.support.thread_shards import ThreadShards
 from tests.support.worker_pool import CPU
 
@@ -65,7 +65,11 @@ class ShardedPipeline:
     def weights(self) -> dict[str, Tensor]:
         """All master weights by global name."""
         stages = [self.stage(index) for index in range(len(self.cuts) - 1)]
-        return {name: tensor for stage in stages for name, tensor in joined(stage, [s.master for s in stage]).items()}
+        found: dict[str, Tensor] = {}
+        for stage in stages:
+            for name, tensor in joined(stage, [shard.master for shard in stage]).items():
+                fill_rows(stage[0].declared[name], found, tensor)
+        return found
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Set the weights of all shards, from whole tensors."""
@@ -79,13 +83,10 @@ class ShardedPipeline:
 
         To be read once after a step, since what is summed is summed in place.
         """
-        total: dict[str, Tensor] = {}
-        for index in range(len(self.cuts) - 1):
-            stage = self.stage(index)
+        stages = [self.stage(index) for index in range(len(self.cuts) - 1)]
+        for stage in stages:
             sum_over_shards(self.spec, stage)
-            for name, gradient in joined(stage, [shard.gradients for shard in stage]).items():
-                total[name] = total[name] + gradient if name in total else gradient
-        return total
+        return joined_over_stages((s[0].declared, joined(s, [shard.gradients for shard in s])) for s in stages)
 
     def stage(self, index: int) -> list[StageParameters]:
         """The parameters of one stage on every shard."""
@@ -108,15 +109,19 @@ def _sum_alike(addends: Sequence[Sequence[Tensor]]) -> None:
 
 
 def joined(stage: Sequence[StageParameters], tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Whole tensors from those of all shards of a stage, by name; copies must be equal in every bit."""
+    """A stage's tensors from those of all its shards, by name, of a divided head the stage's rows; copies must be equal
+    in every bit.
+    """
     wholes = {}
     for name, parameter in stage[0].declared.items():
-        whole = tensors[0][name].new_full(parameter.shape, torch.nan)
+        shape = [*parameter.shape]
+        shape[parameter.axis] = sum(piece.size for piece in parameter.pieces(1, 0))
+        whole = tensors[0][name].new_full(shape, torch.nan)
         for shard, held in enumerate(tensors):
             pieces = parameter.pieces(len(stage), shard)
             parts = torch.split(held[name], [piece.size for piece in pieces], dim=parameter.axis)
             for piece, part in zip(pieces, parts, strict=True):
-                place = whole.narrow(parameter.axis, piece.start, piece.size)
+                place = whole.narrow(parameter.axis, piece.start - parameter.start, piece.size)
                 assert place.isnan().all() if piece.is_owner else torch.equal(place, part), f"{name}, shard {shard}"
                 place.copy_(part)
         assert not whole.isnan().any(), f"nobody holds all of {name}"
@@ -145,7 +150,8 @@ def joined_gradients(plan: Plan, kept: Sequence[dict[int, dict[str, Tensor]]]) -
                 )
                 for rank in ranks
             ]
-            found |= joined(parameters, [kept[rank][stage] for rank in ranks])
+            for name, tensor in joined(parameters, [kept[rank][stage] for rank in ranks]).items():
+                fill_rows(parameters[0].declared[name], found, tensor)
     return found
 
 

@@ -40,6 +40,7 @@ def small_plan(
     layers: int = 3,
     remainder: int = 0,
     remainder_slices: tuple[int, ...] = (),
+    head_parts: int = 1,
 ) -> Plan:
     """A plan with stages of nearly equal numbers of units, as many as the schedule has unless told otherwise."""
     model = small_model(family, layers=layers)
@@ -53,7 +54,8 @@ def small_plan(
         microbatch=microbatch,
         num_microbatches=num_microbatches,
         slices=slices,
-        stages=even_stages(model.num_units, num_stages or pp * per_rank),
+        stages=even_stages(model.divided(head_parts).num_units, num_stages or pp * per_rank),
+        head_parts=head_parts,
         schedule=recipe,
         remainder=remainder,
         remainder_slices=remainder_slices,

@@ -41,7 +41,7 @@ def lowered(
     late_receives: bool = False,
     dp: bool = False,
     tp: bool = False,
-    tie: tuple[int, int] | None = None,
+    tie: tuple[int, ...] = (),
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,

@@ -7,14 +7,14 @@ and a write outside as a broken guard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.layout import Parameter, Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
 from penstock.core.roles import PREFIX_KINDS, READS_AND_WRITES
 from penstock.core.schedule import Kind
@@ -105,16 +105,16 @@ class HandPipeline:
     @property
     def weights(self) -> dict[str, Tensor]:
         """All master weights by global name."""
-        return {name: tensor for stage in self.stages for name, tensor in stage.parameters.master.items()}
+        found: dict[str, Tensor] = {}
+        for stage in self.stages:
+            for name, tensor in stage.parameters.master.items():
+                fill_rows(stage.parameters.declared[name], found, tensor)
+        return found
 
     @property
     def gradients(self) -> dict[str, Tensor]:
         """All gradients by global name, the copies of a tied matrix summed."""
-        total: dict[str, Tensor] = {}
-        for stage in self.stages:
-            for name, gradient in stage.parameters.gradients.items():
-                total[name] = total[name] + gradient if name in total else gradient.clone()
-        return total
+        return joined_over_stages((s.parameters.declared, s.parameters.gradients) for s in self.stages)
 
     def step(self, ids: Tensor, labels: Tensor, scale: float, weight_order: WeightOrder | None = None) -> Tensor:
         """Forward and backward of all micro-batches of ``ids`` [M B, s]; the summed loss.
@@ -127,15 +127,15 @@ class HandPipeline:
             for part in range(len(self.bounds) - 1):
                 loss += self._forward(microbatch, part, some_ids, some_labels, scale)
         deferred = []
-        for microbatch, (some_ids, _) in enumerate(groups):
+        for microbatch, (some_ids, some_labels) in enumerate(groups):
             for part in reversed(range(len(self.bounds) - 1)):
                 for index in reversed(range(len(self.stages))):
-                    self._backward_input(microbatch, part, index, some_ids)
+                    self._backward_input(microbatch, part, index, some_ids, some_labels, scale)
                     deferred.append((microbatch, part, index))
                     if weight_order is None:
-                        self._backward_weight(*deferred.pop(), some_ids)
+                        self._backward_weight(*deferred.pop(), some_ids, some_labels, scale)
         for microbatch, part, index in weight_order(deferred) if weight_order else ():
-            self._backward_weight(microbatch, part, index, groups[microbatch][0])
+            self._backward_weight(microbatch, part, index, *groups[microbatch], scale)
         assert not self._slots, f"never freed: {list(self._slots)}"
         return loss
 
@@ -146,39 +146,58 @@ class HandPipeline:
             views = self._views(Kind.F, index, microbatch, part)
             if index:
                 sent = self._free(SlotKind.OUTPUT, index - 1, microbatch, part)
-                views[SlotKind.INPUT][stage.first]["x"].copy_(sent[stage.first - 1]["y"])
+                pass_on(sent[stage.first - 1], views[SlotKind.INPUT][stage.first])
             forward = stage.forward(
                 views,
                 start,
                 stop,
                 token_ids=None if index else ids[:, start:stop],
-                labels=labels[:, start:stop] if index == len(self.stages) - 1 else None,
+                labels=labels[:, start:stop] if stage.needs_labels else None,
                 gradient_scale=scale,
             )
             loss = run_pass(forward, self.shards)
         assert loss is not None
         return loss.item()
 
-    def _backward_input(self, microbatch: int, part: int, index: int, ids: Tensor) -> None:
+    def _backward_input(
+        self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: float
+    ) -> None:
         stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
+        own_labels = labels[:, start:stop] if stage.needs_labels else None
         if self.recompute:
             views = self._views(Kind.R, index, microbatch, part)
             token_ids = None if index else ids[:, start:stop]
-            run_pass(stage.recompute(views, start, stop, token_ids=token_ids), self.shards)
+            run_pass(stage.recompute(views, start, stop, token_ids=token_ids, labels=own_labels), self.shards)
         views = self._views(Kind.I, index, microbatch, part)
         if index < len(self.stages) - 1:
             sent = self._free(SlotKind.SENT_GRADIENT, index + 1, microbatch, part)
-            views[SlotKind.RECEIVED_GRADIENT][stage.stop - 1]["g_in"].copy_(sent[stage.stop]["g_out"])
-        run_pass(stage.backward_input(views, start, stop, fresh_dkv=part == len(self.bounds) - 2), self.shards)
+            pass_on(sent[stage.stop], views[SlotKind.RECEIVED_GRADIENT][stage.stop - 1])
+        backward = stage.backward_input(
+            views,
+            start,
+            stop,
+            fresh_dkv=part == len(self.bounds) - 2,
+            labels=own_labels,
+            gradient_scale=scale,
+        )
+        run_pass(backward, self.shards)
         done = [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT]
         for kind in done + (list(PREFIX_KINDS) if part == 0 else []):
             self._free(kind, index, microbatch, part)
 
-    def _backward_weight(self, microbatch: int, part: int, index: int, ids: Tensor) -> None:
-        start, stop = self.bounds[part], self.bounds[part + 1]
+    def _backward_weight(
+        self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: float
+    ) -> None:
+        stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
         views = self._views(Kind.W, index, microbatch, part)
-        token_ids = None if index else ids[:, start:stop]
-        run_pass(self.stages[index].backward_weight(views, start, token_ids=token_ids), self.shards)
+        backward = stage.backward_weight(
+            views,
+            start,
+            token_ids=None if index else ids[:, start:stop],
+            labels=labels[:, start:stop] if stage.needs_labels else None,
+            gradient_scale=scale,
+        )
+        run_pass(backward, self.shards)
         for kind in (SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
             self._free(kind, index, microbatch, part)
 
@@ -217,9 +236,9 @@ class HandPipeline:
 
     def _scratch(self, index: int, part: int) -> Views:
         stage, tokens = self.stages[index], self.bounds[part + 1] - self.bounds[part]
-        num_bytes = scratch_bytes(self.spec, self.precision, self.batch, tokens, self.sharding)
-        memory = torch.full((num_bytes,), _NAN, dtype=torch.uint8, device=self.device)
         place = (stage.first, stage.stop, self.batch, tokens, self.sharding)
+        num_bytes = scratch_bytes(self.spec, self.precision, *place)
+        memory = torch.full((num_bytes,), _NAN, dtype=torch.uint8, device=self.device)
         return scratch_views(memory, self.spec, self.precision, *place)
 
     def _free(self, slot: SlotKind, index: int, microbatch: int, part: int) -> dict[int, dict[str, Tensor]]:
@@ -235,35 +254,65 @@ class HandPipeline:
 
 def evaluate(pipeline: HandPipeline, ids: Tensor, labels: Tensor | None) -> list[Tensor | None]:
     """Per slice what the last stage returns without training: its loss, or without labels the logits that follow
-    sequence 0. It is given scratch, hidden states in and out, keys and values, and nothing else.
+    sequence 0, of all stages that have some. It is given scratch, hidden states in and out, keys and values, and
+    nothing else.
     """
     batch = ids.shape[0]
     length = pipeline.bounds[-1]
     prefixes = [_new_views(pipeline, stage, SlotKind.KEYS_VALUES, batch, length) for stage in pipeline.stages]
     found: list[Tensor | None] = []
     for start, stop in pairwise(pipeline.bounds):
-        sent = result = None
+        sent = None
+        results: list[Tensor] = []
         for stage, kv in zip(pipeline.stages, prefixes, strict=True):
             views = _evaluation_views(pipeline, stage, kv, batch, stop - start)
             if sent is not None:
-                views[SlotKind.INPUT][stage.first]["x"].copy_(sent)
+                pass_on(sent, views[SlotKind.INPUT][stage.first])
             some_ids = ids[:, start:stop]
             if labels is None:
                 forward = stage.logits_after(views, start, stop, position=stop - 1, token_ids=some_ids)
             else:
                 forward = stage.evaluate(views, start, stop, token_ids=some_ids, labels=labels[:, start:stop])
             result = run_pass(forward, pipeline.shards)
-            sent = views[SlotKind.OUTPUT][stage.stop - 1]["y"]
-        found.append(None if result is None else result.clone())
+            results += [] if result is None else [result.clone()]
+            sent = views[SlotKind.OUTPUT][stage.stop - 1]
+        found.append(torch.cat([each.reshape(-1) for each in results]).squeeze() if results else None)
     return found
+
+
+def pass_on(sent: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
+    """What a message does: tensors of a slot, to those of its neighbour's."""
+    for one, other in zip(sent.values(), received.values(), strict=True):
+        other.copy_(one)
+
+
+def fill_rows(parameter: Parameter, found: dict[str, Tensor], tensor: Tensor) -> None:
+    """Put a stage's rows into the whole tensor; what is there has to be equal in every bit."""
+    whole = found.setdefault(parameter.name, tensor.new_full(parameter.shape, torch.nan))
+    place = whole.narrow(parameter.axis, parameter.start, tensor.shape[parameter.axis])
+    assert place.isnan().all() or torch.equal(place, tensor), f"the copies of {parameter.name} differ"
+    place.copy_(tensor)
+
+
+def joined_over_stages(stages: Iterable[tuple[Mapping[str, Parameter], Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """Whole tensors of all stages' rows by global name, the copies of a tied matrix summed."""
+    total: dict[str, Tensor] = {}
+    for declared, tensors in stages:
+        for name, tensor in tensors.items():
+            parameter = declared[name]
+            whole = total.setdefault(name, tensor.new_zeros(parameter.shape))
+            size = sum(piece.size for piece in parameter.pieces(1, 0))
+            whole.narrow(parameter.axis, parameter.start, size).add_(tensor)
+    return total
 
 
 def _evaluation_views(
     pipeline: HandPipeline, stage: Stage, kv: dict[int, dict[str, Tensor]], batch: int, tokens: int
 ) -> Views:
     spec, precision, sharding = pipeline.spec, pipeline.precision, pipeline.sharding
-    memory = torch.full((scratch_bytes(spec, precision, batch, tokens, sharding),), _NAN, dtype=torch.uint8)
-    views = scratch_views(memory, spec, precision, stage.first, stage.stop, batch, tokens, sharding)
+    place = (stage.first, stage.stop, batch, tokens, sharding)
+    memory = torch.full((scratch_bytes(spec, precision, *place),), _NAN, dtype=torch.uint8)
+    views = scratch_views(memory, spec, precision, *place)
     for slot in (SlotKind.INPUT, SlotKind.OUTPUT):
         views[slot] = _new_views(pipeline, stage, slot, batch, tokens)
     views[SlotKind.KEYS_VALUES] = kv

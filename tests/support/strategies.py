@@ -48,7 +48,7 @@ class Case:
     late_receives: bool
     dp: bool
     tp: bool
-    tie: tuple[int, int] | None
+    tie: tuple[int, ...]
     num_units: tuple[int, ...]
     remainder_slices: tuple[int, ...] = ()
     keep_pairs: bool = False
@@ -124,6 +124,14 @@ def schedules(draw: st.DrawFn, *, pairing: bool = False) -> Schedule:
 
 
 @st.composite
+def _ties(draw: st.DrawFn, stage_ranks: Sequence[int]) -> tuple[int, ...]:
+    """None, or the first stage and some at the end, where the ends are on different ranks."""
+    if stage_ranks[0] == stage_ranks[-1] or draw(st.booleans()):
+        return ()
+    return (0, *range(draw(st.integers(1, len(stage_ranks) - 1)), len(stage_ranks)))
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> Case:
     """A legal schedule with random slices, slots, parts of recomputations, and ends of the step; some have other slices
     in their last micro-batch.
@@ -134,7 +142,6 @@ def cases(draw: st.DrawFn) -> Case:
     last = draw(st.integers(0, whole.num_slices)) if whole.num_microbatches > 1 else 0
     schedule = in_parts(whole, num_units, draw(st.integers(0, 2**32))).with_remainder(last)
     lengths = st.integers(1, 5)
-    ends = (schedule.stage_ranks[0], schedule.stage_ranks[-1])
     return Case(
         schedule=schedule,
         slices=tuple(draw(st.lists(lengths, min_size=schedule.num_slices, max_size=schedule.num_slices))),
@@ -144,7 +151,7 @@ def cases(draw: st.DrawFn) -> Case:
         late_receives=draw(st.booleans()),
         dp=draw(st.booleans()),
         tp=draw(st.booleans()),
-        tie=ends if ends[0] != ends[1] and draw(st.booleans()) else None,
+        tie=draw(_ties(schedule.stage_ranks)),
         num_units=num_units,
         remainder_slices=tuple(draw(st.lists(lengths, min_size=last, max_size=last))),
         keep_pairs=keep_pairs,

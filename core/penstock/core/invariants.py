@@ -147,9 +147,8 @@ def _tables(program: Program, sizes: SlotSizes | None, remainder_sizes: SlotSize
 
 def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
     everyone = tuple(range(len(program.ranks)))
-    ends = tuple(sorted({stage_ranks[0], stage_ranks[-1]}))
     members = {
-        Group.TIE: ends if len(ends) == 2 else None,
+        Group.TIE: _tied_ranks(program, stage_ranks),
         Group.TP: everyone,
         Group.DP: everyone,
         Group.NORM: everyone,
@@ -161,6 +160,15 @@ def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
     for reduction in program.reductions:
         if reduction.ranks != members[reduction.group]:
             raise ProgramError(reason=f"the reduction over {reduction.group} must not join the ranks {reduction.ranks}")
+
+
+def _tied_ranks(program: Program, stage_ranks: Sequence[int]) -> tuple[int, ...] | None:
+    """Those of the stages that a tied matrix is on: the first and some at the end, of several ranks; else none."""
+    last = program.num_stages - 1
+    tied = next((each.stages for each in program.reductions if each.group is Group.TIE), ()) or (0, last)
+    is_right = tied[0] == 0 < tied[-1] and list(tied[1:]) == list(range(tied[1], last + 1))
+    ranks = tuple(sorted({stage_ranks[stage] for stage in tied})) if is_right else ()
+    return ranks if len(ranks) > 1 else None
 
 
 def _run(machine: Machine) -> None:

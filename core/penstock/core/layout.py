@@ -8,14 +8,16 @@ Shapes are those of one shard (`penstock.core.sharding`): a hidden state has the
 the MLP's inner buffers have its heads and its part of the width.
 
 Legend for shapes: B sequences of the micro-batch, n tokens of the slice, t = B n, s sequence length, h hidden,
-a heads, g key/value heads, d head dimension, f feed-forward width, v vocabulary.
+a heads, g key/value heads, d head dimension, f feed-forward width, v vocabulary; of a part of the head, its own rows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.model import Family, ModelSpec, Unit, UnitKind
@@ -74,7 +76,10 @@ class Buffer:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
     """One trained tensor: global name and shape, whether weight decay applies (matrices yes, norms and biases no), and
-    what shards divide: along ``axis`` the ``blocks`` one after the other. Without blocks every shard holds all of it.
+    what shards divide: along ``axis`` the ``blocks`` one after the other, from row or column ``start`` on. Without
+    blocks every shard holds all of it.
+
+    Blocks make up all of a tensor, but for parts of the head, whose shape is that of the whole matrix.
     """
 
     name: str
@@ -82,17 +87,20 @@ class Parameter:
     decay: bool
     axis: int = 0
     blocks: tuple[Block, ...] = ()
+    start: int = 0
 
     @property
     def num_elements(self) -> int:
-        """The product of its shape."""
-        return math.prod(self.shape)
+        """As many as all shards have together, copies counted once."""
+        if not self.blocks:
+            return math.prod(self.shape)
+        return math.prod(self.shape) // self.shape[self.axis] * sum(block.size for block in self.blocks)
 
     def pieces(self, tp: int, shard: int) -> tuple[Piece, ...]:
         """What ``shard`` of ``tp`` holds along ``axis``, in the order in which its own tensor has them."""
         if not self.blocks:
             return (Piece(0, self.shape[self.axis], shard == 0),)
-        pieces, start = [], 0
+        pieces, start = [], self.start
         for block in self.blocks:
             part = block.part(tp, shard)
             pieces.append(Piece(start + part.start, start + part.stop, shard % block.copies(tp) == 0))
@@ -105,14 +113,23 @@ class Parameter:
         shape[self.axis] = sum(piece.size for piece in self.pieces(tp, shard))
         return tuple(shape)
 
+    def place_of(self, rows: range, tp: int, shard: int) -> slice:
+        """Where the tensor of ``shard`` has what it holds of these rows or columns, which are whole blocks."""
+        pieces = self.pieces(tp, shard)
+        start = sum(piece.size for piece in pieces if piece.start < rows.start)
+        return slice(start, start + sum(piece.size for piece in pieces if piece.start in rows))
+
 
 @functools.lru_cache(maxsize=4096)
 def parameters(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
-    """The parameters of one unit. A tied head names the embedding's matrix: one global name, two copies."""
+    """The parameters of one unit. A tied head names the embedding's matrix: one global name, two copies.
+
+    Of a head that is divided each part has its rows of the matrix, and the first one has the norm.
+    """
     matrices = _matrices(spec, unit)
     biased = spec.family is Family.GPT2
     declared = []
-    if unit.kind is not UnitKind.EMBEDDING:
+    if unit.kind is not UnitKind.EMBEDDING and not unit.part:
         declared.append(Parameter(name=f"{unit.name}.norm.weight", shape=(spec.hidden,), decay=False))
         if biased:
             declared.append(Parameter(name=f"{unit.name}.norm.bias", shape=(spec.hidden,), decay=False))
@@ -136,17 +153,51 @@ def _matrices(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
         rising = _matrix(f"{unit.name}.{name}", (count * f, h), (Block(f),) * count)
         return rising, _matrix(f"{unit.name}.down", (h, f), (Block(f),), 1)
     name = "embedding" if spec.tied else unit.name
-    return (_matrix(name, (spec.vocab, h), (Block(spec.vocab),)),)
+    blocks, start = _vocabulary(spec, unit)
+    return (_matrix(name, (spec.vocab, h), blocks, start=start),)
 
 
-def _matrix(name: str, shape: tuple[int, int], blocks: tuple[Block, ...], axis: int = 0) -> Parameter:
-    return Parameter(name=f"{name}.weight", shape=shape, decay=True, axis=axis, blocks=blocks)
+def _vocabulary(spec: ModelSpec, unit: Unit) -> tuple[tuple[Block, ...], int]:
+    """The blocks of an embedding or a head, and where they start. Shards of a tied embedding divide each part of the
+    head by itself, so that the same shard has the same rows of both copies.
+    """
+    if unit.kind is UnitKind.HEAD:
+        rows = spec.part_rows(unit.part)
+        return (Block(len(rows)),), rows.start
+    parts = range(spec.head_parts) if spec.tied else ()
+    return tuple(Block(len(spec.part_rows(part))) for part in parts) or (Block(spec.vocab),), 0
+
+
+def _matrix(name: str, shape: tuple[int, int], blocks: tuple[Block, ...], axis: int = 0, start: int = 0) -> Parameter:
+    return Parameter(name=f"{name}.weight", shape=shape, decay=True, axis=axis, blocks=blocks, start=start)
 
 
 def _bias_of(matrix: Parameter) -> Parameter:
     """Divided like the rows of its matrix; where these are not, every shard has all of it and adds it once."""
     name = f"{matrix.name.removesuffix('.weight')}.bias"
     return Parameter(name=name, shape=matrix.shape[:1], decay=False, blocks=() if matrix.axis else matrix.blocks)
+
+
+@functools.lru_cache(maxsize=1024)
+def declared_parameters(spec: ModelSpec, first: int, stop: int) -> dict[str, Parameter]:
+    """What a stage of units [first, stop) holds, by name in the units' order: parts of the head are one tensor, and
+    part of a tied embedding where the stage has that, too.
+    """
+    declared: dict[str, Parameter] = {}
+    for unit in spec.units[first:stop]:
+        for parameter in parameters(spec, unit):
+            other = declared.setdefault(parameter.name, parameter)
+            if other is not parameter and not (spec.tied and first == 0):
+                declared[parameter.name] = dataclasses.replace(other, blocks=other.blocks + parameter.blocks)
+    return declared
+
+
+def tied_stages(spec: ModelSpec, stages: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """The stages that hold rows of a matrix which embedding and head share: the first, and those with parts of the
+    head; none where nothing is tied.
+    """
+    parts = (number for number, (_, stop) in enumerate(stages) if number and stop > spec.first_head_unit)
+    return (0, *parts) if spec.tied else ()
 
 
 def num_parameters(spec: ModelSpec) -> int:
@@ -159,26 +210,31 @@ def stage_parameters(spec: ModelSpec, first: int, stop: int, tp: int = 1) -> int
     stage that holds it, once.
 
     A formula: units of a kind are alike, so none is built to be counted. Unit 0 is the embedding, then attention and
-    MLP take turns, and the head is the last.
+    MLP take turns, and the head's parts are the last.
     """
-    last = spec.num_units - 1
-    blocks = range(max(first, 1), min(stop, last))
+    head = spec.first_head_unit
+    blocks = range(max(first, 1), min(stop, head))
     num_attention = len(blocks) // 2 + (len(blocks) % 2) * (blocks.start % 2)
-    has_embedding, has_head = first <= 0 < stop, first <= last < stop
+    has_embedding = first <= 0 < stop
     counts = {
         UnitKind.EMBEDDING: int(has_embedding),
         UnitKind.ATTENTION: num_attention,
         UnitKind.MLP: len(blocks) - num_attention,
-        UnitKind.HEAD: int(has_head),
     }
-    held = sum(count * unit_parameters(spec, kind, tp) for kind, count in counts.items())
-    return held - (-(-spec.vocab // tp) * spec.hidden if spec.tied and has_embedding and has_head else 0)
+    held = sum(count * unit_parameters(spec, kind, tp) for kind, count in counts.items() if count)
+    for part in range(max(first, head) - head, stop - head):
+        held += unit_parameters(spec, UnitKind.HEAD, tp, part)
+        held -= -(-len(spec.part_rows(part)) // tp) * spec.hidden if spec.tied and has_embedding else 0
+    return held
 
 
 @functools.lru_cache(maxsize=4096)
-def unit_parameters(spec: ModelSpec, kind: UnitKind, tp: int = 1) -> int:
-    """Elements that the largest of ``tp`` shards holds of one unit of a kind, a tied matrix included."""
-    return sum(_shard_elements(parameter, tp) for parameter in parameters(spec, Unit(index=0, kind=kind)))
+def unit_parameters(spec: ModelSpec, kind: UnitKind, tp: int = 1, part: int = 0) -> int:
+    """Elements that the largest of ``tp`` shards holds of one unit of a kind, a tied matrix included; ``part`` says
+    which of a head.
+    """
+    unit = Unit(index=0, kind=kind, part=part)
+    return sum(_shard_elements(parameter, tp) for parameter in parameters(spec, unit))
 
 
 def _shard_elements(parameter: Parameter, tp: int) -> int:
@@ -213,6 +269,9 @@ class Operation(enum.StrEnum):
     BACKWARD = "backward"
 
 
+NUM_STATISTICS = 2
+"""Numbers per token that parts of a head pass on: the log of the sum of exponentials, and the target's logit."""
+
 INPUT, TOKENS, GRADIENT = "x", "tokens", "gradient"
 """What a unit is given: its input, for the embedding the token ids, and the gradient of its output."""
 
@@ -231,32 +290,52 @@ class Saved:
 
 @functools.lru_cache(maxsize=16_384)
 def unit_graph(
-    spec: ModelSpec, kind: UnitKind, batch: int, tokens: int, sharding: Sharding = WHOLE
+    spec: ModelSpec, kind: UnitKind, batch: int, tokens: int, sharding: Sharding = WHOLE, part: int = 0
 ) -> tuple[Saved, ...]:
     """All that a shard of one unit of ``kind`` keeps of B = batch, n = tokens, slot by slot in their order in memory.
 
     ``a`` holds what only I reads, ``l`` the inputs of the unit's Linears (written by F, read by I and W), ``w`` the
     gradients of their outputs (written by I, read by W). ``kv`` and ``dkv`` hold a whole micro-batch: there n is the
     sequence length. A unit's output ``y`` is the next unit's input: inside a stage it lives in ``a``. The embedding
-    keeps only ``y`` and ``dy``; the head keeps nothing, its F does all its work. ``dy`` has room for all shards' rows.
+    keeps only ``y`` and ``dy``; a whole head keeps nothing, its F does all its work. ``dy`` has room for all shards'
+    rows. ``part`` says which of a head that is divided; its output is made in its stage's (`stage_slot_buffers`).
     """
     if kind is UnitKind.HEAD:
-        return ()
+        return _part_graph(spec, batch * tokens, sharding, part) if spec.is_divided else ()
     hidden = (sharding.rows(batch * tokens), spec.hidden)
     gathered = (sharding.padded_rows(batch * tokens), spec.hidden)
     dy = _saved("dy", gathered, SlotKind.OUTPUT_GRADIENTS, Operation.BACKWARD, GRADIENT)
     if kind is UnitKind.EMBEDDING:
         return (_saved("y", hidden, SlotKind.ACTIVATIONS, Operation.EMBED, TOKENS), dy)
     last_input = "attended" if kind is UnitKind.ATTENTION else "activated"
-    norm = ["rstd", "mean"] if spec.family is Family.GPT2 else ["rstd"]
     common = (
         _saved("y", hidden, SlotKind.ACTIVATIONS, Operation.OUTPUT, INPUT, last_input),
-        *(_saved(n, hidden[:1], SlotKind.ACTIVATIONS, Operation.NORM, INPUT, accumulate=True) for n in norm),
+        *_norm_statistics(spec, hidden[0]),
     )
     normed = _saved("normed", hidden, SlotKind.LINEAR_INPUTS, Operation.NORM, INPUT)
     if kind is UnitKind.ATTENTION:
         return (*common, *_attention_graph(spec, batch, tokens, sharding, normed, dy))
     return (*common, *_mlp_graph(spec, batch * tokens, sharding, normed, dy))
+
+
+def _norm_statistics(spec: ModelSpec, rows: int) -> tuple[Saved, ...]:
+    names = ["rstd", "mean"] if spec.family is Family.GPT2 else ["rstd"]
+    return tuple(_saved(name, (rows,), SlotKind.ACTIVATIONS, Operation.NORM, INPUT, accumulate=True) for name in names)
+
+
+def _part_graph(spec: ModelSpec, t: int, sharding: Sharding, part: int) -> tuple[Saved, ...]:
+    """The softmax over the shard's rows of the part alone, without the targets', and the log of its sum of
+    exponentials; I brings that of all of the vocabulary. Only the first part has a norm, others are given the normed.
+    """
+    l, w, rows = SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS, sharding.rows(t)  # noqa: E741  the slot's name
+    vocab = -(-len(spec.part_rows(part)) // sharding.tp)
+    return (
+        *(_norm_statistics(spec, rows) if part == 0 else ()),
+        _saved("normed", (rows, spec.hidden), l, Operation.PROJECT if part else Operation.NORM, INPUT),
+        _saved("probabilities", (t, vocab), l, Operation.ACTIVATE, "normed"),
+        _saved("own_lse", (t,), l, Operation.ACTIVATE, "normed", accumulate=True),
+        _saved("statistics", (NUM_STATISTICS, t), w, Operation.BACKWARD, GRADIENT, accumulate=True),
+    )
 
 
 def _attention_graph(
@@ -315,12 +394,12 @@ REMADE_SLOTS = frozenset({SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS})
 
 
 @functools.lru_cache(maxsize=4096)
-def remaking(spec: ModelSpec, kind: UnitKind, *, with_output: bool = True) -> tuple[Operation, ...]:
+def remaking(spec: ModelSpec, kind: UnitKind, *, with_output: bool = True, part: int = 0) -> tuple[Operation, ...]:
     """The operations by which R makes a unit's ``a`` and ``l`` again, in their order; its output only if wanted.
 
     Everything that they are made from is made again, too, back to what the unit is given.
     """
-    graph = {saved.buffer.name: saved for saved in unit_graph(spec, kind, 1, 1)}
+    graph = {saved.buffer.name: saved for saved in unit_graph(spec, kind, 1, 1, part=part)}
     wanted = [name for name, saved in graph.items() if saved.slot in REMADE_SLOTS and (with_output or name != "y")]
     needed: set[Operation] = set()
     while wanted:
@@ -332,16 +411,16 @@ def remaking(spec: ModelSpec, kind: UnitKind, *, with_output: bool = True) -> tu
 
 
 def num_remade_units(spec: ModelSpec, first: int, stop: int) -> int:
-    """How many units of a stage keep anything that R makes again: all but the head."""
-    return sum(bool(remaking(spec, unit.kind)) for unit in spec.units[first:stop])
+    """How many units of a stage keep anything that R makes again: all but a whole head."""
+    return sum(bool(remaking(spec, unit.kind, part=unit.part)) for unit in spec.units[first:stop])
 
 
 @functools.lru_cache(maxsize=16_384)
 def unit_buffers(
-    spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int, sharding: Sharding = WHOLE
+    spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int, sharding: Sharding = WHOLE, part: int = 0
 ) -> tuple[Buffer, ...]:
     """The buffers of `unit_graph` that one unit keeps in ``slot``."""
-    return tuple(saved.buffer for saved in unit_graph(spec, kind, batch, tokens, sharding) if saved.slot is slot)
+    return tuple(saved.buffer for saved in unit_graph(spec, kind, batch, tokens, sharding, part) if saved.slot is slot)
 
 
 ALIGNMENT_BYTES = 64
@@ -366,16 +445,21 @@ def stage_slot_buffers(
     """(unit index, buffer) of every tensor in one slot of the stage that owns units [first, stop).
 
     ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv``. The slots that carry a hidden
-    state between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next to it.
+    state between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next to it. Those inside
+    of a divided head and at its end hold what its parts pass on (`_passed_on`). Of ``SHARED_BY_PARTS`` a stage has one.
     """
     if slot in HIDDEN_STATE_SLOTS:
-        owner = stop - 1 if slot in (SlotKind.OUTPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT) else first
+        is_behind = slot in (SlotKind.OUTPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT)
+        border, owner = (stop, stop - 1) if is_behind else (first, first)
+        if spec.is_divided and border > spec.first_head_unit:
+            return tuple((owner, buffer) for buffer in _passed_on(spec, slot, batch * tokens, sharding))
         return ((owner, Buffer(name=slot.value, shape=(sharding.rows(batch * tokens), spec.hidden))),)
     return tuple(
         (unit.index, buffer)
         for unit in spec.units[first:stop]
-        for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens, sharding)
+        for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens, sharding, unit.part)
         if not (buffer.name == "y" and _leaves_stage(spec, unit.index, stop))
+        and not (buffer.name in SHARED_BY_PARTS and unit.part and unit.index > first)
     )
 
 
@@ -388,6 +472,21 @@ HIDDEN_STATE_SLOTS = frozenset(
         SlotKind.HEAD_GRADIENT,
     }
 )
+
+SHARED_BY_PARTS = frozenset({"normed", "statistics"})
+"""Buffers that parts of the head in one stage have together, filed under the first of them."""
+
+
+def _passed_on(spec: ModelSpec, slot: SlotKind, tokens: int, sharding: Sharding) -> tuple[Buffer, ...]:
+    """What a part of a divided head hands to the next one, or with the gradients to the one before.
+
+    Forward the norm's output, and of the vocabulary up to there the sum of softmax times rows; then the gradient of the
+    norm's output. The statistics are of all tokens on every shard.
+    """
+    hidden = (sharding.rows(tokens), spec.hidden)
+    names = ("normed", "addend") if slot in (SlotKind.INPUT, SlotKind.OUTPUT) else ("dnormed",)
+    statistics = Buffer(name="statistics", shape=(NUM_STATISTICS, tokens), accumulate=True)
+    return (*(Buffer(name=name, shape=hidden) for name in names), statistics)
 
 
 def _leaves_stage(spec: ModelSpec, index: int, stop: int) -> bool:

@@ -122,10 +122,11 @@ class ModelSpec(Manifest):
         """Whether ``tp`` devices can share every layer: whole heads and equal parts of the feed-forward width.
 
         Key/value heads are divided, too, or where there are fewer of them than devices, each is on equally many. Every
-        device has at least one row of the vocabulary.
+        device has at least one row of the vocabulary, of every part of a head that is divided.
         """
         is_grouped = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
-        return self.heads % tp == 0 and self.ffn_hidden % tp == 0 and is_grouped and self.vocab >= tp
+        has_rows = self.vocab // self.head_parts >= tp
+        return self.heads % tp == 0 and self.ffn_hidden % tp == 0 and is_grouped and has_rows
 
     def kv_copies(self, tp: int) -> int:
         """How many of ``tp`` devices hold the same key/value head: more than one where there are fewer heads."""
@@ -140,6 +141,25 @@ class ModelSpec(Manifest):
     def head_parts(self) -> int:
         """How many units share the head (`DividedModel`)."""
         return 1
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether several units share the head."""
+        return self.head_parts > 1
+
+    def part_rows(self, part: int) -> range:
+        """The rows of the vocabulary that a part of the head has."""
+        return range(self.vocab * part // self.head_parts, self.vocab * (part + 1) // self.head_parts)
+
+    def rows_of(self, first: int, stop: int) -> range:
+        """The rows of the vocabulary that the parts of the head among units [first, stop) have."""
+        start = self.part_rows(max(first - self.first_head_unit, 0)).start
+        return range(start, self.part_rows(stop - 1 - self.first_head_unit).stop)
+
+    @property
+    def first_head_unit(self) -> int:
+        """The index of the head, or of its first part."""
+        return 2 * self.layers + 1
 
     @property
     def num_units(self) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.layout import SlotKind
@@ -131,10 +131,23 @@ class RankProgram(Manifest):
 
 @dataclass(frozen=True, slots=True)
 class Reduction(Manifest):
-    """A group that sums over ranks, and the ranks of the pipeline that belong to it (dp, tp: each joins its peers)."""
+    """A group that sums over ranks, and the ranks of the pipeline that belong to it (dp, tp: each joins its peers).
+
+    That over tie joins the ``stages`` that hold rows of the tied matrix, by default the first and the last: the first
+    one with each of the others that is on another rank.
+    """
 
     group: Group
     ranks: tuple[int, ...]
+    stages: tuple[int, ...] = ()
+
+    def tied_of(self, stage_ranks: Sequence[int], rank: int) -> list[int]:
+        """The stages of a rank whose gradients its one reduction over tie sums: of the rank of the first stage that
+        alone, since others of it are summed there.
+        """
+        stages = self.stages or (0, len(stage_ranks) - 1)
+        own = [stage for stage in dict.fromkeys(stages) if stage_ranks[stage] == rank]
+        return own[:1] if rank == stage_ranks[0] else own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +170,12 @@ class Program(Manifest):
     def is_remainder(self, microbatch: int | None) -> bool:
         """Whether the micro-batch is the smaller one at the end."""
         return bool(self.remainder_capacities) and microbatch == self.num_microbatches - 1
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """The rank of every stage."""
+        owners = {i.action.stage: rank.rank for rank in self.ranks for i in rank.instructions if i.action.is_compute}
+        return tuple(owners[stage] for stage in range(self.num_stages))
 
     @property
     def channels(self) -> tuple[Channel, ...]:

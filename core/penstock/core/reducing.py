@@ -16,7 +16,7 @@ from penstock.core.program import Reduction
 from penstock.core.schedule import Action, Group
 
 _Piece = tuple[Group, int]
-"""A reduction of one stage's gradients; those of tie and norm are filed under one of the rank's stages."""
+"""A reduction of one stage's gradients; those of tie and norm are filed under the first of the rank's stages in it."""
 
 
 class Reducing:
@@ -26,7 +26,8 @@ class Reducing:
         self._stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
         self._num_cells = num_cells
         self._num_gradients: Counter[int] = Counter()
-        self._last_stage = len(stage_ranks) - 1
+        ties = [each.tied_of(stage_ranks, rank) for each in reductions if each.group is Group.TIE]
+        self._tied = [stage for stages in ties for stage in stages]
         groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
         self._pieces = [piece for group in groups for piece in self._pieces_of(group)]
         self._started: list[_Piece] = []
@@ -36,7 +37,7 @@ class Reducing:
         if group.is_of_peers:
             return [(group, stage) for stage in self._stages]
         if group is Group.TIE:
-            return [(group, 0 if 0 in self._stages else self._last_stage)]
+            return [(group, stage) for stage in self._tied[:1]]
         return [(group, stage) for stage in self._stages[:1]]
 
     def add(self, stage: int) -> None:
@@ -53,7 +54,7 @@ class Reducing:
         if piece in self._started:
             raise ViolationError("starts a reduction that was started before")
         group, stage = piece
-        for own in self._stages if group is Group.NORM else [stage]:
+        for own in {Group.NORM: self._stages, Group.TIE: self._tied}.get(group, [stage]):
             self._require_gradients(own)
         for before in self._before(piece):
             if before not in self._over:
@@ -94,7 +95,10 @@ class Reducing:
         """
         group, stage = piece
         before = self._pieces[: self._pieces.index(piece)]
-        return before if group is Group.NORM else [other for other in before if other[1] == stage]
+        if group is Group.NORM:
+            return before
+        own = self._tied if stage in self._tied else [stage]
+        return [other for other in before if other[1] == stage or (other[0] is Group.TIE and other[1] in own)]
 
     def _require_gradients(self, stage: int) -> None:
         if self._num_gradients[stage] != self._num_cells:

@@ -24,6 +24,9 @@ Collectives of a unit, in order:
     W of a block's unit  gather normed                             -
     F, I of embedding    scatter the output; gather dy             sum the output
     F of the head        gather normed, scatter its gradient       sum the gradient of normed
+    F of a head's part   gather normed, scatter its addend         sum the addend
+    I of a head's part   scatter the rows of targets               sum the rows of targets; the last part none
+    W of a head's part   gather normed                             -
 
 ``dy`` is gathered in place, into the ``w`` slot, where W finds it; ``normed`` is kept by tokens and gathered again for
 W, as Megatron-LM does: memory that outlives an action is one part in tp. The head also gathers, per chunk of tokens,
@@ -155,14 +158,19 @@ def exchange_bytes(collective: Collective, num_bytes: int, tp: int) -> int:
     return (tp - 1) * -(-num_bytes // num_blocks)
 
 
-def unit_collectives(unit: UnitKind, kind: Kind, sharding: Sharding) -> tuple[Collective, ...]:
+def unit_collectives(
+    unit: UnitKind, kind: Kind, sharding: Sharding, *, head_parts: int = 1, part: int = 0
+) -> tuple[Collective, ...]:
     """The collectives of one unit's F, I or W, in order, each of the unit's hidden state [tokens, h].
 
-    A W after its I in one action (B) finds ``dy`` gathered, as any W does.
+    A W after its I in one action (B) finds ``dy`` gathered, as any W does. Of a head in ``head_parts`` units, this is
+    number ``part``, alone in its stage.
     """
     if sharding.tp == 1:
         return ()
     by_tokens = sharding.by_tokens
+    if unit is UnitKind.HEAD and head_parts > 1:
+        return _part_collectives(kind, by_tokens=by_tokens, is_last=part == head_parts - 1)
     table: dict[Kind, tuple[Collective, ...]]
     if unit is UnitKind.EMBEDDING:
         table = {Kind.F: (Collective.SCATTER,), Kind.I: (Collective.GATHER,)} if by_tokens else {Kind.F: _SUMMED}
@@ -172,6 +180,14 @@ def unit_collectives(unit: UnitKind, kind: Kind, sharding: Sharding) -> tuple[Co
         table = {Kind.F: _BOTH, Kind.I: _BOTH, Kind.W: (Collective.GATHER,)}
     else:
         table = {Kind.F: _SUMMED, Kind.I: _SUMMED}
+    return table.get(kind, ())
+
+
+def _part_collectives(kind: Kind, *, by_tokens: bool, is_last: bool) -> tuple[Collective, ...]:
+    """I sums the rows of targets; those of the last part are in its F."""
+    added = _BOTH[1:] if by_tokens else _SUMMED
+    gathered = _BOTH[:1] if by_tokens else ()
+    table = {Kind.F: gathered + added, Kind.I: () if is_last else added, Kind.W: gathered}
     return table.get(kind, ())
 
 

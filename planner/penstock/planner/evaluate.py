@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from penstock.core.errors import UserError
+from penstock.core.layout import tied_stages
 from penstock.core.program import Reduction
 from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.planner.candidate import Candidate
@@ -16,7 +17,7 @@ from penstock.planner.order import Order
 from penstock.planner.outlines import REPEATING
 from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
-from penstock.planner.realise import has_shared_gradients, tied_ranks
+from penstock.planner.realise import has_shared_gradients
 from penstock.planner.room import Room, enough_microbatches
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -298,10 +299,10 @@ class Simulated:
     def _reductions(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[Reduction, ...]:
         mesh, model = candidate.mesh, self.problem_of(candidate).model
         return reductions_of(
-            mesh.pp,
+            stage_ranks,
             dp=mesh.dp > 1,
             tp=has_shared_gradients(model, self.problem.sharding(mesh.tp)),
-            tie=tied_ranks(model, stage_ranks),
+            tie=tied_stages(model, candidate.stages),
         )
 
     def order(self, candidate: Candidate) -> Order:

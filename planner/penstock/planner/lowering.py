@@ -67,7 +67,7 @@ def lower(
     late_receives: bool = False,
     dp: bool,
     tp: bool = False,
-    tie: tuple[int, int] | None = None,
+    tie: tuple[int, ...] = (),
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
@@ -75,7 +75,7 @@ def lower(
     """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` where it has one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
-    are due (`penstock.planner.passes.transfers`); ``dp``, ``tp`` and ``tie`` say which reductions there are
+    are due (`penstock.planner.passes.transfers`); ``dp``, ``tp`` and ``tie`` (stages) say which reductions there are
     (`penstock.planner.passes.reductions`); ``num_units`` of every stage keep something that R makes again (by default
     as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of overlapped actions is one instruction;
     all other overlaps, and without it all, run their children one after the other.
@@ -88,8 +88,8 @@ def lower(
     if receive_ahead < 1:
         raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
     ordered = find_rounds(schedule, num_units, keep_pairs=keep_pairs)
-    reductions = reductions_of(len(ordered.rows), dp=dp, tp=tp, tie=tie)
     owners = ordered.stage_ranks
+    reductions = reductions_of(owners, dp=dp, tp=tp, tie=tie)
     usual = _Slots.of(owners, sizes, slices)
     own = _Slots.of(owners, remainder.sizes, remainder.slices) if remainder else usual
 

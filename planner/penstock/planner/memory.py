@@ -11,7 +11,7 @@ with unfused attention the softmax, its mask and what the mask leaves of it, (2 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ import numpy as np
 from penstock.core.cluster import PENSTOCK, AttentionKernel, GradientType, SoftwareSpec
 from penstock.core.layout import (
     HIDDEN_STATE_SLOTS,
+    SHARED_BY_PARTS,
+    Buffer,
     Precision,
     SlotKind,
     aligned,
@@ -65,11 +67,29 @@ class StageMemory:
     @property
     def num_parameters(self) -> Integers:
         """[stages]: elements on the largest shard; a tied copy counts on each stage that holds it, once."""
-        elements = unit_counts(self.model, self.stages) @ _unit_parameters(self.model, self.sharding.tp)
+        tp = self.sharding.tp
+        elements = self._body_counts @ _unit_parameters(self.model, tp)
+        elements = elements + self._part_counts @ _part_parameters(self.model, tp)
         if self.model.tied:
-            whole = [stop - first == self.model.num_units for first, stop in self.stages]
-            elements = elements - np.array(whole) * self.sharding.vocab(self.model) * self.model.hidden
+            rows = [-(-len(self.model.part_rows(part)) // tp) for part in range(self.model.head_parts)]
+            has_embedding = [first == 0 for first, _ in self.stages]
+            elements = elements - np.array(has_embedding) * (self._part_counts @ np.array(rows)) * self.model.hidden
         return elements
+
+    @property
+    def _body_counts(self) -> Integers:
+        """[stages, unit kinds]: how many units of each kind a stage has, of all but the head."""
+        counts = unit_counts(self.model, self.stages).copy()
+        counts[:, UNIT_KINDS.index(UnitKind.HEAD)] = 0
+        return counts
+
+    @property
+    def _part_counts(self) -> Integers:
+        """[stages, parts of the head]: 1 where a stage has the part; a whole head is the only one."""
+        first, stop = np.array(self.stages).T[:, :, None] - self.model.first_head_unit
+        parts = np.arange(self.model.head_parts)
+        counts: Integers = ((first <= parts) & (parts < stop)).astype(np.int64)
+        return counts
 
     @property
     def state_bytes(self) -> Integers:
@@ -99,8 +119,12 @@ class StageMemory:
         return packed
 
     def _summed_bytes(self, place: int) -> Integers:
-        elements: Integers = unit_counts(self.model, self.stages) @ _summed_parameters(self.model, self.sharding)[place]
-        return elements * gradient_bytes(self.precision, self.software.gradient_type)
+        elements = self._body_counts @ _summed_parameters(self.model, self.sharding)[place]
+        has_norm_of_head = self._part_counts[:, 0]
+        head = UNIT_KINDS.index(UnitKind.HEAD)
+        elements = elements + has_norm_of_head * _summed_parameters(self.model, self.sharding)[place][head]
+        total: Integers = elements * gradient_bytes(self.precision, self.software.gradient_type)
+        return total
 
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
@@ -108,17 +132,38 @@ class StageMemory:
         sizes = _unit_table(one, slot, tuple(tokens))
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
         if slot in HIDDEN_STATE_SLOTS:
-            return np.broadcast_to(hidden, (len(self.stages), len(tokens)))
-        table: Integers = unit_counts(self.model, self.stages) @ sizes
+            return self._border_bytes(one, slot, tokens, hidden)
+        table: Integers = self._body_counts @ sizes + self._part_counts @ _part_table(one, slot, tuple(tokens))
         if slot is SlotKind.ACTIVATIONS:
-            leaves = [stop <= 1 + 2 * self.model.layers for _, stop in self.stages]
+            leaves = [first < stop <= self.model.first_head_unit for first, stop in self.stages]
             table = table - np.outer(leaves, hidden)
-        return table
+        more_parts = np.maximum(self._part_counts.sum(axis=1) - 1, 0)
+        return table - np.outer(more_parts, _shared_by_parts(one, slot, tuple(tokens)))
+
+    def _border_bytes(self, one: _UnitMemory, slot: SlotKind, tokens: Sequence[int], hidden: Integers) -> Integers:
+        """Of a slot between stages: a hidden state, or what parts of a head pass on."""
+        borders = np.array(self.stages)[:, 0 if slot in _IN_FRONT else 1]
+        is_inside = self.model.is_divided & (borders > self.model.first_head_unit)
+        if not is_inside.any():
+            return np.broadcast_to(hidden, (len(self.stages), len(tokens)))
+        inside = _passed_on_table(one, slot, tuple(tokens))
+        return np.where(is_inside[:, None], inside, hidden)
 
     def together_bytes(self, slots: Sequence[SlotKind], tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one of each of these slots."""
         total: Integers = np.sum([self.slot_bytes(slot, tokens) for slot in slots], axis=0)
         return total
+
+
+_IN_FRONT = (SlotKind.INPUT, SlotKind.SENT_GRADIENT)
+"""Slots at a stage's first unit; the others that carry a hidden state are at its last."""
+
+
+@functools.lru_cache(maxsize=64)
+def _part_parameters(model: ModelSpec, tp: int) -> Integers:
+    """[parts of the head]: elements of each on the largest of ``tp`` shards."""
+    parts = range(model.head_parts)
+    return np.array([unit_parameters(model, UnitKind.HEAD, tp, part) for part in parts], dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=64)
@@ -155,6 +200,21 @@ class _UnitMemory:
     software: SoftwareSpec
     sequence_length: int
 
+    def part_bytes(self, slot: SlotKind, tokens: int, part: int, names: Collection[str] | None = None) -> int:
+        """Of a part of a divided head, or of some of its buffers; none of a whole one."""
+        buffers = unit_buffers(self.model, UnitKind.HEAD, slot, self.batch, tokens, self.sharding, part)
+        return self._total(buffer for buffer in buffers if names is None or buffer.name in names)
+
+    def border_bytes(self, slot: SlotKind, tokens: int) -> int:
+        """Of what a part of a divided head passes on."""
+        last = self.model.num_units - 1
+        buffers = stage_slot_buffers(self.model, last, last + 1, slot, self.batch, tokens, self.sharding)
+        return self._total(buffer for _, buffer in buffers)
+
+    def _total(self, buffers: Iterable[Buffer]) -> int:
+        num_bytes = sum(aligned(buffer.num_bytes(self.precision)) for buffer in buffers)
+        return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
+
     def slot_bytes(self, kind: UnitKind, slot: SlotKind, tokens: int) -> int:
         """With what the software stack keeps besides, and with what its allocator loses."""
         num_bytes = _unit_bytes(kind, self.model, self.precision, slot, self.batch, self.sharding, tokens)
@@ -177,6 +237,26 @@ def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> In
     table: Integers = np.array(sizes, dtype=np.int64)[:, places]
     table.setflags(write=False)
     return table
+
+
+@functools.lru_cache(maxsize=2_048)
+def _part_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
+    """[parts of the head, tokens]."""
+    parts = range(one.model.head_parts)
+    return np.array([[one.part_bytes(slot, count, part) for count in tokens] for part in parts], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=2_048)
+def _shared_by_parts(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
+    """[tokens]: what each further part of the head in a stage does without."""
+    sizes = [one.part_bytes(slot, count, 1, SHARED_BY_PARTS) if one.model.is_divided else 0 for count in tokens]
+    return np.array(sizes, dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=2_048)
+def _passed_on_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
+    """[tokens]: bytes of a slot between parts of the head."""
+    return np.array([one.border_bytes(slot, count) for count in tokens], dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 
 from penstock.core.errors import NoRoomError, TooManyKernelsError, UserError
 from penstock.core.invariants import prove
-from penstock.core.layout import ALIGNMENT_BYTES, SlotKind, num_remade_units
+from penstock.core.layout import ALIGNMENT_BYTES, SlotKind, num_remade_units, tied_stages
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program, SlotSizes
@@ -74,7 +74,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         late_receives=plan.late_receives,
         dp=plan.dp > 1,
         tp=has_shared_gradients(plan.model, plan.sharding),
-        tie=tied_ranks(plan.model, schedule.stage_ranks),
+        tie=tied_stages(plan.model, plan.stages),
         num_units=_num_units(plan),
         transients=transients,
         keep_pairs=plan.tp > 1,
@@ -171,9 +171,3 @@ def too_many_kernels(error: TooManyKernelsError, where: str) -> UserError:
 def has_shared_gradients(model: ModelSpec, sharding: Sharding) -> bool:
     """Whether a shard has only an addend of some gradients (`penstock.core.layout.shared_parameters`)."""
     return sharding.by_tokens or model.kv_copies(sharding.tp) > 1
-
-
-def tied_ranks(model: ModelSpec, stage_ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    """The ranks that hold the two copies of a tied matrix, embedding and head, or none."""
-    ends = (stage_ranks[0], stage_ranks[-1])
-    return ends if model.tied and ends[0] != ends[1] else None

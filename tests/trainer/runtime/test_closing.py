@@ -83,6 +83,7 @@ def closed(plan: Plan, groups: tuple[Group, ...]) -> tuple[list[FakeParameters],
             plan,
             mesh,
             rank,
+            stage_ranks=(0,),
             parameters={0: parameters[rank]},  # type: ignore[dict-item]
             optimizers={0: NoOptimizer()},
             transport=fabric.transport(rank),
@@ -154,6 +155,7 @@ def test_a_stage_that_shares_nothing_meets_nobody() -> None:
         plan,
         Mesh.of(plan),
         0,
+        stage_ranks=(0,),
         parameters={0: own},  # type: ignore[dict-item]
         optimizers={0: NoOptimizer()},
         transport=fabric.transport(0),

@@ -128,7 +128,10 @@ def test_messages_over_gloo(worker_pool: WorkerPool) -> None:
 def sum_over(me: PoolRank, plan: Plan, program: Program, group: Group) -> float:
     transport = ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank)
     value = torch.tensor([10.0**me.rank])
-    transport.all_reduce(group, value).wait()
+    if group is Group.TIE:
+        transport.sum_tied(1 - Mesh.of(plan).pipeline_rank(me.rank), value).wait()
+    else:
+        transport.all_reduce(group, value).wait()
     return value.item()
 
 

@@ -74,7 +74,6 @@ def test_replicas_have_channels_of_their_own() -> None:
     ("group", "expected"),
     [
         (Group.DP, [10.0, 101.0, 10.0, 101.0]),
-        (Group.TIE, [1.0 + 10.0**-9, 1.0 + 10.0**-9, 110.0, 110.0]),
         (Group.NORM, [111.0, 111.0, 111.0, 111.0]),
     ],
 )
@@ -84,6 +83,13 @@ def test_sums_over_groups(group: Group, expected: list[float]) -> None:
     values = [torch.tensor([value], dtype=torch.float64) for value in (1e-9, 1.0, 10.0, 100.0)]
     on_every_rank(fabric, lambda transport, rank: transport.all_reduce(group, values[rank]).wait())
     assert [value.item() for value in values] == pytest.approx(expected)
+
+
+def test_rows_of_a_tied_matrix_are_summed_over_two_ranks_of_a_replica() -> None:
+    fabric = make_fabric(dp=2)
+    values = [torch.tensor([value], dtype=torch.float64) for value in (1e-9, 1.0, 10.0, 100.0)]
+    on_every_rank(fabric, lambda transport, rank: transport.sum_tied(1 - rank % 2, values[rank]).wait())
+    assert [value.item() for value in values] == [1.0 + 1e-9, 1.0 + 1e-9, 110.0, 110.0]
 
 
 def test_a_sum_is_the_same_on_every_rank_and_every_time() -> None:

@@ -39,18 +39,20 @@ class Arena:
         needed = stage_slot_bytes(plan.model, plan.precision, *shape)
         if slot.num_bytes != needed:
             raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed}")
-        memory = self._memory[slot.offset : slot.offset + slot.num_bytes]
-        return slot_views(memory, plan.model, plan.precision, *shape)
+        return slot_views(self._bytes(slot), plan.model, plan.precision, *shape)
+
+    def _bytes(self, slot: Slot) -> Tensor:
+        return self._memory[slot.offset : slot.offset + slot.num_bytes]
 
     def tensors(self, index: int) -> SlotTensors:
         """The tensors of the rank's slot ``index``."""
         return self._tensors[index]
 
     def message(self, index: int) -> Tensor:
-        """The one hidden state [rows, h] of a slot that is sent or received."""
+        """What a slot that is sent or received carries: its one hidden state [rows, h], or the bytes of all tensors."""
         (unit,) = self._tensors[index].values()
-        (tensor,) = unit.values()
-        return tensor
+        first, *others = unit.values()
+        return self._bytes(self.slots[index]) if others else first
 
     def poison(self, indices: Iterable[int]) -> None:
         """Fill slots with NaN, so that whatever reads them after their lives shows."""

@@ -17,7 +17,7 @@ first shard.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -27,13 +27,14 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
+from penstock.core.layout import tied_stages
 from penstock.core.plan import Plan
 from penstock.core.schedule import Action, Group
 from penstock.trainer import memory
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.shards import InTurn
+from penstock.trainer.shards import AllOf, InTurn
 from penstock.trainer.units.collectives import Work
 
 _TIED = "embedding.weight"
@@ -86,8 +87,19 @@ class _Packed:
             view.copy_(part)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Tie:
+    """The gradient of rows of a tied matrix that a stage shares with another one: on pipeline rank ``peer``, or if that
+    is this rank, ``other``.
+    """
+
+    peer: int
+    gradient: Tensor
+    other: Tensor | None = None
+
+
 class Closing:
-    """Reductions and step of the stages that one rank holds, by stage number.
+    """Reductions and step of the stages that one rank holds, by stage number; ``stage_ranks`` has the rank of each.
 
     ``stop_requested`` is asked once a step; one rank's yes stops all.
     """
@@ -98,6 +110,7 @@ class Closing:
         mesh: Mesh,
         rank: int,
         *,
+        stage_ranks: Sequence[int],
         parameters: Mapping[int, StageParameters],
         optimizers: Mapping[int, Optimizer],
         transport: Transport,
@@ -109,7 +122,7 @@ class Closing:
         self._stop_requested = stop_requested
         self._optimizers = [optimizers[stage] for stage in sorted(optimizers)]
         self._flat_gradients = {stage: own.gradient_flat for stage, own in parameters.items()}
-        self._tied = _tied_gradients(plan, parameters)
+        self._tied = list(_ties(plan, mesh, rank, stage_ranks, parameters))
         views = [each for own in parameters.values() for each in (own.shared_gradients, own.copied_gradients)]
         most = max((sum(view.numel() for view in each) for each in views), default=0)
         memory = torch.empty(most, dtype=accumulate_dtype(plan.precision), device=device)
@@ -150,8 +163,7 @@ class Closing:
         if action.group is Group.DP:
             return partial(self._transport.all_reduce, Group.DP, self._flat_gradients[action.stage])
         if action.group is Group.TIE:
-            (gradient,) = self._tied
-            return partial(self._transport.all_reduce, Group.TIE, gradient)
+            return self._start_tied
         if action.group is Group.TP:
             return partial(self._start_shared, action.stage)
         assert action.group is Group.NORM, f"{action} is no reduction"
@@ -173,6 +185,11 @@ class Closing:
             optimizer.step(0, self._sums[_SQUARED_NORM])
         self._sums.tolist()
 
+    def _start_tied(self) -> Work:
+        """With each other rank that has the same rows, in the order of stages."""
+        ties = [tie for tie in self._tied if tie.other is None]
+        return AllOf([self._transport.sum_tied(tie.peer, tie.gradient) for tie in ties])
+
     def _start_shared(self, stage: int) -> Work:
         """One sum after the other, so that of the two one kernel is under way."""
         first = self._shared[stage].start(partial(self._transport.all_reduce, Group.TP))
@@ -190,10 +207,11 @@ class Closing:
         return self._transport.all_reduce(Group.NORM, sums)
 
     def _sum_own_copies(self) -> None:
-        """A matrix tied between two stages of this rank is summed here; between ranks, by the reduction over tie."""
-        for first, last in [self._tied] if len(self._tied) == 2 else []:
-            first += last
-            last.copy_(first)
+        """Rows tied between two stages of this rank are summed here; between ranks, by the reduction over tie."""
+        for tie in self._tied:
+            if tie.other is not None:
+                tie.gradient.add_(tie.other)
+                tie.other.copy_(tie.gradient)
 
     def _squared_norm(self) -> Tensor:
         """Tensor by tensor, so that it hardly depends on how the model is divided."""
@@ -230,11 +248,23 @@ def loss_of(totals: Totals, num_valid_tokens: int) -> float:
     return totals.loss_sum / num_valid_tokens if num_valid_tokens else math.nan
 
 
-def _tied_gradients(plan: Plan, parameters: Mapping[int, StageParameters]) -> list[Tensor]:
-    """The rank's copies of a matrix that two stages hold."""
-    if not plan.model.tied or len(plan.stages) == 1:
-        return []
-    return [parameters[stage].gradients[_TIED] for stage in sorted(parameters) if _TIED in parameters[stage].gradients]
+def _ties(
+    plan: Plan, mesh: Mesh, rank: int, stage_ranks: Sequence[int], parameters: Mapping[int, StageParameters]
+) -> Iterator[_Tie]:
+    """What this rank's stages share of a tied matrix, in the order of the stages that share it with the first one."""
+    own, first = mesh.pipeline_rank(rank), stage_ranks[0]
+    for stage in tied_stages(plan.model, plan.stages)[1:]:
+        owner = stage_ranks[stage]
+        if own not in (first, owner):
+            continue
+        other = parameters[stage].gradients[_TIED] if owner == own else None
+        if own != first:
+            assert other is not None
+            yield _Tie(peer=first, gradient=other)
+            continue
+        rows = plan.model.rows_of(*plan.stages[stage])
+        place = parameters[0].declared[_TIED].place_of(rows, plan.tp, mesh.shard(rank))
+        yield _Tie(peer=owner, gradient=parameters[0].gradients[_TIED][place], other=other)
 
 
 def _counted_gradients(plan: Plan, parameters: Mapping[int, StageParameters]) -> list[Tensor]:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.plan import Plan
-from penstock.core.program import Channel, Program
+from penstock.core.program import Channel, Program, Reduction
 from penstock.core.schedule import Group
 from penstock.trainer.shards import irecv, isend, shards_of, under_way
 from penstock.trainer.units.collectives import NO_SHARDS, Shards, Work
@@ -62,11 +62,16 @@ class Transport(Messages, Protocol):
 
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
         """Replace ``tensor`` by its sum over the group's ranks, which must not change until the work is done. NORM is
-        every rank of every replica.
+        every rank of every replica; TIE has groups of two (`sum_tied`).
         """
 
     def sum_copies(self, tensor: Tensor) -> Work:
         """The same over the shards that hold copies of the same key/value heads, where there are copies."""
+
+    def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:
+        """The same over two ranks that hold the same rows of a tied matrix: this one and another, of which one has the
+        first stage.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +153,15 @@ def group_names(program: Program, mesh: Mesh) -> Iterator[GroupName]:
                 yield GroupName(Group.DP, mesh.peers(pipeline_rank, shard))
         elif reduction.group is Group.TIE:
             for replica, shard in places:
-                yield GroupName(Group.TIE, mesh.ranks(replica, reduction.ranks, shard))
+                for pair in tied_pairs(program, reduction):
+                    yield GroupName(Group.TIE, mesh.ranks(replica, pair, shard))
     yield everyone(mesh)
+
+
+def tied_pairs(program: Program, reduction: Reduction) -> list[tuple[int, int]]:
+    """The pipeline ranks that sum rows of a tied matrix: that of the first stage with each other one."""
+    first = program.stage_ranks[0]
+    return [(first, other) for other in reduction.ranks if other != first]
 
 
 def channel_group(channel: Channel, mesh: Mesh, replica: int, shard: int = 0) -> GroupName:
@@ -237,11 +249,15 @@ class ProcessGroupTransport:
                 group = groups[channel_group(channel, mesh, replica, shard)]
                 self._ends[channel] = (mesh.rank(replica, peer, shard), group)
         self._groups = {Group.NORM: groups[everyone(mesh)]}
+        self._tied: dict[int, dist.ProcessGroup] = {}
         for reduction in program.reductions:
             if reduction.group is Group.DP:
                 self._groups[Group.DP] = groups[GroupName(Group.DP, mesh.peers(pipeline_rank, shard))]
-            elif reduction.group is Group.TIE and pipeline_rank in reduction.ranks:
-                self._groups[Group.TIE] = groups[GroupName(Group.TIE, mesh.ranks(replica, reduction.ranks, shard))]
+            elif reduction.group is Group.TIE:
+                for pair in tied_pairs(program, reduction):
+                    if pipeline_rank in pair:
+                        other = pair[pair[0] == pipeline_rank]
+                        self._tied[other] = groups[GroupName(Group.TIE, mesh.ranks(replica, pair, shard))]
         self.shards: Shards = NO_SHARDS
         if mesh.tp > 1:
             self._groups[Group.TP] = groups[shard_group(mesh, rank)]
@@ -263,6 +279,10 @@ class ProcessGroupTransport:
     def sum_copies(self, tensor: Tensor) -> Work:
         """See `Transport`."""
         return under_way(dist.all_reduce(tensor, group=self._copies, async_op=True))
+
+    def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:
+        """See `Transport`."""
+        return under_way(dist.all_reduce(tensor, group=self._tied[pipeline_rank], async_op=True))
 
 
 def open_transport(program: Program, mesh: Mesh, rank: int, groups: ProcessGroups) -> ProcessGroupTransport:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.layout import SlotKind
-from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, RankProgram
 from penstock.core.roles import G_IN, G_OUT, A, L, W, X, Y
@@ -69,8 +68,11 @@ class StageExecutor:
     def _make_scratch(self, program: RankProgram, device: torch.device) -> Tensor:
         """Memory for the forwards that leave nothing behind because a recompute follows."""
         plan = self._plan
-        cells = {_cell(each) for each in program.instructions if each.action.kind is Kind.R}
-        shapes = [(plan.size_of(microbatch), plan.slices_of(microbatch)[part]) for microbatch, part in cells]
+        cells = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
+        shapes = [
+            (*plan.stages[stage], plan.size_of(microbatch), plan.slices_of(microbatch)[part])
+            for stage, microbatch, part in cells
+        ]
         needed = [scratch_bytes(plan.model, plan.precision, *shape, plan.sharding) for shape in shapes]
         return torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
 
@@ -135,6 +137,11 @@ class StageExecutor:
         forward = partial(stage.logits_after, views, start, stop, token_ids=self._token_ids(instruction))
         return self._run(lambda: forward(position=min(position(), stop - 1)))
 
+    def logit_rows(self, instruction: Instruction) -> tuple[int, slice]:
+        """The size of the vocabulary, and the rows of it that the instruction's stage has logits of."""
+        rows = self._stages[instruction.action.stage].logit_rows
+        return self._plan.model.vocab, slice(rows.start, rows.stop)
+
     def _forward(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
@@ -147,7 +154,7 @@ class StageExecutor:
         return lambda: run_pass(make(), shards)
 
     def _keeping_loss(self, instruction: Instruction, forward: Callable[[], Pass[Tensor | None]]) -> _Steps:
-        if not _has_head(self._stages[instruction.action.stage]):
+        if not self._stages[instruction.action.stage].returns_loss:
             return forward
         microbatch, part = _cell(instruction)
         place = self.losses_MP[microbatch, part]
@@ -163,17 +170,20 @@ class StageExecutor:
         stage, views, (start, stop) = self._place(instruction)
         part = instruction.action.part
         units = None if part is None else range(stage.first + part.first, stage.first + part.stop)
-        token_ids = self._token_ids(instruction)
-        return partial(stage.recompute, views, start, stop, token_ids=token_ids, units=units)
+        token_ids, labels = self._token_ids(instruction), self._labels(instruction)
+        return partial(stage.recompute, views, start, stop, token_ids=token_ids, labels=labels, units=units)
 
     def _backward_input(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop) = self._place(instruction)
-        fresh_dkv = stop == self._plan.sequence_length
-        return partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv)
+        fresh_dkv, labels = stop == self._plan.sequence_length, self._labels(instruction)
+        backward = partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv, labels=labels)
+        return lambda: backward(gradient_scale=self.gradient_scale)
 
     def _backward_weight(self, instruction: Instruction) -> _Steps:
         stage, views, (start, _) = self._place(instruction)
-        return partial(stage.backward_weight, views, start, token_ids=self._token_ids(instruction))
+        token_ids, labels = self._token_ids(instruction), self._labels(instruction)
+        backward = partial(stage.backward_weight, views, start, token_ids=token_ids, labels=labels)
+        return lambda: backward(gradient_scale=self.gradient_scale)
 
     def _backward(self, instruction: Instruction) -> _Steps:
         backward_input, backward_weight = self._backward_input(instruction), self._backward_weight(instruction)
@@ -201,12 +211,12 @@ class StageExecutor:
 
     def _token_ids(self, instruction: Instruction) -> Tensor | None:
         """[B, n] for the first stage."""
-        embeds = _has_embedding(self._stages[instruction.action.stage])
+        embeds = self._stages[instruction.action.stage].has_embedding
         return self._tokens_of(instruction, self.token_ids_NS) if embeds else None
 
     def _labels(self, instruction: Instruction) -> Tensor | None:
-        """[B, n] for the last stage."""
-        predicts = _has_head(self._stages[instruction.action.stage])
+        """[B, n] for the last stage, or all that have a part of the head."""
+        predicts = self._stages[instruction.action.stage].needs_labels
         return self._tokens_of(instruction, self.labels_NS) if predicts else None
 
     def _tokens_of(self, instruction: Instruction, tokens_NS: Tensor) -> Tensor:
@@ -223,11 +233,11 @@ class StageExecutor:
             if slot.stage == action.stage:
                 views[slot.kind] = self._arena.tensors(index)
             elif slot.kind is X:
-                views[Y] = {stage.stop - 1: {"y": self._arena.message(index)}}
+                views[Y] = {stage.stop - 1: _renamed(self._arena.tensors(index), X, Y)}
             else:
                 assert slot.kind is G_IN, f"{action} touches {slot} of another stage"
-                views[G_OUT] = {stage.first: {"g_out": self._arena.message(index)}}
-        if action.kind is Kind.F and not views[A] and self._scratch.numel():
+                views[G_OUT] = {stage.first: _renamed(self._arena.tensors(index), G_IN, G_OUT)}
+        if action.kind is Kind.F and not views[A] and not views[L] and self._scratch.numel():
             views |= self._scratch_views(stage, *_cell(instruction))
         return views
 
@@ -273,7 +283,8 @@ class EvaluationExecutor:
 class SamplingExecutor(EvaluationExecutor):
     """An evaluation that keeps logits in place of losses.
 
-    After a pass, the first shard that holds the head has the ``logits`` [V] that it was for, on the CPU.
+    After a pass, the first shard that holds the head has the ``logits`` [V] that it was for, on the CPU; one that holds
+    some parts of it has theirs, and zeros for the others.
     """
 
     def __init__(self, training: StageExecutor) -> None:
@@ -288,11 +299,13 @@ class SamplingExecutor(EvaluationExecutor):
     def compute(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
         forward = self._training.logits_after(instruction, lambda: self._position)
+        vocab, rows = self._training.logit_rows(instruction)
 
         def keep() -> None:
             logits = forward()
             if logits is not None:
-                self.logits = logits.to(CPU, copy=True)
+                self.logits = logits.new_zeros(vocab, device=CPU) if self.logits is None else self.logits
+                self.logits[rows].copy_(logits)
 
         return keep
 
@@ -309,9 +322,7 @@ def _cell(instruction: Instruction) -> tuple[int, int]:
     return action.microbatch, action.slice
 
 
-def _has_embedding(stage: Stage) -> bool:
-    return stage.spec.units[stage.first].kind is UnitKind.EMBEDDING
-
-
-def _has_head(stage: Stage) -> bool:
-    return stage.spec.units[stage.stop - 1].kind is UnitKind.HEAD
+def _renamed(tensors: SlotTensors, own: SlotKind, other: SlotKind) -> Mapping[str, Tensor]:
+    """What a slot of a neighbour's kind ``own`` holds, by the names that this stage's kind ``other`` has for it."""
+    (named,) = tensors.values()
+    return {other.value if name == own.value else name: tensor for name, tensor in named.items()}

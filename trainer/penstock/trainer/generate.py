@@ -40,7 +40,8 @@ class Generator:
             spec, 0, spec.num_units, parameters=parameters, workspace=Workspace(size, CPU), sequence_length=length
         )
         self._keys_values = self._slot(SlotKind.KEYS_VALUES)
-        self._scratch = torch.empty(scratch_bytes(spec, Precision.FP32, 1, length), dtype=torch.uint8)
+        needed = scratch_bytes(spec, Precision.FP32, 0, spec.num_units, 1, length)
+        self._scratch = torch.empty(needed, dtype=torch.uint8)
 
     def _slot(self, slot: SlotKind) -> dict[int, dict[str, Tensor]]:
         shape = (self._spec, Precision.FP32, 0, self._spec.num_units, slot, 1, self._length)

@@ -190,16 +190,20 @@ class LocalTransport:
         """See `penstock.trainer.comm.Transport`."""
         return self._fabric.meet(self._fabric.mesh.copies(self._rank), self._rank, Sum(tensor))
 
+    def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> LocalMeeting:
+        """See `penstock.trainer.comm.Transport`."""
+        mesh = self._fabric.mesh
+        pair = tuple(sorted((mesh.rank(self._replica, pipeline_rank, self._shard), self._rank)))
+        return self._fabric.meet(pair, self._rank, Sum(tensor))
+
     def _members(self, group: Group) -> tuple[int, ...]:
         mesh = self._fabric.mesh
         if group is Group.NORM:
             return tuple(range(mesh.num_ranks))
         if group is Group.DP:
             return mesh.peers(mesh.pipeline_rank(self._rank), self._shard)
-        if group is Group.TP:
-            return mesh.shards(self._replica, mesh.pipeline_rank(self._rank))
-        (reduction,) = [reduction for reduction in self._fabric.program.reductions if reduction.group is group]
-        return mesh.ranks(self._replica, reduction.ranks, self._shard)
+        assert group is Group.TP, "a tied matrix is summed over pairs"
+        return mesh.shards(self._replica, mesh.pipeline_rank(self._rank))
 
 
 class _Line:

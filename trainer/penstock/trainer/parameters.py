@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import UserError
-from penstock.core.layout import Parameter, Precision, parameters
+from penstock.core.layout import Parameter, Precision, declared_parameters
 from penstock.core.model import ModelSpec
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
@@ -158,8 +158,7 @@ class StageParameters(FlatParameters):
 
 
 def _in_flat_order(spec: ModelSpec, first: int, stop: int) -> dict[str, Parameter]:
-    unique = {p.name: p for unit in spec.units[first:stop] for p in parameters(spec, unit)}
-    return dict(sorted(unique.items(), key=lambda item: not item[1].decay))
+    return dict(sorted(declared_parameters(spec, first, stop).items(), key=lambda item: not item[1].decay))
 
 
 def initial_value(spec: ModelSpec, parameter: Parameter, seed: int) -> Tensor:

@@ -25,6 +25,7 @@ from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, Kind
 from penstock.trainer.closing import Closing, Optimizer, Totals
 from penstock.trainer.comm import Mesh, Transport
+from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
 from penstock.trainer.stage import Stage
@@ -79,6 +80,7 @@ class Runtime:
             plan,
             mesh,
             rank,
+            stage_ranks=program.stage_ranks,
             parameters={number: stage.parameters for number, stage in stages.items()},
             optimizers=optimizers,
             transport=transport,
@@ -97,6 +99,7 @@ class Runtime:
         self._sampling = SamplingExecutor(executor)
         self._counts = mesh.shard(rank) == 0
         self._chooses = self._counts and mesh.replica(rank) == 0
+        self._has_last = any(stage.returns_loss for stage in stages.values())
         self._bind = bind
 
     def warm_up(self) -> None:
@@ -163,9 +166,9 @@ class Runtime:
     ) -> list[int]:
         """``prompt`` continued up to ``length`` tokens, or until ``choose`` gives none; all ranks return the same.
 
-        ``choose`` takes the logits [V] on the first rank that holds the head; ``prompt`` is not empty, and ``length``
-        is at most the sequence length. Like `evaluate`, it takes no memory beyond training's. Every token passes
-        through all slices up to its own, since the slots of a pass are reused once the pass is over.
+        ``choose`` takes the logits [V] on the first rank that holds the end of the head; ``prompt`` is not empty, and
+        ``length`` is at most the sequence length. Like `evaluate`, it takes no memory beyond training's. Every token
+        passes through all slices up to its own, since the slots of a pass are reused once the pass is over.
         """
         ids = list(prompt)[:length]
         ends = list(accumulate(self._plan.slices))
@@ -189,11 +192,22 @@ class Runtime:
         self._executor.token_ids_NS[0, : len(ids)].copy_(torch.tensor(ids))
         self._sampling.begin(len(ids) - 1)
         forward.run(step)
-        logits = self._sampling.logits
+        logits = self._whole(self._sampling.logits)
         chosen = choose(logits) if self._chooses and logits is not None else None
         shared = torch.tensor([0 if chosen is None else chosen + 1])
         self._transport.all_reduce(Group.NORM, shared).wait()
         return int(shared) - 1 if shared else None
+
+    def _whole(self, logits: Tensor | None) -> Tensor | None:
+        """Logits of all of the vocabulary on the rank that has the last part of the head, the parts' joined."""
+        model = self._plan.model
+        if not model.is_divided:
+            return logits
+        whole = torch.zeros(model.vocab, dtype=accumulate_dtype(self._plan.precision))
+        if logits is not None and self._chooses:
+            whole.copy_(logits)
+        self._transport.all_reduce(Group.NORM, whole).wait()
+        return whole if self._has_last else None
 
     def _fill_first(self, token_ids_NS: Tensor, labels_NS: Tensor) -> None:
         """Micro-batch 0's tokens; missing sequences count for nothing."""

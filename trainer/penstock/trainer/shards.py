@@ -83,7 +83,7 @@ class HostShards:
         """Begin what is asked for."""
         match request:
             case Gather(all_PH):
-                return _All(self._gather(all_PH.chunk(self._num_shards)))
+                return AllOf(self._gather(all_PH.chunk(self._num_shards)))
             case Scatter(partial_PH, own_RH):
                 return self._scatter(partial_PH.chunk(self._num_shards), own_RH)
             case Sum(tensor):
@@ -91,7 +91,7 @@ class HostShards:
                     return self._scatter((tensor, tensor), tensor)
                 blocks = tensor.view(-1).tensor_split(self._num_shards)
                 scattered = self._scatter(blocks, blocks[self._shard])
-                return InTurn(scattered, lambda: _All(self._gather(blocks)))
+                return InTurn(scattered, lambda: AllOf(self._gather(blocks)))
 
     def _gather(self, blocks: Sequence[Tensor]) -> list[Work]:
         """Exchange this shard's block for all others."""
@@ -137,12 +137,13 @@ class Temporaries:
 
 
 @dataclass(frozen=True, slots=True)
-class _All:
-    """Messages under way."""
+class AllOf:
+    """Several things under way."""
 
     works: Sequence[Work]
 
     def wait(self) -> None:
+        """Block until all are over."""
         for work in self.works:
             work.wait()
 

@@ -22,6 +22,7 @@ from penstock.trainer.units.division import Division
 from penstock.trainer.units.embedding import Embedding
 from penstock.trainer.units.frame import Frame
 from penstock.trainer.units.head import Head
+from penstock.trainer.units.head_parts import HeadParts
 from penstock.trainer.units.views import SlotViews
 from penstock.trainer.units.workspace import Workspace
 
@@ -36,7 +37,8 @@ class Stage:
     share it, since their actions run one at a time, or two in its two lanes. ``sequence_length`` bounds every position.
     ``backend`` replaces the attention kernels that suit the device. Token ids and labels are [B, n] (int64), hidden
     states [rows, h] of B n tokens with all of sequence 0 first. The first stage needs the token ids, the last the
-    labels, which are shifted already; a label below 0 counts for nothing.
+    labels, which are shifted already; a label below 0 counts for nothing. Of a divided head every stage that has a part
+    needs the labels and the same gradient scale in all its actions.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Stage:
         self._division = division = Division(parameters.sharding, parameters.shard, workspace)
         kinds = {unit.kind for unit in spec.units[first:stop]}
         self._embedding = Embedding(parameters, division, workspace) if UnitKind.EMBEDDING in kinds else None
-        self._head = Head(spec, parameters, division, workspace) if UnitKind.HEAD in kinds else None
-        self._last_body_unit = stop - 1 if self._head is None else stop - 2
+        heads = [unit for unit in spec.units[first:stop] if unit.kind is UnitKind.HEAD]
+        self._head = Head(spec, parameters, division, workspace) if heads and not spec.is_divided else None
+        self._parts = HeadParts(spec, heads, parameters, division, workspace) if heads and spec.is_divided else None
+        self._last_body_unit = stop - 1 - len(heads)
         self._blocks = build_blocks(
             spec,
             first,
@@ -82,9 +86,12 @@ class Stage:
 
         The last stage returns the sum of the slice's token losses (a scalar of the accumulate type; on all shards but
         the first zero, so that a sum over ranks counts it once), leaves ``gradient_scale`` times the sum's gradient in
-        ``h`` and adds that of the head's parameters. Others return none.
+        ``h`` and adds that of a whole head's parameters. Others return none.
         """
         yield from self._run_body(views, start, stop, token_ids)
+        if self._parts is not None:
+            wanted = _needed(labels, "labels")
+            return (yield from self._parts.forward(views, self._parts_input(views), wanted, gradient_scale))
         if self._head is None:
             return None
         gradient = views[SlotKind.HEAD_GRADIENT][self.stop - 1]["h"]
@@ -98,14 +105,19 @@ class Stage:
         stop: int,
         *,
         token_ids: Tensor | None = None,
+        labels: Tensor | None = None,
         units: range | None = None,
     ) -> Pass[None]:
         """R: fill ``a`` and ``l`` as F did, bit for bit, and write the keys and values where they were.
 
-        Leaves out what no backward reads: the head, and the last output before it or before the stage's end. With
+        Leaves out what no backward reads: a whole head, and the last output before it or before the stage's end. With
         ``units`` only those of these; the units before them have to be recomputed already.
         """
-        yield from self._run_body(views, start, stop, token_ids, keep_last_output=False, units=units)
+        units = range(self.first, self.stop) if units is None else units
+        yield from self._run_body(views, start, stop, token_ids, keep_last_output=self._parts is not None, units=units)
+        if self._parts is not None and units.stop - 1 > self._last_body_unit:
+            wanted = _needed(labels, "labels")
+            yield from self._parts.recompute(views, self._parts_input(views), wanted, units)
 
     def evaluate(
         self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
@@ -114,6 +126,8 @@ class Stage:
         ``h``.
         """
         yield from self._run_body(views, start, stop, token_ids)
+        if self._parts is not None:
+            return (yield from self._parts.loss(views, self._parts_input(views), _needed(labels, "labels")))
         if self._head is None:
             return None
         return (yield from self._head.loss(self._input(views, self.stop - 1), _needed(labels, "labels")))
@@ -121,25 +135,62 @@ class Stage:
     def logits_after(
         self, views: SlotViews, start: int, stop: int, *, position: int, token_ids: Tensor | None = None
     ) -> Pass[Tensor | None]:
-        """F for generation: the last stage's first shard returns the logits [v] of what follows token ``position`` of
-        sequence 0.
+        """F for generation: the first shard of a stage with a head returns the logits of what follows token
+        ``position`` of sequence 0, of the ``logit_rows`` that the stage has.
 
         They are valid until the next action.
         """
         yield from self._run_body(views, start, stop, token_ids)
-        if self._head is None:
+        if self._parts is not None:
+            logits = yield from self._parts.logits_at(views, self._parts_input(views), row=position - start)
+        elif self._head is not None:
+            logits = yield from self._head.logits_at(self._input(views, self.stop - 1), row=position - start)
+        else:
             return None
-        logits = yield from self._head.logits_at(self._input(views, self.stop - 1), row=position - start)
         return logits if self._division.shard == 0 else None
 
-    def backward_input(self, views: SlotViews, start: int, stop: int, *, fresh_dkv: bool) -> Pass[None]:
+    @property
+    def has_embedding(self) -> bool:
+        """Whether its actions need the token ids."""
+        return self._embedding is not None
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it has a head, or a part of it."""
+        return self._head is not None or self._parts is not None
+
+    @property
+    def returns_loss(self) -> bool:
+        """Whether it ends with the head."""
+        return self.stop == self.spec.num_units
+
+    @property
+    def logit_rows(self) -> range:
+        """The rows of the vocabulary that `logits_after` is of."""
+        return range(self.spec.vocab) if self._parts is None else self._parts.rows
+
+    def backward_input(
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        *,
+        fresh_dkv: bool,
+        labels: Tensor | None = None,
+        gradient_scale: float = 1.0,
+    ) -> Pass[None]:
         """I: from ``g_in`` (the last stage: ``h``) fill ``w`` and ``g_out``; add what the prefix gets to ``dkv``.
 
         A micro-batch's slices come in reverse order. ``fresh_dkv`` marks the first of them, which finds nothing in
         ``dkv``. The gradients of the norms are added here.
         """
-        received = SlotKind.RECEIVED_GRADIENT if self._head is None else SlotKind.HEAD_GRADIENT
-        self._output_gradient(views, self._last_body_unit).copy_(views[received][self.stop - 1][received.value])
+        if self._parts is None:
+            received = SlotKind.RECEIVED_GRADIENT if self._head is None else SlotKind.HEAD_GRADIENT
+            self._output_gradient(views, self._last_body_unit).copy_(views[received][self.stop - 1][received.value])
+        else:
+            below = self._output_gradient(views, self._last_body_unit) if self._parts.has_first else None
+            wanted = _needed(labels, "labels")
+            yield from self._parts.backward_input(views, self._parts_input(views), wanted, gradient_scale, below)
         for index, block in reversed(list(self._blocks.items())):
             frame = self._frame(views, index, start, stop)
             below = self._output_gradient(views, index - 1)
@@ -150,11 +201,21 @@ class Stage:
         if self._embedding is not None:
             yield from self._embedding.backward_input(views[SlotKind.OUTPUT_GRADIENTS][self.first]["dy"])
 
-    def backward_weight(self, views: SlotViews, start: int, *, token_ids: Tensor | None = None) -> Pass[None]:
+    def backward_weight(
+        self,
+        views: SlotViews,
+        start: int,
+        *,
+        token_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        gradient_scale: float = 1.0,
+    ) -> Pass[None]:
         """W: add the gradients of the matrices and biases, from ``l`` and ``w`` alone, at any time after I."""
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
         for index, block in self._blocks.items():
             yield from block.backward_weight(inputs[index], gradients[index])
+        if self._parts is not None:
+            yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
         if self._embedding is not None:
             ids = _needed(token_ids, "token ids")
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
@@ -197,6 +258,11 @@ class Stage:
 
     def _input(self, views: SlotViews, index: int) -> Tensor:
         return views[SlotKind.INPUT][index]["x"] if index == self.first else self._output(views, index - 1)
+
+    def _parts_input(self, views: SlotViews) -> Tensor | None:
+        """The hidden state before the first part of a divided head; none for a stage with other parts."""
+        assert self._parts is not None
+        return self._input(views, self._last_body_unit + 1) if self._parts.has_first else None
 
     def _output(self, views: SlotViews, index: int) -> Tensor:
         slot = SlotKind.OUTPUT if index == self.stop - 1 else SlotKind.ACTIVATIONS

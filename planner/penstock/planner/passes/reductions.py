@@ -1,15 +1,16 @@
 """Pass 3, reductions: where every rank starts and waits for the sums of gradients, and its optimizer's step.
 
-Gradients of a tied matrix are summed over its copies (tie), those that each shard has only an addend of over shards
-(tp), then those of each stage over replicas (dp), then their squares over all ranks (norm). A stage's gradients are
-complete after its last W or B. Then its *chain* begins, the sums that it joins, each of which sums the result of the
-one before:
+Gradients of a tied matrix are summed over its copies (tie), of which a divided head has one per stage. Those that each
+shard has only an addend of are summed over shards (tp), then those of each stage over replicas (dp), then their squares
+over all ranks (norm). A stage's gradients are complete after its last W or B. Then its *chain* begins, the sums that it
+joins, each of which sums the result of the one before:
 
 - Tie and dp run next to whatever the rank does until it waits for them. Tp is waited for where it starts: it is short
   (norms, biases, few heads), its shards come to it together, and so the long one, dp, starts as early as it may.
 - On the host reductions run next to compute, so the chain of a stage begins directly after its last W and the messages
   that follow it, if its rank still has compute after that, and goes on up to the first that is not waited for. The rest
   follows after all compute, before the norm. With one stage per rank nothing is left to compute.
+- A rank with several stages of a divided tied head sums their rows in one reduction over tie, after all compute.
 - With ``late_receives``, for NCCL, all chains begin after all compute. A reduction is a kernel there, with as many
   thread blocks as NCCL chooses; next to those of the channels it would break what `penstock.core.residency` relies on.
 
@@ -33,14 +34,17 @@ from penstock.planner.passes.draft import Draft
 _MESSAGES = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.WAIT_SEND_F, Kind.WAIT_SEND_B})
 
 
-def reductions_of(num_ranks: int, *, dp: bool, tp: bool, tie: tuple[int, int] | None) -> tuple[Reduction, ...]:
+def reductions_of(
+    stage_ranks: Sequence[int], *, dp: bool, tp: bool, tie: tuple[int, ...] = ()
+) -> tuple[Reduction, ...]:
     """The groups of a pipeline, in the order in which a gradient passes through them.
 
     ``dp`` says whether there are other replicas, ``tp`` whether shards have gradients to sum, and ``tie`` names the
-    ranks of a tied matrix.
+    stages that hold rows of a tied matrix.
     """
-    everyone = tuple(range(num_ranks))
-    reductions = [Reduction(Group.TIE, tuple(sorted(tie)))] if tie is not None and tie[0] != tie[1] else []
+    everyone = tuple(range(max(stage_ranks) + 1))
+    tied_ranks = tuple(sorted({stage_ranks[stage] for stage in tie}))
+    reductions = [Reduction(Group.TIE, tied_ranks, tie)] if len(tied_ranks) > 1 else []
     reductions += [Reduction(Group.TP, everyone)] if tp else []
     reductions += [Reduction(Group.DP, everyone)] if dp else []
     return (*reductions, Reduction(Group.NORM, everyone))
@@ -57,11 +61,14 @@ def add_reductions(
     """The drafts of ``rank`` with the reductions that it joins, and STEP; with ``late`` all stand at the end."""
     own = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
     groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
-    tied = [stage for stage in own if stage in (0, len(stage_ranks) - 1)] if Group.TIE in groups else []
+    ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
+    tied = [stage for reduction in ties for stage in reduction.tied_of(stage_ranks, rank)]
     untied = [stage for stage in own if stage not in tied]
     peers = tuple(group for group in groups if group.is_of_peers)
     chains = {**dict.fromkeys(tied, (Group.TIE, *peers)), **dict.fromkeys(untied, peers)}
     places = {} if late else dict(_complete(drafts))
+    for stage in tied if len(tied) > 1 else ():
+        places.pop(stage, None)
     early = sorted(places, key=lambda stage: places[stage])
     row: list[Draft] = []
     reached = 0
@@ -69,10 +76,11 @@ def add_reductions(
         row += [*drafts[reached : places[stage]], *_begun(stage, chains[stage])]
         reached = places[stage]
     row += drafts[reached:]
-    for stage in (*tied, *untied):
+    for stage in (*tied[:1], *untied):
         row += [] if stage in places else _begun(stage, chains[stage])
     for stage in tied:
-        row += [_wait(Group.TIE, stage), *_begun(stage, peers)]
+        row += [_wait(Group.TIE, stage)] if stage == tied[0] else []
+        row += _begun(stage, peers)
     if Group.DP in groups:
         begun = dict.fromkeys(stage for stage in (*early, *untied) if stage in untied)
         row += [_wait(Group.DP, stage) for stage in (*begun, *tied)]

@@ -49,10 +49,11 @@ class Reductions:
         self._stage_ranks, self._costs = stage_ranks, costs
         self._ranks_of = {reduction.group: reduction.ranks for reduction in reductions}
         self._own = stages_of(stage_ranks)
-        self._tied = {rank: self._stage(Group.TIE, rank) for rank in self._ranks_of.get(Group.TIE, ())}
+        ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
+        self._tied = {rank: each.tied_of(stage_ranks, rank) for each in ties for rank in each.ranks}
         self.pauses_ns = np.zeros(len(stage_ranks), dtype=np.int64)
         if Group.TP in self._ranks_of:
-            untied = [stage for stage, rank in enumerate(stage_ranks) if self._tied.get(rank) != stage]
+            untied = [stage for stage, rank in enumerate(stage_ranks) if stage not in self._tied.get(rank, ())]
             self.pauses_ns[untied] = [self._duration_ns(Group.TP, stage) for stage in untied]
 
     def paused_ns(self, started: Iterable[int]) -> Nanoseconds:
@@ -72,19 +73,25 @@ class Reductions:
         has_peers = any(group.is_of_peers for group in self._ranks_of)
         starts = [self._begin_peers(rank, started) for rank in range(self._costs.num_ranks) if has_peers]
         if Group.TIE in self._ranks_of:
-            self._meet(Group.TIE, [started.get(self._tied[rank], int(finish_ns[rank])) for rank in self._tied])
-        for rank, stage in self._tied.items() if has_peers else ():
-            self._sum_shards(rank, stage, int(self.clock_ns[rank]))
-            starts[rank][stage] = int(self.clock_ns[rank])
+            self._meet(Group.TIE, [self._tie_start(rank, finish_ns, started) for rank in self._tied])
+        for rank, stages in self._tied.items() if has_peers else ():
+            for stage in stages:
+                self._sum_shards(rank, stage, int(self.clock_ns[rank]))
+                starts[rank][stage] = int(self.clock_ns[rank])
         if Group.DP in self._ranks_of:
             for rank, of_stages in enumerate(starts):
                 self._sum_replicas(rank, of_stages)
         if Group.NORM in self._ranks_of:
             self._meet(Group.NORM, [int(self.clock_ns[rank]) for rank in self._ranks_of[Group.NORM]])
 
+    def _tie_start(self, rank: int, finish_ns: Nanoseconds, started: Mapping[int, int]) -> int:
+        """Of several tied stages one sum is started, after all compute."""
+        first, *others = self._tied[rank]
+        return int(finish_ns[rank]) if others else started.get(first, int(finish_ns[rank]))
+
     def _begin_peers(self, rank: int, started: Mapping[int, int]) -> dict[int, int]:
-        """Sum what shards share of the rank's stages, the tied one apart; when those over replicas start, in order."""
-        stages = [stage for stage in self._own.get(rank, ()) if stage != self._tied.get(rank)]
+        """Sum what shards share of the rank's stages, the tied ones apart; when those over replicas start, in order."""
+        stages = [stage for stage in self._own.get(rank, ()) if stage not in self._tied.get(rank, ())]
         early = sorted((started[stage], stage) for stage in stages if stage in started)
         starts = {stage: start for start, stage in early}
         for start, stage in early:
@@ -122,8 +129,7 @@ class Reductions:
 
     def _stage(self, group: Group, rank: int) -> int:
         """The stage under which `penstock.planner.passes.reductions` files the rank's reduction."""
-        own = self._own[rank]
-        return own[-1] if group is Group.TIE and own[0] else own[0]
+        return self._tied[rank][0] if group is Group.TIE else self._own[rank][0]
 
     def _duration_ns(self, group: Group, place: int) -> int:
         """Of a rank, for groups of peers of a stage."""

@@ -92,21 +92,37 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """The tokens [start, stop), whose rows of an embedding or a head one shard holds."""
+    """The tokens whose rows of an embedding or a head one shard holds: ranges, whose rows follow each other."""
 
-    start: int
-    stop: int
+    ranges: tuple[range, ...]
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return sum(len(tokens) for tokens in self.ranges)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Every token's row of the shard's matrix; for a token that it does not hold, one of its rows."""
-        return (ids - self.start).clamp_(0, self.stop - self.start - 1)
+        first, *others = self.ranges
+        rows = (ids - first.start).clamp_(0, len(first) - 1)
+        before = len(first)
+        for tokens in others:
+            rows = torch.where(ids >= tokens.start, (ids - tokens.start + before).clamp_(max=self.size - 1), rows)
+            before += len(tokens)
+        return rows
 
     def holds(self, ids: Tensor) -> Tensor:
         """Whether the shard holds the token's row."""
-        return torch.logical_and(ids >= self.start, ids < self.stop)
+        first, *others = (torch.logical_and(ids >= tokens.start, ids < tokens.stop) for tokens in self.ranges)
+        for other in others:
+            first = torch.logical_or(first, other)
+        return first
 
 
-def vocabulary_parts(matrix: Parameter, tp: int) -> tuple[VocabularyPart, ...]:
-    """What each of ``tp`` shards holds of an embedding's or a head's matrix."""
-    pieces = [piece for shard in range(tp) for piece in matrix.pieces(tp, shard)]
-    return tuple(VocabularyPart(piece.start, piece.stop) for piece in pieces)
+def vocabulary_parts(matrix: Parameter, tp: int, rows: range | None = None) -> tuple[VocabularyPart, ...]:
+    """What each of ``tp`` shards holds of an embedding's or a head's matrix, or of some rows of it."""
+    pieces = [
+        [range(piece.start, piece.stop) for piece in matrix.pieces(tp, shard) if rows is None or piece.start in rows]
+        for shard in range(tp)
+    ]
+    return tuple(VocabularyPart(tuple(of_shard)) for of_shard in pieces)

@@ -86,7 +86,7 @@ class Head:
         logits_SV = wide_1V.new_zeros(len(self._parts), self._largest_part)
         logits_SV[self._division.shard, : wide_1V.shape[1]] = wide_1V[0]
         yield Gather(logits_SV)
-        return torch.cat([own_V[: part.stop - part.start] for own_V, part in zip(logits_SV, self._parts, strict=True)])
+        return torch.cat([own_V[: part.size] for own_V, part in zip(logits_SV, self._parts, strict=True)])
 
     def _normed(self, x_RH: Tensor, num_tokens: int) -> Pass[tuple[Tensor, Statistics]]:
         """The norm of all tokens [T, H], and the statistics of those that the shard holds."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from penstock.core.layout import Buffer, Precision, SlotKind, aligned, stage_slot_buffers, unit_buffers
-from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.layout import (
+    HEAD_CHUNK_TOKENS,
+    Buffer,
+    Precision,
+    SlotKind,
+    aligned,
+    stage_slot_buffers,
+)
+from penstock.core.model import ModelSpec
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
 
@@ -50,18 +58,18 @@ def _view(memory: Tensor, offset: int, buffer: Buffer, precision: Precision) -> 
 _PASSING = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
 
 
-def scratch_bytes(spec: ModelSpec, precision: Precision, batch: int, tokens: int, sharding: Sharding = WHOLE) -> int:
-    """Bytes of `scratch_views`: two outputs that take turns, and what the larger kind of unit needs besides."""
+def scratch_bytes(
+    spec: ModelSpec, precision: Precision, first: int, stop: int, batch: int, tokens: int, sharding: Sharding = WHOLE
+) -> int:
+    """Bytes of `scratch_views`: two outputs that take turns, and what the largest unit needs besides; parts of a head
+    need theirs together.
+    """
     outputs = 2 * aligned(_output(spec, batch, tokens, sharding).num_bytes(precision))
-    kept = (
-        sum(
-            aligned(buffer.num_bytes(precision))
-            for slot in _PASSING
-            for buffer in _kept(spec, kind, slot, batch, tokens, sharding)
-        )
-        for kind in (UnitKind.ATTENTION, UnitKind.MLP)
-    )
-    return outputs + max(kept)
+    needed = [0] * (stop - first)
+    for slot in _PASSING:
+        for index, buffer in _kept(spec, first, stop, slot, batch, tokens, sharding):
+            needed[min(index, max(spec.first_head_unit, first)) - first] += aligned(buffer.num_bytes(precision))
+    return outputs + max(needed)
 
 
 def scratch_views(
@@ -76,21 +84,24 @@ def scratch_views(
 ) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
     """``a`` and ``l`` for a forward that leaves nothing behind (before a recompute, evaluation, generation).
 
-    All units share one memory, and neighbours' outputs take turns: each unit reads its input while it writes its
-    output, and nothing older.
+    All units but parts of a head share one memory, and neighbours' outputs take turns: each unit reads its input while
+    it writes its output, and nothing older. Parts of a head take turns for every chunk of tokens, and have room for
+    the probabilities of one.
     """
     buffer = _output(spec, batch, tokens, sharding)
     turn = aligned(buffer.num_bytes(precision))
     views: dict[SlotKind, dict[int, dict[str, Tensor]]] = {slot: {} for slot in _PASSING}
+    kept = {slot: _kept(spec, first, stop, slot, batch, tokens, sharding) for slot in _PASSING}
+    offset = 2 * turn
     for unit in spec.units[first:stop]:
         output = _view(memory, turn * (unit.index % 2), buffer, precision)
         views[SlotKind.ACTIVATIONS][unit.index] = {"y": output}
-        offset = 2 * turn
+        offset = offset if unit.part else 2 * turn
         for slot in _PASSING:
-            kept = _kept(spec, unit.kind, slot, batch, tokens, sharding)
-            carved = _carve(memory[offset:], ((0, each) for each in kept), precision)
-            views[slot].setdefault(unit.index, {}).update(carved.get(0, {}))
-            offset += sum(aligned(each.num_bytes(precision)) for each in kept)
+            own = [(index, each) for index, each in kept[slot] if index == unit.index]
+            carved = _carve(memory[offset:], own, precision)
+            views[slot].setdefault(unit.index, {}).update(carved.get(unit.index, {}))
+            offset += sum(aligned(each.num_bytes(precision)) for _, each in own)
     return views
 
 
@@ -98,5 +109,15 @@ def _output(spec: ModelSpec, batch: int, tokens: int, sharding: Sharding) -> Buf
     return Buffer(name="y", shape=(sharding.rows(batch * tokens), spec.hidden))
 
 
-def _kept(spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int, sharding: Sharding) -> list[Buffer]:
-    return [buffer for buffer in unit_buffers(spec, kind, slot, batch, tokens, sharding) if buffer.name != "y"]
+def _kept(
+    spec: ModelSpec, first: int, stop: int, slot: SlotKind, batch: int, tokens: int, sharding: Sharding
+) -> list[tuple[int, Buffer]]:
+    """What units keep in a slot, but for outputs."""
+    buffers = stage_slot_buffers(spec, first, stop, slot, batch, tokens, sharding)
+    return [(index, _of_a_chunk(buffer)) for index, buffer in buffers if buffer.name != "y"]
+
+
+def _of_a_chunk(buffer: Buffer) -> Buffer:
+    if buffer.name != "probabilities":
+        return buffer
+    return dataclasses.replace(buffer, shape=(min(buffer.shape[0], HEAD_CHUNK_TOKENS), *buffer.shape[1:]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision, aligned
+from penstock.core.layout import HEAD_CHUNK_TOKENS, NUM_STATISTICS, Precision, aligned
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.sharding import WHOLE, Sharding
 
@@ -59,8 +59,8 @@ def workspace_bytes(
     """Bytes that the actions of units [first, stop) need for ``tokens`` = B n tokens at once, on the shard that needs
     most.
     """
-    kinds = {unit.kind for unit in spec.units[first:stop]}
-    return max(_UnitBytes(spec, precision, tokens, sharding).of(kind) for kind in kinds)
+    kinds = {(unit.kind, unit.part) for unit in spec.units[first:stop]}
+    return max(_UnitBytes(spec, precision, tokens, sharding).of(*kind) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,10 @@ class _UnitBytes:
     tokens: int
     sharding: Sharding
 
-    def of(self, kind: UnitKind) -> int:
+    def of(self, kind: UnitKind, part: int = 0) -> int:
         """The most of its F, I and W."""
+        if kind is UnitKind.HEAD and self.spec.is_divided:
+            return self._head_part(part)
         return {
             UnitKind.EMBEDDING: self._embedding,
             UnitKind.ATTENTION: self._attention,
@@ -114,6 +116,24 @@ class _UnitBytes:
         shared = self._wide(tp * NUM_SHARED, rows) if tp > 1 else 0
         statistics = self._wide(self.sharding.rows(self.tokens)) * (1 if self._is_rms else 2)
         return 2 * self._hidden + self._product + statistics + logits + shared
+
+    def _head_part(self, part: int) -> int:
+        """F: the norm of all shards' tokens, the addend, targets' rows and logits of a chunk, and what shards share.
+        I: targets' rows, of all shards' tokens, of a chunk and of the shard's own, and the norm's product; the last
+        part, whose targets' rows are in F, has no more than its F. W: the norm of all shards' tokens, and twice that of
+        all tokens, scaled.
+        """
+        chunk, hidden = min(self.tokens, HEAD_CHUNK_TOKENS), self.spec.hidden
+        tp, by_tokens = self.sharding.tp, self.sharding.by_tokens
+        vocab = -(-len(self.spec.part_rows(part)) // tp)
+        logits = self._wide(chunk, vocab) if self.precision.compute_bytes != self.precision.accumulate_bytes else 0
+        shared = self._wide(tp * NUM_STATISTICS, chunk) if tp > 1 else 0
+        rows = self._narrow(chunk, hidden)
+        forward = self._gathered + self._hidden + rows + logits + shared
+        own = self._narrow(self.sharding.rows(self.tokens), hidden) if by_tokens else 0
+        backward = self._hidden + rows + own + (self._product if part == 0 else 0)
+        weights = self._gathered + self._narrow(self.tokens, hidden) + self._wide(self.tokens, hidden)
+        return max(forward, backward if part + 1 < self.spec.head_parts else 0, weights)
 
     @property
     def _is_rms(self) -> bool:

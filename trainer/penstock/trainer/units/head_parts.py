@@ -1,0 +1,392 @@
+"""The parts of a divided head that one stage has: final norm, logits and loss as a chain of units (ADR 0042).
+
+A part has some rows W of the vocabulary. Let E be the log of the sum of exponentials of a token's logits there, and P
+their softmax as if there were no other rows. F takes the log e of the sum of exponentials of all rows before, and the
+addend A, their softmax times their rows, and passes on
+
+    e' = log(exp(e) + exp(E)),    A' = exp(e - e') A + exp(E - e') P W
+
+which is FlashAttention's rule for blocks of keys (arXiv 2205.14135, section 3.1), and the target's logit y. The last
+part has e and y of all of the vocabulary, and so the loss e - y and the gradient of the norm's output.
+
+The target's own row is left out of P. Its coefficient is exp(y - e) - 1, which for a token that is predicted well is
+small, while its softmax is not: sums of a narrow type would keep little of that difference. The stage that has the row
+adds it once e is known: the one with the last part in F, others in I, which passes e and y on along with the gradient.
+W multiplies P, as F left it, by exp(E - e). It needs nothing of other parts and comes at any time after I.
+
+Of several shards each has some rows of every part: E and P are of these, e and y of all shards' rows. Neighbouring
+parts in one stage count as one.
+
+Shape letters: B sequences, N tokens of the slice, T = B N, C tokens of one chunk, H hidden, V rows of the vocabulary
+that the shard has of a part, S shards; P, R and U as in `penstock.trainer.units.division`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.core.layout import HEAD_CHUNK_TOKENS, NUM_STATISTICS, SlotKind
+from penstock.core.model import Family, ModelSpec, Unit
+from penstock.trainer.parameters import StageParameters
+from penstock.trainer.units.collectives import Gather, Pass
+from penstock.trainer.units.cross_entropy import softmax_without_targets
+from penstock.trainer.units.division import Division, vocabulary_parts
+from penstock.trainer.units.linear import accumulate_product
+from penstock.trainer.units.norm import build_norm
+from penstock.trainer.units.views import SlotViews
+from penstock.trainer.units.workspace import Workspace
+
+_LSE, _TARGET = range(NUM_STATISTICS)
+
+
+class HeadParts:
+    """Neighbouring parts of a divided head; every method is a pass over one slice.
+
+    ``x`` is the hidden state before the first part of all. Others find what they are given in the stage's ``x``.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        units: Sequence[Unit],
+        parameters: StageParameters,
+        division: Division,
+        workspace: Workspace,
+    ) -> None:
+        self.has_first, self.has_last = units[0].part == 0, units[-1].part == spec.head_parts - 1
+        self.rows = spec.rows_of(units[0].index, units[-1].index + 1)
+        self._parts = {unit.index: _Part(spec, unit, parameters, division) for unit in units}
+        self._norm = build_norm(spec, parameters, "head.norm", workspace) if self.has_first else None
+        self._norm_statistics = ("rstd", "mean") if spec.family is Family.GPT2 else ("rstd",)
+        self._wide = parameters.master_flat.dtype
+        self._division, self._workspace = division, workspace
+        self._first, self._last = units[0].index, units[-1].index
+
+    def forward(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: float) -> Pass[Tensor | None]:
+        """F: fill what the parts keep, and ``y``, or after the last part ``h`` with the gradient of ``scale`` times the
+        summed loss, which is returned then (a scalar; zero but on the first shard, so that a sum counts it once).
+        """
+        labels_T, division = labels_BN.reshape(-1), self._division
+        num_tokens = len(labels_T)
+        normed_TH = yield from self._normed(views, x_RH, num_tokens)
+        passed_on = self._passed_on(views)
+        sum_RH, statistics_2T = passed_on["dnormed" if self.has_last else "addend"], passed_on["statistics"]
+        before_T = self._begin(views, statistics_2T)
+        addend_PH = division.take(num_tokens, normed_TH.shape[1], normed_TH.dtype)
+        addend_TH = division.without_padding(addend_PH, num_tokens)
+        yield from self._advance(views, normed_TH, labels_T, statistics_2T, addend_TH)
+        total_UH = yield from division.summed(addend_PH, sum_RH, num_tokens)
+        sum_UH, own = division.own(sum_RH, num_tokens), self._own_tokens(num_tokens)
+        if not self.has_first:
+            earlier_UH = division.own(views[SlotKind.INPUT][self._first]["addend"], num_tokens)
+            share_U = (before_T[own] - statistics_2T[_LSE, own]).exp_()
+            torch.addcmul(total_UH, earlier_UH, share_U[:, None], out=sum_UH)
+        elif total_UH is not sum_UH:
+            sum_UH.copy_(total_UH)
+        if not self.has_last:
+            return None
+        sum_UH.mul_(_valid(labels_T[own], self._wide).mul_(scale)[:, None])
+        return self._summed_loss(statistics_2T, labels_T)
+
+    def loss(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor) -> Pass[Tensor | None]:
+        """The summed loss alone, as F returns it; what passes on has statistics but no addend."""
+        labels_T = labels_BN.reshape(-1)
+        normed_TH = yield from self._normed(views, x_RH, len(labels_T))
+        if self.has_last:
+            statistics_2T = self._workspace.take(NUM_STATISTICS, len(labels_T), dtype=self._wide)
+        else:
+            statistics_2T = self._passed_on(views)["statistics"]
+        self._begin(views, statistics_2T)
+        yield from self._advance(views, normed_TH, labels_T, statistics_2T, None)
+        return self._summed_loss(statistics_2T, labels_T) if self.has_last else None
+
+    def logits_at(self, views: SlotViews, x_RH: Tensor | None, row: int) -> Pass[Tensor]:
+        """Logits of the parts' rows for the token that follows row ``row`` of the slice, in the accumulate type; on
+        every shard.
+        """
+        num_tokens = len(views[SlotKind.LINEAR_INPUTS][self._first]["own_lse"])
+        normed_TH = yield from self._normed(views, x_RH, num_tokens)
+        logits_V = normed_TH.new_empty(0, dtype=self._wide)
+        for part in self._parts.values():
+            logits_V = torch.cat([logits_V, (yield from part.logits(normed_TH[row], self._wide))])
+        return logits_V
+
+    def recompute(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, units: range) -> Pass[None]:
+        """R: what those parts keep that are among ``units``; the first of the stage's comes first."""
+        labels_T = labels_BN.reshape(-1)
+        if self._first in units:
+            normed_TH = yield from self._normed(views, x_RH, len(labels_T))
+        else:
+            normed_TH = yield from self._kept_normed(views, len(labels_T))
+        for chunk, wide in self._chunks(normed_TH):
+            for index, part in self._parts.items():
+                if index in units:
+                    part.project(views[SlotKind.LINEAR_INPUTS][index], normed_TH, labels_T, chunk, wide)
+
+    def backward_input(
+        self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: float, dx_RH: Tensor | None
+    ) -> Pass[None]:
+        """I: from ``g_in``, or after the last part ``h``, the gradient of x in ``dx``, or ``g_out``; W's statistics."""
+        received = views[SlotKind.HEAD_GRADIENT if self.has_last else SlotKind.RECEIVED_GRADIENT][self._last]
+        statistics_2T, labels_T, division = received["statistics"], labels_BN.reshape(-1), self._division
+        views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"].copy_(statistics_2T)
+        num_tokens = len(labels_T)
+        self._workspace.reset()
+        dnormed_UH = division.own(received["dnormed"], num_tokens)
+        if not self.has_last:
+            targets_UH = yield from self._target_rows(received["dnormed"], statistics_2T, labels_T, scale)
+            dnormed_UH = targets_UH.add_(dnormed_UH)
+        if not self.has_first:
+            sent = views[SlotKind.SENT_GRADIENT][self._first]
+            division.own(sent["dnormed"], num_tokens).copy_(dnormed_UH)
+            sent["statistics"].copy_(statistics_2T)
+        elif len(dnormed_UH):
+            assert self._norm is not None
+            x_UH, dx_UH = (division.own(_needed(each), num_tokens) for each in (x_RH, dx_RH))
+            self._norm.backward(dnormed_UH, x_UH, self._statistics(views, num_tokens), None, dx_UH)
+
+    def backward_weight(self, views: SlotViews, labels_BN: Tensor, scale: float) -> Pass[None]:
+        """W: add the gradients of the parts' rows."""
+        labels_T = labels_BN.reshape(-1)
+        normed_TH = yield from self._kept_normed(views, len(labels_T))
+        statistics_2T = views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"]
+        scale_T = _valid(labels_T, self._wide).mul_(scale)
+        target_T = _target_coefficients(statistics_2T).mul_(scale_T)
+        scaled_TH = self._workspace.take(*normed_TH.shape, dtype=normed_TH.dtype)
+        rows_TH = self._workspace.take(*normed_TH.shape, dtype=self._wide)
+        for index, part in self._parts.items():
+            kept = views[SlotKind.LINEAR_INPUTS][index]
+            share_T = (kept["own_lse"] - statistics_2T[_LSE]).exp_().mul_(scale_T)
+            torch.mul(normed_TH, share_T[:, None], out=scaled_TH)
+            accumulate_product(part.gradient_VH, part.probabilities(kept), scaled_TH)
+            coefficient_T = target_T * part.vocabulary.holds(labels_T)
+            torch.mul(normed_TH, coefficient_T[:, None], out=rows_TH)
+            part.gradient_VH.index_add_(0, part.vocabulary.rows(labels_T), rows_TH)
+
+    def _normed(self, views: SlotViews, x_RH: Tensor | None, num_tokens: int) -> Pass[Tensor]:
+        """Keep the norm's output and pass it on; that of all tokens [T, H]."""
+        normed_RH = views[SlotKind.LINEAR_INPUTS][self._first]["normed"]
+        if self._norm is None:
+            normed_RH.copy_(views[SlotKind.INPUT][self._first]["normed"])
+        else:
+            x_UH = self._division.own(_needed(x_RH), num_tokens)
+            if len(x_UH):
+                statistics = self._statistics(views, num_tokens)
+                self._norm.forward(x_UH, statistics, self._division.own(normed_RH, num_tokens))
+        if SlotKind.OUTPUT in views and not self.has_last:
+            self._passed_on(views)["normed"].copy_(normed_RH)
+        return (yield from self._kept_normed(views, num_tokens))
+
+    def _kept_normed(self, views: SlotViews, num_tokens: int) -> Pass[Tensor]:
+        """The norm's output of all tokens, from what the shards keep."""
+        self._workspace.reset()
+        normed_RH = views[SlotKind.LINEAR_INPUTS][self._first]["normed"]
+        return (yield from self._division.all_tokens(normed_RH, num_tokens))
+
+    def _statistics(self, views: SlotViews, num_tokens: int) -> Mapping[str, Tensor]:
+        """The norm's, of the tokens that the shard holds."""
+        kept = views[SlotKind.ACTIVATIONS][self._first]
+        return {name: self._division.own(kept[name], num_tokens) for name in self._norm_statistics}
+
+    def _passed_on(self, views: SlotViews) -> Mapping[str, Tensor]:
+        return views[SlotKind.HEAD_GRADIENT if self.has_last else SlotKind.OUTPUT][self._last]
+
+    def _begin(self, views: SlotViews, statistics_2T: Tensor) -> Tensor:
+        """Set the statistics to those of all rows before; a copy of the log of their sum of exponentials."""
+        if self.has_first:
+            statistics_2T[_LSE].fill_(-torch.inf)
+            statistics_2T[_TARGET].zero_()
+        else:
+            statistics_2T.copy_(views[SlotKind.INPUT][self._first]["statistics"])
+        return statistics_2T[_LSE].clone()
+
+    def _advance(
+        self,
+        views: SlotViews,
+        normed_TH: Tensor,
+        labels_T: Tensor,
+        statistics_2T: Tensor,
+        addend_TH: Tensor | None,
+    ) -> Pass[None]:
+        """Take the parts' rows into the statistics; the shard's share of their addend, targets' rows included if this
+        is the last part, is written to ``addend``.
+        """
+        rows_CH = None if addend_TH is None else self._take_rows(normed_TH)
+        shared_S2C = self._take_shared(len(labels_T))
+        for chunk, wide in self._chunks(normed_TH):
+            own_2C, addend_CH = self._own_rows(views, normed_TH, labels_T, chunk, wide, addend_TH, rows_CH)
+            total_2C = yield from self._over_shards(own_2C, shared_S2C)
+            lse_C, target_C = statistics_2T[:, chunk]
+            torch.logaddexp(lse_C, total_2C[_LSE], out=lse_C)
+            target_C.add_(total_2C[_TARGET])
+            if addend_CH is None or rows_CH is None:
+                continue
+            addend_CH.mul_((own_2C[_LSE] - lse_C).exp_()[:, None])
+            if self.has_last:
+                coefficient_C = _target_coefficients(statistics_2T[:, chunk])
+                self._add_target_rows(addend_CH, labels_T[chunk], coefficient_C, rows_CH)
+
+    def _own_rows(
+        self,
+        views: SlotViews,
+        normed_TH: Tensor,
+        labels_T: Tensor,
+        chunk: slice,
+        wide: Tensor | None,
+        addend_TH: Tensor | None,
+        rows_CH: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The statistics [2, C] and the addend [C, H] of the shard's own rows of all parts."""
+        own_2C = labels_T.new_zeros(NUM_STATISTICS, chunk.stop - chunk.start, dtype=self._wide)
+        own_2C[_LSE].fill_(-torch.inf)
+        addend_CH = None if addend_TH is None else addend_TH[chunk]
+        for number, (index, part) in enumerate(self._parts.items()):
+            kept = views[SlotKind.LINEAR_INPUTS][index]
+            lse_C, target_C, probabilities_CV = part.project(kept, normed_TH, labels_T, chunk, wide)
+            before_C = own_2C[_LSE].clone()
+            torch.logaddexp(before_C, lse_C, out=own_2C[_LSE])
+            own_2C[_TARGET].add_(target_C)
+            if addend_CH is None or rows_CH is None:
+                continue
+            if number == 0:
+                torch.mm(probabilities_CV, part.weight_VH, out=addend_CH)
+                continue
+            product_CH = torch.mm(probabilities_CV, part.weight_VH, out=rows_CH[: len(lse_C)])
+            addend_CH.mul_((before_C - own_2C[_LSE]).exp_()[:, None])
+            addend_CH.addcmul_(product_CH, (lse_C - own_2C[_LSE]).exp_()[:, None])
+        return own_2C, addend_CH
+
+    def _over_shards(self, own_2C: Tensor, shared_S2C: Tensor | None) -> Pass[Tensor]:
+        """The statistics of all shards' rows."""
+        if shared_S2C is None:
+            return own_2C
+        shape = (shared_S2C.shape[0], *own_2C.shape)
+        some_S2C = shared_S2C.view(-1)[: shape[0] * own_2C.numel()].view(shape)
+        some_S2C[self._division.shard].copy_(own_2C)
+        yield Gather(some_S2C.flatten(0, 1))
+        return torch.stack([some_S2C[:, _LSE].logsumexp(0), some_S2C[:, _TARGET].sum(0)])
+
+    def _target_rows(self, like_RH: Tensor, statistics_2T: Tensor, labels_T: Tensor, scale: float) -> Pass[Tensor]:
+        """The rows [U, H] of targets that these parts have, times their coefficients, in the workspace."""
+        division, num_tokens = self._division, len(labels_T)
+        rows_PH = division.take(num_tokens, like_RH.shape[1], like_RH.dtype).zero_()
+        rows_TH = division.without_padding(rows_PH, num_tokens)
+        coefficient_T = _target_coefficients(statistics_2T).mul_(_valid(labels_T, self._wide)).mul_(scale)
+        rows_CH = self._take_rows(rows_TH)
+        for chunk in _chunks(num_tokens):
+            self._add_target_rows(rows_TH[chunk], labels_T[chunk], coefficient_T[chunk], rows_CH)
+        sum_RH = self._workspace.take(*like_RH.shape, dtype=like_RH.dtype) if division.by_tokens else like_RH
+        return (yield from division.summed(rows_PH, sum_RH, num_tokens))
+
+    def _add_target_rows(self, out_CH: Tensor, labels_C: Tensor, coefficient_C: Tensor, rows_CH: Tensor) -> None:
+        """Add the target's row times its coefficient where the shard has that row."""
+        for part in self._parts.values():
+            rows = torch.index_select(part.weight_VH, 0, part.vocabulary.rows(labels_C), out=rows_CH[: len(labels_C)])
+            out_CH.addcmul_(rows, (coefficient_C * part.vocabulary.holds(labels_C))[:, None])
+
+    def _chunks(self, normed_TH: Tensor) -> Iterator[tuple[slice, Tensor | None]]:
+        """Token ranges, and memory for the logits of one in the accumulate type where the compute type is another."""
+        num_tokens = len(normed_TH)
+        wide = None
+        if normed_TH.dtype != self._wide:
+            largest = max(part.largest for part in self._parts.values())
+            wide = self._workspace.take(min(HEAD_CHUNK_TOKENS, num_tokens) * largest, dtype=self._wide)
+        for chunk in _chunks(num_tokens):
+            yield chunk, wide
+
+    def _take_rows(self, normed_TH: Tensor) -> Tensor:
+        rows = min(HEAD_CHUNK_TOKENS, len(normed_TH))
+        return self._workspace.take(rows, normed_TH.shape[1], dtype=normed_TH.dtype)
+
+    def _take_shared(self, num_tokens: int) -> Tensor | None:
+        """Memory of what shards share of a chunk; none if there is one shard."""
+        if self._division.is_alone:
+            return None
+        shape = (self._division.sharding.tp, NUM_STATISTICS, min(HEAD_CHUNK_TOKENS, num_tokens))
+        return self._workspace.take(*shape, dtype=self._wide)
+
+    def _own_tokens(self, num_tokens: int) -> slice:
+        own = self._division.own_tokens(num_tokens)
+        return slice(own.start, own.stop)
+
+    def _summed_loss(self, statistics_2T: Tensor, labels_T: Tensor) -> Tensor:
+        """Of valid labels; each token counts on the first shard."""
+        losses_T = statistics_2T[_LSE] - statistics_2T[_TARGET]
+        loss = losses_T.masked_fill_(labels_T < 0, 0.0).sum()
+        return loss if self._division.shard == 0 else torch.zeros_like(loss)
+
+
+class _Part:
+    """One part's matrix, of which the shard has ``vocabulary``; ``largest`` is the most rows that a shard has."""
+
+    def __init__(self, spec: ModelSpec, unit: Unit, parameters: StageParameters, division: Division) -> None:
+        name, rows, tp = (
+            "embedding.weight" if spec.tied else "head.weight",
+            spec.part_rows(unit.part),
+            division.sharding.tp,
+        )
+        matrix = parameters.declared[name]
+        place = matrix.place_of(rows, tp, division.shard)
+        self.weight_VH, self.gradient_VH = parameters.compute[name][place], parameters.gradients[name][place]
+        self._vocabularies = vocabulary_parts(matrix, tp, rows)
+        self.vocabulary = self._vocabularies[division.shard]
+        self.largest = -(-len(rows) // tp)
+        self._division = division
+
+    def probabilities(self, kept: Mapping[str, Tensor]) -> Tensor:
+        """What is kept, or has room, of the softmax: the shard's columns, of as much memory as the largest needs."""
+        memory = kept["probabilities"]
+        return memory.view(-1)[: len(memory) * self.vocabulary.size].view(len(memory), self.vocabulary.size)
+
+    def project(
+        self, kept: Mapping[str, Tensor], normed_TH: Tensor, labels_T: Tensor, chunk: slice, wide: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """E, the target's logit where the shard has it, and P without the target [C, V] of a chunk; keep E and P.
+
+        A forward that leaves nothing behind has memory for P of one chunk alone.
+        """
+        kept_V = self.probabilities(kept)
+        narrow_CV = kept_V[chunk] if len(kept_V) == len(normed_TH) else kept_V[: chunk.stop - chunk.start]
+        torch.mm(normed_TH[chunk], self.weight_VH.t(), out=narrow_CV)
+        wide_CV = narrow_CV
+        if wide is not None:
+            wide_CV = wide[: narrow_CV.numel()].view(narrow_CV.shape).copy_(narrow_CV)
+        labels_C = labels_T[chunk]
+        index_C1, is_own_C = self.vocabulary.rows(labels_C)[:, None], self.vocabulary.holds(labels_C)
+        lse_C, target_C = softmax_without_targets(wide_CV, index_C1, is_own_C)
+        if wide is not None:
+            narrow_CV.copy_(wide_CV)
+        kept["own_lse"][chunk].copy_(lse_C)
+        return lse_C, target_C, narrow_CV
+
+    def logits(self, normed_H: Tensor, wide: torch.dtype) -> Pass[Tensor]:
+        """Of all shards' rows of the part."""
+        own_V = torch.mv(self.weight_VH, normed_H).to(wide)
+        if self._division.is_alone:
+            return own_V
+        logits_SV = own_V.new_zeros(len(self._vocabularies), self.largest)
+        logits_SV[self._division.shard, : len(own_V)] = own_V
+        yield Gather(logits_SV)
+        return torch.cat([row_V[: shard.size] for row_V, shard in zip(logits_SV, self._vocabularies, strict=True)])
+
+
+def _chunks(num_tokens: int) -> Iterator[slice]:
+    for start in range(0, num_tokens, HEAD_CHUNK_TOKENS):
+        yield slice(start, min(start + HEAD_CHUNK_TOKENS, num_tokens))
+
+
+def _valid(labels_T: Tensor, dtype: torch.dtype) -> Tensor:
+    return (labels_T >= 0).to(dtype)
+
+
+def _target_coefficients(statistics_2T: Tensor) -> Tensor:
+    """exp(y - e) - 1."""
+    return (statistics_2T[_TARGET] - statistics_2T[_LSE]).expm1_()
+
+
+def _needed(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "the first part needs x and a place for its gradient"
+    return tensor
