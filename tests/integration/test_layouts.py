@@ -23,19 +23,25 @@ pytestmark = pytest.mark.xdist_group("worker-pool")
 LAYOUTS = 10
 NUM_SEQUENCES = 4
 SLICES = ((12,), (4, 4, 4), (5, 1, 6), (7, 5))
-SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zbv")
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zbv", "interleaved-1f1b")
+VIRTUAL = {"zbv": 2, "interleaved-1f1b": 2}
+"""Stages per rank; one where not named."""
+HEAD_PARTS = (1, 2, 3, 5)
 
 
 def layout(chance: random.Random, family: Family, precision: Precision) -> Plan:
     """Any that 16 ranks can run."""
     dp, tp, pp = chance.choice(((1, 2, 2), (1, 4, 1), (2, 2, 2), (1, 4, 2), (2, 1, 2), (4, 2, 1), (1, 2, 4), (2, 4, 2)))
     microbatch = chance.choice([size for size in (1, 2) if NUM_SEQUENCES // dp % size == 0])
+    schedule = chance.choice(SCHEDULES)
     plan = small_plan(
         family=family,
-        schedule=chance.choice(SCHEDULES),
+        schedule=schedule,
         slices=chance.choice(SLICES),
         dp=dp,
         pp=pp,
+        num_stages=pp * VIRTUAL.get(schedule, 1),
+        head_parts=chance.choice(HEAD_PARTS),
         microbatch=microbatch,
         num_microbatches=NUM_SEQUENCES // dp // microbatch,
         precision=precision,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
-from penstock.core.layout import Parameter, Precision, parameters
+from penstock.core.layout import Parameter, Precision, declared_parameters
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
@@ -39,7 +39,9 @@ def stored_value(part: str, name: str, shape: tuple[int, ...]) -> Tensor:
 
 def shard_of(model: ModelSpec, stages: list[tuple[int, int]], tp: int = 1, shard: int = 0) -> HeldShard:
     """What a shard holds of the tensors of some stages."""
-    declared = {p.name: p for first, stop in stages for u in model.units[first:stop] for p in parameters(model, u)}
+    declared: dict[str, Parameter] = {}
+    for stage in stages:
+        declared = {**declared_parameters(model, *stage), **declared}
     return HeldShard(declared, tp, shard)
 
 

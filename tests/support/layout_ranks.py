@@ -11,11 +11,10 @@ from penstock.core.job import OptimizerSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.trainer import checkpoint
-from penstock.trainer.checkpoint_shards import HeldShard
+from penstock.trainer.checkpoint_shards import held_shard, rank_tensors
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
-from penstock.trainer.stage import Stage
 from penstock.trainer.stages import build_stages
 from tests.support.pipeline_ranks import SEED
 from tests.support.worker_pool import CPU, PoolRank
@@ -47,13 +46,15 @@ def train_some(
     runtime = Runtime(
         plan, program, me.rank, stages=stages, optimizers=optimizers, transport=transport, device=CPU, poison=True
     )
-    tensors, group = _tensors(stages, optimizers), me.groups[everyone(mesh)]
-    declared = {name: each for stage in stages.values() for name, each in stage.parameters.declared.items()}
-    shard = HeldShard(declared, plan.tp, mesh.shard(me.rank))
+    parameters = {number: stage.parameters for number, stage in stages.items()}
+    tensors = rank_tensors(parameters, {number: optimizer.moments for number, optimizer in optimizers.items()})
+    shard, group = held_shard(parameters, plan.tp, mesh.shard(me.rank)), me.groups[everyone(mesh)]
     if steps.start:
         (newest, *_) = checkpoint.find_checkpoints(root)
         checkpoint.load(newest.folder, tensors, plan.model, shard=shard, group=group)
-        _take_over(stages, optimizers, tensors, steps.start)
+        for number, stage in stages.items():
+            stage.parameters.refresh_compute()
+            optimizers[number].num_steps = steps.start
     losses = [_loss(runtime, plan, mesh.replica(me.rank), step, is_reversed) for step in steps]
     checkpoint.save(root, 1, steps.stop, tensors, plan.model, plan.precision, keep=1, shard=shard, group=group)
     return losses
@@ -65,29 +66,3 @@ def _loss(runtime: Runtime, plan: Plan, replica: int, step: int, is_reversed: bo
     rows = slice(replica * share, (replica + 1) * share)
     totals = runtime.train_step(step, Batch(token_ids=ids[rows], labels=labels[rows], num_valid_tokens=labels.numel()))
     return totals.loss_sum / labels.numel()
-
-
-def _tensors(stages: dict[int, Stage], optimizers: dict[int, AdamW]) -> dict[str, dict[str, Tensor]]:
-    """Weights and moments by global name."""
-    parts: dict[str, dict[str, Tensor]] = {}
-    for number, stage in stages.items():
-        for part, named in _of_stage(stage, optimizers[number]).items():
-            parts.setdefault(part, {}).update(named)
-    return parts
-
-
-def _of_stage(stage: Stage, optimizer: AdamW) -> dict[str, dict[str, Tensor]]:
-    moments = {name: stage.parameters.by_name(flat) for name, flat in optimizer.moments.items()}
-    return {"weights": dict(stage.parameters.master), **moments}
-
-
-def _take_over(
-    stages: dict[int, Stage], optimizers: dict[int, AdamW], tensors: dict[str, dict[str, Tensor]], num_steps: int
-) -> None:
-    """A tied matrix of two stages is loaded once."""
-    for number, stage in stages.items():
-        for part, named in _of_stage(stage, optimizers[number]).items():
-            for name, tensor in named.items():
-                tensor.copy_(tensors[part][name])
-        stage.parameters.refresh_compute()
-        optimizers[number].num_steps = num_steps

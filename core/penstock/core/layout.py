@@ -79,7 +79,8 @@ class Parameter:
     what shards divide: along ``axis`` the ``blocks`` one after the other, from row or column ``start`` on. Without
     blocks every shard holds all of it.
 
-    Blocks make up all of a tensor, but for parts of the head, whose shape is that of the whole matrix.
+    Blocks make up all of a tensor, but for parts of the head, whose shape is that of the whole matrix. ``is_copy``: the
+    first stage has the same rows, and they are counted and stored there.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Parameter:
     axis: int = 0
     blocks: tuple[Block, ...] = ()
     start: int = 0
+    is_copy: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -154,7 +156,9 @@ def _matrices(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
         return rising, _matrix(f"{unit.name}.down", (h, f), (Block(f),), 1)
     name = "embedding" if spec.tied else unit.name
     blocks, start = _vocabulary(spec, unit)
-    return (_matrix(name, (spec.vocab, h), blocks, start=start),)
+    matrix = _matrix(name, (spec.vocab, h), blocks)
+    is_copy = spec.tied and unit.kind is UnitKind.HEAD
+    return (dataclasses.replace(matrix, start=start, is_copy=is_copy),)
 
 
 def _vocabulary(spec: ModelSpec, unit: Unit) -> tuple[tuple[Block, ...], int]:
@@ -168,8 +172,8 @@ def _vocabulary(spec: ModelSpec, unit: Unit) -> tuple[tuple[Block, ...], int]:
     return tuple(Block(len(spec.part_rows(part))) for part in parts) or (Block(spec.vocab),), 0
 
 
-def _matrix(name: str, shape: tuple[int, int], blocks: tuple[Block, ...], axis: int = 0, start: int = 0) -> Parameter:
-    return Parameter(name=f"{name}.weight", shape=shape, decay=True, axis=axis, blocks=blocks, start=start)
+def _matrix(name: str, shape: tuple[int, int], blocks: tuple[Block, ...], axis: int = 0) -> Parameter:
+    return Parameter(name=f"{name}.weight", shape=shape, decay=True, axis=axis, blocks=blocks)
 
 
 def _bias_of(matrix: Parameter) -> Parameter:

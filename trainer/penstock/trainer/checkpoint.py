@@ -62,7 +62,7 @@ _FOLDER = re.compile(r"^a(\d+)/step-(\d+)$")
 _PARTIAL, _CORRUPT = ".partial-", ".corrupt-"
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
-"""Kind (``weights``, ``exp_avg``, ``exp_avg_sq``) -> global name -> this rank's tensor."""
+"""Kind (``weights``, ``exp_avg``, ``exp_avg_sq``) -> global name, or the rank's own (`HeldShard`) -> its tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,8 +240,8 @@ def _require_model(folder: Path, stored: ModelSpec, wanted: ModelSpec) -> None:
             raise _unusable(folder, f"is of another model: its {camel(field.name)} is {theirs}, here it is {ours}")
 
 
-def _check_types(index: Mapping[str, Parts], wanted: Mapping[str, Held]) -> None:
-    for name, held in wanted.items():
+def _check_types(index: Mapping[str, Parts], wanted: Sequence[tuple[str, Held]]) -> None:
+    for name, held in wanted:
         stored, *_ = index.get(name, (None,))
         if stored is None or stored.shape != held.shape:
             raise FailedError(f"holds no {name} of shape {list(held.shape)}")
@@ -249,8 +249,8 @@ def _check_types(index: Mapping[str, Parts], wanted: Mapping[str, Held]) -> None
             raise FailedError(f"holds {name} as {stored.torch_dtype}, this run uses {held.tensor.dtype}")
 
 
-def _fill(folder: Path, index: Mapping[str, Parts], wanted: Mapping[str, Held]) -> None:
-    for name, held in wanted.items():
+def _fill(folder: Path, index: Mapping[str, Parts], wanted: Sequence[tuple[str, Held]]) -> None:
+    for name, held in wanted:
         for stored in index[name]:
             fill(folder, stored, held)
 
@@ -261,7 +261,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     with _corrupt_if_failed(folder):
         index = {name: parts for name, parts in _index(folder, manifest).items() if name.startswith("weights/")}
         weights = {name: torch.empty(part.shape, dtype=part.torch_dtype) for name, (part, *_) in index.items()}
-        _fill(folder, index, {name: Held.whole(tensor) for name, tensor in weights.items()})
+        _fill(folder, index, [(name, Held.whole(tensor)) for name, tensor in weights.items()])
     return {name.removeprefix("weights/"): tensor for name, tensor in weights.items()}
 
 
@@ -322,7 +322,7 @@ def _make_empty(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _write(partial: Path, held: Mapping[str, Held], group: dist.ProcessGroup | None) -> list[StoredFile]:
+def _write(partial: Path, held: Sequence[tuple[str, Held]], group: dist.ProcessGroup | None) -> list[StoredFile]:
     """Write one rank's part and describe its files."""
     writer, planner = IndexWriter(partial), PiecePlanner(held)
     try:
@@ -337,12 +337,12 @@ def _write(partial: Path, held: Mapping[str, Held], group: dist.ProcessGroup | N
     return [StoredFile(name=path.name, num_bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths]
 
 
-def _flat(tensors: Tensors, shard: HeldShard | None) -> dict[str, Held]:
-    return {
-        f"{kind}/{name}": Held.whole(tensor) if shard is None else shard.held(name, tensor)
-        for kind, named in tensors.items()
-        for name, tensor in named.items()
-    }
+def _flat(tensors: Tensors, shard: HeldShard | None) -> list[tuple[str, Held]]:
+    """By names of the checkpoint; of one tensor there may be several parts."""
+    named = [(kind, name, tensor) for kind, by_name in tensors.items() for name, tensor in by_name.items()]
+    if shard is None:
+        return [(f"{kind}/{name}", Held.whole(tensor)) for kind, name, tensor in named]
+    return [(f"{kind}/{shard.global_name(name)}", shard.held(name, tensor)) for kind, name, tensor in named]
 
 
 def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:

@@ -216,7 +216,7 @@ class PiecePlanner(DefaultSavePlanner):
     equal ranks of replicas own, one of them writes.
     """
 
-    def __init__(self, held: Mapping[str, Held]) -> None:
+    def __init__(self, held: Sequence[tuple[str, Held]]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._held = held
         self._memory: dict[tuple[str, torch.Size], Tensor] = {}
@@ -224,7 +224,7 @@ class PiecePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """What this rank offers to write."""
         items = []
-        for name, held in self._held.items():
+        for name, held in self._held:
             for piece, memory in held.owned():
                 item = _item(name, held, piece, memory)
                 assert item.index.offset is not None, "an index of a tensor has one"

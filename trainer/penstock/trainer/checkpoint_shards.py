@@ -21,6 +21,7 @@ from torch import Tensor
 
 from penstock.core.layout import Parameter
 from penstock.core.sharding import Piece
+from penstock.trainer.parameters import StageParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,14 @@ def _shifted(lines: range, by: int) -> range:
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """What a rank holds of one tensor of ``shape``: its own ``tensor`` has the ``pieces`` along ``axis``, which is 0
-    or 1, one after the other, and is contiguous.
+    or 1, one after the other, and is contiguous. A stage that ``is_copy`` of another one's writes nothing.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
     axis: int
     pieces: tuple[Piece, ...]
+    is_copy: bool = False
 
     @classmethod
     def whole(cls, tensor: Tensor) -> Held:
@@ -102,7 +104,7 @@ class Held:
     def owned(self) -> Iterator[tuple[Piece, Tensor]]:
         """The pieces that this rank, or one like it in another replica, writes, and their memory."""
         for piece, place in self._placed():
-            if piece.is_owner:
+            if piece.is_owner and not self.is_copy:
                 yield piece, self.tensor.detach().narrow(self.axis, place, piece.size)
 
     def _placed(self) -> Iterator[tuple[Piece, int]]:
@@ -115,18 +117,25 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class HeldShard:
-    """What ``shard`` of ``tp`` holds of the tensors that ``declared`` has by global name."""
+    """What ``shard`` of ``tp`` holds of the tensors that ``declared`` has, by names of the rank's own: some of its
+    stages may hold other rows of the same tensor.
+    """
 
     declared: Mapping[str, Parameter]
     tp: int
     shard: int
 
     def held(self, name: str, tensor: Tensor) -> Held:
-        """The shard's ``tensor`` of that name."""
+        """The shard's ``tensor`` of one of these names."""
         parameter = self.declared[name]
         own_shape = parameter.shard_shape(self.tp, self.shard)
         assert tuple(tensor.shape) == own_shape, f"{name} has shape {list(tensor.shape)}, not {list(own_shape)}"
-        return Held(tensor, parameter.shape, parameter.axis, _joined(parameter.pieces(self.tp, self.shard)))
+        pieces = _joined(parameter.pieces(self.tp, self.shard))
+        return Held(tensor, parameter.shape, parameter.axis, pieces, parameter.is_copy)
+
+    def global_name(self, name: str) -> str:
+        """What it is called in a checkpoint."""
+        return self.declared[name].name
 
 
 def _joined(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
@@ -139,3 +148,32 @@ def _joined(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
         elif piece.size:
             joined.append(piece)
     return tuple(joined)
+
+
+def held_shard(stages: Mapping[int, StageParameters], tp: int, shard: int) -> HeldShard:
+    """What a rank holds of the tensors of its stages, by the names of `rank_tensors`."""
+    declared = {
+        _own_name(number, name): parameter
+        for number, parameters in stages.items()
+        for name, parameter in parameters.declared.items()
+    }
+    return HeldShard(declared, tp, shard)
+
+
+def rank_tensors(
+    stages: Mapping[int, StageParameters], moments: Mapping[int, Mapping[str, Tensor]]
+) -> dict[str, dict[str, Tensor]]:
+    """The weights of a rank's stages and the ``moments`` of their optimizers, by kind, then by stage and global
+    name.
+    """
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for number, parameters in stages.items():
+        flats = {"weights": parameters.master_flat, **moments[number]}
+        for kind, flat in flats.items():
+            named = parameters.by_name(flat).items()
+            tensors.setdefault(kind, {}).update({_own_name(number, name): tensor for name, tensor in named})
+    return tensors
+
+
+def _own_name(stage: int, name: str) -> str:
+    return f"{stage}:{name}"

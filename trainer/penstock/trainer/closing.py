@@ -128,7 +128,9 @@ class Closing:
         memory = torch.empty(most, dtype=accumulate_dtype(plan.precision), device=device)
         self._shared = {stage: _Packed(own.shared_gradients, memory) for stage, own in parameters.items()}
         self._copied = {stage: _Packed(own.copied_gradients, memory) for stage, own in parameters.items()}
-        self._counted = _counted_gradients(plan, parameters)
+        self._counted = [
+            gradient for stage in sorted(parameters) for _, gradient in parameters[stage].counted_gradients()
+        ]
         self._sums = torch.zeros(_NUM_SUMS + mesh.num_ranks, dtype=torch.float64, device=device)
         self._values = self._sums.tolist()
         self._gradient_norm = 0.0
@@ -265,13 +267,3 @@ def _ties(
         rows = plan.model.rows_of(*plan.stages[stage])
         place = parameters[0].declared[_TIED].place_of(rows, plan.tp, mesh.shard(rank))
         yield _Tie(peer=owner, gradient=parameters[0].gradients[_TIED][place], other=other)
-
-
-def _counted_gradients(plan: Plan, parameters: Mapping[int, StageParameters]) -> list[Tensor]:
-    """What the norm counts on this rank: everything, but a tied matrix only on the first stage."""
-    return [
-        gradient
-        for stage in sorted(parameters)
-        for name, gradient in parameters[stage].counted_gradients()
-        if stage == 0 or name != _TIED or not plan.model.tied
-    ]

@@ -137,11 +137,13 @@ class StageParameters(FlatParameters):
         )
 
     def counted_gradients(self) -> list[tuple[str, Tensor]]:
-        """Gradients that this shard counts in the model's norm, with their names, so that all shards together count
-        every element once: what it holds first of all shards.
+        """Gradients that this shard counts in the model's norm, with their names, so that all stages and shards
+        together count every element once: what it holds first of all shards.
         """
         counted = []
         for name, parameter in self.declared.items():
+            if parameter.is_copy:
+                continue
             pieces = parameter.pieces(self.sharding.tp, self.shard)
             if all(piece.is_owner for piece in pieces):
                 counted.append((name, self.gradients[name]))

@@ -16,12 +16,13 @@ from penstock.core.run.folder import RunDir
 from penstock.planner.realise import fitting_program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
-from penstock.trainer.checkpoint_shards import HeldShard
+from penstock.trainer.checkpoint_shards import HeldShard, held_shard, rank_tensors
 from penstock.trainer.comm import Mesh, everyone, open_transport
 from penstock.trainer.data.batches import Ids
 from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
+from penstock.trainer.parameters import StageParameters
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
 from penstock.trainer.restoring import Restored, load_newest
 from penstock.trainer.runtime import Batch, Runtime
@@ -134,7 +135,7 @@ class Session:
             restored = Restored(step=self._load_named(named, tensors))
         if restored is None:
             return Restored(step=0)
-        self._take_over(tensors, restored.step)
+        self._take_over(restored.step)
         return restored
 
     def _load_named(self, named: str, tensors: Tensors) -> int:
@@ -149,11 +150,8 @@ class Session:
             )
         return step
 
-    def _take_over(self, tensors: Tensors, num_steps: int) -> None:
+    def _take_over(self, num_steps: int) -> None:
         for number, stage in self._stages.items():
-            for part, named in self._tensors_of(number).items():
-                for name, tensor in named.items():
-                    tensor.copy_(tensors[part][name])  # the same memory, but for a tied matrix that two stages hold
             stage.parameters.refresh_compute()
             self._optimizers[number].num_steps = num_steps
 
@@ -176,28 +174,22 @@ class Session:
     @property
     def _shard(self) -> HeldShard:
         """Which part of the tensors with these names this rank holds."""
-        stages = self._stages.values()
-        declared = {name: parameter for stage in stages for name, parameter in stage.parameters.declared.items()}
-        return HeldShard(declared, self.plan.tp, self.mesh.shard(self.worker.rank))
+        return held_shard(self._parameters, self.plan.tp, self.mesh.shard(self.worker.rank))
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Weights and moments of this rank by global name."""
-        parts: dict[str, dict[str, Tensor]] = {}
-        for number in self._stages:
-            for part, named in self._tensors_of(number).items():
-                parts.setdefault(part, {}).update(named)
-        return parts
+        """Weights and moments of this rank by stage and global name."""
+        return rank_tensors(self._parameters, {number: each.moments for number, each in self._optimizers.items()})
 
-    def _tensors_of(self, number: int) -> Tensors:
-        parameters, optimizer = self._stages[number].parameters, self._optimizers[number]
-        return {"weights": parameters.master, **{n: parameters.by_name(t) for n, t in optimizer.moments.items()}}
+    @property
+    def _parameters(self) -> dict[int, StageParameters]:
+        return {number: stage.parameters for number, stage in self._stages.items()}
 
 
 def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
     """Raise `UserError` for a plan that is not of this job, or that this number of ranks or shards cannot run."""
     training, length = job.spec.training, job.spec.data.sequence_length
     for name, planned, wanted in (
-        ("model", plan.model, job.spec.model),
+        ("model", plan.model.whole, job.spec.model),
         ("precision", plan.precision.value, training.precision.value),
         ("global batch", plan.global_batch, training.global_batch),
         ("sequence length", plan.sequence_length, length),
