@@ -4,9 +4,9 @@
 
 Rows come from `benchmarks/data/published`, or from a folder that is named: A100 steps without recomputation (arXiv
 2401.10241), a layer with and without sequence parallelism (arXiv 2205.05198, table 4), and TeraPipe's ten settings on
-V100 with its uniform sweep of setting 9 (arXiv 2102.07988). Each device
-kind has one description (`penstock.core.devices`), each software stack one, taken from the paper's text and its public
-code. Nothing is fitted to a row: what misses is printed with its reason. Published memory is read as GiB.
+V100 with its uniform sweep of setting 9 (arXiv 2102.07988), and shared heads (`benchmarks.published_heads`). Each
+device kind has one description (`penstock.core.devices`), each software stack one, taken from the paper's text and its
+public code. Nothing is fitted to a row: what misses is printed with its reason. Published memory is read as GiB.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import published_heads
 from benchmarks.support import write_results
 
 from penstock.core.cluster import AttentionKernel, ClusterSpec, Fusion, GradientType, LinkSpec, SoftwareSpec, Transfers
@@ -410,6 +411,7 @@ def measure(folder: Path) -> dict[str, Any]:
         "settings": [
             {**dataclasses.asdict(each), "speedup_error": each.speedup_error} for each in terapipe_settings(folder)
         ],
+        **published_heads.measure(folder),
     }
 
 
@@ -460,7 +462,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"- Held to the bar of {BAR['speed-up']:.0%}: {', '.join(map(str, COUNTED))}. "
         f"Read off figures: {', '.join(map(str, sorted(FIGURES)))}."
     ]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *published_heads.markdown(results), ""])
 
 
 def _step_line(row: Mapping[str, Any]) -> str:

@@ -110,6 +110,24 @@ def test_what_a_stage_owns_in_words(first: int, stop: int, words: str) -> None:
     assert owned_units(plan, edges.index(first)) == words
 
 
+@pytest.mark.parametrize(
+    ("first", "stop", "words"),
+    [
+        (16, 18, "MLP of 7, part 1 of 4 of the head"),
+        (18, 20, "parts 2–3 of 4 of the head"),
+        (20, 21, "part 4 of 4 of the head"),
+    ],
+)
+def test_parts_of_the_head_are_counted_from_one(first: int, stop: int, words: str) -> None:
+    edges = [0, 16, 18, 20, 21]
+    plan = plan_of(8, [0, 18], (64,))
+    divided = dataclasses.replace(plan, head_parts=4, pp=4, stages=tuple(itertools.pairwise(edges)))
+    assert owned_units(divided, edges.index(first)) == words
+    picture = stages(divided)
+    assert "embedding, head in 4 parts" in picture
+    assert f"head, part {stop - 17} of 4" in picture
+
+
 def test_ranks_are_named_only_where_the_plan_knows_them() -> None:
     plan = sample_plan()
     assert stage_name(plan, 1) == "stage 1, rank 1"

@@ -186,10 +186,13 @@ def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ..
     if problem.pinned.head_parts is not None:
         return (f"{told}: pinned",)
     whole = next((each for each in (result.best, *result.others) if each.candidate.head_parts == 1), None)
-    if whole is None:
-        return (f"{told}: no plan that was found has a whole head",)
-    slower = _percent(whole.step_ns / chosen.step_ns - 1)
-    return (f"{told}: the best plan found with a whole head is {slower}, {whole.candidate.label}",)
+    if whole is not None:
+        slower = _percent(whole.step_ns / chosen.step_ns - 1)
+        return (f"{told}: the best plan found with a whole head is {slower}, {whole.candidate.label}",)
+    if result.whole_head_ns is None:
+        return (f"{told}: with a whole head nothing fits",)
+    slower = _percent(result.whole_head_ns / chosen.step_ns - 1)
+    return (f"{told}: the best plan with a whole head is estimated to be {slower}",)
 
 
 def _effort(result: Result, place: int) -> str:

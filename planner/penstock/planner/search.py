@@ -182,6 +182,8 @@ class Result:
     """Outlines whose least bytes are above the limit, which were not opened."""
     head_parts: tuple[int, ...] = (1,)
     """The numbers of parts of the head that outlines have, ascending."""
+    whole_head_ns: int | None = None
+    """The least estimate of outlines with a whole head that could fit."""
 
 
 class NothingFitsError(Exception):
@@ -224,6 +226,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         ending=run.ending,
         num_outlines_too_large=sum(each.least_bytes > problem.memory_limit_bytes for each in run.outlines),
         head_parts=tuple(sorted({each.head_parts for each in run.outlines})),
+        whole_head_ns=run.whole_head_ns(),
     )
 
 
@@ -573,6 +576,12 @@ class _Search:
         fits = self.fits(evaluation)
         (self.fitting if fits else self.too_large).append(evaluation)
         return fits
+
+    def whole_head_ns(self) -> int | None:
+        """The least estimate of outlines with a whole head that could fit."""
+        limit = self.problem.memory_limit_bytes
+        whole = (each for each in self.outlines if each.head_parts == 1 and each.least_bytes <= limit)
+        return min((each.estimate_ns for each in whole), default=None)
 
     def nothing_fits(self) -> NothingFitsError:
         """How close the closest came."""

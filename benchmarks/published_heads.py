@@ -1,0 +1,133 @@
+"""Heads that several stages share: published speed-ups, and those of plans on described hardware.
+
+The paper (arXiv 2411.05288, table 5) divides the vocabulary over all ranks of a 1F1B pipeline, with passes of their own
+between broadcasts and all-reduces. Plans divide it into units that stages own like any other
+(`penstock.core.model.DividedModel`). Both are compared with the best that moving layers does for a whole head: there by
+what was measured, here by a plan with ``headParts: 1``. Utilizations are another trainer's, so ratios are compared
+alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.devices import cluster_of, device_kind
+from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
+from penstock.core.layout import Precision
+from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Plan
+from penstock.planner.decide import decide
+from penstock.planner.problem import problem_from_cluster
+
+NUM_MICROBATCHES = 128
+MEMORY = 75 * 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedHead:
+    """One setting: how many times as fast a shared head is as the best cut of whole layers, published and planned, and
+    as a plan with a whole head.
+    """
+
+    name: str
+    published: float
+    planned: float
+    over_whole_head: float
+    parts: int
+    schedule: str
+
+
+def heads(folder: Path, schedule: str | None = None, most_gpus: int = 32) -> Iterator[SharedHead]:
+    """The settings with up to so many GPUs, under one schedule or under the one that suits each plan best; none of a
+    folder that has none.
+    """
+    if not (folder / "shared_heads.csv").exists():
+        return
+    with (folder / "shared_heads.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if int(row["num_gpus"]) <= most_gpus:
+            yield shared_head(row, schedule)
+
+
+def shared_head(row: Mapping[str, str], schedule: str | None) -> SharedHead:
+    """One of them, planned."""
+    free, whole = planned(row, schedule=schedule), planned(row, schedule=schedule, head_parts=1)
+    moved = max(float(row["mfu_plain"]), float(row["mfu_layers_moved"]))
+    by_layers = min(step_seconds(planned(row, schedule="1f1b", stages=stages)) for stages in layer_cuts(row))
+    return SharedHead(
+        name=f"{row['num_gpus']} GPUs, {int(row['sequence_length']):,} tokens, vocabulary {int(row['vocab']) // 1000}k",
+        published=float(row["mfu_shared"]) / moved,
+        planned=by_layers / step_seconds(free),
+        over_whole_head=step_seconds(whole) / step_seconds(free),
+        parts=free.head_parts,
+        schedule=free.schedule.generator,
+    )
+
+
+def layer_cuts(row: Mapping[str, str]) -> Iterator[tuple[float, ...]]:
+    """Whole layers per stage: fewer in the last one, which has the head, the others as even as can be."""
+    layers, ranks = int(row["layers"]), int(row["num_gpus"])
+    for last in range(layers // ranks + 1):
+        each, more = divmod(layers - last, ranks - 1)
+        yield (*[each + 1.0] * more, *[float(each)] * (ranks - 1 - more), float(last))
+
+
+def step_seconds(plan: Plan) -> float:
+    """As predicted."""
+    assert plan.prediction is not None
+    return plan.prediction.step_seconds
+
+
+def planned(row: Mapping[str, str], **pinned: Any) -> Plan:
+    """The plan of one pipeline with one sequence at a time, as in the paper, and what else is pinned."""
+    ranks, length = int(row["num_gpus"]), int(row["sequence_length"])
+    spec = JobSpec(
+        model=ModelSpec(
+            family=Family.GPT2,
+            layers=int(row["layers"]),
+            hidden=int(row["hidden"]),
+            heads=int(row["heads"]),
+            vocab=int(row["vocab"]),
+            positions=length,
+        ),
+        data=DataSpec(source="", sequence_length=length),
+        training=TrainingSpec(global_batch=NUM_MICROBATCHES, steps=1, precision=Precision.BF16),
+        resources=ResourcesSpec(device=Device.CUDA, ranks=ranks, memory_per_rank=MEMORY),
+        parallelism=ParallelismSpec(dp=1, tp=1, pp=ranks, micro_batch=1, slices=1, **pinned),
+    )
+    return decide(problem_from_cluster(spec, cluster_of(device_kind("a100-80"), -(-ranks // 8)))).plan
+
+
+def table(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of Markdown."""
+    lines = ["", title, "", "| setting | published | planned | over a whole head | parts | schedule |"]
+    lines.append("|---|---:|---:|---:|---:|---|")
+    lines += [
+        f"| {row['name']} | {row['published']:.3f} | {row['planned']:.3f} | {row['over_whole_head']:.3f} "
+        f"| {row['parts']} | {row['schedule']} |"
+        for row in rows
+    ]
+    return lines
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Under 1F1B as in the paper, and under any schedule, as data."""
+    return {
+        "heads_1f1b": [dataclasses.asdict(each) for each in heads(folder, "1f1b")],
+        "heads": [dataclasses.asdict(each) for each in heads(folder, most_gpus=8)],
+    }
+
+
+def markdown(results: Mapping[str, Any]) -> list[str]:
+    """Both tables for people."""
+    title = "A shared head, times as fast as the best cut of whole layers under 1F1B (arXiv 2411.05288, table 5)"
+    return [
+        *table(f"{title}, itself under 1F1B:", results["heads_1f1b"]),
+        *table(f"{title}, itself with any schedule:", results["heads"]),
+    ]
