@@ -286,6 +286,23 @@ def test_a_tie_joins_the_first_and_the_last_rank_before_dp_and_norm() -> None:
         prove(late)
 
 
+def test_a_tie_joins_the_first_stage_and_all_with_parts_of_the_head() -> None:
+    text = "0F0,0B0\n1F0,3F0,3B0,1B0\n2F0,2B0\n"
+    program = lowered(text, dp=True, tie=(0, 1, 2, 3))
+    assert program.reductions[0].ranks == (0, 1, 2)
+    prove(program)
+    early = moved(program, 1, "1START_REDUCE(tie)", before="1B0.0")
+    with pytest.raises(ProgramError, match=r"1START_REDUCE\(tie\): finds 0 of 1 weight gradients of stage 1"):
+        prove(early)
+    unsummed = moved(program, 1, "3START_REDUCE(dp)", before="1WAIT_REDUCE(tie)")
+    with pytest.raises(ProgramError, match=r"3START_REDUCE\(dp\): runs before 1WAIT_REDUCE\(tie\)"):
+        prove(unsummed)
+    for stages in ((0, 1, 3), (1, 2, 3), (0, 2), (0, 0, 1, 2, 3), (0, 3, 4), (0,)):
+        joined = replace(program, reductions=(Reduction(Group.TIE, (0, 1, 2), stages), *program.reductions[1:]))
+        with pytest.raises(ProgramError, match="the reduction over tie must not join the ranks"):
+            prove(joined)
+
+
 def test_shards_are_summed_between_tie_and_dp() -> None:
     text = "0F0,0B0\n1F0,1B0\n2F0,2B0\n"
     program = lowered(text, dp=True, tp=True, tie=(0, 2))

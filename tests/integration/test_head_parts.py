@@ -1,33 +1,144 @@
-"""Gradients of whole steps with a head in parts, from real processes, against the unsliced model in one process."""
+"""Gradients of whole steps with a head in parts, from real processes, against the unsliced model in one process.
+
+Every pair of values of two factors occurs in some case. Parts are alone in the last stages, or wherever equal numbers
+of units put them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
 import pytest
 
+from penstock.core.layout import Precision
 from penstock.core.model import Family
+from penstock.core.plan import Plan
+from penstock.core.schedule import Group
 from penstock.planner.realise import program_of
+from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded
-from tests.support.small_plans import small_plan
+from tests.support.small_plans import even_stages, looped_schedule, small_plan
 from tests.support.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("worker-pool")
 
+VIRTUAL = {"zbv": 2, "v-half": 2, "interleaved-zb": 3, "interleaved-1f1b": 2}
+"""Stages per rank; one where not named."""
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "head_parts": (2, 3, 4),
+    "alone": (True, False),
+    "tp": (1, 2),
+    "sequence_parallel": (True, False),
+    "family": tuple(Family),
+    "slices": ((6,), (3, 1, 2)),
+    "schedule": ("gpipe", "1f1b", "zb-h1", "zb", "zbv", "v-half", "interleaved-1f1b", "interleaved-zb"),
+    "pp": (1, 2, 3),
+    "dp": (1, 2),
+    "num_microbatches": (1, 3),
+}
+
+
+def is_allowed(case: dict[str, Any]) -> bool:
+    """Loops want a pipeline, and only shards divide tokens."""
+    is_loop = case["schedule"].startswith("interleaved")
+    return (case["pp"] > 1 or not is_loop) and (case["tp"] > 1 or case["sequence_parallel"])
+
+
+def plan_of(case: dict[str, Any]) -> Plan:
+    """The small model's plan for a case."""
+    plan = small_plan(
+        family=case["family"],
+        schedule=case["schedule"],
+        slices=case["slices"],
+        pp=case["pp"],
+        dp=case["dp"],
+        num_stages=case["pp"] * VIRTUAL.get(case["schedule"], 1),
+        num_microbatches=case["num_microbatches"],
+        head_parts=case["head_parts"],
+    )
+    stages = parts_alone(plan) if case["alone"] else plan.stages
+    return replace(plan, stages=stages, tp=case["tp"], sequence_parallel=case["sequence_parallel"])
+
+
+def parts_alone(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """As many stages of one part each at the end as there are parts, or stages after the first."""
+    num_alone = min(plan.head_parts, len(plan.stages) - 1)
+    rest = plan.model.num_units - num_alone
+    bounds = [*range(rest, plan.model.num_units + 1)]
+    return (*even_stages(rest, len(plan.stages) - num_alone), *pairwise(bounds))
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """Its values in short."""
+    return " ".join(f"{name[0]}{value}" for name, value in case.items()).replace(" ", "")
+
+
+CASES = covering_array(FACTORS, is_allowed)
+
+
+def check(pool: WorkerPool, plan: Plan) -> None:
+    """Run a step and compare."""
+    program = program_of(plan)
+    pool.connect(plan, program)
+    check_sharded(plan, pool.run(train_rank, plan, program, num_ranks=plan.num_ranks))
+
+
+def test_the_cases_are_few() -> None:
+    assert len(CASES) <= 40
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_gradients_are_those_of_the_whole_model(worker_pool: WorkerPool, case: dict[str, Any]) -> None:
+    check(worker_pool, plan_of(case))
+
 
 @pytest.mark.parametrize("family", Family)
-@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zbv"])
-@pytest.mark.parametrize("head_parts", [2, 3, 4])
-def test_a_head_in_parts(worker_pool: WorkerPool, family: Family, schedule: str, head_parts: int) -> None:
+@pytest.mark.parametrize("remainder", [0, 1])
+@pytest.mark.parametrize("alone", [False, True])
+def test_recomputed_parts_and_a_smaller_last_micro_batch(
+    worker_pool: WorkerPool, family: Family, remainder: int, alone: bool
+) -> None:
+    schedule = looped_schedule(num_ranks=2, num_stages=6, num_microbatches=3, num_slices=3, recompute=True)
     plan = small_plan(
         family=family,
         schedule=schedule,
         slices=(3, 1, 2),
-        pp=2,
-        num_stages=4,
+        num_stages=6,
         num_microbatches=3,
-        layers=2,
-        head_parts=head_parts,
+        head_parts=3,
+        remainder=remainder,
+        remainder_slices=(5, 1) if remainder else (),
     )
+    check(worker_pool, replace(plan, stages=parts_alone(plan)) if alone else plan)
+
+
+def test_a_rank_with_several_stages_of_a_tied_head_sums_their_rows_at_once(worker_pool: WorkerPool) -> None:
+    plan = small_plan(family=Family.GPT2, schedule="interleaved-1f1b", pp=3, num_stages=9, head_parts=4, dp=2)
+    plan = replace(plan, stages=parts_alone(plan))
     program = program_of(plan)
-    worker_pool.connect(plan, program)
-    check_sharded(plan, worker_pool.run(train_rank, plan, program, num_ranks=plan.num_ranks))
+    (tie,) = [reduction for reduction in program.reductions if reduction.group is Group.TIE]
+    assert tie.ranks == (0, 1, 2)
+    assert tie.stages == (0, 5, 6, 7, 8)
+    starts = [
+        [i.action.stage for i in rank.instructions if str(i.action).endswith("START_REDUCE(tie)")]
+        for rank in program.ranks
+    ]
+    assert starts == [[0], [7], [5]]
+    check(worker_pool, plan)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_the_loss_in_bf16_is_close_to_that_of_a_whole_head(worker_pool: WorkerPool, family: Family) -> None:
+    losses = {}
+    for parts in (1, 3):
+        plan = small_plan(family=family, schedule="zbv", pp=2, num_stages=4, head_parts=parts, precision=Precision.BF16)
+        plan = replace(plan, stages=parts_alone(plan)) if parts > 1 else plan
+        program = program_of(plan)
+        worker_pool.connect(plan, program)
+        first, *_ = worker_pool.run(train_rank, plan, program, num_ranks=2)
+        losses[parts] = (first.loss, first.evaluated_loss, first.gradient_norm)
+    assert losses[3] == pytest.approx(losses[1], rel=2e-3)

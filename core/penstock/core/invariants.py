@@ -166,7 +166,7 @@ def _tied_ranks(program: Program, stage_ranks: Sequence[int]) -> tuple[int, ...]
     """Those of the stages that a tied matrix is on: the first and some at the end, of several ranks; else none."""
     last = program.num_stages - 1
     tied = next((each.stages for each in program.reductions if each.group is Group.TIE), ()) or (0, last)
-    is_right = tied[0] == 0 < tied[-1] and list(tied[1:]) == list(range(tied[1], last + 1))
+    is_right = len(tied) > 1 and tied[0] == 0 < tied[1] and list(tied[1:]) == list(range(tied[1], last + 1))
     ranks = tuple(sorted({stage_ranks[stage] for stage in tied})) if is_right else ()
     return ranks if len(ranks) > 1 else None
 

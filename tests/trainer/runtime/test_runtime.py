@@ -27,6 +27,7 @@ from penstock.trainer.stage import Stage
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
 from tests.support.reference_model import reference_logits, reference_loss
 from tests.support.small_plans import looped_schedule, remade_units, small_plan
+from tests.support.stage_pipeline import fill_rows
 from tests.support.threaded_run import ThreadedRun
 
 
@@ -208,6 +209,8 @@ def test_a_text_is_continued_by_the_stages_that_are_there(prompt_tokens: int, re
         small_plan(pp=3, dp=2, num_microbatches=2, slices=(5, 1, 6)),
         small_plan(pp=2, schedule="zbv", num_microbatches=3, slices=(12,)),
         small_plan(pp=2, num_stages=4, num_microbatches=2, schedule=looped),
+        small_plan(pp=2, num_stages=4, num_microbatches=2, schedule=looped, head_parts=3, layers=1),
+        small_plan(pp=2, dp=2, schedule="zbv", family=Family.GPT2, head_parts=2, layers=1),
     ):
         run = ThreadedRun(plan)
         (before,) = train(run, num_steps=1)
@@ -224,7 +227,11 @@ def greedy(logits: Tensor) -> int:
 
 
 def _continued(run: ThreadedRun, prompt: list[int], length: int) -> list[int]:
-    weights = {name: w for own in run.stages for stage in own.values() for name, w in stage.parameters.master.items()}
+    weights: dict[str, Tensor] = {}
+    for own in run.stages:
+        for stage in own.values():
+            for name, tensor in stage.parameters.master.items():
+                fill_rows(stage.parameters.declared[name], weights, tensor)
     ids = list(prompt)
     while len(ids) < length:
         ids.append(int(reference_logits(run.plan.model, weights, torch.tensor([ids]))[0, -1].argmax()))
