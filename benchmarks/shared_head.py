@@ -1,0 +1,124 @@
+"""A head that both of two CPU ranks share against a whole one: step time, measured in turn, and predicted.
+
+    ./dev bench shared_head
+
+The demonstration's job with a model whose head is 70 % of the work, on a pipeline of two ranks: planned with that alone
+pinned, and with ``headParts: 1`` besides. A whole head keeps one rank busy for 70 % of the work, so sharing it can make
+the step 1.4 times as fast at most. Both plans are visited in turn, a block of steps at a time, as in
+`benchmarks.prediction`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.prediction import UNSTEADY, Bench, Contender, described, example_job
+from benchmarks.quiet import MOST_DRIFT
+from benchmarks.support import write_results
+
+from penstock.core.job import ParallelismSpec, PipelineJob
+from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token, step_flops
+
+STEPS, MOST_ROUNDS = 20, 15
+LAYERS, WIDTH, SHARE = 4, 256, 0.7
+SHARED, WHOLE = "shared head", "whole head"
+PLANS = {SHARED: ParallelismSpec(pp=2), WHOLE: ParallelismSpec(pp=2, head_parts=1)}
+
+
+def head_share(model: ModelSpec, length: int) -> float:
+    """The head's part of the model's FLOPs."""
+    return 3 * length * linear_flops_per_token(model, UnitKind.HEAD) / step_flops(model, 1, length)
+
+
+def job() -> PipelineJob:
+    """The demonstration's, with few layers and as large a vocabulary as makes the head ``SHARE`` of the work."""
+    example = example_job()
+    length = example.spec.data.sequence_length
+    model = replace(example.spec.model, layers=LAYERS, hidden=WIDTH, ffn_hidden=0)
+    vocab = 256
+    while head_share(model.with_vocab(vocab), length) < SHARE:
+        vocab += 256
+    return example.with_spec(model=model.with_vocab(vocab))
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """Both plans' steps."""
+    bench = Bench(folder, job())
+    bench.measure()
+    contenders = bench.pinned(PLANS)
+    rejected = num_rounds = 0
+    while any(len(each.step_seconds) < STEPS for each in contenders):
+        num_rounds += 1
+        if num_rounds > MOST_ROUNDS:
+            raise SystemExit(UNSTEADY)
+        rejected += bench.visit(contenders, STEPS)
+        bench.measure()
+    bench.predict(contenders)
+    bench.weigh(contenders)
+    plan = contenders[0].plan
+    share = head_share(plan.model.whole, plan.sequence_length)
+    rows = {each.name: _row(each) for each in contenders}
+    return {"model": described(plan), "head_share": share, "rejected": rejected, "rows": rows}
+
+
+def _row(contender: Contender) -> dict[str, Any]:
+    plan, prediction = contender.plan, contender.prediction
+    return {
+        "plan": f"{plan.microbatches_text}, {len(plan.slices)} slices, {plan.schedule.generator}{plan.head_text}",
+        "predicted_seconds": prediction.step_seconds,
+        "measured_seconds": contender.measured_seconds,
+        "step_seconds": contender.step_seconds,
+        "predicted_bytes": prediction.peak_bytes,
+        "measured_bytes": contender.peak_bytes,
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    return "\n".join(_lines(results)) + "\n"
+
+
+def _lines(results: dict[str, Any]) -> Iterator[str]:
+    rows = results["rows"]
+    yield from (
+        "# A shared head against a whole one",
+        "",
+        f"{results['model']}, the head {results['head_share']:.0%} of the FLOPs; 2 CPU ranks, one thread each; "
+        f"{results['machine']}. The medians of at least {STEPS} steps of each plan; {results['rejected']} more did not "
+        f"count, because a reference kernel took over {MOST_DRIFT:.0%} more or less time after their block than before "
+        "it.",
+        "",
+        "| pipeline of 2 | plan | predicted s | measured s | error | predicted MiB | measured MiB |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    )
+    for name, row in rows.items():
+        sizes = (" and ".join(f"{each / 2**20:.0f}" for each in row[f"{what}_bytes"]) for what in _WHAT)
+        error = row["predicted_seconds"] / row["measured_seconds"] - 1
+        times = f"{row['predicted_seconds']:.3f} | {row['measured_seconds']:.3f} | {error:+.1%}"
+        yield f"| {name} | {row['plan']} | {times} | {' | '.join(sizes)} |"
+    faster = {what: rows[WHOLE][f"{what}_seconds"] / rows[SHARED][f"{what}_seconds"] for what in _WHAT}
+    yield from (
+        "",
+        f"The shared head is {faster['measured']:.2f} times as fast (target 1.25, at most 1.4 is possible), predicted "
+        f"{faster['predicted']:.2f} (target: steps within 6 %).",
+    )
+
+
+_WHAT = ("predicted", "measured")
+
+
+def main() -> int:
+    """Measure, and write the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_results("shared_head", json.dumps(measured(Path(folder))), table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
