@@ -150,7 +150,7 @@ CUT = base64.b64encode(zlib.compress(bytes(400))[:-4]).decode()
         (ScheduleSpec(generator="1f1"), "did you mean 1f1b"),
         (
             ScheduleSpec(generator="nothing-like-it"),
-            "known schedules: 1f1b, eager-1f1b, gpipe, interleaved-1f1b, interleaved-zb, v-half",
+            "known schedules: 1f1b, braided-1f1b, eager-1f1b, gpipe, interleaved-1f1b, interleaved-zb, v-half",
         ),
         (ScheduleSpec(generator="gpipe", version=7), "made with version 7"),
         (ScheduleSpec(generator="zb", version=2, text="!"), "does not hold an order of this plan's shape"),

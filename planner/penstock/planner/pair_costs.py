@@ -1,11 +1,11 @@
 """What pairs of actions cost: the segments of every pass, and the bytes that the second of two needs next to the first.
 
 A pass is walked as the trainer runs it (`penstock.trainer.stage`), unit by unit: forward from the first, I from the
-last, W from the first, B as I and then W. Of each unit the cost model gives the seconds of its compute and of its
-collectives, which are equally long. Where these lie in the unit follows from what they are (`penstock.core.sharding`):
-a gather comes first, a sum or scatter last. Between the two of a block's unit the pass lets the other one go on once,
-here taken to be half-way (`penstock.trainer.units.division.Division.turn`). A gather for each chunk of the head's
-tokens counts as compute.
+last, W from the first, B as I and W of each unit from the last. Of each unit the cost model gives the seconds of its
+compute and of its collectives, which are equally long. Where these lie in the unit follows from what they are
+(`penstock.core.sharding`): a gather comes first, a sum or scatter last. Between the two of a block's unit the pass lets
+the other one go on once, here taken to be half-way (`penstock.trainer.units.division.Division.turn`). A gather for each
+chunk of the head's tokens counts as compute.
 """
 
 from __future__ import annotations
@@ -78,10 +78,12 @@ def _unit_ns(problem: Problem, tp: int, unit: UnitKind, kind: Kind, work: Work) 
 
 def _passes(units: Sequence[Unit], kind: Kind) -> Iterator[tuple[Unit, Kind]]:
     """The units' passes in the order in which an action runs them; R does what F did, but for the head."""
-    if kind in (Kind.I, Kind.B):
-        yield from ((unit, Kind.I) for unit in reversed(units))
-    if kind in (Kind.W, Kind.B):
-        yield from ((unit, Kind.W) for unit in units)
+    if kind is Kind.B:
+        yield from ((unit, each) for unit in reversed(units) for each in (Kind.I, Kind.W))
+    if kind is Kind.I:
+        yield from ((unit, kind) for unit in reversed(units))
+    if kind is Kind.W:
+        yield from ((unit, kind) for unit in units)
     if kind in (Kind.F, Kind.R):
         yield from ((unit, Kind.F) for unit in units if kind is Kind.F or unit.kind is not UnitKind.HEAD)
 

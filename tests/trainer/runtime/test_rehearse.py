@@ -6,6 +6,8 @@ import itertools
 import json
 import time
 from array import array
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,8 +216,18 @@ def test_replicas_and_stages_that_share_ranks_finish(worker_pool: WorkerPool) ->
     )
 
 
-def check(pool: WorkerPool, plan: Plan) -> None:
-    program = program_of(plan)
+@POOLED
+def test_pairs_are_waited_for_as_one_action(worker_pool: WorkerPool) -> None:
+    """Each process stands for two shards."""
+    plan = small_plan(schedule="braided-1f1b", pp=4, layers=4, num_microbatches=9, slices=(12,))
+    program = program_of(replace(plan, tp=2))
+    kinds = Counter(instruction.action.kind for rank in program.ranks for instruction in rank.instructions)
+    assert kinds[Kind.OVERLAP] == (9 - 1) + (9 - 3) + (9 - 5) + (9 - 7)
+    check(worker_pool, plan, program)
+
+
+def check(pool: WorkerPool, plan: Plan, program: Program | None = None) -> None:
+    program = program_of(plan) if program is None else program
     mesh = pool.connect(plan, program)
     first, *others = pool.run(rehearse_rank, plan, program, 2, num_ranks=plan.num_ranks)
     assert all(other == first for other in others)

@@ -186,13 +186,14 @@ class StageExecutor:
         return lambda: backward(gradient_scale=self.gradient_scale)
 
     def _backward(self, instruction: Instruction) -> _Steps:
-        backward_input, backward_weight = self._backward_input(instruction), self._backward_weight(instruction)
-
-        def backward() -> Pass[None]:
-            yield from backward_input()
-            yield from backward_weight()
-
-        return backward
+        stage, views, (start, stop) = self._place(instruction)
+        fresh_dkv, token_ids, labels = (
+            stop == self._plan.sequence_length,
+            self._token_ids(instruction),
+            self._labels(instruction),
+        )
+        backward = partial(stage.backward, views, start, stop, fresh_dkv=fresh_dkv, token_ids=token_ids, labels=labels)
+        return lambda: backward(gradient_scale=self.gradient_scale)
 
     def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int]]:
         """The stage, what the action may touch, and its tokens [start, stop)."""

@@ -184,22 +184,57 @@ class Stage:
         A micro-batch's slices come in reverse order. ``fresh_dkv`` marks the first of them, which finds nothing in
         ``dkv``. The gradients of the norms are added here.
         """
+        yield from self._take_gradient(views, labels, gradient_scale)
+        for index in reversed(self._blocks):
+            yield from self._block_input(views, index, start, stop, fresh_dkv=fresh_dkv)
+        if self._embedding is not None:
+            yield from self._embedding.backward_input(views[SlotKind.OUTPUT_GRADIENTS][self.first]["dy"])
+
+    def backward(
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        *,
+        fresh_dkv: bool,
+        token_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        gradient_scale: float = 1.0,
+    ) -> Pass[None]:
+        """B: I and W, unit by unit from the last, with the same results to the last bit.
+
+        So the collectives of both are spread over the whole pass, and in a pair over all of the other one's.
+        """
+        inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
+        yield from self._take_gradient(views, labels, gradient_scale)
+        if self._parts is not None:
+            yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
+        for index, block in reversed(self._blocks.items()):
+            yield from self._block_input(views, index, start, stop, fresh_dkv=fresh_dkv)
+            yield from block.backward_weight(inputs[index], gradients[index])
+        if self._embedding is not None:
+            yield from self._embedding.backward_input(gradients[self.first]["dy"])
+            ids = _needed(token_ids, "token ids")
+            self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
+
+    def _take_gradient(self, views: SlotViews, labels: Tensor | None, gradient_scale: float) -> Pass[None]:
+        """The gradient that came to the stage, or of its head, is that of its last block's output."""
         if self._parts is None:
             received = SlotKind.RECEIVED_GRADIENT if self._head is None else SlotKind.HEAD_GRADIENT
             self._output_gradient(views, self._last_body_unit).copy_(views[received][self.stop - 1][received.value])
+            return
+        below = self._output_gradient(views, self._last_body_unit) if self._parts.has_first else None
+        wanted = _needed(labels, "labels")
+        yield from self._parts.backward_input(views, self._parts_input(views), wanted, gradient_scale, below)
+
+    def _block_input(self, views: SlotViews, index: int, start: int, stop: int, *, fresh_dkv: bool) -> Pass[None]:
+        """I of one block."""
+        block, frame = self._blocks[index], self._frame(views, index, start, stop)
+        below = self._output_gradient(views, index - 1)
+        if isinstance(block, Attention):
+            yield from block.backward_input(frame, below, fresh_dkv=fresh_dkv)
         else:
-            below = self._output_gradient(views, self._last_body_unit) if self._parts.has_first else None
-            wanted = _needed(labels, "labels")
-            yield from self._parts.backward_input(views, self._parts_input(views), wanted, gradient_scale, below)
-        for index, block in reversed(list(self._blocks.items())):
-            frame = self._frame(views, index, start, stop)
-            below = self._output_gradient(views, index - 1)
-            if isinstance(block, Attention):
-                yield from block.backward_input(frame, below, fresh_dkv=fresh_dkv)
-            else:
-                yield from block.backward_input(frame, below)
-        if self._embedding is not None:
-            yield from self._embedding.backward_input(views[SlotKind.OUTPUT_GRADIENTS][self.first]["dy"])
+            yield from block.backward_input(frame, below)
 
     def backward_weight(
         self,
