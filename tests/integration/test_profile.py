@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from penstock.core.fitness import batches_to_measure, largest_microbatch
+from penstock.core.job import ParallelismSpec
 from penstock.core.model import UnitKind
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
@@ -22,15 +24,18 @@ from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, tr
 from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
 
 LENGTH = 64
+HEAD_PARTS = 3
+"""Pinned, as the job's head is too light to be measured in parts by itself."""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Measured on two ranks."""
+    """Measured on two ranks, the head also in parts."""
     folder = tmp_path_factory.mktemp("profile")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        measured = make_run(folder / "run", tiny_job(write_corpus(folder / "corpus"), steps=2))
+        job = tiny_job(write_corpus(folder / "corpus"), steps=2)
+        measured = make_run(folder / "run", job.with_spec(parallelism=ParallelismSpec(head_parts=HEAD_PARTS)))
     finish(start(measured, "profile", 2))
     return measured
 
@@ -46,7 +51,7 @@ def test_every_pass_is_measured_at_every_point(
 ) -> None:
     """Of shards the embedding's I as well, which gathers."""
     points = grid(LENGTH, batches_to_measure(4), largest_microbatch(4, LENGTH))
-    units = [unit for unit in profile.units if unit.tp == tp]
+    units = [unit for unit in profile.units if (unit.tp, unit.head_parts) == (tp, 1)]
     passes = {*REQUIRED, *([(UnitKind.EMBEDDING, Kind.I)] if tp > 1 else [])}
     assert {(u.batch, u.length, u.prefix, u.held_out) for u in units} == {
         (p.batch, p.length, p.prefix, p.held_out) for p in points
@@ -64,6 +69,19 @@ def test_both_degrees_of_tensor_parallelism_of_two_ranks_are_measured(profile: P
     assert profile.tp_degrees == (1, 2)
     assert profile.sequence_parallel
     assert profile.only_tp is None
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_parts_of_the_head_have_all_three_passes_at_every_point(profile: Profile, tp: int) -> None:
+    assert profile.degrees == ((1, 1), (1, HEAD_PARTS), (2, 1), (2, HEAD_PARTS))
+    points = sparse_grid(LENGTH, batches_to_measure(4), largest_microbatch(4, LENGTH))
+    places = [(p.batch, p.length, p.prefix, p.held_out) for p in points if p.whole]
+    units = [unit for unit in profile.units if (unit.tp, unit.head_parts) == (tp, HEAD_PARTS)]
+    passes = [(u.unit, u.kind, u.batch, u.length, u.prefix, u.held_out) for u in units]
+    assert sorted(passes) == sorted((UnitKind.HEAD, kind, *p) for kind in (Kind.F, Kind.I, Kind.W) for p in places)
+    cost = measured_cost(profile, tp, HEAD_PARTS)
+    assert all(cost.unit_seconds(UnitKind.HEAD, kind, Work.of(2, 24, 0)) > 0 for kind in (Kind.F, Kind.I, Kind.W))
+    assert cost.transient_bytes(UnitKind.HEAD, Kind.I, 1, LENGTH, 0) > 0
 
 
 def test_all_that_is_measured_is_positive(profile: Profile) -> None:
@@ -107,7 +125,7 @@ def test_progress_reached_the_end(run: RunDir) -> None:
 
 
 def test_the_planner_can_use_it_and_the_plan_trains(run: RunDir, profile: Profile) -> None:
-    cost, spec = measured_cost(profile), run.read_job().spec
+    cost, spec = measured_cost(profile), replace(run.read_job().spec, parallelism=ParallelismSpec())
     for unit, kind in REQUIRED:
         assert cost.slowdown(unit, kind) >= 1
         assert cost.unit_seconds(unit, kind, Work.of(2, 24, 40)) > 0

@@ -346,6 +346,44 @@ def test_shards_meet_in_the_passes_that_are_timed(family: Family, sequence_paral
         assert num_bytes >= declared > 0
 
 
+@pytest.mark.parametrize("head_parts", [2, 3])
+@pytest.mark.parametrize("sharding", [Sharding(), Sharding(2), Sharding(2, sequence_parallel=False)])
+@pytest.mark.parametrize("family", Family)
+def test_of_a_divided_head_the_first_part_and_the_last_are_measured(
+    family: Family, sharding: Sharding, head_parts: int
+) -> None:
+    """Each with an F, an I and a W; what is weighed is the part that needs more."""
+    model, points = small_model(family, layers=2).divided(head_parts), (Point(1, 7, 0), Point(3, 32, 0))
+    load = Workload(
+        model=model,
+        precision=Precision.FP32,
+        sequence_length=32,
+        timed=points,
+        weighed=points[1:],
+        sharding=sharding,
+    )
+    (part,) = choose_parts(load, 2**30)
+    assert [unit.part for unit in part.units] == [0, head_parts - 1]
+
+    def measured(member: ThreadShard) -> tuple[list[Key], dict[Key, int]]:
+        ticks = itertools.count(0.0)
+        units = UnitTimer(part, CPU, HostTimer(lambda: next(ticks)), shards=member, shard=member.index)
+        assert units.head_parts == head_parts
+        for point in points:
+            keys = [key for key, _ in units.visit(point)()]
+        weighed: dict[Key, int] = {}
+        for key, num_bytes in units.transients(points[1]):
+            weighed[key] = max(num_bytes, weighed.get(key, 0))
+        return keys, weighed
+
+    found = ThreadShards(sharding.tp).run(measured)
+    for keys, weighed in found:
+        assert keys == [(UnitKind.HEAD, kind) for kind in (Kind.F, Kind.I, Kind.W) for _ in range(2)]
+        assert weighed.keys() == {(UnitKind.HEAD, Kind.F), (UnitKind.HEAD, Kind.I)}
+        declared = max(load.workspace_bytes(unit, points[1]) for unit in part.units)
+        assert all(num_bytes >= declared for num_bytes in weighed.values())
+
+
 def test_shards_on_the_host_keep_the_addends_of_the_others() -> None:
     """15 tokens are 8 rows of the other shard's floats; nothing where a pass only gathers."""
     model = small_model(Family.LLAMA, layers=2)

@@ -23,6 +23,7 @@ from penstock.trainer.units.workspace import workspace_bytes
 MOST_BLOCKS = 4
 
 _WHOLE_SEQUENCE = (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
+_PARTS_OF_THE_HEAD = (((UnitKind.HEAD,),),)
 _GROUPINGS: tuple[tuple[tuple[UnitKind, ...], ...], ...] = (
     ((UnitKind.EMBEDDING, UnitKind.ATTENTION, UnitKind.MLP, UnitKind.HEAD),),
     ((UnitKind.EMBEDDING,), (UnitKind.ATTENTION, UnitKind.MLP), (UnitKind.HEAD,)),
@@ -32,7 +33,10 @@ _GROUPINGS: tuple[tuple[tuple[UnitKind, ...], ...], ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is to be measured of a shard of a model's units: passes at ``timed`` points, memory at ``weighed`` ones."""
+    """What is to be measured of a shard of a model's units: passes at ``timed`` points, memory at ``weighed`` ones.
+
+    Of a model whose head is divided the parts of the head are measured, and nothing else.
+    """
 
     model: ModelSpec
     precision: Precision
@@ -57,7 +61,8 @@ class Workload:
     def exchange_bytes(self, unit: Unit, kind: Kind, point: Point) -> int:
         """Bytes that shards on the host keep for the collectives of one of its passes."""
         num_bytes = self.sharding.padded_rows(point.tokens) * self.model.hidden * self.precision.compute_bytes
-        collectives = unit_collectives(unit.kind, kind, self.sharding)
+        parts = self.model.head_parts
+        collectives = unit_collectives(unit.kind, kind, self.sharding, head_parts=parts, part=unit.part)
         return max((exchange_bytes(each, num_bytes, self.sharding.tp) for each in collectives), default=0)
 
 
@@ -70,8 +75,8 @@ class Part:
 
     @property
     def one_of_each(self) -> tuple[Unit, ...]:
-        """The last unit of each kind, in the order of kinds: memory is weighed with these."""
-        return tuple({unit.kind: unit for unit in self.units}.values())
+        """The last unit of each kind, in the order of kinds, and every part of a head: memory is weighed with these."""
+        return tuple({(unit.kind, unit.part): unit for unit in self.units}.values())
 
     @property
     def slot_bytes(self) -> int:
@@ -114,12 +119,13 @@ def choose_parts(load: Workload, available_bytes: int) -> tuple[Part, ...]:
     Where even a unit alone needs more, several whole sequences together are neither timed nor weighed; the planner
     takes them in proportion. Raises `UserError` if that is not enough.
     """
-    for kinds in _GROUPINGS:
+    groupings = _GROUPINGS if load.model.head_parts == 1 else _PARTS_OF_THE_HEAD
+    for kinds in groupings:
         parts = [_largest_part(load, group, available_bytes) for group in kinds]
         chosen = tuple(part for part in parts if part is not None)
         if len(chosen) == len(parts):
             return chosen
-    needed = max(min(part.num_bytes for part in _candidates(load, group)) for group in _GROUPINGS[-1])
+    needed = max(min(part.num_bytes for part in _candidates(load, group)) for group in groupings[-1])
     raise UserError(
         what=f"measuring one unit of this model needs {format_bytes(needed)}, memoryPerRank leaves "
         f"{format_bytes(max(available_bytes, 0))}",
@@ -143,5 +149,6 @@ def _candidates(load: Workload, kinds: tuple[UnitKind, ...]) -> Iterator[Part]:
 
 
 def _units(model: ModelSpec, kinds: Sequence[UnitKind], blocks: int) -> tuple[Unit, ...]:
-    some = (*model.units[: 1 + 2 * blocks], model.units[-1])
+    """Of a head in parts the first and the last one, between which all others lie in what they do."""
+    some = (*model.units[: 1 + 2 * blocks], *dict.fromkeys((model.units[-model.head_parts], model.units[-1])))
     return tuple(unit for unit in some if unit.kind in kinds)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from penstock.core.fitness import batches_to_measure, largest_microbatch, model_digest, tp_degrees_to_measure
+from penstock.core.fitness import (
+    batches_to_measure,
+    head_degrees_to_measure,
+    largest_microbatch,
+    model_digest,
+    tp_degrees_to_measure,
+)
 from penstock.core.job import JobSpec
 from penstock.core.layout import num_parameters
 from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
@@ -62,7 +68,7 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     collectives = measure_collectives(worker.num_ranks, worker.device, clock, _gradient_bytes(spec), available)
     crowded = hosts[worker.rank] == fullest_host(hosts)
     degrees = tp_degrees_to_measure(spec, hosts)
-    parts = [part for tp in degrees for part in choose_parts(_workload(spec, tp, sparse=tp != degrees[0]), available)]
+    parts = [part for load in _workloads(spec, degrees, worker.num_ranks) for part in choose_parts(load, available)]
     units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
     release_unused(worker.device)
     optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
@@ -106,17 +112,26 @@ def _gradient_bytes(spec: JobSpec) -> int:
     return num_parameters(spec.model) * spec.training.precision.accumulate_bytes
 
 
-def _workload(spec: JobSpec, tp: int, *, sparse: bool) -> Workload:
+def _workloads(spec: JobSpec, degrees: Sequence[int], num_ranks: int) -> Iterator[Workload]:
+    """All units at each degree of tensor parallelism, the first one more closely than the others; then the head in
+    parts, whose passes are as smooth in tokens and know no prefix.
+    """
     length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
     largest = largest_microbatch(spec.training.global_batch, length)
-    return Workload(
-        model=spec.model,
-        precision=spec.training.precision,
-        sequence_length=length,
-        timed=(sparse_grid if sparse else profile_grid)(length, batches, largest),
-        weighed=transient_grid(length, batches),
-        sharding=Sharding(tp, spec.parallelism.is_sequence_parallel),
-    )
+    sparse = sparse_grid(length, batches, largest)
+    for tp in degrees:
+        whole = Workload(
+            model=spec.model,
+            precision=spec.training.precision,
+            sequence_length=length,
+            timed=profile_grid(length, batches, largest) if tp == degrees[0] else sparse,
+            weighed=transient_grid(length, batches),
+            sharding=Sharding(tp, spec.parallelism.is_sequence_parallel),
+        )
+        yield whole
+        of_head = tuple(point for point in sparse if point.whole)
+        for head_parts in head_degrees_to_measure(spec, tp, num_ranks):
+            yield dataclasses.replace(whole, model=spec.model.divided(head_parts), timed=of_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +196,7 @@ def _unit_records(timer: UnitTimer, point: Point, seat: _Seat, *, crowded: bool)
         together += visit()
     pooled = _by_key(concatenated(together if crowded else []))
     for key, samples in _by_key(alone).items():
-        yield _record(timer.tp, point, key, samples, pooled[key])
+        yield _record(timer, point, key, samples, pooled[key])
 
 
 def _by_key(samples: Samples) -> dict[Key, list[Taken]]:
@@ -191,7 +206,7 @@ def _by_key(samples: Samples) -> dict[Key, list[Taken]]:
     return found
 
 
-def _record(tp: int, point: Point, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:
+def _record(timer: UnitTimer, point: Point, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:
     alone_seconds, spread = mean_and_spread([taken.device for taken in alone])
     together_seconds, together_spread = mean_and_spread([taken.device for taken in together])
     host_seconds, _ = mean_and_spread([taken.host for taken in together])
@@ -208,12 +223,17 @@ def _record(tp: int, point: Point, key: Key, alone: list[Taken], together: list[
         host_seconds=None if all(taken.host == taken.device for taken in together) else host_seconds,
         samples=len(alone),
         held_out=point.held_out,
-        tp=tp,
+        tp=timer.tp,
+        head_parts=timer.head_parts,
     )
 
 
 def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientRecord]:
-    for (unit, kind), num_bytes in timer.transients(point):
+    """Of parts of a head, which differ, the most."""
+    most: dict[Key, int] = {}
+    for key, num_bytes in timer.transients(point):
+        most[key] = max(num_bytes, most.get(key, 0))
+    for (unit, kind), num_bytes in most.items():
         yield TransientRecord(
             unit=unit,
             kind=kind,
@@ -222,6 +242,7 @@ def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientReco
             prefix=point.prefix,
             num_bytes=num_bytes,
             tp=timer.tp,
+            head_parts=timer.head_parts,
         )
 
 

@@ -27,6 +27,7 @@ from penstock.trainer.units.views import slot_views
 from penstock.trainer.units.workspace import Workspace
 
 SLOWEST_SHARE, FEWEST_TO_CUT = 20, 5
+_GRADIENT_SCALE = 1e-6
 
 Key = tuple[UnitKind, Kind]
 Samples = Sequence[tuple[Key, Taken]]
@@ -67,6 +68,11 @@ class UnitTimer:
         """Over how many shards units are divided."""
         return self._load.sharding.tp
 
+    @property
+    def head_parts(self) -> int:
+        """Into how many units the head is divided."""
+        return self._load.model.head_parts
+
     def _stage(self, unit: Unit, workspace: Workspace) -> Stage:
         place = (self._load.model, unit.index, unit.index + 1)
         parameters = StageParameters(
@@ -84,17 +90,17 @@ class UnitTimer:
         """One slice's visit to a rank at ``point``, to be taken as often as wanted; the first one warms up.
 
         F in order, I and W in reverse. Where only what the prefix touches matters, embedding, head and W stay out. The
-        embedding has an I only where shards gather its gradient.
+        embedding has an I only where shards gather its gradient, the head I and W only where it is divided.
         """
         benches = self._benches(self._part.units_at(point), point)
         body = [bench for bench in benches if bench.unit.kind in _BODY]
         forward = benches if point.whole else body
-        weights = [bench for bench in benches if bench.unit.kind is not UnitKind.HEAD] if point.whole else []
-        inputs = weights if point.whole and self._load.sharding.by_tokens else body
+        weights = [bench for bench in forward if self._has_work(bench.unit, Kind.W)] if point.whole else []
+        inputs = [bench for bench in forward if self._has_work(bench.unit, Kind.I)]
         ids, run = self._token_ids(point), self._run
         actions = [
             *(((b.unit.kind, Kind.F), partial(run, partial(_forward, b, point, ids))) for b in forward),
-            *(((b.unit.kind, Kind.I), partial(run, partial(_backward_input, b, point))) for b in reversed(inputs)),
+            *(((b.unit.kind, Kind.I), partial(run, partial(_backward_input, b, point, ids))) for b in reversed(inputs)),
             *(
                 ((b.unit.kind, Kind.W), partial(run, partial(_backward_weight, b, point, ids)))
                 for b in reversed(weights)
@@ -110,8 +116,13 @@ class UnitTimer:
         ids = self._token_ids(point)
         for bench in self._benches(self._part.one_of_each, point):
             yield self._weighed(bench, Kind.F, point, partial(_forward, bench, point, ids))
-            if bench.unit.kind in _BODY:
-                yield self._weighed(bench, Kind.I, point, partial(_backward_input, bench, point))
+            if bench.unit.kind is not UnitKind.EMBEDDING and self._has_work(bench.unit, Kind.I):
+                yield self._weighed(bench, Kind.I, point, partial(_backward_input, bench, point, ids))
+
+    def _has_work(self, unit: Unit, kind: Kind) -> bool:
+        if unit.kind is UnitKind.HEAD:
+            return kind is Kind.F or self.head_parts > 1
+        return unit.kind in _BODY or kind is not Kind.I or self._load.sharding.by_tokens
 
     def _weighed(self, bench: _Bench, kind: Kind, point: Point, make: Callable[[], Pass[object]]) -> tuple[Key, int]:
         """Bytes at the worst moment of a pass beyond those before; nothing comes from what the heap kept."""
@@ -158,23 +169,31 @@ def _fill(slots: Iterator[Mapping[int, Mapping[str, Tensor]]]) -> None:
 
 
 def _forward(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
-    kind = bench.unit.kind
     return bench.stage.forward(
         bench.views,
         point.prefix,
         point.prefix + point.length,
-        token_ids=ids if kind is UnitKind.EMBEDDING else None,
-        labels=ids if kind is UnitKind.HEAD else None,
-        gradient_scale=1e-6,
+        token_ids=ids,
+        labels=ids,
+        gradient_scale=_GRADIENT_SCALE,
     )
 
 
-def _backward_input(bench: _Bench, point: Point) -> Pass[object]:
-    return bench.stage.backward_input(bench.views, point.prefix, point.prefix + point.length, fresh_dkv=False)
+def _backward_input(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
+    return bench.stage.backward_input(
+        bench.views,
+        point.prefix,
+        point.prefix + point.length,
+        fresh_dkv=False,
+        labels=ids,
+        gradient_scale=_GRADIENT_SCALE,
+    )
 
 
 def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
-    return bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids)
+    return bench.stage.backward_weight(
+        bench.views, point.prefix, token_ids=ids, labels=ids, gradient_scale=_GRADIENT_SCALE
+    )
 
 
 def mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
