@@ -103,6 +103,7 @@ def test_memory_is_weighed_up_to_the_largest_micro_batch(length: int, batches: t
 def test_short_passes_are_repeated_more(one: int, other: int) -> None:
     few, many = Point(1, max(one, other), 0).repeats, Point(1, min(one, other), 0).repeats
     assert 3 <= few <= many <= 6
+    assert many <= Point(1, min(one, other), 0, single=True).repeats <= 6
 
 
 BLOCKS = 4

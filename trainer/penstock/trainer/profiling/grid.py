@@ -7,6 +7,7 @@ from dataclasses import dataclass
 SHORTEST_LENGTH = 16
 NUM_LENGTHS = 6
 _REPEATED_TOKENS, _FEWEST, _MOST = 1536, 3, 6
+_SINGLE_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,10 @@ class Point:
 
     @property
     def repeats(self) -> int:
-        """How often it is measured: the shorter a pass, the noisier its time, and the less it costs."""
-        return min(max(_REPEATED_TOKENS // self.tokens, _FEWEST), _MOST)
+        """How often it is measured: the shorter a pass, the noisier its time, and the less it costs. A single block has
+        a sample each time, several have as many.
+        """
+        return min(max(_REPEATED_TOKENS * (_SINGLE_FACTOR if self.single else 1) // self.tokens, _FEWEST), _MOST)
 
     @property
     def whole(self) -> bool:
