@@ -24,6 +24,7 @@ from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, tr
 from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
 
 LENGTH = 64
+MEMORY_ERROR = 0.02
 HEAD_PARTS = 3
 """Pinned, as the job's head is too light to be measured in parts by itself."""
 
@@ -134,3 +135,4 @@ def test_the_planner_can_use_it_and_the_plan_trains(run: RunDir, profile: Profil
     train(run)
     assert len(run.read_metrics()) == 2
     assert plan.prediction is not None
+    assert run.read_metrics()[-1].peak_bytes == pytest.approx(max(plan.prediction.peak_bytes), rel=MEMORY_ERROR)

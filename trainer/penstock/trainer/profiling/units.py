@@ -112,29 +112,32 @@ class UnitTimer:
     def transients(self, point: Point) -> Iterator[tuple[Key, int]]:
         """Bytes that F and I take beyond their slots: the declared workspace, what kernels allocate themselves, and
         what shards on the host keep for their exchanges.
+
+        Passes follow each other as in a step, and the heap of the host keeps what earlier ones gave back: in pieces
+        that later ones may be too large for.
         """
         ids = self._token_ids(point)
+        passes = []
         for bench in self._benches(self._part.one_of_each, point):
-            yield self._weighed(bench, Kind.F, point, partial(_forward, bench, point, ids))
+            passes.append((bench, Kind.F, partial(_forward, bench, point, ids)))
             if bench.unit.kind is not UnitKind.EMBEDDING and self._has_work(bench.unit, Kind.I):
-                yield self._weighed(bench, Kind.I, point, partial(_backward_input, bench, point, ids))
+                passes.append((bench, Kind.I, partial(_backward_input, bench, point, ids)))
+        if self.tp > 1:
+            for _, _, make in passes:
+                self._run(make)  # what is kept for exchanges is there then
+        release_unused(self._device)
+        before = tensor_bytes(self._device)
+        for bench, kind, make in passes:
+            reset_peak(self._device)
+            self._run(make)
+            growth = max(peak_tensor_bytes(self._device) - before, 0)
+            kept = 0 if self._device.type == "cuda" else self._load.exchange_bytes(bench.unit, kind, point)
+            yield (bench.unit.kind, kind), self._load.workspace_bytes(bench.unit, point) + kept + growth
 
     def _has_work(self, unit: Unit, kind: Kind) -> bool:
         if unit.kind is UnitKind.HEAD:
             return kind is Kind.F or self.head_parts > 1
         return unit.kind in _BODY or kind is not Kind.I or self._load.sharding.by_tokens
-
-    def _weighed(self, bench: _Bench, kind: Kind, point: Point, make: Callable[[], Pass[object]]) -> tuple[Key, int]:
-        """Bytes at the worst moment of a pass beyond those before; nothing comes from what the heap kept."""
-        if self._load.sharding.tp > 1:
-            self._run(make)  # what is kept for exchanges is there then
-        release_unused(self._device)
-        reset_peak(self._device)
-        before = tensor_bytes(self._device)
-        self._run(make)
-        growth = max(peak_tensor_bytes(self._device) - before, 0)
-        kept = 0 if self._device.type == "cuda" else self._load.exchange_bytes(bench.unit, kind, point)
-        return (bench.unit.kind, kind), self._load.workspace_bytes(bench.unit, point) + kept + growth
 
     def _run(self, make: Callable[[], Pass[object]]) -> None:
         """Make the pass and run it, waiting for the other shards."""
