@@ -212,6 +212,18 @@ def test_stages_are_estimated_for_the_micro_batches_they_run() -> None:
     assert step_seconds(free) <= SLOWER_THAN_A_PIN * step_seconds(pinned)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_no_pin_gives_a_faster_plan_where_the_head_is_heavy(number: int) -> None:
+    """Few layers and a vocabulary of 128k: the head is as long as 5 to 40 layers."""
+    chance = random.Random(f"{SEED} heads {number}")
+    spec, cluster = random_job(chance, dataclasses.replace(SMALL, devices=(2, 4, 8), models=SMALL.models[:3]))
+    spec = dataclasses.replace(spec, model=spec.model.with_vocab(128_256))
+    free = planned(spec, cluster)
+    whole = dataclasses.replace(full_pin(free), head_parts=1) if free else ParallelismSpec(head_parts=1)
+    pins = [whole, *pins_of(chance, spec, free, PINS)]
+    assert beating(spec, cluster, free, pins, TOLERATED) == [], (SEED, number)
+
+
 def test_slices_are_found_that_a_mesh_needs() -> None:
     """It was refused without them pinned, although 64 slices need 42 of 74 GiB."""
     plan = plan_on_h100s(LLAMA_70B, 384, 512, 131072, dp=1, tp=8, pp=48, micro_batch=1)

@@ -126,6 +126,8 @@ def neighbours(plan: Plan) -> Iterator[ParallelismSpec]:
         yield dataclasses.replace(here, schedule=schedule)
     for batch in sorted({plan.microbatch // 2, 2 * plan.microbatch} - {0}):
         yield dataclasses.replace(here, micro_batch=batch)
+    for parts in sorted({1, plan.head_parts // 2, 2 * plan.head_parts, plan.pp} - {0, plan.head_parts}):
+        yield dataclasses.replace(here, head_parts=parts)
     for up, down in itertools.permutations(("dp", "tp", "pp"), 2):
         smaller = getattr(plan, down) // 2
         if smaller:
@@ -141,6 +143,7 @@ def full_pin(plan: Plan) -> ParallelismSpec:
         micro_batch=plan.microbatch,
         slices=len(plan.slices),
         schedule=plan.schedule.generator,
+        head_parts=plan.head_parts,
     )
 
 
@@ -199,7 +202,9 @@ def slower_with_more(
 
 def pin_text(pin: ParallelismSpec) -> str:
     """A pin in a line."""
-    return f"dp {pin.dp} tp {pin.tp} pp {pin.pp}, micro-batch {pin.micro_batch}, {pin.slices} slices, {pin.schedule}"
+    head = "" if pin.head_parts in (None, 1) else f", head in {pin.head_parts} parts"
+    mesh = f"dp {pin.dp} tp {pin.tp} pp {pin.pp}, micro-batch {pin.micro_batch}"
+    return f"{mesh}, {pin.slices} slices, {pin.schedule}{head}"
 
 
 def pins_of(chance: random.Random, spec: JobSpec, free: Plan | None, count: int) -> list[ParallelismSpec]:

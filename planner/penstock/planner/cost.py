@@ -156,7 +156,7 @@ class DescribedCost:
         divided as a block's first product is.
         """
         if unit is UnitKind.HEAD and self.model.head_parts > 1:
-            return _of_head_part(kind, self.sharding)
+            return unit_collectives(unit, kind, self.sharding, head_parts=self.model.head_parts)
         if unit is not UnitKind.HEAD or self.cluster.software.head_in_forward:
             return unit_collectives(unit, kind, self.sharding)
         of_block = unit_collectives(UnitKind.MLP, kind, self.sharding)
@@ -265,13 +265,6 @@ class DescribedCost:
         traffic = num_parameters * (4 * 4 + 3 * 4 + self.precision.compute_bytes)
         share = device.kernels.stream_share if device.kernels is not None else 1.0
         return traffic / (share * device.memory_bandwidth)
-
-
-def _of_head_part(kind: Kind, sharding: Sharding) -> tuple[Collective, ...]:
-    """F gathers normed and sums the addend, as the F of a whole head; W gathers normed again."""
-    if kind is Kind.F:
-        return unit_collectives(UnitKind.HEAD, kind, sharding)
-    return (Collective.GATHER,) if kind is Kind.W and sharding.by_tokens else ()
 
 
 def _next_to_products(kind: Kind, sharding: Sharding) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:

@@ -178,7 +178,7 @@ def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ..
     candidate = chosen.candidate
     if candidate.head_parts == 1:
         return ()
-    first = 2 * problem.model.layers + 1
+    first = problem.model.first_head_unit
     owners = owners_of_stages(problem, candidate.mesh, candidate.schedule)
     ranks = sorted({owner for owner, (_, stop) in zip(owners, candidate.stages, strict=True) if stop > first})
     sharing = "one rank" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

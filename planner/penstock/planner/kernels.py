@@ -57,11 +57,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.core.cluster import AttentionKernel, DeviceSpec, Fusion, GradientType, KernelSpec, SoftwareSpec
-from penstock.core.layout import Precision
+from penstock.core.layout import NUM_STATISTICS, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Sharding
-from penstock.planner.work import NUM_STATISTICS, Floats, Work, head_rows, rows_of
+from penstock.planner.work import Floats, Work, head_rows, rows_of
 
 BACKWARD_FLOPS = 2.5
 """Of fused attention, as a multiple of its forward."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import PENSTOCK, Transfers
-from penstock.core.layout import SlotKind
+from penstock.core.layout import NUM_STATISTICS, SlotKind
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
@@ -24,7 +24,7 @@ from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.simulate.memory import Shape
 from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, unit_counts
-from penstock.planner.work import NUM_STATISTICS, Floats, head_rows, rows_of
+from penstock.planner.work import Floats, head_rows, rows_of
 
 Flags = npt.NDArray[np.bool_]
 

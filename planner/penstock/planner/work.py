@@ -23,11 +23,6 @@ PASSES_WITH_WORK = (
 )
 """Every pass that takes time in penstock's own trainer: the F of a head in one part does its whole backward."""
 
-NUM_STATISTICS = 2
-"""Numbers of each token that a part of the head passes on to the next, and back: the logarithm of the sum of
-exponentials and the target's logit.
-"""
-
 MOST_BYTES = 64 * 2**40
 """Of one unit in a slot or beyond its slots: more is counted as this. No rank has it, and 64 bits hold the sum over a
 model's units.
