@@ -13,15 +13,17 @@ from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, Resour
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, linear_flops_per_token
 from penstock.core.plan import Plan
+from penstock.core.schedule import Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import Decision, decide
 from penstock.planner.evaluate import Simulated
+from penstock.planner.measured import problem_from_profile
 from penstock.planner.outlines import outlines
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.replay import candidate_of
 from penstock.planner.schedules.registry import stage_ranks
 from penstock.planner.tables import boundary_bytes, tie_seconds
-from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, problem
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured, problem, profile, units_at
 
 HEAVY = ModelSpec(family=Family.LLAMA, layers=2, hidden=32, heads=4, vocab=2400)
 """Its head is 70 % of the work."""
@@ -168,3 +170,27 @@ def test_a_vocabulary_of_256k_gains_what_was_published() -> None:
     """Vocabulary parallelism is 1.288 times as fast as the best redistribution of layers there: 50.12 % to 38.91 %."""
     shared_plan, whole = published(256_000, schedule="1f1b"), published(256_000, schedule="1f1b", head_parts=1)
     assert step_seconds(whole) / step_seconds(shared_plan) >= 1.2
+
+
+# Measured parts
+
+
+def measured_parts(share: float) -> Problem:
+    """Two measured ranks: blocks take 16 us a pass, a whole head 600 us in F, each half of it a ``share`` of that in F
+    and W together.
+    """
+    whole = measured(UnitKind.HEAD, Kind.F, seconds=600e-6)
+    seconds = {Kind.F: 400e-6 * share, Kind.I: 1e-6, Kind.W: 200e-6 * share}
+    halves = [
+        dataclasses.replace(measured(UnitKind.HEAD, kind, seconds=each), head_parts=2) for kind, each in seconds.items()
+    ]
+    blocks = [each for each in units_at(1) if each.unit is not UnitKind.HEAD]
+    spec = job(global_batch=8, dp=1, tp=1, pp=2, micro_batch=1, slices=1)
+    return problem_from_profile(spec, profile((*blocks, whole, *halves)))
+
+
+def test_a_measured_head_is_divided_as_it_was_measured_where_that_is_faster() -> None:
+    cheap, dear = measured_parts(0.5), measured_parts(1.2)
+    assert tuple(cheap.head_degrees(1)) == (1, 2)
+    assert decide(cheap).plan.head_parts == 2
+    assert decide(dear).plan.head_parts == 1

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from penstock.planner.pins import parts_of_pinned_stages, pinned_stages
-from penstock.planner.problem import Mesh, Problem, imported_schedule
+from penstock.planner.problem import MOST_PARTS, Mesh, Problem, imported_schedule
 from penstock.planner.stagecost import Stages, unit_totals
 from penstock.planner.stages import balanced_bounds, evened_bounds, headed_bounds, rank_loads, shared_head_bounds
 
@@ -74,12 +74,12 @@ def head_degrees(
     if pinned.stages is not None:
         possible = parts_of_pinned_stages(pinned.stages, problem.model.layers)
         return tuple(parts for parts in possible if parts in problem.head_degrees(mesh.tp))
-    others, imported = _possible(problem, mesh), imported_schedule(pinned)
+    counts = sorted({len(owners) for owners in placements})
+    others, imported = _possible(problem, mesh, counts[0]), imported_schedule(pinned)
     if mesh.pp == 1 or not others or (imported is not None and imported.recomputed_units):
         return (1,)
     unit_ns = _unit_ns(problem, mesh, slices)
     head_ns, even_ns = unit_ns[-1], sum(unit_ns) / mesh.pp
-    counts = sorted({len(owners) for owners in placements})
     can_be_whole = counts[0] <= problem.model.num_units
     if can_be_whole and head_ns < LIGHT * even_ns:
         return (1,)
@@ -97,11 +97,14 @@ def head_degrees(
     return tuple(found)
 
 
-def _possible(problem: Problem, mesh: Mesh) -> list[int]:
-    """The numbers of parts beyond one that are tried, ascending: small ones, and one or two for every rank."""
-    wanted = {*SMALL, mesh.pp, 2 * mesh.pp if mesh.pp <= max(SMALL) else mesh.pp} - {1}
+def _possible(problem: Problem, mesh: Mesh, fewest: int) -> list[int]:
+    """The numbers of parts beyond one that are tried, ascending: small ones, one or two for every rank, and what
+    ``fewest`` stages need to have a unit each.
+    """
+    needed = fewest - (problem.model.num_units - 1)
+    of_ranks = {parts for parts in (mesh.pp, 2 * mesh.pp) if parts <= MOST_PARTS}
     degrees = problem.head_degrees(mesh.tp)
-    return [parts for parts in sorted(wanted) if parts in degrees]
+    return [parts for parts in sorted({*SMALL, *of_ranks, max(needed, 2)}) if parts in degrees]
 
 
 def _busiest_ns(unit_ns: Sequence[int], head_parts: int, pp: int, counts: Sequence[int]) -> float:

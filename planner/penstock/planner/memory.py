@@ -241,9 +241,12 @@ def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> In
 
 @functools.lru_cache(maxsize=2_048)
 def _part_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
-    """[parts of the head, tokens]."""
+    """[parts of the head, tokens]; parts with as many rows hold as much, but for the norm of the first."""
     parts = range(one.model.head_parts)
-    return np.array([[one.part_bytes(slot, count, part) for count in tokens] for part in parts], dtype=np.int64)
+    kinds = [(part == 0, len(one.model.part_rows(part))) for part in parts]
+    first = {kind: part for part, kind in reversed(list(enumerate(kinds)))}
+    rows = {kind: [one.part_bytes(slot, count, part) for count in tokens] for kind, part in first.items()}
+    return np.array([rows[kind] for kind in kinds], dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=2_048)

@@ -35,6 +35,11 @@ MOST_BALANCED_SLICES = 64
 MOST_NUMBERED = 128
 """Of more devices only whole hosts are left unused, so many at most: 1,023 of 1,024 devices are not looked at."""
 
+MOST_PARTS = 64
+"""More parts of the head are looked at only where they are pinned, or a pinned pipeline has no other units: a slice
+goes through all of them on its way.
+"""
+
 LEAST_GAIN = 400
 """Devices are left unused for steps that are shorter by more than one part in so many, 0.25 %."""
 
@@ -408,7 +413,8 @@ def most_units(problem: Problem, tp: int) -> int:
     of_blocks = (linear_flops_per_token(spec, kind) for kind in (UnitKind.ATTENTION, UnitKind.MLP))
     if linear_flops_per_token(spec, UnitKind.HEAD) <= max(of_blocks):
         return spec.num_units
-    return spec.num_units - 1 + problem.head_degrees(tp)[-1]
+    most = problem.head_degrees(tp)[-1]
+    return spec.num_units - 1 + (most if pinned.pp is not None else min(most, MOST_PARTS))
 
 
 def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:

@@ -205,9 +205,10 @@ def shared_head_bounds(unit_ns: Sequence[int], head_parts: int, owners: Sequence
     share the parts and the others the layers, so that ranks with fewer parts have more layers. Of many stages the best
     of few such cuts is evened.
     """
-    if math.comb(len(unit_ns) - 1, len(owners) - 1) <= MOST_CUTS:
+    is_few = len(owners) <= FEW_STAGES
+    if is_few and math.comb(len(unit_ns) - 1, len(owners) - 1) <= MOST_CUTS:
         return _best_cut(unit_ns, owners)
-    is_few, most = len(owners) <= FEW_STAGES, min(head_parts, len(owners) - 1)
+    most = min(head_parts, len(owners) - 1)
     counts = range(1, most + 1) if is_few else sorted({most, min(most, max(owners) + 1)})
     starts = [cut for count in counts if (cut := headed_bounds(unit_ns, head_parts, owners, count)) is not None]
     if is_few or not starts:

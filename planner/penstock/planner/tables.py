@@ -288,13 +288,17 @@ def tie_seconds(
     parts = unit_counts(model, stages)[:, UNIT_KINDS.index(UnitKind.HEAD)]
     of_part = head_rows(model, problem.sharding(mesh.tp)) * model.hidden
     of_part *= gradient_bytes(problem.precision, problem.software.gradient_type)
-    of_ranks = np.bincount(stage_ranks, weights=parts).astype(np.int64).tolist()
-    first = stage_ranks[0]
-    return sum(
-        cost.all_reduce_seconds(count * of_part, (int(devices[first]), int(devices[rank])))
-        for rank, count in enumerate(of_ranks)
-        if count and rank != first
+    counts = np.bincount(stage_ranks, weights=parts).astype(np.int64)
+    counts[stage_ranks[0]] = 0
+    others = np.flatnonzero(counts)
+    first, peers = int(devices[stage_ranks[0]]), np.asarray(devices)[others]
+    links = np.stack([counts[others], problem.host_of(peers) == problem.host_of(first), *cost.transfer(first, peers)])
+    _, like, times = np.unique(links, axis=1, return_index=True, return_counts=True)
+    seconds: float = sum(
+        number * cost.all_reduce_seconds(int(counts[others[place]]) * of_part, (first, int(peers[place])))
+        for place, number in zip(like.tolist(), times.tolist(), strict=True)
     )
+    return seconds
 
 
 def shards_seconds(problem: Problem, stages: Stages, mesh: Mesh) -> Floats:
