@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec,
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.schedule import ScheduleSpec, parse_schedule
 from penstock.planner.braiding import hidden_share
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
-from penstock.planner.order import BACKWARD, FORWARD, from_schedule, to_schedule
+from penstock.planner.order import BACKWARD, FORWARD, Order, from_schedule, to_schedule
 from penstock.planner.pair_costs import collectives_of
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
@@ -28,11 +29,12 @@ from penstock.planner.replay import simulated
 from penstock.planner.schedules.braided import BRAIDED, ahead, braided_1f1b
 from penstock.planner.schedules.recorded import record, replay
 from penstock.planner.schedules.registry import find
-from penstock.planner.simulate.arrays import simulate_arrays
+from penstock.planner.simulate.arrays import link_order, simulate_arrays
 from penstock.planner.simulate.pairs import Collectives, pair_ns
+from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import equal_slices
 from tests.support.reference_simulator import in_turns
-from tests.support.step_costs import equal_costs, shape
+from tests.support.step_costs import equal_costs, random_costs, shape
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6)
 
@@ -180,6 +182,31 @@ def test_a_text_whose_marks_are_no_pairs_is_refused(at: int) -> None:
     joined[at] = True
     with pytest.raises(UserError, match="does not hold an order"):
         replay(record(dataclasses.replace(order, joined=joined)), num_ranks=2, num_microbatches=4, num_slices=1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_braided_steps_repeat_themselves(seed: int) -> None:
+    """What is proved to repeat itself is what a full simulation gives."""
+    rng = random.Random(seed)
+    num_ranks, num_slices = rng.choice([1, 2, 4]), rng.choice([1, 2])
+    costs = random_costs(rng, num_ranks, num_ranks, num_slices)
+
+    def order(count: int) -> Order:
+        return braided_1f1b(shape(num_ranks, count, num_slices, BRAIDED))
+
+    settings = {"receive_ahead": rng.choice([1, 2, 4]), "late_receives": rng.random() < 0.5}
+    found = extrapolate(order, 150, costs, **settings)  # type: ignore[arg-type]
+    whole = simulate_arrays(order(150), costs, **settings)  # type: ignore[arg-type]
+    assert found.times.makespan_ns == pytest.approx(whole.makespan_ns, rel=0 if found.is_exact else 0.01)
+    assert found.num_simulated < 150
+
+
+def test_children_that_wait_for_what_comes_after_them_are_refused() -> None:
+    """As ranks of several shards run them; one after the other they can."""
+    schedule, _ = parse_schedule("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1F1,1B0,1B1\n")
+    with pytest.raises(UserError, match=r"0F1\.0;0B0\.0 never gets what it needs\n.*both actions of an overlap"):
+        link_order(from_schedule(schedule, keep_pairs=True), receive_ahead=2)
+    link_order(from_schedule(schedule), receive_ahead=2)
 
 
 def test_one_shard_runs_pairs_one_after_the_other() -> None:

@@ -49,6 +49,7 @@ from penstock.planner.candidate import label_of
 from penstock.planner.cost import CostModel
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
+from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.simulate.periodic import enough_to_repeat
 from penstock.planner.stagecost import (
@@ -93,7 +94,7 @@ class Outline:
         return label_of(self.mesh, self.num_slices, self.schedule, self.head_parts)
 
 
-REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
+REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})
 """The built-in schedules that do the same again and again, and hold no more for it."""
 
 MOST_ACTIONS_IN_FULL = 60_000

@@ -185,7 +185,7 @@ class Stage:
         ``dkv``. The gradients of the norms are added here.
         """
         yield from self._take_gradient(views, labels, gradient_scale)
-        for index in reversed(list(self._blocks)):
+        for index in sorted(self._blocks, reverse=True):
             yield from self._block_input(views, index, start, stop, fresh_dkv=fresh_dkv)
         if self._embedding is not None:
             yield from self._embedding.backward_input(views[SlotKind.OUTPUT_GRADIENTS][self.first]["dy"])
@@ -209,9 +209,9 @@ class Stage:
         yield from self._take_gradient(views, labels, gradient_scale)
         if self._parts is not None:
             yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
-        for index, block in reversed(list(self._blocks.items())):
+        for index in sorted(self._blocks, reverse=True):
             yield from self._block_input(views, index, start, stop, fresh_dkv=fresh_dkv)
-            yield from block.backward_weight(inputs[index], gradients[index])
+            yield from self._blocks[index].backward_weight(inputs[index], gradients[index])
         if self._embedding is not None:
             yield from self._embedding.backward_input(gradients[self.first]["dy"])
             ids = _needed(token_ids, "token ids")

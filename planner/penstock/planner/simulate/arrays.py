@@ -168,11 +168,14 @@ def link_order(
 
 
 def _deadlock(order: Order, index: int) -> UserError:
-    codes = (int(array[index]) for array in (order.kinds, order.stages, order.microbatches, order.slices))
+    is_pair = order.joined is not None and bool(order.joined[index])
+    columns = (order.kinds, order.stages, order.microbatches, order.slices)
+    actions = [action_of(*(int(array[each]) for array in columns)) for each in range(index, index + 1 + is_pair)]
+    both = ", both actions of an overlap before either begins (with tp above 1)" if is_pair else ""
     return UserError(
-        what=f"{action_of(*codes)} never gets what it needs",
+        what=f"{';'.join(map(str, actions))} never gets what it needs",
         where=f"schedule, rank {order.ranks[index]}",
-        remedy="order the actions so that what each needs can come first",
+        remedy=f"order the actions so that what each needs can come first{both}",
     )
 
 
