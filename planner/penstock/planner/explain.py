@@ -33,7 +33,7 @@ class Explained:
 
 def explained(problem: Problem, result: Result, chosen: Evaluation, place: int = 1) -> Explained:
     """Why ``chosen`` is the plan. ``place`` is its place by prediction: the best has 1."""
-    floor = floor_seconds(problem, result.head_parts)
+    floor = floor_seconds(problem, result.overview.head_parts)
     limits = (*_time_limit(chosen), _memory_limit(problem, result, chosen))
     pinned = pins(problem)
     sentences = (
@@ -101,7 +101,7 @@ def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
         gain = 100 * (1 - best.step_ns / chosen.step_ns)
         needed, allowed = bytes_apart(max(best.peak_bytes), limit)
         return f"memory is a limit: {best.candidate.label} is {gain:.1f} % faster, but needs {needed} of {allowed}"
-    excluded = result.num_outlines_too_large
+    excluded = result.overview.num_too_large
     if excluded or result.shortages or result.too_large:
         before = f"{excluded:,} outlines need more in any case, and" if excluded else "some candidates do not fit, but"
         return f"memory excludes plans: {before} none that was simulated beyond the limit is faster"
@@ -189,9 +189,9 @@ def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ..
     if whole is not None:
         slower = _percent(whole.step_ns / chosen.step_ns - 1)
         return (f"{told}: the best plan found with a whole head is {slower}, {whole.candidate.label}",)
-    if result.whole_head_ns is None:
+    if result.overview.whole_head_ns is None:
         return (f"{told}: with a whole head nothing fits",)
-    slower = _percent(result.whole_head_ns / chosen.step_ns - 1)
+    slower = _percent(result.overview.whole_head_ns / chosen.step_ns - 1)
     return (f"{told}: the best plan with a whole head is estimated to be {slower}",)
 
 

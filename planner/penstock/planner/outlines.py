@@ -94,6 +94,27 @@ class Outline:
         return label_of(self.mesh, self.num_slices, self.schedule, self.head_parts)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overview:
+    """What outlines say together: how many need more than the memory limit, which numbers of parts of the head they
+    have (ascending), and the least estimate of those with a whole head that could fit.
+    """
+
+    num_too_large: int
+    head_parts: tuple[int, ...]
+    whole_head_ns: int | None
+
+    @classmethod
+    def of(cls, among: Sequence[Outline], limit_bytes: int) -> Overview:
+        """Of all these outlines."""
+        fitting = [outline for outline in among if outline.least_bytes <= limit_bytes]
+        return cls(
+            num_too_large=len(among) - len(fitting),
+            head_parts=tuple(sorted({outline.head_parts for outline in among})),
+            whole_head_ns=min((each.estimate_ns for each in fitting if each.head_parts == 1), default=None),
+        )
+
+
 REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})
 """The built-in schedules that do the same again and again, and hold no more for it."""
 

@@ -35,7 +35,7 @@ from penstock.planner.braiding import braided_outlines
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
-from penstock.planner.outlines import Outline, outlines, outlines_of, owners_of_stages, slice_counts
+from penstock.planner.outlines import Outline, Overview, outlines, outlines_of, owners_of_stages, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes
 from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
@@ -178,12 +178,7 @@ class Result:
     num_outlines: int
     num_judged: int
     ending: Ending
-    num_outlines_too_large: int = 0
-    """Outlines whose least bytes are above the limit, which were not opened."""
-    head_parts: tuple[int, ...] = (1,)
-    """The numbers of parts of the head that outlines have, ascending."""
-    whole_head_ns: int | None = None
-    """The least estimate of outlines with a whole head that could fit."""
+    overview: Overview
 
 
 class NothingFitsError(Exception):
@@ -224,9 +219,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         num_outlines=len(run.opened),
         num_judged=len(run.seen),
         ending=run.ending,
-        num_outlines_too_large=sum(each.least_bytes > problem.memory_limit_bytes for each in run.outlines),
-        head_parts=tuple(sorted({each.head_parts for each in run.outlines})),
-        whole_head_ns=run.whole_head_ns(),
+        overview=Overview.of(run.outlines, problem.memory_limit_bytes),
     )
 
 
@@ -576,12 +569,6 @@ class _Search:
         fits = self.fits(evaluation)
         (self.fitting if fits else self.too_large).append(evaluation)
         return fits
-
-    def whole_head_ns(self) -> int | None:
-        """The least estimate of outlines with a whole head that could fit."""
-        limit = self.problem.memory_limit_bytes
-        whole = (each for each in self.outlines if each.head_parts == 1 and each.least_bytes <= limit)
-        return min((each.estimate_ns for each in whole), default=None)
 
     def nothing_fits(self) -> NothingFitsError:
         """How close the closest came."""
