@@ -120,6 +120,20 @@ def test_segments_hold_all_that_an_action_takes(sequence_parallel: bool, slices:
     assert np.count_nonzero(forward[:, 1]) == per_block * (plan.stages[1][1] - plan.stages[1][0])
 
 
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_parts_of_a_head_have_their_own_collectives(sequence_parallel: bool) -> None:
+    """F of a part gathers and sums, I of all but the last adds the rows of targets, W gathers."""
+    one = problem(8, 4, sequence_parallel=sequence_parallel)
+    stages = ((0, 12), (12, 24), (24, 33), (33, 34), (34, 35), (35, 36))
+    plan = dataclasses.replace(candidate(one, 8, 4), stages=stages, head_parts=3)
+    found = collectives_of(one, plan)
+    assert found is not None
+    num_gathers = int(sequence_parallel)
+    for stage, num_sums in ((3, 1), (4, 1), (5, 0)):
+        collectives = [np.count_nonzero(found.segments_of((kind, stage, 0))[:, 1]) for kind in (FORWARD, BACKWARD)]
+        assert collectives == [num_gathers + 1, num_gathers + num_sums]
+
+
 def test_one_shard_has_no_collectives() -> None:
     one = problem(1, 8)
     assert collectives_of(one, candidate(one, 1, 8)) is None

@@ -145,7 +145,7 @@ class DescribedCost:
 
     def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """Of penstock's own passes; nothing is known of those in a table."""
-        collectives = unit_collectives(unit, kind, self.sharding)
+        collectives = self._collectives(unit, kind)
         if not collectives or self.cluster.costs or self.cluster.software.overlapped_collectives:
             return np.zeros(work.tokens.shape)
         num_bytes = self.model.hidden * self.precision.compute_bytes * self._padded_rows(work.tokens)

@@ -19,6 +19,7 @@ from penstock.core.model import Unit, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, unit_collectives
 from penstock.planner.candidate import Candidate
+from penstock.planner.cost import CostModel
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import KINDS
 from penstock.planner.problem import Problem
@@ -34,19 +35,20 @@ Segment = tuple[int, int]
 
 def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None:
     """The segments of the candidate's actions; none for ranks of one shard."""
-    if candidate.mesh.tp == 1:
+    tp = candidate.mesh.tp
+    if tp == 1:
         return None
-    work = list(_work_of_columns(candidate))
-    unit_ns = functools.cache(functools.partial(_unit_ns, problem, candidate.mesh.tp))
+    divided, work = problem.divided(candidate.head_parts), list(_work_of_columns(candidate))
+    model, sharding = divided.model, divided.sharding(tp)
+    unit_ns = functools.cache(functools.partial(_unit_ns, divided.cost_of(tp)))
 
     def segments_of(place: Place) -> Nanoseconds:
         kind, stage, column = KINDS[place[0]], place[1], place[2]
-        units = problem.model.units[slice(*candidate.stages[stage])]
         found: list[Segment] = []
         carried = 0
-        for unit, each in _passes(units, kind):
-            compute, collective = unit_ns(unit.kind, each, work[column])
-            declared = unit_collectives(unit.kind, each, problem.sharding(candidate.mesh.tp))
+        for unit, each in _passes(model.units[slice(*candidate.stages[stage])], kind, is_whole=not model.is_divided):
+            declared = unit_collectives(unit.kind, each, sharding, head_parts=model.head_parts, part=unit.part)
+            compute, collective = unit_ns(len(declared), unit.kind, each, work[column])
             for before, after in _steps(unit.kind, declared, compute, collective):
                 if after is None:
                     carried += before
@@ -61,23 +63,22 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
 def _work_of_columns(candidate: Candidate) -> Iterator[Work]:
     mesh = candidate.mesh
     for batch, slices in ((mesh.microbatch, candidate.slices), (mesh.remainder, candidate.remainder_slices)):
-        for length, before in zip(
-            slices, prefixes(slices).tolist(), strict=False
-        ):  # one prefix where there is no slice
+        befores = prefixes(slices).tolist() if slices else []
+        for length, before in zip(slices, befores, strict=True):
             yield Work.of(batch, length, before)
 
 
-def _unit_ns(problem: Problem, tp: int, unit: UnitKind, kind: Kind, work: Work) -> Segment:
-    """A unit's compute, and one of its collectives."""
-    cost = problem.cost_of(tp)
-    count = max(len(unit_collectives(unit, kind, problem.sharding(tp))), 1)
-    seconds, of_collectives = cost.unit_seconds(unit, kind, work), cost.collective_seconds(unit, kind, work)
-    exposed = np.minimum(of_collectives, seconds)
-    return int(whole_nanoseconds(seconds - exposed)), int(whole_nanoseconds(exposed / count))
+def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, work: Work) -> Segment:
+    """A unit's compute, and one of its collectives; without any all of it is compute."""
+    seconds = cost.unit_seconds(unit, kind, work)
+    if not num_collectives:
+        return int(whole_nanoseconds(seconds)), 0
+    exposed = np.minimum(cost.collective_seconds(unit, kind, work), seconds)
+    return int(whole_nanoseconds(seconds - exposed)), int(whole_nanoseconds(exposed / num_collectives))
 
 
-def _passes(units: Sequence[Unit], kind: Kind) -> Iterator[tuple[Unit, Kind]]:
-    """The units' passes in the order in which an action runs them; R does what F did, but for the head."""
+def _passes(units: Sequence[Unit], kind: Kind, *, is_whole: bool) -> Iterator[tuple[Unit, Kind]]:
+    """The units' passes in the order in which an action runs them; R does what F did, but for a whole head."""
     if kind is Kind.B:
         yield from ((unit, each) for unit in reversed(units) for each in (Kind.I, Kind.W))
     if kind is Kind.I:
@@ -85,7 +86,8 @@ def _passes(units: Sequence[Unit], kind: Kind) -> Iterator[tuple[Unit, Kind]]:
     if kind is Kind.W:
         yield from ((unit, kind) for unit in units)
     if kind in (Kind.F, Kind.R):
-        yield from ((unit, Kind.F) for unit in units if kind is Kind.F or unit.kind is not UnitKind.HEAD)
+        is_made = {UnitKind.HEAD: kind is Kind.F or not is_whole}
+        yield from ((unit, Kind.F) for unit in units if is_made.get(unit.kind, True))
 
 
 def _steps(
