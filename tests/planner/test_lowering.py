@@ -450,7 +450,7 @@ def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> N
             group: {a.stage for a in work[:end] if a.kind is Kind.START_REDUCE and a.group is group} for group in Group
         }
         last = {a.stage: at for at, each in enumerate(work) for a in flatten((each,)) if a.kind in (Kind.B, Kind.W)}
-        tied = {0, len(case.stages) - 1} if case.tie else set()
+        tied = set(case.tie)
         could = {stage for stage, at in last.items() if at < end} - tied
         assert started[Group.DP] == (could if case.dp and not case.late_receives else set())
         assert started[Group.TP] == (could if case.tp and not case.late_receives else set())

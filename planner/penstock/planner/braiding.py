@@ -27,7 +27,8 @@ from penstock.planner.stagecost import equal_slices
 MOST_DIVISIONS = 4
 """Of the best candidates, whatever their degree."""
 
-MOST_OUTLINES = 16
+MOST_SIMULATED = 16
+"""Outlines with pairs of which a candidate fits; many do not where memory is short, since more slices are under way."""
 
 NUM_LAYERS = 4
 """Enough that a pair's first and last collective count for little."""
@@ -36,7 +37,7 @@ _Division = tuple[int, int, int]
 
 
 def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate]) -> Iterator[Outline]:
-    """A few outlines with pairs by rising estimate, from those of 1F1B among ``outlines``; ``ranked`` are candidates,
+    """Outlines with pairs by rising estimate, from those of 1F1B among ``outlines``; ``ranked`` are candidates,
     best first.
 
     None where a schedule is pinned, and none for another software than penstock's.
@@ -61,7 +62,7 @@ def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iter
         for each in plain
     ]
     estimated.sort(key=lambda each: problem.score(each.estimate_ns, each.mesh.num_devices))
-    yield from estimated[:MOST_OUTLINES]
+    yield from estimated
 
 
 def _divisions(meshes: Iterable[Mesh]) -> Iterator[_Division]:

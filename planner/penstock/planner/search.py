@@ -31,7 +31,7 @@ from typing import Protocol
 from penstock.core.bubble import Lost
 from penstock.core.explanation import StepParts
 from penstock.core.units import NANOSECONDS_PER_SECOND
-from penstock.planner.braiding import braided_outlines
+from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
@@ -495,9 +495,14 @@ class _Search:
     def braid(self) -> None:
         """Open outlines with pairs by what they should take, until that is no better than the best."""
         ranked = [each.candidate for each in sorted(self.fitting, key=self.rank)]
+        num_simulated = 0
         for outline in braided_outlines(self.problem, self.outlines, ranked):
             if self.score(outline.mesh, outline.estimate_ns) < min(self.rank(each)[0] for each in self.fitting):
+                before = len(self.seen)
                 self.open(outline)
+                num_simulated += len(self.seen) > before
+                if num_simulated == MOST_SIMULATED:
+                    return
 
     def improve(self) -> None:
         """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""
