@@ -9,18 +9,21 @@ import pytest
 
 from penstock.core.cluster import SoftwareSpec
 from penstock.core.devices import cluster_of, device_kind
+from penstock.core.errors import UserError
 from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, linear_flops_per_token
 from penstock.core.plan import Plan
-from penstock.core.schedule import Kind
+from penstock.core.schedule import Kind, import_spec
 from penstock.planner.candidate import Candidate
+from penstock.planner.cost import CostModel
 from penstock.planner.decide import Decision, decide
 from penstock.planner.evaluate import Simulated
+from penstock.planner.floor import floor_ns
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.outlines import outlines
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
-from penstock.planner.replay import candidate_of
+from penstock.planner.replay import candidate_of, simulated
 from penstock.planner.schedules.registry import stage_ranks
 from penstock.planner.tables import boundary_bytes, tie_seconds
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured, problem, profile, units_at
@@ -194,3 +197,51 @@ def test_a_measured_head_is_divided_as_it_was_measured_where_that_is_faster() ->
     assert tuple(cheap.head_degrees(1)) == (1, 2)
     assert decide(cheap).plan.head_parts == 2
     assert decide(dear).plan.head_parts == 1
+
+
+@pytest.mark.parametrize(
+    ("vocab", "ranks", "pinned"),
+    [(3, 2, {"dp": 1, "pp": 1, "head_parts": 2}), (3, 8, {"dp": 1, "pp": 4, "stages": (2, 2, 0, 0)})],
+)
+def test_pins_that_no_division_can_have_are_refused(vocab: int, ranks: int, pinned: dict[str, object]) -> None:
+    """It was a ValueError: parts of three tokens cannot be shared by two devices each."""
+    spec = job(ranks=ranks, **pinned)  # type: ignore[arg-type]
+    spec = dataclasses.replace(spec, model=dataclasses.replace(spec.model, vocab=vocab))
+    with pytest.raises(UserError, match="obeys what is pinned"):
+        decide(problem_from_cluster(spec, cluster(num_nodes=ranks, devices_per_node=ranks)))
+
+
+def test_a_head_measured_in_parts_at_some_degrees_has_a_floor() -> None:
+    """It was a KeyError: the floor asked for parts at every degree of tensor parallelism."""
+    asked = measured_parts(0.5)
+    costs, degrees = asked.costs, {1: (1, 2), 2: (1,)}
+
+    def known(tp: int, head_parts: int) -> CostModel:
+        assert head_parts in degrees[tp]
+        return costs(1, head_parts)
+
+    shapes = [Mesh.of_share(dp=1, tp=tp, pp=1, microbatch=1, share=8) for tp in (1, 2)]
+    some = dataclasses.replace(asked, costs=known, tp_degrees=(1, 2), head_degrees=degrees.__getitem__)
+    assert floor_ns(some, shapes, (1, 2)) == floor_ns(some, shapes[1:], (1, 2)) <= floor_ns(some, shapes[:1], (1, 2))
+
+
+def test_a_plan_with_parts_needs_a_profile_with_parts() -> None:
+    """It was a KeyError."""
+    plan = decide(measured_parts(0.5)).plan
+    whole = [*units_at(1)]
+    with pytest.raises(UserError, match="no measurement of tp 1 and the head in 2 parts"):
+        simulated(plan, profile(tuple(whole)))
+
+
+def test_a_schedule_that_recomputes_parts_of_stages_keeps_the_head_whole() -> None:
+    """It was refused: the head was divided into units that the schedule does not name."""
+    rows = (
+        ",".join(f"0F{i}" for i in range(8)) + "," + ",".join(f"0R{i}[0:3],0R{i}[3:5],0B{i}" for i in range(8)),
+        ",".join(f"1F{i},1B{i}" for i in range(8)),
+    )
+    schedule, _ = import_spec("\n".join(rows), "csv")
+    pinned = ParallelismSpec(dp=1, tp=1, pp=2, stages=(2.0, 0.0), schedule=schedule)
+    heavier = dataclasses.replace(HEAVY, vocab=9600)
+    spec = dataclasses.replace(job(global_batch=8, ranks=2), model=heavier, parallelism=pinned)
+    plan = decide(problem_from_cluster(spec, cluster(num_nodes=2, devices_per_node=1))).plan
+    assert plan.head_parts == 1

@@ -260,6 +260,19 @@ def seconds(plan: Plan) -> float:
     return plan.prediction.step_seconds
 
 
+def test_no_step_with_pairs_is_below_the_floor() -> None:
+    """The floor counted collectives, of which pairs hide some."""
+    one = problem(8, 2, micro_batch=1, slices=1, schedule=BRAIDED)
+    decision = decide(one)
+    assert decision.plan.prediction is not None
+    explanation = decision.plan.prediction.explanation
+    assert explanation is not None
+    assert explanation.search is not None
+    floor = explanation.search.floor_seconds
+    assert floor is not None
+    assert floor <= decision.plan.prediction.step_seconds
+
+
 def test_the_planner_takes_pairs_where_they_win() -> None:
     chosen = decided(8, 2, 64)
     assert chosen.schedule.generator == BRAIDED

@@ -71,12 +71,15 @@ def head_degrees(
     pinned = problem.pinned
     if pinned.head_parts is not None:
         return (pinned.head_parts,) if pinned.head_parts in problem.head_degrees(mesh.tp) else ()
+    imported = imported_schedule(pinned)
+    if imported is not None and imported.recomputed_units:
+        return (1,)
     if pinned.stages is not None:
         possible = parts_of_pinned_stages(pinned.stages, problem.model.layers)
         return tuple(parts for parts in possible if parts in problem.head_degrees(mesh.tp))
     counts = sorted({len(owners) for owners in placements})
-    others, imported = _possible(problem, mesh, counts[0]), imported_schedule(pinned)
-    if mesh.pp == 1 or not others or (imported is not None and imported.recomputed_units):
+    others = _possible(problem, mesh, counts[0])
+    if mesh.pp == 1 or not others:
         return (1,)
     unit_ns = _unit_ns(problem, mesh, slices)
     head_ns, even_ns = unit_ns[-1], sum(unit_ns) / mesh.pp

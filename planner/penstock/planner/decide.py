@@ -18,7 +18,15 @@ from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
 from penstock.planner.realise import lowered, prove_plan
-from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search, usual_budget
+from penstock.planner.search import (
+    Budget,
+    Evaluation,
+    NothingFitsError,
+    Reporter,
+    Result,
+    search,
+    usual_budget,
+)
 from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
@@ -79,17 +87,22 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
     """The best plan for ``problem``; raises `UserError` when nothing fits or what is pinned cannot run."""
     check_pins(problem, DEFAULT_RECEIVE_AHEAD)
     if next(all_meshes(problem), None) is None:
-        raise UserError(
-            what=f"no division of {_ranks(problem)} ranks, {problem.global_batch} sequences obeys what is pinned",
-            where=PINNED,
-            remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others: dp x tp x pp is the number of "
-            "ranks, dp divides globalBatch, and microBatch is at most the sequences of a replica",
-        )
+        raise _nothing_obeys(problem)
     judge = Simulated(problem)
     try:
         return _decided(judge, budget, reporter)
     except NothingFitsError as shortage:
         raise _memory_error(judge, shortage) from None
+
+
+def _nothing_obeys(problem: Problem) -> UserError:
+    return UserError(
+        what=f"no division of {_ranks(problem)} ranks, {problem.global_batch} sequences obeys what is pinned",
+        where=PINNED,
+        remedy="pin fewer of dp, tp, pp, headParts, microBatch, stages and schedule, or others: dp x tp x pp is the "
+        "number of ranks, dp divides globalBatch, microBatch is at most the sequences of a replica, and headParts x tp "
+        "is at most the vocabulary",
+    )
 
 
 def _ranks(problem: Problem) -> str:
@@ -167,6 +180,8 @@ class _NoArenaFitsError(NothingFitsError):
 
 def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     """What fits in the limit is nothing: say how much came closest, and how much was tried and does."""
+    if not shortage.label:
+        return _nothing_obeys(judge.problem)
     problem, enough = judge.problem, _enough_bytes(judge, shortage.least_bytes)
     cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
     if enough is not None:

@@ -189,6 +189,8 @@ def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ..
     if whole is not None:
         slower = _percent(whole.step_ns / chosen.step_ns - 1)
         return (f"{told}: the best plan found with a whole head is {slower}, {whole.candidate.label}",)
+    if 1 not in result.overview.head_parts:
+        return (f"{told}: the stages need as many units",)
     if result.overview.whole_head_ns is None:
         return (f"{told}: with a whole head nothing fits",)
     slower = _percent(result.overview.whole_head_ns / chosen.step_ns - 1)

@@ -4,8 +4,9 @@ Every rank is busy for the work of its stages, so the busiest is for at least th
 F, I and W, over the ranks of a pipeline. The cheapest way to slice a sequence is that of a flush of one micro-batch
 over one stage (`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA` places: the floor
 holds for plans with such slices, and of a head that is divided for the numbers of parts that are named: their work is
-another than the whole head's. Waiting, messages and reductions only add to it, and it says nothing of memory: a plan
-above it may be the best there is.
+another than the whole head's. Collectives over shards do not count, since pairs of actions hide them behind each other.
+Waiting, messages and reductions only add to it, and it says nothing of memory: a plan above it may be the best there
+is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.slicing import SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
-from penstock.planner.stagecost import Integers, pass_seconds, unit_counts
+from penstock.planner.stagecost import Integers, collective_seconds, pass_seconds, unit_counts
 
 MOST_QUANTA = 64
 
@@ -31,10 +32,15 @@ def grid(problem: Problem) -> int:
 
 
 def floor_ns(problem: Problem, meshes: Iterable[Mesh], head_parts: Iterable[int] = (1,)) -> int:
-    """Nanoseconds that no step on any of the meshes is shorter than, with the head in so many parts."""
+    """Nanoseconds that no step on any of the meshes is shorter than, with the head in any of so many parts. On a mesh
+    those count that costs are known of there.
+    """
     work: dict[tuple[int, int], int] = {}
-    divided, least = [problem.divided(parts) for parts in head_parts], None
+    wanted, least = tuple(head_parts), None
     for mesh in meshes:
+        divided = [problem.divided(parts) for parts in wanted if parts in problem.head_degrees(mesh.tp)]
+        if not divided:
+            continue
         for batch in filter(None, (mesh.microbatch, mesh.remainder)):
             if (mesh.tp, batch) not in work:
                 work[mesh.tp, batch] = min(_work_ns(each, mesh.tp, batch) for each in divided)
@@ -54,8 +60,8 @@ def _work_ns(problem: Problem, tp: int, batch: int) -> int:
 
     def slice_ns(lengths: Integers, before: Integers) -> Integers:
         points = lengths.astype(np.float64), before.astype(np.float64)
-        seconds = sum(counts @ of_units for of_units in pass_seconds(cost, batch, *points))
-        return whole_nanoseconds(seconds)
+        exposed = pass_seconds(cost, batch, *points) - collective_seconds(cost, batch, *points)
+        return whole_nanoseconds((counts @ np.maximum(exposed, 0.0)).sum(axis=0))
 
     shape = {"sequence_length": problem.sequence_length, "quantum": grid(problem)}
     cost_ns = tabulate(slice_ns, **shape)

@@ -1,9 +1,10 @@
 """Seconds of recomputation: what R of a unit does, as a part of its F.
 
-R runs the operations that make what the unit saves again (`penstock.core.layout.remaking`), not all of F: the head
-keeps nothing, and no backward reads the output of the last unit before the head or before the stage's end. A profile
-measures whole passes, so an operation counts as its share of the pass's FLOPs; norms and activations have none. So R is
-priced a little low where it leaves out the output product, and exactly where it does all that F does.
+R runs the operations that make what the unit saves again (`penstock.core.layout.remaking`), not all of F: a whole head
+keeps nothing, a part of a divided one makes its logits again but not their product with its rows, which is half of F,
+and no backward reads the output of the last unit before the head or before the stage's end. A profile measures whole
+passes, so an operation counts as its share of the pass's FLOPs; norms and activations have none. So R is priced a
+little low where it leaves out the output product, and exactly where it does all that F does.
 
 Example, llama with h = 4096, f = 11008, a slice of 1,024 tokens without prefix: the output product is 0.33 of the MLP's
 FLOPs, and 0.24 of those of an attention unit whose projections are 12,288 wide.
@@ -56,6 +57,9 @@ def remake_until_ns(
     units = [unit for unit in spec.units[slice(*stage)] if unit_graph(spec, unit.kind, 1, 1)]
     rows = [np.zeros(len(slices))]
     for place, unit in enumerate(units, start=1):
+        if unit.kind is UnitKind.HEAD:
+            rows.append(rows[-1] + cost.unit_seconds(unit.kind, Kind.F, work) / 2)
+            continue
         operations = remaking(spec, unit.kind, with_output=place < len(units))
         rows.append(rows[-1] + remake_seconds(cost, spec, unit.kind, work, operations))
     until: Integers = whole_nanoseconds(np.stack(rows))

@@ -56,12 +56,24 @@ def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
             remedy="look at the plan's prediction, or plan with a smaller globalBatch",
         )
     problem = problem_of(plan, hardware)
+    if isinstance(hardware, Profile):
+        _require_measured(plan, problem)
     judge = Simulated(problem, plan.receive_ahead, placement_of(plan))
     candidate = candidate_of(plan)
     order = judge.order(candidate)
     stage_ranks = tuple(order.stage_ranks.tolist())
     always = static_bytes(judge.problem_of(candidate), candidate, stage_ranks, order)
     return simulate(program_of(plan), judge.costs(candidate, stage_ranks), static_bytes=always)
+
+
+def _require_measured(plan: Plan, problem: Problem) -> None:
+    if plan.tp not in problem.tp_degrees or plan.head_parts not in problem.head_degrees(plan.tp):
+        parts = f" and the head in {plan.head_parts} parts" if plan.head_parts > 1 else ""
+        raise UserError(
+            what=f"holds no measurement of tp {plan.tp}{parts}, which the plan has",
+            where="profile",
+            remedy="run penstock profile with a job that pins what the plan has",
+        )
 
 
 def candidate_of(plan: Plan) -> Candidate:

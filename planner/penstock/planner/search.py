@@ -182,7 +182,9 @@ class Result:
 
 
 class NothingFitsError(Exception):
-    """No candidate fits; the one that comes closest, ``label``, needs at least ``least_bytes`` on a rank."""
+    """No candidate fits; the one that comes closest, ``label``, needs at least ``least_bytes`` on a rank. Where no mesh
+    can have the stages or the parts of the head that are pinned, there is none, and no label.
+    """
 
     def __init__(self, least_bytes: int, label: str) -> None:
         super().__init__(f"{label} needs {least_bytes} bytes")
@@ -497,12 +499,10 @@ class _Search:
         ranked = [each.candidate for each in sorted(self.fitting, key=self.rank)]
         num_simulated = 0
         for outline in braided_outlines(self.problem, self.outlines, ranked):
-            if self.score(outline.mesh, outline.estimate_ns) < min(self.rank(each)[0] for each in self.fitting):
-                before = len(self.seen)
+            before, best = len(self.seen), min(self.rank(each)[0] for each in self.fitting)
+            if num_simulated < MOST_SIMULATED and self.score(outline.mesh, outline.estimate_ns) < best:
                 self.open(outline)
                 num_simulated += len(self.seen) > before
-                if num_simulated == MOST_SIMULATED:
-                    return
 
     def improve(self) -> None:
         """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""
@@ -581,7 +581,7 @@ class _Search:
         needs = [(limit + each.missing_bytes, each.candidate.label) for each in self.shortages]
         needs += [(max(each.peak_bytes), each.candidate.label) for each in self.too_large]
         needs += [(each.least_bytes, each.label) for each in self.outlines if each.least_bytes > limit]
-        return NothingFitsError(*min(needs))
+        return NothingFitsError(*min(needs, default=(0, "")))
 
 
 def _alike(outline: Outline) -> Iterator[tuple[float, object]]:

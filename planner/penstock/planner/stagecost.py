@@ -89,6 +89,12 @@ def pass_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths)
     return np.stack([np.stack([cost.unit_seconds(unit, kind, work) for unit in UNIT_KINDS]) for kind in PASSES])
 
 
+def collective_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths) -> Floats:
+    """[F I W, unit kinds, points]: the part of these seconds in which a rank only waits for its shards."""
+    work = Work.of(batch, lengths, before)
+    return np.stack([np.stack([cost.collective_seconds(unit, kind, work) for unit in UNIT_KINDS]) for kind in PASSES])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class UnitTable:
     """What one unit of each kind takes of every slice of a micro-batch: whatever stages take is sums of it.
