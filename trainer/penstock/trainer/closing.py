@@ -34,7 +34,7 @@ from penstock.trainer import memory
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.shards import AllOf, InTurn
+from penstock.trainer.shards import InTurn, in_turn
 from penstock.trainer.units.collectives import Work
 
 _TIED = "embedding.weight"
@@ -188,9 +188,11 @@ class Closing:
         self._sums.tolist()
 
     def _start_tied(self) -> Work:
-        """With each other rank that has the same rows, in the order of stages."""
-        ties = [tie for tie in self._tied if tie.other is None]
-        return AllOf([self._transport.sum_tied(tie.peer, tie.gradient) for tie in ties])
+        """With each other rank that has the same rows, in the order of stages and one after the other: the proof counts
+        one kernel of the tie's that is under way (`penstock.core.residency`).
+        """
+        ties = (tie for tie in self._tied if tie.other is None)
+        return in_turn([partial(self._transport.sum_tied, tie.peer, tie.gradient) for tie in ties])
 
     def _start_shared(self, stage: int) -> Work:
         """One sum after the other, so that of the two one kernel is under way."""

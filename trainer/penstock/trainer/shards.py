@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -179,6 +180,12 @@ class InTurn:
         """Block until both are over."""
         self.first.wait()
         self.second().wait()
+
+
+def in_turn(starts: Sequence[Callable[[], Work]]) -> Work:
+    """Start the first; each of the others once the one before it is over and waited for."""
+    first = starts[0]()
+    return InTurn(first, partial(in_turn, starts[1:])) if len(starts) > 1 else first
 
 
 def isend(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
