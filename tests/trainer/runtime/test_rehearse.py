@@ -24,7 +24,7 @@ from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.realise import program_of
 from penstock.planner.schedules.registry import BUILT_IN
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
+from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone, tied_peers
 from penstock.trainer.interpreter import Interpreter
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.rehearse import (
@@ -223,6 +223,14 @@ def test_pairs_are_waited_for_as_one_action(worker_pool: WorkerPool) -> None:
     program = program_of(replace(plan, tp=2))
     kinds = Counter(instruction.action.kind for rank in program.ranks for instruction in rank.instructions)
     assert kinds[Kind.OVERLAP] == (9 - 1) + (9 - 3) + (9 - 5) + (9 - 7)
+    check(worker_pool, plan, program)
+
+
+@POOLED
+def test_rows_tied_to_parts_on_several_ranks_are_met_rank_by_rank(worker_pool: WorkerPool) -> None:
+    plan = small_plan(family=Family.GPT2, schedule="1f1b", pp=3, layers=1, num_microbatches=2, head_parts=3)
+    program = program_of(plan)
+    assert [tied_peers(program, rank) for rank in range(3)] == [(1, 2), (0,), (0,)]
     check(worker_pool, plan, program)
 
 

@@ -164,6 +164,13 @@ def tied_pairs(program: Program, reduction: Reduction) -> list[tuple[int, int]]:
     return [(first, other) for other in reduction.ranks if other != first]
 
 
+def tied_peers(program: Program, pipeline_rank: int) -> tuple[int, ...]:
+    """The pipeline ranks with which one sums rows of a tied matrix (`Transport.sum_tied`)."""
+    ties = [reduction for reduction in program.reductions if reduction.group is Group.TIE]
+    pairs = [pair for reduction in ties for pair in tied_pairs(program, reduction) if pipeline_rank in pair]
+    return tuple(pair[pair[0] == pipeline_rank] for pair in pairs)
+
+
 def channel_group(channel: Channel, mesh: Mesh, replica: int, shard: int = 0) -> GroupName:
     """The group of a channel of one shard in one replica."""
     return GroupName(channel.direction, mesh.ranks(replica, (channel.source, channel.target), shard))
@@ -249,15 +256,14 @@ class ProcessGroupTransport:
                 group = groups[channel_group(channel, mesh, replica, shard)]
                 self._ends[channel] = (mesh.rank(replica, peer, shard), group)
         self._groups = {Group.NORM: groups[everyone(mesh)]}
-        self._tied: dict[int, dist.ProcessGroup] = {}
         for reduction in program.reductions:
             if reduction.group is Group.DP:
                 self._groups[Group.DP] = groups[GroupName(Group.DP, mesh.peers(pipeline_rank, shard))]
-            elif reduction.group is Group.TIE:
-                for pair in tied_pairs(program, reduction):
-                    if pipeline_rank in pair:
-                        other = pair[pair[0] == pipeline_rank]
-                        self._tied[other] = groups[GroupName(Group.TIE, mesh.ranks(replica, pair, shard))]
+        self._tied: dict[int, dist.ProcessGroup] = {}
+        for other in tied_peers(program, pipeline_rank):
+            first = program.stage_ranks[0]
+            pair = (first, other if pipeline_rank == first else pipeline_rank)
+            self._tied[other] = groups[GroupName(Group.TIE, mesh.ranks(replica, pair, shard))]
         self.shards: Shards = NO_SHARDS
         if mesh.tp > 1:
             self._groups[Group.TP] = groups[shard_group(mesh, rank)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +29,10 @@ from penstock.core.program import Channel, Instruction, Program, RankProgram
 from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, Kind, parse_action
 from penstock.core.timeline import Activity, Source, Timeline
-from penstock.trainer.comm import Mesh, Transport
+from penstock.trainer.comm import Mesh, Transport, tied_peers
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
 from penstock.trainer.recorder import Clock, HostRecorder, gather_times, merge
+from penstock.trainer.shards import AllOf
 from penstock.trainer.units.collectives import Work
 
 SPIN_NS = 150_000
@@ -125,6 +126,10 @@ class PacedTransport:
         """Sum over the transport."""
         return self.transport.all_reduce(group, tensor)
 
+    def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:
+        """Sum over the transport."""
+        return self.transport.sum_tied(pipeline_rank, tensor)
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -138,21 +143,12 @@ class _Waiting:
         self.rest()
 
 
-class _Met:
-    """A meeting of one."""
-
-    def wait(self) -> None:
-        pass
-
-
-_MET = _Met()
-
-
 class WaitingExecutor:
     """`penstock.trainer.interpreter.Executor` that waits ``durations_ns`` by an action's text, 0 where not named.
 
     It keeps the pace of ``transport``. Messages have the slots' sizes and no meaning, so one piece of memory serves
-    all. A reduction meets the group's ranks over one element; over shards it meets nobody. Over peers it is under way
+    all. A reduction meets the group's ranks over one element; over tie each of ``tied`` for itself, as in training, and
+    over shards nobody. Over peers it is under way
     for its time from its start, or from the end of the one before; over ranks of the pipeline, which it waits for, from
     when all are there.
     """
@@ -162,9 +158,10 @@ class WaitingExecutor:
         program: RankProgram,
         durations_ns: Mapping[str, int],
         transport: PacedTransport,
+        tied: Sequence[int] = (),
     ) -> None:
         self._slots, self._durations_ns = program.slots, durations_ns
-        self._transport, self._pace = transport, transport.pace
+        self._transport, self._pace, self._tied = transport, transport.pace, tied
         self._reduced_at_ns: dict[Group, int] = {}
         self._memory = torch.zeros(max(slot.num_bytes for slot in program.slots), dtype=torch.uint8)
         self._one = torch.ones(1)
@@ -188,7 +185,7 @@ class WaitingExecutor:
         clock = self._pace.clock
 
         def start() -> Work:
-            met = _MET if group is Group.TP else self._transport.all_reduce(group, self._one)
+            met = self._meet(group)
             if not group.is_of_peers:
                 return _Waiting(met, lambda: self._rest(duration_ns))
             end_ns = max(clock(), self._reduced_at_ns.get(group, 0)) + duration_ns
@@ -196,6 +193,13 @@ class WaitingExecutor:
             return _Waiting(met, lambda: self._rest(max(end_ns - clock(), 0)))
 
         return start
+
+    def _meet(self, group: Group) -> Work:
+        if group is Group.TP:
+            return AllOf([])
+        if group is Group.TIE:
+            return AllOf([self._transport.sum_tied(rank, torch.ones(1)) for rank in self._tied])
+        return self._transport.all_reduce(group, self._one)
 
     def _rest(self, duration_ns: int) -> None:
         """What is left of a reduction that the rank waits for, from now on."""
@@ -231,7 +235,7 @@ def rehearse(
     interpreter = Interpreter(
         enumerate(own.instructions),
         rank=rank,
-        executor=WaitingExecutor(own, predicted_ns(predicted, own.rank), paced),
+        executor=WaitingExecutor(own, predicted_ns(predicted, own.rank), paced, tied_peers(program, own.rank)),
         transport=paced,
         cursor=array("q", (0, 0)) if cursor is None else cursor,
     )
