@@ -447,6 +447,21 @@ def test_a_schedule_file_is_shown_too(tmp_path: Path, capsys: Captured) -> None:
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.parametrize(
+    ("first", "is_for_one"),
+    [("0F0,(0F1;0B0)OVERLAP_F_B,0B1", True), ("0F0,0F1,0F2,(0F3;0B0)OVERLAP_F_B,0B1,0B2,0B3", False)],
+)
+def test_overlaps_that_cannot_begin_together_are_for_tp_1(
+    tmp_path: Path, first: str, is_for_one: bool, capsys: Captured
+) -> None:
+    second = (
+        "1F0,1F1,1B0,1B1" if is_for_one else "1F0,(1F1;1B0)OVERLAP_F_B,(1B1;1F2)OVERLAP_F_B,(1F3;1B2)OVERLAP_F_B,1B3"
+    )
+    (tmp_path / "mine.csv").write_text(f"{first}\n{second}\n")
+    assert main(["schedule", "show", "mine.csv"]) == 0
+    assert ("with tp 1 only" in capsys.readouterr().out) == is_for_one
+
+
 @pytest.mark.parametrize(("name", "content"), [("1f2b", ""), ("mine.csv", "0B0,0F0\n"), ("mine.csv", "nonsense\n")])
 def test_a_schedule_that_cannot_run_is_refused(tmp_path: Path, name: str, content: str, capsys: Captured) -> None:
     (tmp_path / "mine.csv").write_text(content)

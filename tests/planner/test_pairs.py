@@ -16,7 +16,7 @@ from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec,
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
-from penstock.core.schedule import ScheduleSpec, parse_schedule
+from penstock.core.schedule import ScheduleSpec, import_spec, parse_schedule
 from penstock.planner.braiding import hidden_share
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
@@ -24,7 +24,7 @@ from penstock.planner.evaluate import Simulated
 from penstock.planner.order import BACKWARD, FORWARD, Order, from_schedule, to_schedule
 from penstock.planner.pair_costs import collectives_of
 from penstock.planner.pins import pinned_stages
-from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_cluster
 from penstock.planner.replay import simulated
 from penstock.planner.schedules.braided import BRAIDED, ahead, braided_1f1b
 from penstock.planner.schedules.recorded import record, replay
@@ -221,6 +221,43 @@ def test_children_that_wait_for_what_comes_after_them_are_refused() -> None:
     with pytest.raises(UserError, match=r"0F1\.0;0B0\.0 never gets what it needs\n.*both actions of an overlap"):
         link_order(from_schedule(schedule, keep_pairs=True), receive_ahead=2)
     link_order(from_schedule(schedule), receive_ahead=2)
+
+
+APART = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1F1,1B0,1B1\n"
+"""The two actions of its overlap cannot begin together: the backward comes of the forward."""
+
+
+def imported(tp: int | None, text: str = APART) -> Problem:
+    """Four devices, two pipeline ranks."""
+    spec = JobSpec(
+        model=dataclasses.replace(MODEL, layers=2),
+        data=DataSpec(source="corpus", sequence_length=1024),
+        training=TrainingSpec(global_batch=4, steps=1, precision=Precision.BF16),
+        resources=ResourcesSpec(ranks=4, memory_per_rank=80 * 2**30),
+        parallelism=ParallelismSpec(tp=tp, pp=2, schedule=import_spec(text, "mine.csv")[0]),
+    )
+    return problem_from_cluster(spec, cluster_of(device_kind("h100"), 1))
+
+
+@pytest.mark.parametrize("tp", [None, 1])
+def test_an_imported_order_whose_pairs_cannot_be_joined_runs_on_one_shard(tp: int | None) -> None:
+    assert decide(imported(tp)).plan.tp == 1
+
+
+def test_it_is_refused_where_several_shards_are_pinned() -> None:
+    with pytest.raises(
+        UserError, match=r"with tp 2 both actions of an overlap begin together, and rank 0 has \(0F1"
+    ) as e:
+        decide(imported(2))
+    assert e.value.where == "spec.parallelism.schedule"
+    with pytest.raises(UserError, match=r"^(?!.*begin together).*before 0F0\.0 is done"):
+        decide(imported(2, "(0F1;0B0)OVERLAP_F_B,0F0,0B1\n1F0,1F1,1B0,1B1\n"))
+
+
+def test_an_imported_order_whose_pairs_can_be_joined_runs_on_several() -> None:
+    joined = "0F0,0F1,0B0,0B1\n1F0,(1B0;1F1)OVERLAP_F_B,1B1\n"
+    assert {mesh.tp for mesh in all_meshes(imported(None, joined))} == {1, 2}
+    assert decide(imported(2, joined)).plan.tp == 2
 
 
 def test_one_shard_runs_pairs_one_after_the_other() -> None:

@@ -12,7 +12,15 @@ from penstock.core.job import ParallelismSpec
 from penstock.core.layout import num_remade_units
 from penstock.core.model import ModelSpec
 from penstock.core.schedule import Schedule
-from penstock.planner.problem import Problem, divisors, imported_schedule, most_units, stage_counts
+from penstock.planner.passes.rounds import find_rounds
+from penstock.planner.problem import (
+    Problem,
+    divisors,
+    imported_schedule,
+    most_units,
+    runs_on_shards,
+    stage_counts,
+)
 from penstock.planner.realise import require_places
 from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import Stages
@@ -141,8 +149,22 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
                 where=f"{PINNED}.schedule",
                 remedy=f"write the schedule for {told} {name}, or pin others",
             )
+    if (pinned.tp or 1) > 1 and not runs_on_shards(pinned):
+        raise _apart_alone(imported, pinned.tp)
     if problem.num_places is not None:
         require_places(imported, receive_ahead, problem.num_places, f"{PINNED}.schedule")
+
+
+def _apart_alone(schedule: Schedule, tp: int | None) -> UserError:
+    """A schedule that can run, but not with the actions of its pairs begun together."""
+    find_rounds(schedule)
+    try:
+        find_rounds(schedule, keep_pairs=True)
+    except UserError as error:
+        what = f"with tp {tp} both actions of an overlap begin together, and {error.what}"
+        remedy = "pin tp 1, or write the two actions one after the other"
+        return UserError(what=what, where=f"{PINNED}.schedule", remedy=remedy)
+    raise AssertionError("only a schedule whose pairs cannot be joined is refused")
 
 
 def _shares(problem: Problem, wanted: int) -> set[int]:

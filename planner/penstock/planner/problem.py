@@ -22,6 +22,7 @@ from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
 from penstock.planner.cost import CostModel, DescribedCost
+from penstock.planner.passes.rounds import can_join
 from penstock.planner.schedules.registry import find
 from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
@@ -378,6 +379,17 @@ def parsed_schedule(text: str) -> Schedule:
     return parse_schedule(text, "spec.parallelism.schedule")[0]
 
 
+def runs_on_shards(pinned: ParallelismSpec) -> bool:
+    """Whether ranks of several shards, where the actions of a pair begin together, can run the pinned schedule."""
+    spec = pinned.schedule
+    return not (isinstance(spec, ScheduleSpec) and spec.text) or _can_join_text(spec.text)
+
+
+@functools.lru_cache(maxsize=8)
+def _can_join_text(text: str) -> bool:
+    return can_join(parsed_schedule(text))
+
+
 def _suits(schedule: Schedule, mesh: Mesh) -> bool:
     is_alike = not schedule.num_remainder_slices or mesh.remainder > 0
     return is_alike and (len(schedule.ranks), schedule.num_microbatches) == (mesh.pp, mesh.num_microbatches)
@@ -387,6 +399,8 @@ def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int
     pinned = problem.pinned
     for tp in divisors(num_devices):
         if (pinned.tp or tp) != tp or tp not in problem.tp_degrees:
+            continue
+        if tp > 1 and not runs_on_shards(pinned):
             continue
         for pp in divisors(num_devices // tp):
             dp = num_devices // (tp * pp)

@@ -13,6 +13,7 @@ from penstock.core.schedule import Schedule, parse_schedule
 from penstock.core.units import format_count
 from penstock.planner.lowering import Remainder, lower
 from penstock.planner.order import to_schedule
+from penstock.planner.passes.rounds import can_join
 from penstock.planner.schedules.registry import find
 from penstock.view.text import schedule_text
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: int, warn: Warn) -> Schedule:
     """The schedule called ``name`` where every action costs the same, or the one in a CSV file.
+
+    It is proved as ranks of several shards run it, with pairs joined, if they can be.
 
     Raises:
         UserError: there is none of that name, or it cannot run.
@@ -33,7 +36,11 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: 
         schedule = to_schedule(order)
     slices, last = ((1,) * count for count in (schedule.num_slices, schedule.num_remainder_slices))
     remainder = Remainder(_one_byte_each, last) if last else None
-    prove(lower(schedule, _one_byte_each, slices=slices, remainder=remainder, receive_ahead=2, dp=False))
+    joined = can_join(schedule)
+    program = lower(
+        schedule, _one_byte_each, slices=slices, remainder=remainder, receive_ahead=2, dp=False, keep_pairs=joined
+    )
+    prove(program)
     return schedule
 
 
@@ -50,5 +57,7 @@ def schedule_lines(schedule: Schedule) -> list[RenderableType]:
         f"{format_count(schedule.num_microbatches - (last > 0), 'micro-batch', 'micro-batches')} of "
         f"{format_count(schedule.num_slices, 'slice')}" + (f" and one of {last}" if last else "")
     )
+    if not can_join(schedule):
+        heading += "; with tp 1 only: both actions of an overlap cannot begin together"
     legend = "F forward, B backward, I input gradient, W weight gradient; 1F3.2: stage 1, micro-batch 3, slice 2"
     return [heading, "", schedule_text(schedule, width=terminal_width()), "", legend]

@@ -51,6 +51,19 @@ def find_rounds(schedule: Schedule, num_units: Sequence[int] = (), *, keep_pairs
     return Ordered(rows, rounds, stage_ranks, recomputed)
 
 
+def can_join(schedule: Schedule) -> bool:
+    """Whether the pairs of ``schedule`` can each be one instruction: neither action waits for what the other makes, nor
+    for what others make of that.
+    """
+    if not any(action.is_pair for actions in schedule.ranks for action in actions):
+        return True
+    try:
+        find_rounds(schedule, keep_pairs=True)
+    except UserError:
+        return False
+    return True
+
+
 def _check_parts(rows: Sequence[Sequence[Action]], num_units: Mapping[int, int]) -> None:
     """The parts of every recomputation follow each other and come to all units that its stage keeps something of."""
     for rank, row in enumerate(rows):
