@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 
 from penstock.core.errors import UserError
-from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec, import_spec, parse_action
+from penstock.core.schedule import (
+    Action,
+    Kind,
+    Schedule,
+    ScheduleSpec,
+    flatten,
+    import_spec,
+    parse_action,
+    parse_schedule,
+)
 from penstock.planner.order import Order, from_schedule, to_schedule
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.schedules import generator as generator_module
@@ -229,6 +238,20 @@ def test_an_installed_schedule_is_found_and_recorded(monkeypatch: pytest.MonkeyP
     spec = to_spec("mine", inputs)
     order = order_from_spec(spec, num_ranks=2, num_microbatches=2, num_slices=1)
     assert order.same_as(find("1f1b").generate(inputs))
+
+
+@pytest.mark.parametrize(
+    ("first", "num_pairs"), [("0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2", 3), ("0F0,(0F1;0B0)OVERLAP_F_B,0F2,0B1,0B2", 0)]
+)
+def test_pairs_of_an_installed_schedule_are_recorded_where_they_can_begin_together(
+    monkeypatch: pytest.MonkeyPatch, first: str, num_pairs: int
+) -> None:
+    schedule, _ = parse_schedule(f"{first}\n1F0,(1B0;1F1)OVERLAP_F_B,(1B1;1F2)OVERLAP_F_B,1B2\n")
+    install(monkeypatch, mine=lambda inputs: schedule)
+    inputs = ScheduleInputs(num_ranks=2, num_microbatches=3, num_slices=1)
+    again = from_spec(to_spec("mine", inputs), num_ranks=2, num_microbatches=3, num_slices=1)
+    assert sum(action.is_pair for actions in again.ranks for action in actions) == num_pairs
+    assert [list(flatten(actions)) for actions in again.ranks] == [list(flatten(actions)) for actions in schedule.ranks]
 
 
 def test_a_built_in_name_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.schedule import Schedule
 from penstock.planner.order import Order, from_schedule
+from penstock.planner.passes.rounds import can_join
 from penstock.planner.schedules.inputs import ScheduleInputs
 
 ENTRY_POINT_GROUP = "penstock.schedules"
@@ -94,4 +95,5 @@ def _call(point: EntryPoint, inputs: ScheduleInputs) -> Order:
         raise UserError(what=f"failed with {type(error).__name__}: {error}", where=where, remedy=remedy) from error
     if not isinstance(schedule, Schedule):
         raise UserError(what=f"returned {type(schedule).__name__}, not a Schedule", where=where, remedy=remedy)
-    return from_schedule(schedule)
+    # Overlaps whose actions cannot begin together run one after the other, however many shards a rank has.
+    return from_schedule(schedule, keep_pairs=can_join(schedule))
