@@ -133,6 +133,11 @@ def test_what_labels_say() -> None:
     assert Labels.FULL.text(Action(Kind.STEP, 0)) == ""
 
 
+def test_the_label_of_a_pair_names_both_actions() -> None:
+    pair = Event(0, Activity.COMPUTE, "(0B1.0;0F3.2)OVERLAP_F_B", 0, 1_000_000)
+    assert "1.0 3.2" in texts(parse(gantt([one_rank(pair)])))
+
+
 def test_micro_batches_take_turns_in_four_shades() -> None:
     events = [Event(0, Activity.COMPUTE, f"0F{m}.0", m * 100_000, (m + 1) * 100_000) for m in range(6)]
     bars = rects(parse(gantt([one_rank(*events)])), "f")

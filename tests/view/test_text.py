@@ -52,6 +52,14 @@ def test_every_kind_has_its_own_shading() -> None:
     ]
 
 
+def test_a_pair_is_drawn_as_both_of_its_actions() -> None:
+    pair = Event(0, Activity.COMPUTE, "(0B1.0;0F3.0)OVERLAP_F_B", 0, 60)
+    after = Event(0, Activity.COMPUTE, "0B2.0", 60, 70)
+    text = gantt_text(Timeline(source=Source.SIMULATED, num_ranks=1, step_ns=70, events=(pair, after)), 77)
+    assert bars(text) == ["B1.0" + 26 * "▓" + "F3.0" + 26 * "█" + "B2.0" + 6 * "▓"]
+    assert text.splitlines()[3:] == ["F█ forward  B▓ backward"]
+
+
 def test_names_are_of_one_form_that_most_bars_have_room_for() -> None:
     timeline = sample_timeline(sample_schedule(2, 1, 2))
     wide, middle, narrow = ("".join(bars(gantt_text(timeline, width))) for width in (160, 60, 24))

@@ -127,6 +127,13 @@ def test_an_overlap_uses_what_its_children_need() -> None:
     assert arrow["ts"] == 0.0075
 
 
+def test_an_overlap_says_the_place_of_each_of_its_actions() -> None:
+    pair = Event(1, Activity.COMPUTE, "(1B0.1;1F3.0)OVERLAP_F_B", 6, 9)
+    (event,) = phase(events_of(Timeline(source=Source.MEASURED, num_ranks=2, step_ns=9, events=(pair,))), "X")
+    expected = {"stage": [1, 1], "microbatch": [0, 3], "slice": [1, 0], "overlapped": ["1B0.1", "1F3.0"]}
+    assert event["args"] == {"activity": "compute", **expected}
+
+
 def test_processes_are_named_after_source_and_step() -> None:
     schedule = sample_schedule(2, 1, 1)
     events = events_of(sample_timeline(schedule), sample_timeline(schedule, source=Source.MEASURED))

@@ -163,14 +163,20 @@ def choose_labels(all_lanes: Sequence[Sequence[Lanes]], frame: Frame) -> Labels:
 def _has_room(span: Span, labels: Labels, frame: Frame) -> bool:
     if span.action is None or span.count > 1:
         return False
-    return len(labels.text(span.action)) * _CHARACTER + 2 <= span.duration_ns * frame.scale
+    return len(_words(span, labels)) * _CHARACTER + 2 <= span.duration_ns * frame.scale
+
+
+def _words(span: Span, labels: Labels) -> str:
+    """What ``labels`` say of the bar: of a pair both actions, the upper one first."""
+    actions = (action_of(event.action) for event, _ in span.mix)
+    return " ".join(filter(None, (labels.text(action) for action in actions if action)))
 
 
 def _label(span: Span, frame: Frame) -> list[Markup]:
-    """What ``frame.labels`` says of the bar, where it has room."""
+    """What ``frame.labels`` say of the bar, where it has room."""
     if span.action is None or not compute_kind(span.action) or not _has_room(span, frame.labels, frame):
         return []
-    text = frame.labels.text(span.action)
+    text = _words(span, frame.labels)
     x = (span.start_ns + span.duration_ns / 2) * frame.scale
     return [element("text", text, x=x, y=frame.bar / 2 + 4, class_="on")] if text else []
 

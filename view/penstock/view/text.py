@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from penstock.core.schedule import Kind, Schedule
 from penstock.core.timeline import Activity, Event, Timeline
 from penstock.view.axis import round_ticks, time_unit
-from penstock.view.spans import action_of, compute_kind, end_ns
+from penstock.view.spans import action_of, children_of, compute_kind, end_ns
 from penstock.view.theme import KIND_NAMES
 
 _FILL: Final = {Kind.F: "█", Kind.B: "▓", Kind.I: "▓", Kind.W: "▒", Kind.R: "░"}
@@ -20,7 +22,8 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
     """One line per rank of at most ``width`` columns (never below 24), a heading, a time axis and a legend.
 
     A bar starts with its kind's letter, micro-batch and slice, or the letter alone, or nothing, whichever most bars
-    have room for. A column shows what took most of its time.
+    have room for. A column shows what took most of its time. The actions of a pair follow each other, with half of its
+    bar each.
     """
     width = max(24, width)
     left = len(f"{max(0, timeline.num_ranks - 1)}") + 6
@@ -29,13 +32,24 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
     unit = time_unit(longest)
     heading = f"{timeline.source.value}: {unit.text(timeline.step_ns)}, bubble {timeline.bubble.text}"
     lines = [heading[:width]]
-    form = _choose_form(timeline, columns / longest)
+    drawn = [half for event in timeline.events for half in _halves(event)]
+    form = _choose_form(drawn, columns / longest)
     for rank in range(timeline.num_ranks):
-        events = [e for e in timeline.events if e.rank == rank and e.activity is not Activity.TRANSFER]
+        events = [e for e in drawn if e.rank == rank and e.activity is not Activity.TRANSFER]
         lines.append(f"{f'rank {rank}':<{left - 1}}│{_cells(events, columns, longest, form)}".rstrip())
     lines.append(" " * (left - 1) + "└" + _axis(columns, longest))
-    lines.extend(_wrap(_legend(timeline), width))
+    lines.extend(_wrap(_legend(drawn), width))
     return "\n".join(lines)
+
+
+def _halves(event: Event) -> tuple[Event, ...]:
+    """The event, or of a pair both actions, one after the other."""
+    children = children_of(event)
+    ends = [event.start_ns + event.duration_ns * i // len(children) for i in range(len(children) + 1)]
+    return tuple(
+        replace(child, start_ns=start, stop_ns=stop)
+        for child, (start, stop) in zip(children, pairwise(ends), strict=True)
+    )
 
 
 def _cells(events: Sequence[Event], columns: int, longest: int, form: str) -> str:
@@ -66,9 +80,9 @@ _FORMS: Final = ("{kind}{microbatch}.{slice}", "{kind}", "")
 """What bars may say; the same all over a picture."""
 
 
-def _choose_form(timeline: Timeline, columns_per_ns: float) -> str:
+def _choose_form(events: Sequence[Event], columns_per_ns: float) -> str:
     """The longest form that leaves a cell of shading on four of five compute bars."""
-    compute = [event for event in timeline.events if event.activity is Activity.COMPUTE]
+    compute = [event for event in events if event.activity is Activity.COMPUTE]
     return next(
         form
         for form in _FORMS
@@ -106,10 +120,10 @@ def _axis(columns: int, longest: int) -> str:
     return "".join(cells)
 
 
-def _legend(timeline: Timeline) -> list[str]:
-    """What the fills mean, for those that the timeline holds."""
-    kinds = {compute_kind(action_of(e.action)) for e in timeline.events if e.activity is Activity.COMPUTE}
-    activities = {event.activity for event in timeline.events}
+def _legend(events: Sequence[Event]) -> list[str]:
+    """What the fills mean, for those that ``events`` hold."""
+    kinds = {compute_kind(action_of(e.action)) for e in events if e.activity is Activity.COMPUTE}
+    activities = {event.activity for event in events}
     compute = [f"{kind.value}{fill} {KIND_NAMES[kind]}" for kind, fill in _FILL.items() if kind in kinds]
     return [*compute, *(f"{_OTHER_FILL[a]} {name}" for a, name in _OTHER_NAMES.items() if a in activities)]
 

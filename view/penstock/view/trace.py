@@ -73,6 +73,10 @@ def _complete(event: Event, pid: int, tid: int) -> dict[str, Any]:
     if action is not None:
         args |= {"stage": action.stage, "microbatch": action.microbatch, "slice": action.slice}
     if action is not None and action.children:
+        of_each = [
+            {"stage": each.stage, "microbatch": each.microbatch, "slice": each.slice} for each in action.children
+        ]
+        args |= {name: [each[name] for each in of_each] for name in of_each[0]}
         args["overlapped"] = [str(child) for child in action.children]
     return {
         "ph": "X",
