@@ -26,6 +26,7 @@ from penstock.planner.pair_costs import collectives_of
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_cluster
 from penstock.planner.replay import simulated
+from penstock.planner.room import Room, Shortage
 from penstock.planner.schedules.braided import BRAIDED, ahead, braided_1f1b
 from penstock.planner.schedules.recorded import record, replay
 from penstock.planner.schedules.registry import find
@@ -280,6 +281,18 @@ def test_a_pair_needs_the_memory_of_both() -> None:
     alone = [a - b for a, b in zip(serial.peak_bytes, serial.slot_bytes, strict=True)]
     assert all(both > one_of_them for both, one_of_them in zip(transients, alone, strict=True))
     assert all(both >= one for both, one in zip(together.slot_bytes, serial.slot_bytes, strict=True))
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_room_counts_what_the_simulator_counts(tp: int) -> None:
+    """A candidate that takes all memory is offered, and none that needs one byte more than there is."""
+    one = problem(tp, 4)
+    plan = candidate(one, tp, 4)
+    needed = max(Simulated(one).evaluate(plan).peak_bytes)
+    assert plan in Room(one.limited(needed), 4).fitted(plan)
+    judge = Simulated(one.limited(needed - 1))
+    for found in Room(judge.problem, 4).fitted(plan):
+        assert isinstance(found, Shortage) or max(judge.evaluate(found).peak_bytes) < needed
 
 
 PLAIN = ("1f1b", "zb-h1", "zb", "zbv", "interleaved-zb")

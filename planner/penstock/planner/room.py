@@ -30,6 +30,7 @@ import numpy as np
 
 from penstock.planner.candidate import Candidate
 from penstock.planner.problem import Problem
+from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
 from penstock.planner.schedules.variants import one_by_one
@@ -94,7 +95,8 @@ class Room:
         yield leanest
 
     def _walk(self, shape: Candidate, name: str, num_microbatches: int, num_remainder_slices: int) -> Walk:
-        key = (name, shape.mesh.pp, num_microbatches, len(shape.slices), len(shape.stages), num_remainder_slices)
+        joins = name == BRAIDED and shape.mesh.tp > 1
+        key = (name, joins, shape.mesh.pp, num_microbatches, len(shape.slices), len(shape.stages), num_remainder_slices)
         if key not in self._walks:
             generator = find(name)
             inputs = ScheduleInputs(
@@ -104,6 +106,7 @@ class Room:
                 stages_per_rank=generator.per_rank(shape.mesh.pp, len(shape.stages)),
             )
             order = one_by_one(inputs, generator.place) if name in STANDS_FOR else generator.generate(inputs)
+            order = order if joins else order.apart()
             order, late = order.with_remainder(num_remainder_slices), self.problem.late_receives
             self._walks[key] = Walk.of(order, self.receive_ahead, late_receives=late)
         return self._walks[key]
@@ -143,7 +146,7 @@ class Room:
         owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages))
         problem = self.problem.divided(candidate.head_parts)
         sizes = stage_memory(problem, candidate).slot_bytes
-        always = np.array(static_bytes(problem, candidate, owners))
+        always = np.array(static_bytes(problem, candidate, owners, walk.order))
         remainder = remainder_shape(problem, candidate) if walk.order.num_remainder_slices else None
         return always, walk.high_water_bytes(sizes, candidate.slices, remainder=remainder)
 
