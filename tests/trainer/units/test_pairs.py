@@ -70,8 +70,10 @@ def test_an_error_of_one_pass_ends_both() -> None:
         yield TURN
         raise ValueError("no")
 
+    lanes = list[int]()
     with pytest.raises(ValueError, match="no"):
-        run_pair(broken(), steps([], "b", 11), LoggingShards(), lambda lane: None)
+        run_pair(steps([], "a", 1), broken(), LoggingShards(), lanes.append)
+    assert lanes == [0, 1, 0, 1, 0]
 
 
 def taking(workspace: Workspace, value: int, keep: Callable[[bool], None]) -> Pass[None]:

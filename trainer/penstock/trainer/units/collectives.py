@@ -104,24 +104,26 @@ def run_pair(first: Pass[object], second: Pass[object], shards: Shards, enter: C
     the other.
 
     Whenever one yields, what it asks for starts, and the other one goes on, first waiting for what it had asked for.
-    ``enter`` is told whose turn it is, 0 or 1. Which turns there are follows from the passes alone, so all shards start
-    the same requests in the same order. On CUDA the host runs ahead, and the device does the same in its streams: a
-    wait lets the compute stream wait for one collective, not for those behind it.
+    ``enter`` is told whose turn it is, 0 or 1, and 0 at the end, also where a pass fails. Which turns there are follows
+    from the passes alone, so all shards start the same requests in the same order. On CUDA the host runs ahead, and the
+    device does the same in its streams: a wait holds the compute stream for one collective, not for those behind it.
     """
     passes = {0: first, 1: second}
     under_way: dict[int, Work] = {}
     turn = 0
-    while passes:
-        turn = turn if turn in passes else 1 - turn
-        if turn in under_way:
-            under_way.pop(turn).wait()
-        enter(turn)
-        try:
-            request = next(passes[turn])
-        except StopIteration:
-            del passes[turn]
-        else:
-            if request is not None:
-                under_way[turn] = shards.start(request)
-        turn = 1 - turn
-    enter(0)
+    try:
+        while passes:
+            turn = turn if turn in passes else 1 - turn
+            if turn in under_way:
+                under_way.pop(turn).wait()
+            enter(turn)
+            try:
+                request = next(passes[turn])
+            except StopIteration:
+                del passes[turn]
+            else:
+                if request is not None:
+                    under_way[turn] = shards.start(request)
+            turn = 1 - turn
+    finally:
+        enter(0)
