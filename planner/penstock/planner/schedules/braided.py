@@ -34,8 +34,7 @@ BRAIDED = "braided-1f1b"
 def braided_1f1b(inputs: ScheduleInputs) -> Order:
     """Backwards and forwards of one round are pairs, the backward first."""
     order = keyed_order(inputs, [(FORWARD, partial(_forward, inputs)), (BACKWARD, _backward)])
-    rounds = np.concatenate([[False], (order.kinds[:-1] == BACKWARD) & (order.kinds[1:] == FORWARD)])[1:]
-    joined = np.concatenate([rounds, [False]])
+    joined = np.append((order.kinds[:-1] == BACKWARD) & (order.kinds[1:] == FORWARD), [False])
     joined[order.offsets[1:] - 1] = False
     return replace(order, joined=joined) if joined.any() else order
 

@@ -60,7 +60,7 @@ def find_rounds(
             index = positions[rank]
             while index < offsets[rank + 1] and _is_ready(codes, directions, producers, index):
                 stop = index + 1 + codes[index, JOINED]
-                if not _is_ready(codes, directions, producers, stop - 1):
+                if stop > index + 1 and not _is_ready(codes, directions, producers, stop - 1):
                     break
                 after = actions[index - 1, ROUND] if index > offsets[rank] else 0
                 for each in range(index, stop):
