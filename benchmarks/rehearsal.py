@@ -37,7 +37,7 @@ from penstock.core.cost_table import CostRow, Pass
 from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Plan
-from penstock.core.schedule import Kind, parse_action
+from penstock.core.schedule import Kind, flatten, parse_action
 from penstock.core.timeline import Timeline
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
@@ -243,11 +243,11 @@ def message_seconds(timeline: Timeline) -> Iterator[float]:
     """From the end of an action to that of the wait for its message, where the wait began before."""
     made_at: dict[tuple[str, int, int | None, int | None], int] = {}
     for event in timeline.events:
-        action = parse_action(event.action)
-        if action.kind in _MAKERS:
-            direction, step = _MAKERS[action.kind]
-            cell = (direction, action.stage + step, action.microbatch, action.slice)
-            made_at[cell] = event.stop_ns
+        for action in flatten((parse_action(event.action),)):
+            if action.kind in _MAKERS:
+                direction, step = _MAKERS[action.kind]
+                cell = (direction, action.stage + step, action.microbatch, action.slice)
+                made_at[cell] = event.stop_ns
     for event in timeline.events:
         action = parse_action(event.action)
         if action.kind in _WAITS:
