@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
+from penstock.core.job import JobSpec
 from penstock.core.layout import Precision, num_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.sharding import WHOLE, Sharding
@@ -23,6 +25,8 @@ from penstock.trainer.profiling.network import (
     reduced_sizes,
 )
 from penstock.trainer.profiling.parts import MOST_BLOCKS, Workload, choose_parts
+from penstock.trainer.profiling.profile import _workloads, parts_to_measure
+from tests.support.planning import job
 from tests.support.small_plans import small_model
 
 GIB = 2**30
@@ -116,6 +120,30 @@ def _can_be_measured(load: Workload, available: int) -> bool:
         return bool(choose_parts(load, available))
     except UserError:
         return False
+
+
+def test_a_head_in_parts_that_does_not_fit_is_left_out_unless_it_is_pinned() -> None:
+    """Two parts together hold all of the head's rows, and more of running statistics."""
+
+    def spec(**pinned: Any) -> JobSpec:
+        return job(model=heavy, ranks=2, tp=1, **pinned)
+
+    def enough(head_parts: int) -> int:
+        load = next(each for each in _workloads(spec(), (1,), 2) if each.model.head_parts == head_parts)
+        return next(room for room in itertools.count(0, 2**12) if _can_be_measured(load, room))
+
+    heavy = dataclasses.replace(small_model(Family.LLAMA, layers=2), vocab=4096)
+    room = enough(1)
+    assert room < enough(2)
+    parts = parts_to_measure(spec(), (1,), 2, room)
+    assert {part.load.model.head_parts for part in parts} == {1}
+    assert {unit.kind for part in parts for unit in part.units} == set(UnitKind)
+    everything = parts_to_measure(spec(), (1,), 2, enough(2))
+    assert {part.load.model.head_parts for part in everything} == {1, 2}
+    with pytest.raises(UserError, match="measuring one unit"):
+        parts_to_measure(spec(head_parts=2), (1,), 2, room)
+    with pytest.raises(UserError, match="measuring one unit"):
+        parts_to_measure(spec(), (1,), 2, 0)
 
 
 def test_one_unit_of_each_kind_stands_for_all_where_much_data_passes() -> None:

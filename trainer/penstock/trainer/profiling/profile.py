@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from penstock.core.errors import UserError
 from penstock.core.fitness import (
     batches_to_measure,
     head_degrees_to_measure,
@@ -68,7 +69,7 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     collectives = measure_collectives(worker.num_ranks, worker.device, clock, _gradient_bytes(spec), available)
     crowded = hosts[worker.rank] == fullest_host(hosts)
     degrees = tp_degrees_to_measure(spec, hosts)
-    parts = [part for load in _workloads(spec, degrees, worker.num_ranks) for part in choose_parts(load, available)]
+    parts = parts_to_measure(spec, degrees, worker.num_ranks, available)
     units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
     release_unused(worker.device)
     optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
@@ -110,6 +111,21 @@ def _largest_message_bytes(spec: JobSpec) -> int:
 def _gradient_bytes(spec: JobSpec) -> int:
     """What all ranks sum where each replica has one rank."""
     return num_parameters(spec.model) * spec.training.precision.accumulate_bytes
+
+
+def parts_to_measure(spec: JobSpec, degrees: Sequence[int], num_ranks: int, available_bytes: int) -> list[Part]:
+    """What is measured within ``available_bytes``. A head in parts that does not fit is left out, unless it is pinned.
+
+    Raises `UserError` if anything else does not fit.
+    """
+    parts: list[Part] = []
+    for load in _workloads(spec, degrees, num_ranks):
+        try:
+            parts += choose_parts(load, available_bytes)
+        except UserError:
+            if load.model.head_parts in (1, spec.parallelism.head_parts):
+                raise
+    return parts
 
 
 def _workloads(spec: JobSpec, degrees: Sequence[int], num_ranks: int) -> Iterator[Workload]:
