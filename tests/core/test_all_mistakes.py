@@ -7,7 +7,7 @@ import pytest
 from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.errors import UserError, mistakes_in
 from penstock.core.job import PipelineJob
-from tests.support.manifests import CLUSTER_PROFILE, loaded
+from tests.support.manifests import CLUSTER_PROFILE, example, loaded
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
@@ -77,6 +77,20 @@ def test_parts_that_disagree_are_reported_next_to_a_part_that_is_wrong() -> None
     assert any("slices sum to 129, the sequence length is 128" in each for each in told)
     assert any("dp 3 does not divide globalBatch 4" in each for each in told)
     assert not any("does not divide ranks" in each for each in told), "nothing is said of ranks that are not known"
+
+
+@pytest.mark.parametrize(("tp", "most"), [(None, 301), (1, 301), (2, 150)])
+def test_a_head_has_no_more_parts_than_its_vocabulary_has_tokens(tp: int | None, most: int) -> None:
+    """No measurement could ever have such parts: each try would end with another."""
+    pinned = {"headParts": most, **({} if tp is None else {"tp": tp})}
+    manifest = example(data__tokenizer__vocab=301, parallelism=pinned)
+    assert PipelineJob.from_manifest(manifest).spec.model.vocab == 301
+    manifest["spec"]["parallelism"]["headParts"] = most + 1
+    with pytest.raises(UserError) as error:
+        PipelineJob.from_manifest(manifest)
+    assert error.value.where == "spec.parallelism.headParts"
+    assert f"does not give each of {most + 1} x {tp or 1} parts a token" in str(error.value)
+    assert error.value.remedy == f"pin at most {most}"
 
 
 def test_of_a_field_beyond_its_range_nothing_else_is_said() -> None:

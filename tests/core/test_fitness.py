@@ -139,11 +139,38 @@ def test_a_pinned_number_of_parts_is_measured_too_where_the_vocabulary_has_as_ma
 
 def test_a_pinned_number_of_parts_has_to_be_measured() -> None:
     pinned = job(sequence_length=16, global_batch=2, ranks=2, head_parts=2)
-    assert unfit(FITTING, pinned, MODEL) == "lacks a head in 2 parts"
+    assert unfit(FITTING, pinned, MODEL) == "lacks a head in 2 parts at tp 1"
     of_parts = (dataclasses.replace(each, head_parts=2) for each in FITTING.units if each.unit is UnitKind.HEAD)
     divided = dataclasses.replace(FITTING, units=(*FITTING.units, *of_parts))
     assert unfit(divided, pinned, MODEL) is None
     assert unfit(divided, SPEC, MODEL) is None
+
+
+@pytest.mark.parametrize(
+    ("pinned", "reason"),
+    [
+        ({"tp": 2, "head_parts": 4}, "lacks a head in 4 parts at tp 2"),
+        ({"tp": 2, "head_parts": 2}, None),
+        ({"tp": 1, "head_parts": 4}, None),
+        ({"head_parts": 4}, None),
+        ({"head_parts": 3}, "lacks a head in 3 parts at tp 1"),
+    ],
+)
+def test_a_pinned_number_of_parts_has_to_be_measured_where_the_planner_asks_for_it(
+    pinned: dict[str, Any], reason: str | None
+) -> None:
+    """At the pinned degree of tensor parallelism; at 3 and tp 2 alone it does not serve either (`check_pins`)."""
+    spec = job(ranks=4, **pinned)
+    degrees = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 3))
+    units = tuple(
+        dataclasses.replace(each, tp=tp, head_parts=parts)
+        for tp, parts in degrees
+        for each in FITTING.units
+        if parts == 1 or each.unit is UnitKind.HEAD
+    )
+    measured = dataclasses.replace(FITTING, units=units, num_ranks=4)
+    assert measured.degrees == degrees
+    assert unfit(measured, spec, MODEL) == reason
 
 
 def test_the_number_of_blocks_does_not_matter() -> None:

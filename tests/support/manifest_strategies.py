@@ -288,10 +288,11 @@ def _cluster_profiles() -> Values:
 
 @st.composite
 def _jobs(draw: st.DrawFn) -> JobSpec:
-    """Degrees divide ranks and batch, slices add up to the sequence, stages to the model."""
+    """Degrees divide ranks and batch, slices add up to the sequence, stages to the model, and each part has a token."""
     fields = {name: draw(_of(hint)) for name, hint in typing.get_type_hints(JobSpec).items()}
     degrees = {name: draw(st.sampled_from([None, 1, 2])) for name in ("dp", "tp", "pp", "micro_batch")}
     length, layers = fields["data"].sequence_length, fields["model"].layers
+    degrees["head_parts"] = draw(st.sampled_from([None, 1, min(max(fields["model"].vocab // 2, 1), 64)]))
     cut = draw(st.integers(1, length))
     slices = draw(st.sampled_from([None, cut, tuple(part for part in (cut, length - cut) if part)]))
     stages = draw(st.sampled_from([None, (layers - 0.5, 0.5)]))

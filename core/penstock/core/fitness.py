@@ -109,11 +109,13 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
         return "lacks micro-batch sizes that the job may use"
     if not all(link.is_physical for link in profile.links):
         return "has links of a speed that no network has"
-    return _unfit_tp(profile, spec)
+    return unfit_degrees(profile, spec)
 
 
-def _unfit_tp(profile: Profile, spec: JobSpec) -> str | None:
-    """The same for the degrees of tensor parallelism; a profile that lacks one which is not pinned serves without."""
+def unfit_degrees(profile: Profile, spec: JobSpec) -> str | None:
+    """The same for what a job pins of its parallelism alone; a profile that lacks a degree which is not pinned serves
+    without.
+    """
     pinned, measured = spec.parallelism.tp, profile.tp_degrees
     if profile.only_tp not in (None, pinned):
         return f"was measured at tp {profile.only_tp} alone"
@@ -124,8 +126,8 @@ def _unfit_tp(profile: Profile, spec: JobSpec) -> str | None:
     if is_other and any(tp > 1 for tp in measured) and pinned != 1:
         return f"was measured {'with' if profile.sequence_parallel else 'without'} sequence parallelism"
     parts = spec.parallelism.head_parts or 1
-    if parts not in {head_parts for _, head_parts in profile.degrees}:
-        return f"lacks a head in {parts} parts"
+    if (wanted[0], parts) not in profile.degrees:
+        return f"lacks a head in {parts} parts at tp {wanted[0]}"
     return None
 
 

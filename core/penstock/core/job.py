@@ -263,6 +263,7 @@ class JobSpec(Manifest):
             cls._check_pods,
             cls._check_batch,
             cls._check_stages,
+            cls._check_vocabulary,
             cls._check_price,
         )
 
@@ -335,6 +336,15 @@ class JobSpec(Manifest):
                 what=f"stages hold {sum(stages):g} blocks, the model has {self.model.layers}",
                 where="parallelism.stages",
                 remedy="change the numbers so that their sum agrees",
+            )
+
+    def _check_vocabulary(self) -> None:
+        vocab, parts, tp = self.model.vocab, self.parallelism.head_parts or 1, self.parallelism.tp or 1
+        if parts > 1 and parts * tp > vocab:
+            raise UserError(
+                what=f"a vocabulary of {vocab} does not give each of {parts} x {tp} parts a token",
+                where="parallelism.headParts",
+                remedy=f"pin at most {vocab // tp}",
             )
 
 

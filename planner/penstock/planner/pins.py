@@ -91,12 +91,6 @@ def _check_head_parts(problem: Problem) -> None:
     if parts is None:
         return
     degrees = problem.head_degrees(tp)
-    if parts * tp > problem.model.vocab:
-        raise UserError(
-            what=f"a vocabulary of {problem.model.vocab} does not give each of {parts} x {tp} parts a token",
-            where=where,
-            remedy=f"pin at most {problem.model.vocab // tp}",
-        )
     if parts in degrees:
         return
     if problem.profile_digest:
