@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.core.lifecycle import MEASURING_SECONDS, PREPARING_SECONDS, AttemptState, Phase, Step
+from penstock.core.model import UnitKind
 from penstock.core.pod import AGENT_MEASUREMENT, AGENT_REPORT, AgentReport, CheckpointName
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import ATTEMPT_LABEL, BINDING_ANNOTATION, UID_LABEL
@@ -342,3 +343,51 @@ class TestEarlierMeasurements:
         assert kept == [f"stdlib-llama-profile-a{number}" for number in range(3, MOST_KEPT + 3)]
         there = {each["metadata"]["name"] for each in operating.kube.all(CONFIG_MAPS)}
         assert {name for name in there if "-profile-a" in name} == set(kept)
+
+
+def _is_of(pod: dict[str, Any], uid: str) -> bool:
+    return bool(pod["metadata"]["labels"].get(UID_LABEL) == uid)
+
+
+class TestMeasurementsOfOthers:
+    """A job goes by what another measured on the same hosts only if that has the degrees that it pins."""
+
+    @pytest.mark.parametrize(
+        ("pins", "lacks"),
+        [
+            ({}, ""),
+            ({"tp": 1, "headParts": 1}, ""),
+            ({"headParts": 2}, "lacks a head in 2 parts at tp 1"),
+            ({"tp": 2}, "lacks units at tp 2"),
+        ],
+    )
+    def test_what_it_pins_was_measured_or_is(self, operating: Operating, pins: dict[str, int], lacks: str) -> None:
+        first = operating.running(example(), sample_profile(), *NODES)
+        manifest = example(parallelism=pins)
+        manifest["metadata"]["name"] = "other"
+        other = operating.kube.submit(manifest)
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.turn(12)
+        status = operating.status(other)
+        assert (status.attempt, status.failures) == (1, 0)
+        if not lacks:
+            assert status.phase is Phase.RUNNING
+            assert operating.status(first).profile == status.profile
+            return
+        assert status.phase is Phase.PROFILING
+        profiled = status.condition(ConditionType.PROFILED)
+        assert profiled is not None
+        assert profiled.message.startswith(f"ConfigMap measured {lacks}: it is measured again")
+        shards = tuple(replace(each, tp=pins.get("tp", 1)) for each in sample_profile().units)
+        parts = tuple(replace(each, head_parts=2) for each in shards if each.unit is UnitKind.HEAD)
+        own = replace(sample_profile(), units=(*shards, *parts), only_tp=pins.get("tp"))
+        measured(operating.kube, other, own, name="own")
+        for attempt in (1, 2):
+            operating.turn(12)
+            status = operating.status(other)
+            assert status.profile is not None
+            assert (status.phase, status.attempt, status.profile.ref) == (Phase.RUNNING, attempt, "own")
+            operating.kube.remove(next(pod for pod in operating.kube.all(PODS) if _is_of(pod, other)))
+            operating.turn(8)
+            operating.kube.start_pods(*NODES)

@@ -4,8 +4,9 @@ Its own comes by the service, which lays it into a ConfigMap, or from the agent 
 agents`), and then this lays it there. What the job measured in its last `MOST_KEPT` attempts that did is named in its
 status, so that another operator finds it; older ConfigMaps are removed.
 
-An older one is looked at before the attempt goes by it. What is gone by then, too old, or older than a drift that the
-job is to be planned anew for, is measured again in the same attempt.
+An older one is looked at before the attempt goes by it. What is gone by then, too old, older than a drift that the job
+is to be planned anew for, or without what the job pins of its parallelism, which no key tells, is measured again in the
+same attempt.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import UserError
-from penstock.core.fitness import ANY_GLOBAL_BATCH, stale
+from penstock.core.fitness import ANY_GLOBAL_BATCH, stale, unfit_degrees
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, Step
 from penstock.core.pod import MEASURES_LABEL
@@ -71,9 +72,10 @@ class Measurements:
             return False
         is_shared = "/" in known.ref  # for how long it holds, its ClusterProfile says
         outdated = (not is_shared and stale(profile, now)) or _outdrifted(facts, profile)
-        if outdated:
-            self.lose(facts, known.ref, f"ConfigMap {known.ref} {outdated}: it is measured again")
-        return not outdated
+        reason = outdated or unfit_degrees(profile, facts.job.spec)
+        if reason:
+            self.lose(facts, known.ref, f"ConfigMap {known.ref} {reason}: it is measured again")
+        return not reason
 
     def chosen(self, facts: Facts) -> ProfileStatus | None:
         """The measurement that is at hand: an older one, or the one that was just made."""
