@@ -322,13 +322,14 @@ def test_a_lab_that_cannot_start_leaves_nothing(cluster: Cluster, monkeypatch: p
 def test_a_node_offers_more_cores_than_the_machine_has_and_its_pods_go_on(cluster: Cluster, namespace: str) -> None:
     found = cluster.of_lab()
     name = two_nodes(cluster)[1]
-    own, more = str(os.cpu_count()), (os.cpu_count() or 1) + 3
+    more = (os.cpu_count() or 1) + 3
     cluster.create(namespace, cluster.pod("older", "import time; time.sleep(600)", node=name))
     cluster.wait_for_pod(namespace, "older", "Running")
 
     def offered() -> str:
         return str(cluster.get(NODES, name)["status"]["allocatable"]["cpu"])
 
+    own = offered()
     lab.declare_cores(found, name, more)
     try:
         cluster.wait(lambda: offered() == str(more), "the node does not offer more")
@@ -338,7 +339,7 @@ def test_a_node_offers_more_cores_than_the_machine_has_and_its_pods_go_on(cluste
         assert cluster.printed(namespace, "wants") == "runs\n"
         assert cluster.get(PODS, "older", namespace)["status"]["containerStatuses"][0]["restartCount"] == 0
     finally:
-        lab.declare_cores(found, name, int(own))
+        lab.declare_cores(found, name, None)
     cluster.wait(lambda: offered() == own, "the node offers more still")
 
 

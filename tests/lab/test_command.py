@@ -101,6 +101,11 @@ def test_the_help_names_every_verb() -> None:
     assert all(f"    {verb} " in done.stdout for verb in verbs)
 
 
+@pytest.mark.parametrize(("text", "count"), [("8", 8), ("none", None)])
+def test_cores_are_declared_or_those_of_the_machine(text: str, count: int | None) -> None:
+    assert parser().parse_args(["cores", "node1", text]).count == count
+
+
 @pytest.mark.parametrize("count", ["0", "-1", "1025"])
 def test_a_node_cannot_offer_any_number_of_cores(labs: Path, count: str) -> None:
     kept(labs, "one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from collections.abc import Sequence
 from ipaddress import IPv4Network
@@ -11,8 +12,12 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.not_run import BEGINNING
 from tools.lab import node
+from tools.lab.console import LabError, wait_until
 from tools.lab.images import PAUSE
+from tools.lab.processes import children, command, descendants, process
+from tools.lab.rooms import Room, require
 
 FOLDER = Path("/state/node1")
 CRI = "io.containerd.grpc.v1.cri"
@@ -108,23 +113,41 @@ def test_a_kubelet_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Mounting:
-    """A room that notes what is run in it."""
+    """A room that notes what is run in it, and finds at a place what it mounted there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines: list[tuple[str, ...]] = []
+        self.mounted: dict[str, str] = {}
+        self.refuses = ""
 
     def run(self, *words: str | Path) -> str:
-        self.lines.append(tuple(map(str, words)))
+        line = tuple(map(str, words))
+        if line[0] == "stat":
+            *_, folder, place = line
+            return f"1:{folder}\n1:{self.mounted.get(place, place)}\n"
+        if line[-1] == self.refuses:
+            raise LabError("this failed")
+        self.lines.append(line)
+        if line[0] == "mount":
+            self.mounted[line[-1]] = line[-2]
+        else:
+            del self.mounted[line[-1]]
         return ""
 
 
-def test_cores_are_declared_as_sysfs_has_them_and_mounted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Mounting(tmp_path / "room")
-    own = tmp_path / "sys"
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands for sysfs."""
+    folder = tmp_path / "sys"
     for name in ("cpu", "node"):
-        (own / name).mkdir(parents=True)
-    monkeypatch.setattr(node, "SYSFS", str(own))
+        (folder / name).mkdir(parents=True)
+    monkeypatch.setattr(node, "SYSFS", str(folder))
+    return folder
+
+
+def test_cores_are_declared_as_sysfs_has_them_and_mounted_once(tmp_path: Path, own: Path) -> None:
+    room = Mounting(tmp_path / "room")
     for count in (5, 3):
         node.declare_cores(cast(Any, room), count)
         sysfs = room.folder / "sysfs"
@@ -132,3 +155,51 @@ def test_cores_are_declared_as_sysfs_has_them_and_mounted_once(tmp_path: Path, m
         assert {path.read_text() for path in sysfs.glob("cpu/*/topology/core_id")} == {f"{n}\n" for n in range(count)}
         assert not list((sysfs / "node").iterdir())
     assert [line[-1] for line in room.lines] == [f"{own}/node", f"{own}/cpu"]
+
+
+def test_declared_cores_are_taken_back_where_there_are_any(tmp_path: Path, own: Path) -> None:
+    room = Mounting(tmp_path / "room")
+    node.declare_cores(cast(Any, room), None)
+    assert room.lines == []
+    node.declare_cores(cast(Any, room), 3)
+    node.declare_cores(cast(Any, room), None)
+    assert room.mounted == {}
+    node.declare_cores(cast(Any, room), 4)
+    assert room.mounted == {f"{own}/{name}": str(room.folder / "sysfs" / name) for name in ("node", "cpu")}
+
+
+def test_cores_that_could_not_be_mounted_are_mounted_by_the_next(tmp_path: Path, own: Path) -> None:
+    room = Mounting(tmp_path / "room")
+    room.refuses = f"{own}/cpu"
+    with pytest.raises(LabError):
+        node.declare_cores(cast(Any, room), 3)
+    assert room.mounted.keys() == {f"{own}/node"}
+    room.refuses = ""
+    node.declare_cores(cast(Any, room), 3)
+    assert [line[-1] for line in room.lines] == [f"{own}/node", f"{own}/cpu"]
+
+
+def test_a_room_s_own_programs_find_the_declared_cores_until_they_are_taken_back(tmp_path: Path, own: Path) -> None:
+    """With real mounts, in namespaces as a room has them."""
+    try:
+        require()
+    except LabError as error:
+        pytest.skip(f"{BEGINNING}mounts of a room: {error}")
+    words = ["unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc", "sleep", "300"]
+    with subprocess.Popen(words) as outer:
+        try:
+            wait_until(lambda: bool(children(outer.pid)), "the start of the room", 20.0)
+            (inner,) = children(outer.pid)
+            first = process(inner)
+            assert first is not None
+            wait_until(lambda: command(inner) == "sleep", "the start of the room", 20.0)
+            room = Room(name="room", folder=tmp_path / "room", first=first)
+            for count, found in ((3, 3), (5, 5), (None, 0), (2, 2), (None, 0)):
+                node.declare_cores(room, count)
+                assert len(room.run("ls", own / "cpu").split()) == found
+                assert not list((own / "cpu").iterdir())
+            assert str(own) not in room.run("cat", "/proc/self/mountinfo")
+        finally:
+            for each in descendants(outer.pid):
+                each.kill()
+            outer.kill()

@@ -24,6 +24,7 @@ from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
 from tests.support.command import Command, ended
 from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, JobSpace, components
 from tools.lab import lab, processes
+from tools.lab.console import LabError
 
 PATIENCE_SECONDS = 600.0
 HERE_SECONDS = 900.0
@@ -299,24 +300,36 @@ def shaped(on: JobSpace, rates: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def offering(on: JobSpace, num_cores: int) -> Iterator[None]:
-    """Each node of the pair has at least so many cores for pods, whatever this machine has."""
-    own = os.cpu_count() or 1
+    """Each node of the pair has at least so many cores for pods, whatever this machine has. What fails meanwhile is
+    told, whatever becomes of the nodes.
+    """
+    own = _offered(on)
+    more = max(num_cores, os.cpu_count() or 1)
     try:
-        _offer(on, max(num_cores, own))
+        _offer(on, more, [str(more)] * len(own))
         yield
-    finally:
-        _offer(on, own)
+    except BaseException as error:
+        try:
+            _offer(on, None, own)
+        except (LabError, AssertionError) as another:
+            error.add_note(f"and then: {another}")
+        raise
+    _offer(on, None, own)
 
 
-def _offer(on: JobSpace, num_cores: int) -> None:
+def _offer(on: JobSpace, num_cores: int | None, wanted: list[str]) -> None:
     for node in PAIR_NODES:
         lab.declare_cores(on.lab, node, num_cores)
 
     def is_offered() -> bool:
-        nodes = [on.cluster.get(NODES, node)["status"]["allocatable"]["cpu"] for node in PAIR_NODES]
-        return nodes == [str(num_cores)] * len(nodes) and set(PAIR_NODES) <= on.cluster.ready()
+        return _offered(on) == wanted and set(PAIR_NODES) <= on.cluster.ready()
 
-    on.cluster.wait(is_offered, f"{' and '.join(PAIR_NODES)} do not offer {num_cores} cores")
+    on.cluster.wait(is_offered, f"{' and '.join(PAIR_NODES)} do not offer {' and '.join(wanted)} cores")
+
+
+def _offered(on: JobSpace) -> list[str]:
+    """The cores of each node of the pair for pods."""
+    return [str(on.cluster.get(NODES, node)["status"]["allocatable"]["cpu"]) for node in PAIR_NODES]
 
 
 def _sharing(pid: int, namespace: str) -> list[int]:

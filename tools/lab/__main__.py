@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument("rate", help="such as 100mbit or 1gbit; none for no limit")
     cores = verb("cores", "let a node offer so many cores, whatever this machine has")
     cores.add_argument("node")
-    cores.add_argument("count", type=int)
+    cores.add_argument("count", type=_count, help="such as 8; none for those of this machine")
     verb("kill", "end a node's kubelet and containerd at once").add_argument("node")
     verb("return", "start them again").add_argument("node")
     link = verb("link", "pull a node's cable, or plug it in")
@@ -42,6 +42,10 @@ def parser() -> argparse.ArgumentParser:
     link.add_argument("state", choices=("up", "down"))
     verb("load", "give every node an image").add_argument("archive", type=Path, help="as docker save writes it")
     return whole
+
+
+def _count(text: str) -> int | None:
+    return None if text == "none" else int(text)
 
 
 def carried_out(arguments: Sequence[str], do: Callable[[argparse.Namespace], None]) -> int:

@@ -286,12 +286,12 @@ def shape(lab: State, machine: str, rate: str) -> None:
     network.shape(_node(lab, machine), lab.addresses, limit)
 
 
-def declare_cores(lab: State, machine: str, count: int) -> None:
-    """Let a node offer so many cores to pods, whatever this machine has; its pods go on.
+def declare_cores(lab: State, machine: str, count: int | None) -> None:
+    """Let a node offer so many cores to pods, whatever this machine has, or None: what it has; its pods go on.
 
     Pods that ask for more than the machine has share it, as the pods of all nodes do in any case.
     """
-    if not 1 <= count <= MOST_CORES:
+    if count is not None and not 1 <= count <= MOST_CORES:
         raise LabError(f"a node offers 1 to {MOST_CORES} cores, not {count}")
     room = _node(lab, machine)
     node.declare_cores(room, count)

@@ -206,23 +206,35 @@ def _wait_for(room: Room, program: str, happened: Callable[[], bool], pause_seco
         raise LabError(f"{error}\n{room.told(program)}") from error
 
 
-def declare_cores(room: Room, count: int) -> None:
-    """Let a kubelet that starts from now on count so many cores, whatever this machine has.
+def declare_cores(room: Room, count: int | None) -> None:
+    """Let a kubelet that starts from now on count so many cores, whatever this machine has; None: what it has.
 
     It counts folders of sysfs, by NUMA node or, where there is none, by processor. Only the room's own programs find
     these folders there: containers mount a sysfs of their own, and the kernel divides time among what there is.
     """
-    for name, files in (("node", {}), ("cpu", cores(count))):
+    for name, files in (("node", {}), ("cpu", cores(count or 0))):
         folder, place = room.folder / "sysfs" / name, Path(SYSFS, name)
-        is_mounted = folder.exists()
+        if not place.exists():  # a kernel without NUMA has no nodes
+            continue
         folder.mkdir(parents=True, exist_ok=True)
+        is_mounted = _is_same(room, folder, place)
+        if count is None:
+            if is_mounted:
+                room.run("umount", "--lazy", place)
+            continue
         for path in folder.iterdir():
             shutil.rmtree(path)
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
-        if place.exists() and not is_mounted:  # a kernel without NUMA has no nodes
+        if not is_mounted:
             room.run("mount", "--bind", folder, place)
+
+
+def _is_same(room: Room, folder: Path, place: Path) -> bool:
+    """Whether a room finds the folder at that place, which it does as long as it is mounted there."""
+    found = room.run("stat", "--format", "%d:%i", folder, place).split()
+    return found[0] == found[1]
 
 
 def cores(count: int) -> dict[str, str]:
