@@ -16,9 +16,9 @@ from penstock.core.sharding import Sharding, unit_collectives
 from penstock.trainer.units.collectives import Gather
 from penstock.trainer.units.division import vocabulary_parts
 from penstock.trainer.units.views import scratch_bytes
-from tests.support.reference_model import reference_logits, reference_loss
+from tests.support.reference_model import reference_gradients, reference_logits, reference_loss
 from tests.support.sharded_pipeline import ShardedPipeline
-from tests.support.stage_pipeline import HandPipeline
+from tests.support.stage_pipeline import HandPipeline, gradient_error
 from tests.trainer.units.test_shards import check_against_reference, strengthen
 from tests.trainer.units.test_stage_gradients import sample
 
@@ -148,6 +148,31 @@ def test_logits_far_apart_in_different_parts(sharding: Sharding, likeliest: int,
     gradients = pipeline.gradients
     assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
     assert bool(gradients["head.weight"].any()) == (label != likeliest)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(("precision", "size", "limit"), [(Precision.FP32, 100, 1e-2), (Precision.FP64, 1000, 1e-9)])
+def test_all_logits_far_from_zero_where_some_labels_do_not_count(
+    sharding: Sharding, parts: int, sign: int, precision: Precision, size: float, limit: float
+) -> None:
+    """Beyond what the type has an exponential of. What the rows share cancels, which costs digits."""
+    spec = LLAMA.divided(parts)
+    cuts = [0, 5, *range(6, spec.num_units + 1)]
+    pipeline = ShardedPipeline(spec, sharding, cuts, [0, 2, 3], precision=precision)
+    weights = {name: tensor.double() for name, tensor in pipeline.weights.items()}
+    ids, labels = torch.tensor([[5, 5, 5]]), torch.tensor([[-1, 9, -1]])
+    ahead = weights["embedding.weight"][5].sign().expand_as(weights["head.weight"])
+    one = float(reference_logits(spec, weights | {"head.weight": ahead}, ids).mean())
+    weights["head.weight"] += sign * size / one * ahead
+    pipeline.load(weights)
+    weights = {name: tensor.double() for name, tensor in pipeline.weights.items()}
+    logits = reference_logits(spec, weights, ids)
+    assert bool((sign * logits > 0.9 * size).all())
+    expected_loss, expected = reference_gradients(spec, weights, ids, labels, 1.0)
+    torch.testing.assert_close(pipeline.step(ids, labels, 1.0).double(), expected_loss, rtol=limit, atol=limit)
+    assert gradient_error({name: each.double() for name, each in pipeline.gradients.items()}, expected) <= limit
 
 
 def test_a_target_that_is_predicted_well_keeps_its_small_gradient_in_bf16() -> None:

@@ -154,7 +154,7 @@ class HeadParts:
         normed_TH = yield from self._kept_normed(views, len(labels_T))
         statistics_2T = views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"]
         scale_T = _valid(labels_T, self._wide).mul_(scale)
-        target_T = _target_coefficients(statistics_2T).mul_(scale_T)
+        target_T = _target_coefficients(statistics_2T, labels_T).mul_(scale)
         scaled_TH = self._workspace.take(*normed_TH.shape, dtype=normed_TH.dtype)
         rows_TH = self._workspace.take(*normed_TH.shape, dtype=self._wide)
         for index, part in self._parts.items():
@@ -226,7 +226,7 @@ class HeadParts:
                 continue
             addend_CH.mul_((own_2C[_LSE] - lse_C).exp_()[:, None])
             if self.has_last:
-                coefficient_C = _target_coefficients(statistics_2T[:, chunk])
+                coefficient_C = _target_coefficients(statistics_2T[:, chunk], labels_T[chunk])
                 self._add_target_rows(addend_CH, labels_T[chunk], coefficient_C, rows_CH)
 
     def _own_rows(
@@ -274,7 +274,7 @@ class HeadParts:
         division, num_tokens = self._division, len(labels_T)
         rows_PH = division.take(num_tokens, like_RH.shape[1], like_RH.dtype).zero_()
         rows_TH = division.without_padding(rows_PH, num_tokens)
-        coefficient_T = _target_coefficients(statistics_2T).mul_(_valid(labels_T, self._wide)).mul_(scale)
+        coefficient_T = _target_coefficients(statistics_2T, labels_T).mul_(scale)
         rows_CH = self._take_rows(rows_TH)
         for chunk in _chunks(num_tokens):
             self._add_target_rows(rows_TH[chunk], labels_T[chunk], coefficient_T[chunk], rows_CH)
@@ -382,9 +382,11 @@ def _valid(labels_T: Tensor, dtype: torch.dtype) -> Tensor:
     return (labels_T >= 0).to(dtype)
 
 
-def _target_coefficients(statistics_2T: Tensor) -> Tensor:
-    """exp(y - e) - 1."""
-    return (statistics_2T[_TARGET] - statistics_2T[_LSE]).expm1_()
+def _target_coefficients(statistics_2T: Tensor, labels_T: Tensor) -> Tensor:
+    """exp(y - e) - 1, zero for labels that do not count: these have no y, and the exponential of any -e may be
+    infinite.
+    """
+    return (statistics_2T[_TARGET] - statistics_2T[_LSE]).masked_fill_(labels_T < 0, 0.0).expm1_()
 
 
 def _needed(tensor: Tensor | None) -> Tensor:
