@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core.fitness import ENOUGH_TOKENS, LONGEST_BATCH, batches_to_measure, largest_microbatch
 from penstock.trainer.profiling.grid import (
+    SHORTEST_LENGTH,
     Point,
     halvings,
     profile_grid,
@@ -29,10 +30,11 @@ def sparse(length: int, global_batch: int) -> tuple[Point, ...]:
 
 
 @given(LENGTHS, GLOBAL_BATCHES)
+@example(16, 4)
 def test_points_lie_inside_the_sequence_and_differ(length: int, global_batch: int) -> None:
     batches = batches_to_measure(global_batch)
     for grid in (dense(length, global_batch), sparse(length, global_batch), transient_grid(length, batches)):
-        assert len(set(grid)) == len(grid)
+        assert len({(point.batch, point.length, point.prefix) for point in grid}) == len(grid)
         for point in grid:
             assert point.length >= 1
             assert point.prefix >= 0
@@ -58,7 +60,8 @@ def test_whole_microbatches_are_measured_up_to_enough_tokens(length: int, global
         used = [point for point in grid if not point.held_out]
         assert max(point.tokens for point in used) == within * length
         assert all(point.prefix == 0 and point.length == length for point in used if point.single)
-        assert sum(point.single for point in used) == (within > 1)
+        assert sum((point.batch, point.length) == (within, length) and not point.prefix for point in used) == 1
+        assert length < 2 * SHORTEST_LENGTH or sum(point.single for point in used) == (within > 1)
 
 
 @given(LENGTHS, GLOBAL_BATCHES)

@@ -55,7 +55,7 @@ def profile_grid(sequence_length: int, batches: tuple[int, ...], largest: int) -
     points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
     for batch in batches:
         points |= dict.fromkeys(Point(batch, n, 0) for n in (lengths[2::2] or lengths[-1:]) if batch > 1)
-    points |= _whole_microbatch(sequence_length, largest)
+    _add_whole_microbatch(points, sequence_length, largest)
     for length, prefix in _between(sequence_length):
         points[Point(1, length, prefix, held_out=True)] = None
     return tuple(points)
@@ -70,7 +70,7 @@ def sparse_grid(sequence_length: int, batches: tuple[int, ...], largest: int) ->
     lengths = halvings(sequence_length)[::2]
     points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
     points[Point(max(batches), lengths[:2][-1], 0)] = None
-    points |= _whole_microbatch(sequence_length, largest)
+    _add_whole_microbatch(points, sequence_length, largest)
     for length, prefix in _between(sequence_length)[-1:]:
         points[Point(1, length, prefix, held_out=True)] = None
     return tuple(points)
@@ -82,8 +82,10 @@ def transient_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Poin
     return tuple(points | dict.fromkeys(Point(batch, sequence_length, 0) for batch in batches))
 
 
-def _whole_microbatch(sequence_length: int, largest: int) -> dict[Point, None]:
-    return {Point(largest, sequence_length, 0, single=True): None} if largest > 1 else {}
+def _add_whole_microbatch(points: dict[Point, None], sequence_length: int, largest: int) -> None:
+    """Of short sequences, which have few halvings, it may be among the points already."""
+    if Point(largest, sequence_length, 0) not in points:
+        points[Point(largest, sequence_length, 0, single=True)] = None
 
 
 def halvings(sequence_length: int) -> list[int]:
