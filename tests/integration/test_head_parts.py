@@ -116,6 +116,16 @@ def test_recomputed_parts_and_a_smaller_last_micro_batch(
     check(worker_pool, replace(plan, stages=parts_alone(plan)) if alone else plan)
 
 
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("first", [6, 7, 8])
+def test_recompute_that_goes_on_inside_of_the_head(worker_pool: WorkerPool, family: Family, first: int) -> None:
+    """Part by part, in a stage that begins before the first part, with it, and after it."""
+    stages = ((0, first), (first, 9))
+    schedule = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=3, num_units=(0, 9 - first))
+    plan = small_plan(family=family, schedule=schedule, slices=(3, 1, 2), num_microbatches=2, head_parts=2)
+    check(worker_pool, replace(plan, stages=stages))
+
+
 def test_a_rank_with_several_stages_of_a_tied_head_sums_their_rows_at_once(worker_pool: WorkerPool) -> None:
     plan = small_plan(family=Family.GPT2, schedule="interleaved-1f1b", pp=3, num_stages=9, head_parts=4, dp=2)
     plan = replace(plan, stages=parts_alone(plan))

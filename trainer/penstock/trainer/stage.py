@@ -116,8 +116,8 @@ class Stage:
         units = range(self.first, self.stop) if units is None else units
         yield from self._run_body(views, start, stop, token_ids, keep_last_output=self._parts is not None, units=units)
         if self._parts is not None and units.stop - 1 > self._last_body_unit:
-            wanted = _needed(labels, "labels")
-            yield from self._parts.recompute(views, self._parts_input(views), wanted, units)
+            x = self._parts_input(views) if self._last_body_unit + 1 in units else None
+            yield from self._parts.recompute(views, x, _needed(labels, "labels"), units)
 
     def evaluate(
         self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
