@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.planner.realise import program_of
 from penstock.planner.schedules.blocks import Block
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -186,6 +187,17 @@ def test_imported_schedules_with_several_stages_per_rank(
         num_microbatches=2,
     )
     check(worker_pool, plan)
+
+
+@pytest.mark.parametrize("remade", [0, 1])
+@pytest.mark.parametrize("slices", [(1, 5), (5, 1)])
+def test_recompute_of_one_slice_before_a_stage_that_keeps_nothing(
+    worker_pool: WorkerPool, remade: int, slices: tuple[int, ...]
+) -> None:
+    """The whole head, whose forward of either slice is as if there were no recompute."""
+    text = "0F0.0,1F0.0,0F0.1,1F0.1,1B0.1,0B0.1,1B0.0,0B0.0\n".replace(f"0B0.{remade}", f"0R0.{remade},0B0.{remade}")
+    plan = small_plan(schedule=ScheduleSpec(generator=CSV, text=text), slices=slices, pp=1, num_stages=2)
+    check(worker_pool, replace(plan, stages=((0, 7), (7, 8))))
 
 
 def check(pool: WorkerPool, plan: Plan) -> None:

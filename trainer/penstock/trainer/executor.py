@@ -57,7 +57,8 @@ class StageExecutor:
         self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
         self._program, self._slots = program, program.slots
         self._arena = Arena(program, plan, device)
-        self._scratch = self._make_scratch(program, device)
+        self._recomputed = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
+        self._scratch = self._make_scratch(device)
         batch = (plan.num_sequences, plan.sequence_length)
         self.token_ids_NS = torch.zeros(batch, dtype=torch.int64, device=device)
         self.labels_NS = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -65,13 +66,12 @@ class StageExecutor:
         self.losses_MP = torch.zeros(losses, dtype=torch.float64, device=device)
         self.gradient_scale = 1.0
 
-    def _make_scratch(self, program: RankProgram, device: torch.device) -> Tensor:
+    def _make_scratch(self, device: torch.device) -> Tensor:
         """Memory for the forwards that leave nothing behind because a recompute follows."""
         plan = self._plan
-        cells = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
         shapes = [
             (*plan.stages[stage], plan.size_of(microbatch), plan.slices_of(microbatch)[part])
-            for stage, microbatch, part in cells
+            for stage, microbatch, part in self._recomputed
         ]
         needed = [scratch_bytes(plan.model, plan.precision, *shape, plan.sharding) for shape in shapes]
         return torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
@@ -238,7 +238,7 @@ class StageExecutor:
             else:
                 assert slot.kind is G_IN, f"{action} touches {slot} of another stage"
                 views[G_OUT] = {stage.first: _renamed(self._arena.tensors(index), G_IN, G_OUT)}
-        if action.kind is Kind.F and not views[A] and not views[L] and self._scratch.numel():
+        if action.kind is Kind.F and (action.stage, *_cell(instruction)) in self._recomputed:
             views |= self._scratch_views(stage, *_cell(instruction))
         return views
 
