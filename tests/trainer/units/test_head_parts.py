@@ -13,8 +13,10 @@ from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Sharding, unit_collectives
+from penstock.trainer.units import head_parts
 from penstock.trainer.units.collectives import Gather
 from penstock.trainer.units.division import vocabulary_parts
+from penstock.trainer.units.linear import accumulate_product
 from penstock.trainer.units.views import scratch_bytes
 from tests.support.reference_model import reference_gradients, reference_logits, reference_loss
 from tests.support.sharded_pipeline import ShardedPipeline
@@ -231,6 +233,21 @@ def test_the_workspace_is_exactly_as_large_as_declared(
         for number, (units, workspace) in enumerate(zip(pairwise(cuts), pipeline.shards[0].workspaces, strict=True)):
             assert workspace.peak_bytes == workspace.num_bytes, f"units {units}"
             assert all(other.workspaces[number].peak_bytes <= workspace.num_bytes for other in pipeline.shards)
+
+
+def test_the_weight_gradient_in_bf16_widens_the_probabilities_of_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the product of narrow types makes wide copies of its factors."""
+    spec = ModelSpec(family=Family.LLAMA, layers=1, hidden=8, heads=2, vocab=40, ffn_hidden=8).divided(2)
+    seen: list[int] = []
+
+    def recorded(gradient_OI: torch.Tensor, dy_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
+        seen.append(len(dy_TO))
+        accumulate_product(gradient_OI, dy_TO, x_TI)
+
+    monkeypatch.setattr(head_parts, "accumulate_product", recorded)
+    pipeline = HandPipeline(spec, [0, 3, 5], [0, 2 * HEAD_CHUNK_TOKENS + 1], precision=Precision.BF16)
+    pipeline.step(*sample(spec, 1, 2 * HEAD_CHUNK_TOKENS + 1), 1.0)
+    assert sorted(seen) == [1, 1, *[HEAD_CHUNK_TOKENS] * 4]
 
 
 def test_a_forward_that_leaves_nothing_has_room_for_the_probabilities_of_one_chunk() -> None:

@@ -155,16 +155,18 @@ class HeadParts:
         statistics_2T = views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"]
         scale_T = _valid(labels_T, self._wide).mul_(scale)
         target_T = _target_coefficients(statistics_2T, labels_T).mul_(scale)
-        scaled_TH = self._workspace.take(*normed_TH.shape, dtype=normed_TH.dtype)
-        rows_TH = self._workspace.take(*normed_TH.shape, dtype=self._wide)
-        for index, part in self._parts.items():
-            kept = views[SlotKind.LINEAR_INPUTS][index]
-            share_T = (kept["own_lse"] - statistics_2T[_LSE]).exp_().mul_(scale_T)
-            torch.mul(normed_TH, share_T[:, None], out=scaled_TH)
-            accumulate_product(part.gradient_VH, part.probabilities(kept), scaled_TH)
-            coefficient_T = target_T * part.vocabulary.holds(labels_T)
-            torch.mul(normed_TH, coefficient_T[:, None], out=rows_TH)
-            part.gradient_VH.index_add_(0, part.vocabulary.rows(labels_T), rows_TH)
+        scaled_CH, rows_CH = self._take_rows(normed_TH), self._take_rows(normed_TH, self._wide)
+        for chunk in _chunks(len(labels_T)):
+            seen_CH, labels_C = normed_TH[chunk], labels_T[chunk]
+            scaled_CH, rows_CH = scaled_CH[: len(labels_C)], rows_CH[: len(labels_C)]
+            for index, part in self._parts.items():
+                kept = views[SlotKind.LINEAR_INPUTS][index]
+                share_C = (kept["own_lse"][chunk] - statistics_2T[_LSE, chunk]).exp_().mul_(scale_T[chunk])
+                torch.mul(seen_CH, share_C[:, None], out=scaled_CH)
+                accumulate_product(part.gradient_VH, part.probabilities(kept)[chunk], scaled_CH)
+                coefficient_C = target_T[chunk] * part.vocabulary.holds(labels_C)
+                torch.mul(seen_CH, coefficient_C[:, None], out=rows_CH)
+                part.gradient_VH.index_add_(0, part.vocabulary.rows(labels_C), rows_CH)
 
     def _normed(self, views: SlotViews, x_RH: Tensor | None, num_tokens: int) -> Pass[Tensor]:
         """Keep the norm's output and pass it on; that of all tokens [T, H]."""
@@ -297,9 +299,10 @@ class HeadParts:
         for chunk in _chunks(num_tokens):
             yield chunk, wide
 
-    def _take_rows(self, normed_TH: Tensor) -> Tensor:
+    def _take_rows(self, normed_TH: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory for a chunk of rows, of the same type unless another is given."""
         rows = min(HEAD_CHUNK_TOKENS, len(normed_TH))
-        return self._workspace.take(rows, normed_TH.shape[1], dtype=normed_TH.dtype)
+        return self._workspace.take(rows, normed_TH.shape[1], dtype=dtype or normed_TH.dtype)
 
     def _take_shared(self, num_tokens: int) -> Tensor | None:
         """Memory of what shards share of a chunk; none if there is one shard."""

@@ -121,7 +121,7 @@ class _UnitBytes:
         """F: the norm of all shards' tokens, the addend, targets' rows and logits of a chunk, and what shards share.
         I: targets' rows, of all shards' tokens, of a chunk and of the shard's own, and the norm's product; the last
         part, whose targets' rows are in F, has no more than its F. W: the norm of all shards' tokens, and twice that of
-        all tokens, scaled.
+        a chunk, scaled.
         """
         chunk, hidden = min(self.tokens, HEAD_CHUNK_TOKENS), self.spec.hidden
         tp, by_tokens = self.sharding.tp, self.sharding.by_tokens
@@ -132,7 +132,7 @@ class _UnitBytes:
         forward = self._gathered + self._hidden + rows + logits + shared
         own = self._narrow(self.sharding.rows(self.tokens), hidden) if by_tokens else 0
         backward = self._hidden + rows + own + (self._product if part == 0 else 0)
-        weights = self._gathered + self._narrow(self.tokens, hidden) + self._wide(self.tokens, hidden)
+        weights = self._gathered + rows + self._wide(chunk, hidden)
         return max(forward, backward if part + 1 < self.spec.head_parts else 0, weights)
 
     @property
