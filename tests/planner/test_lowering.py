@@ -434,7 +434,9 @@ def test_reductions_of_devices_with_places_start_after_all_compute() -> None:
 @given(cases())
 def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> None:
     """Directly after the last W or B of its stage and the messages there; else after all compute."""
-    for rank in case.lower().ranks:
+    program = case.lower()
+    owners, ties = case.schedule.stage_ranks, [each for each in program.reductions if each.group is Group.TIE]
+    for rank in program.ranks:
         kinds = [i.action.kind for i in rank.instructions if i.action.kind is not Kind.FREE]
         work = [i.action for i in rank.instructions if i.action.kind is not Kind.FREE]
         end = max(at for at, action in enumerate(work) if action.is_compute)
@@ -450,7 +452,7 @@ def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> N
             group: {a.stage for a in work[:end] if a.kind is Kind.START_REDUCE and a.group is group} for group in Group
         }
         last = {a.stage: at for at, each in enumerate(work) for a in flatten((each,)) if a.kind in (Kind.B, Kind.W)}
-        tied = set(case.tie)
+        tied = {stage for reduction in ties for stage in reduction.tied_of(owners, rank.rank)}
         could = {stage for stage, at in last.items() if at < end} - tied
         assert started[Group.DP] == (could if case.dp and not case.late_receives else set())
         assert started[Group.TP] == (could if case.tp and not case.late_receives else set())
