@@ -111,6 +111,11 @@ class Bench:
         return run
 
     @property
+    def num_profiles(self) -> int:
+        """How often the machine was measured."""
+        return len(self._profiles)
+
+    @property
     def profile(self) -> Profile:
         """The medians of what was measured so far."""
         return typical_profile(self._profiles)
@@ -163,6 +168,18 @@ class Bench:
             each.step_seconds += found[each.name]
         return STEPS_PER_VISIT * sum(not steps for steps in found.values())
 
+    def fill(self, contenders: list[Contender], enough: int = STEPS_PER_PLAN, most_rounds: int = MOST_ROUNDS) -> int:
+        """Visits, with a profile after each, until every plan has enough steps; how many steps did not count. Ends the
+        program if that takes too many rounds.
+        """
+        rejected = 0
+        for _ in range(most_rounds):
+            rejected += self.visit(contenders, enough)
+            self.measure()
+            if all(len(each.step_seconds) >= enough for each in contenders):
+                return rejected
+        raise SystemExit(UNSTEADY)
+
     def weigh(self, contenders: list[Contender]) -> None:
         """Fills in their memory."""
         for each in contenders:
@@ -198,19 +215,13 @@ def main() -> int:
         for _ in range(FIRST_PROFILES):
             bench.measure()
         contenders = bench.contenders()
-        rejected = num_rounds = 0
-        while any(len(each.step_seconds) < STEPS_PER_PLAN for each in contenders):
-            num_rounds += 1
-            if num_rounds > MOST_ROUNDS:
-                raise SystemExit(UNSTEADY)
-            rejected += bench.visit(contenders)
-            bench.measure()
+        rejected = bench.fill(contenders)
         bench.predict(contenders)
         bench.weigh(contenders)
         found = {
             "model": described(contenders[0].plan),
             "rejected": rejected,
-            "profiles": FIRST_PROFILES + num_rounds,
+            "profiles": bench.num_profiles,
             "constant_bytes": bench.profile.memory.constant_bytes,
             "plans": [_result(each) for each in contenders],
         }

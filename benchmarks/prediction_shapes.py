@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction import UNSTEADY, Bench, Contender, described, example_job
+from benchmarks.prediction import Bench, Contender, described, example_job
 from benchmarks.quiet import MOST_DRIFT
 from benchmarks.support import write_results
 
@@ -84,13 +84,7 @@ def measured(name: str, shape: Shape, folder: Path) -> dict[str, Any]:
     bench = Bench(folder, shape.job)
     bench.measure()
     contenders = bench.pinned(shape.plans)
-    rejected = num_rounds = 0
-    while any(len(each.step_seconds) < STEPS for each in contenders):
-        num_rounds += 1
-        if num_rounds > MOST_ROUNDS:
-            raise SystemExit(UNSTEADY)
-        rejected += bench.visit(contenders, STEPS)
-        bench.measure()
+    rejected = bench.fill(contenders, STEPS, MOST_ROUNDS)
     bench.predict(contenders)
     bench.weigh(contenders)
     rows = [_row(plan_name, each) for plan_name, each in zip(shape.plans, contenders, strict=True)]

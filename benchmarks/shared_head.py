@@ -18,14 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction import UNSTEADY, Bench, Contender, described, example_job
+from benchmarks.prediction import STEPS_PER_PLAN, Bench, Contender, described, example_job
 from benchmarks.quiet import MOST_DRIFT
 from benchmarks.support import write_results
 
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token, step_flops
 
-STEPS, MOST_ROUNDS = 20, 15
 LAYERS, WIDTH, SHARE = 4, 256, 0.7
 SHARED, WHOLE = "shared head", "whole head"
 PLANS = {SHARED: ParallelismSpec(pp=2), WHOLE: ParallelismSpec(pp=2, head_parts=1)}
@@ -52,13 +51,7 @@ def measured(folder: Path) -> dict[str, Any]:
     bench = Bench(folder, job())
     bench.measure()
     contenders = bench.pinned(PLANS)
-    rejected = num_rounds = 0
-    while any(len(each.step_seconds) < STEPS for each in contenders):
-        num_rounds += 1
-        if num_rounds > MOST_ROUNDS:
-            raise SystemExit(UNSTEADY)
-        rejected += bench.visit(contenders, STEPS)
-        bench.measure()
+    rejected = bench.fill(contenders)
     bench.predict(contenders)
     bench.weigh(contenders)
     plan = contenders[0].plan
@@ -90,9 +83,9 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "# A shared head against a whole one",
         "",
         f"{results['model']}, the head {results['head_share']:.0%} of the FLOPs; 2 CPU ranks, one thread each; "
-        f"{results['machine']}. The medians of at least {STEPS} steps of each plan; {results['rejected']} more did not "
-        f"count, because a reference kernel took over {MOST_DRIFT:.0%} more or less time after their block than before "
-        "it.",
+        f"{results['machine']}. The medians of at least {STEPS_PER_PLAN} steps of each plan; "
+        f"{results['rejected']} more did not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less "
+        "time after their block than before it.",
         "",
         "| pipeline of 2 | plan | predicted s | measured s | error | predicted MiB | measured MiB |",
         "|---|---|---:|---:|---:|---:|---:|",

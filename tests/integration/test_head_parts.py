@@ -20,7 +20,7 @@ from penstock.planner.realise import program_of
 from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded
-from tests.support.small_plans import even_stages, looped_schedule, small_plan
+from tests.support.small_plans import even_stages, looped_schedule, plan_of_case, small_plan
 from tests.support.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("worker-pool")
@@ -50,16 +50,7 @@ def is_allowed(case: dict[str, Any]) -> bool:
 
 def plan_of(case: dict[str, Any]) -> Plan:
     """The small model's plan for a case."""
-    plan = small_plan(
-        family=case["family"],
-        schedule=case["schedule"],
-        slices=case["slices"],
-        pp=case["pp"],
-        dp=case["dp"],
-        num_stages=case["pp"] * VIRTUAL.get(case["schedule"], 1),
-        num_microbatches=case["num_microbatches"],
-        head_parts=case["head_parts"],
-    )
+    plan = plan_of_case(case, VIRTUAL, head_parts=case["head_parts"])
     stages = parts_alone(plan) if case["alone"] else plan.stages
     return replace(plan, stages=stages, tp=case["tp"], sequence_parallel=case["sequence_parallel"])
 

@@ -17,7 +17,7 @@ from penstock.planner.realise import program_of
 from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded
-from tests.support.small_plans import small_plan
+from tests.support.small_plans import plan_of_case
 from tests.support.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("worker-pool")
@@ -48,16 +48,7 @@ def is_allowed(case: dict[str, Any]) -> bool:
 
 def plan_of(case: dict[str, Any]) -> Plan:
     """The small model's plan for a case."""
-    plan = small_plan(
-        family=case["family"],
-        schedule=case["schedule"],
-        slices=case["slices"],
-        pp=case["pp"],
-        dp=case["dp"],
-        num_stages=case["pp"] * VIRTUAL.get(case["schedule"], 1),
-        num_microbatches=case["num_microbatches"],
-        layers=4,
-    )
+    plan = plan_of_case(case, VIRTUAL, layers=4)
     model = replace(plan.model, kv_heads=case["kv_heads"])
     return replace(plan, model=model, tp=case["tp"], sequence_parallel=case["sequence_parallel"])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from penstock.core.layout import Precision, num_remade_units
 from penstock.core.model import Family, ModelSpec
@@ -59,6 +60,22 @@ def small_plan(
         schedule=recipe,
         remainder=remainder,
         remainder_slices=remainder_slices,
+    )
+
+
+def plan_of_case(case: Mapping[str, Any], stages_per_rank: Mapping[str, int], **changes: Any) -> Plan:
+    """The plan of a case of a covering array, by the names of what it varies; schedules have one stage per rank unless
+    told otherwise.
+    """
+    return small_plan(
+        family=case["family"],
+        schedule=case["schedule"],
+        slices=case["slices"],
+        pp=case["pp"],
+        dp=case["dp"],
+        num_stages=case["pp"] * stages_per_rank.get(case["schedule"], 1),
+        num_microbatches=case["num_microbatches"],
+        **changes,
     )
 
 

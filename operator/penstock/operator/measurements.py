@@ -4,9 +4,9 @@ Its own comes by the service, which lays it into a ConfigMap, or from the agent 
 agents`), and then this lays it there. What the job measured in its last `MOST_KEPT` attempts that did is named in its
 status, so that another operator finds it; older ConfigMaps are removed.
 
-An older one is looked at before the attempt goes by it. What is gone by then, too old, older than a drift that the job
-is to be planned anew for, or without what the job pins of its parallelism, which no key tells, is measured again in the
-same attempt.
+A stored measurement is checked before the attempt uses it. The attempt measures again if the measurement is gone, too
+old, older than a drift that the job has to be planned again for, or without a degree that the job pins, which keys do
+not contain.
 """
 
 from __future__ import annotations

@@ -36,33 +36,26 @@ NUM_LAYERS = 4
 _Division = tuple[int, int, int]
 
 
-def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate]) -> Iterator[Outline]:
+def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate]) -> list[Outline]:
     """Outlines with pairs by rising estimate, from those of 1F1B among ``outlines``; ``ranked`` are candidates,
     best first.
 
     None where a schedule is pinned, and none for another software than penstock's.
     """
     if problem.pinned.schedule is not None or problem.software != PENSTOCK:
-        return
+        return []
     divisions = set(_divisions(candidate.mesh for candidate in ranked))
-    limit = problem.memory_limit_bytes
-    roomy = [each for each in outlines if each.schedule == "1f1b" and each.least_bytes <= limit]
-    plain = [each for each in roomy if _division(each.mesh) in divisions]
     shares: dict[tuple[int, int, int], float] = {}
-    for each in plain:
-        key = (each.mesh.tp, each.mesh.microbatch, each.num_slices)
+    estimated = []
+    for outline in outlines:
+        mesh, could_fit = outline.mesh, outline.least_bytes <= problem.memory_limit_bytes
+        if outline.schedule != "1f1b" or not could_fit or _division(mesh) not in divisions:
+            continue
+        key = (mesh.tp, mesh.microbatch, outline.num_slices)
         if key not in shares:
-            shares[key] = hidden_share(problem, each.mesh, each.num_slices)
-    estimated = [
-        replace(
-            each,
-            schedule=BRAIDED,
-            estimate_ns=round(each.estimate_ns * (1 - shares[each.mesh.tp, each.mesh.microbatch, each.num_slices])),
-        )
-        for each in plain
-    ]
-    estimated.sort(key=lambda each: problem.score(each.estimate_ns, each.mesh.num_devices))
-    yield from estimated
+            shares[key] = hidden_share(problem, mesh, outline.num_slices)
+        estimated.append(replace(outline, schedule=BRAIDED, estimate_ns=round(outline.estimate_ns * (1 - shares[key]))))
+    return sorted(estimated, key=lambda each: problem.score(each.estimate_ns, each.mesh.num_devices))
 
 
 def _divisions(meshes: Iterable[Mesh]) -> Iterator[_Division]:

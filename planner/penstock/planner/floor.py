@@ -60,8 +60,8 @@ def _work_ns(problem: Problem, tp: int, batch: int) -> int:
 
     def slice_ns(lengths: Integers, before: Integers) -> Integers:
         points = lengths.astype(np.float64), before.astype(np.float64)
-        exposed = pass_seconds(cost, batch, *points) - collective_seconds(cost, batch, *points)
-        return whole_nanoseconds((counts @ np.maximum(exposed, 0.0)).sum(axis=0))
+        compute = np.maximum(pass_seconds(cost, batch, *points) - collective_seconds(cost, batch, *points), 0.0)
+        return whole_nanoseconds((counts @ compute).sum(axis=0))
 
     shape = {"sequence_length": problem.sequence_length, "quantum": grid(problem)}
     cost_ns = tabulate(slice_ns, **shape)

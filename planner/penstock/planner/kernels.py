@@ -190,7 +190,9 @@ class KernelTimes:
             total.gradient_product(vocab, hidden)
 
     def _add_head_part(self, total: _Pass, kind: Kind) -> None:
-        """F: addend and normed are read and written, the addend twice. W scales what F kept of the logits."""
+        """F: addend and normed are read and written, the addend twice. W is charged the second of two passes over the
+        logits, which penstock makes in F.
+        """
         hidden, parts = self.model.hidden, self.model.head_parts
         vocab, numbers = head_rows(self.model, self.sharding), 2 * NUM_STATISTICS * self.precision.accumulate_bytes
         if kind is Kind.F:

@@ -495,14 +495,14 @@ class _Search:
         return max(evaluation.peak_bytes) <= self.problem.memory_limit_bytes
 
     def braid(self) -> None:
-        """Open outlines with pairs by what they should take, until that is no better than the best."""
-        ranked = [each.candidate for each in sorted(self.fitting, key=self.rank)]
-        num_simulated = 0
+        """Open outlines with pairs by rising estimate, until that is no better than the best."""
+        ranked, num_simulated = [each.candidate for each in sorted(self.fitting, key=self.rank)], 0
         for outline in braided_outlines(self.problem, self.outlines, ranked):
-            before, best = len(self.seen), min(self.rank(each)[0] for each in self.fitting)
-            if num_simulated < MOST_SIMULATED and self.score(outline.mesh, outline.estimate_ns) < best:
-                self.open(outline)
-                num_simulated += len(self.seen) > before
+            best, before = self.best_score() or 0, len(self.seen)
+            if num_simulated == MOST_SIMULATED or self.score(outline.mesh, outline.estimate_ns) >= best:
+                break
+            self.open(outline)
+            num_simulated += len(self.seen) > before
 
     def improve(self) -> None:
         """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""

@@ -230,7 +230,7 @@ def test_pairs_are_waited_for_as_one_action(worker_pool: WorkerPool) -> None:
 def test_rows_tied_to_parts_on_several_ranks_are_met_rank_by_rank(worker_pool: WorkerPool) -> None:
     plan = small_plan(family=Family.GPT2, schedule="1f1b", pp=3, layers=1, num_microbatches=2, head_parts=3)
     program = program_of(plan)
-    assert [tied_peers(program, rank) for rank in range(3)] == [(1, 2), (0,), (0,)]
+    assert [tuple(tied_peers(program, rank)) for rank in range(3)] == [(1, 2), (0,), (0,)]
     check(worker_pool, plan, program)
 
 

@@ -164,11 +164,11 @@ def tied_pairs(program: Program, reduction: Reduction) -> list[tuple[int, int]]:
     return [(first, other) for other in reduction.ranks if other != first]
 
 
-def tied_peers(program: Program, pipeline_rank: int) -> tuple[int, ...]:
-    """The pipeline ranks with which one sums rows of a tied matrix (`Transport.sum_tied`)."""
+def tied_peers(program: Program, pipeline_rank: int) -> dict[int, tuple[int, int]]:
+    """The pipeline ranks with which one sums rows of a tied matrix (`Transport.sum_tied`), each with its pair."""
     ties = [reduction for reduction in program.reductions if reduction.group is Group.TIE]
     pairs = [pair for reduction in ties for pair in tied_pairs(program, reduction) if pipeline_rank in pair]
-    return tuple(pair[pair[0] == pipeline_rank] for pair in pairs)
+    return {pair[pair[0] == pipeline_rank]: pair for pair in pairs}
 
 
 def channel_group(channel: Channel, mesh: Mesh, replica: int, shard: int = 0) -> GroupName:
@@ -259,11 +259,10 @@ class ProcessGroupTransport:
         for reduction in program.reductions:
             if reduction.group is Group.DP:
                 self._groups[Group.DP] = groups[GroupName(Group.DP, mesh.peers(pipeline_rank, shard))]
-        self._tied: dict[int, dist.ProcessGroup] = {}
-        for other in tied_peers(program, pipeline_rank):
-            first = program.stage_ranks[0]
-            pair = (first, other if pipeline_rank == first else pipeline_rank)
-            self._tied[other] = groups[GroupName(Group.TIE, mesh.ranks(replica, pair, shard))]
+        self._tied = {
+            peer: groups[GroupName(Group.TIE, mesh.ranks(replica, pair, shard))]
+            for peer, pair in tied_peers(program, pipeline_rank).items()
+        }
         self.shards: Shards = NO_SHARDS
         if mesh.tp > 1:
             self._groups[Group.TP] = groups[shard_group(mesh, rank)]
@@ -287,7 +286,7 @@ class ProcessGroupTransport:
         return under_way(dist.all_reduce(tensor, group=self._copies, async_op=True))
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:
-        """See `Transport`."""
+        """All-reduce in the group of the two ranks."""
         return under_way(dist.all_reduce(tensor, group=self._tied[pipeline_rank], async_op=True))
 
 

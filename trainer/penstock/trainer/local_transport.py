@@ -191,7 +191,7 @@ class LocalTransport:
         return self._fabric.meet(self._fabric.mesh.copies(self._rank), self._rank, Sum(tensor))
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> LocalMeeting:
-        """See `penstock.trainer.comm.Transport`."""
+        """Sum over the two ranks, which meet in memory."""
         mesh = self._fabric.mesh
         pair = tuple(sorted((mesh.rank(self._replica, pipeline_rank, self._shard), self._rank)))
         return self._fabric.meet(pair, self._rank, Sum(tensor))

@@ -20,6 +20,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ from penstock.core.timeline import Activity, Source, Timeline
 from penstock.trainer.comm import Mesh, Transport, tied_peers
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
 from penstock.trainer.recorder import Clock, HostRecorder, gather_times, merge
-from penstock.trainer.shards import AllOf
+from penstock.trainer.shards import AllOf, in_turn
 from penstock.trainer.units.collectives import Work
 
 SPIN_NS = 150_000
@@ -147,10 +148,9 @@ class WaitingExecutor:
     """`penstock.trainer.interpreter.Executor` that waits ``durations_ns`` by an action's text, 0 where not named.
 
     It keeps the pace of ``transport``. Messages have the slots' sizes and no meaning, so one piece of memory serves
-    all. A reduction meets the group's ranks over one element; over tie each of ``tied`` for itself, as in training, and
-    over shards nobody. Over peers it is under way
-    for its time from its start, or from the end of the one before; over ranks of the pipeline, which it waits for, from
-    when all are there.
+    all. A reduction meets the group's ranks over one element; over tie the ranks of ``tied`` in turn, as in training,
+    and over shards nobody. Over peers it is under way for its time from its start, or from the end of the one before;
+    over ranks of the pipeline, which it waits for, from when all are there.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class WaitingExecutor:
         if group is Group.TP:
             return AllOf([])
         if group is Group.TIE:
-            return AllOf([self._transport.sum_tied(rank, torch.ones(1)) for rank in self._tied])
+            return in_turn([partial(self._transport.sum_tied, rank, torch.ones(1)) for rank in self._tied])
         return self._transport.all_reduce(group, self._one)
 
     def _rest(self, duration_ns: int) -> None:
@@ -235,7 +235,7 @@ def rehearse(
     interpreter = Interpreter(
         enumerate(own.instructions),
         rank=rank,
-        executor=WaitingExecutor(own, predicted_ns(predicted, own.rank), paced, tied_peers(program, own.rank)),
+        executor=WaitingExecutor(own, predicted_ns(predicted, own.rank), paced, tuple(tied_peers(program, own.rank))),
         transport=paced,
         cursor=array("q", (0, 0)) if cursor is None else cursor,
     )
