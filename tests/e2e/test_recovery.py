@@ -234,6 +234,9 @@ def test_an_elastic_job_goes_on_with_the_nodes_left_and_grows_back(on: Installed
 
     Every attempt has another plan, so it sums in another order, and training multiplies rounding errors by 20 in 60
     steps. Each attempt is therefore compared with a run of its own plan from the same state, which must be bit-equal.
+
+    Containers of the lost node go on: where the disk is busy, a rank there may finish a checkpoint after attempt 3 has
+    looked for the newest. So that is compared with what there was before.
     """
     resources = {"ranks": 2, "minRanks": 1, "memoryPerRank": most_of_a_node(on.cluster)}
     with operated_by(on, "tests.support.hurried_operator"):
@@ -243,11 +246,13 @@ def test_an_elastic_job_goes_on_with_the_nodes_left_and_grows_back(on: Installed
             job.wait_for_step(BEGUN_STEPS)
             lab.kill(on.lab, LOST)
             try:
+                job.wait_for(Phase.PLANNING, Phase.BINDING, Phase.RUNNING, attempt=3)
+                saved = max(step for attempt, step in job.checkpoints() if attempt < 3)
                 shrunken = job.wait_for(Phase.RUNNING, attempt=3)
                 assert (shrunken.ranks, shrunken.failures) == (1, 0)
                 job.wait(lambda: job.losses_of(3), "attempt 3 takes no step")
                 begun = min(job.losses_of(3))
-                assert begun == max(step for attempt, step in job.checkpoints() if attempt < 3) >= SAVED_STEPS
+                assert begun >= saved >= SAVED_STEPS
                 job.wait_for_step(begun + MORE_STEPS, attempt=3)
             finally:
                 lab.bring_back(on.lab, LOST)
