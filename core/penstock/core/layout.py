@@ -19,6 +19,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from penstock.core.model import Family, ModelSpec, Unit, UnitKind
 from penstock.core.sharding import WHOLE, Block, Piece, Sharding
@@ -48,6 +49,8 @@ class SlotKind(enum.StrEnum):
     INPUT = "x"
     ACTIVATIONS = "a"
     LINEAR_INPUTS = "l"
+    REMADE_ACTIVATIONS = "ra"
+    REMADE_LINEAR_INPUTS = "rl"
     OUTPUT_GRADIENTS = "w"
     OUTPUT = "y"
     SENT_GRADIENT = "g_out"
@@ -393,8 +396,19 @@ def _saved(
     return Saved(buffer=buffer, slot=slot, operation=operation, inputs=inputs)
 
 
-REMADE_SLOTS = frozenset({SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS})
-"""What a forward leaves out where a recompute follows; keys and values stay."""
+REMADE_SLOTS = {
+    SlotKind.ACTIVATIONS: SlotKind.REMADE_ACTIVATIONS,
+    SlotKind.LINEAR_INPUTS: SlotKind.REMADE_LINEAR_INPUTS,
+}
+"""Where the buffers of ``a`` and ``l`` lie that R makes again; keys and values stay."""
+
+Operations = frozenset[Operation]
+"""What a unit runs again in R (`penstock.core.remaking`)."""
+
+Remade = tuple[Operations, ...]
+"""The operations that each unit of a stage runs again; those behind the last one that is named run nothing again."""
+
+NOTHING_REMADE: Remade = ()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -421,10 +435,21 @@ def num_remade_units(spec: ModelSpec, first: int, stop: int) -> int:
 
 @functools.lru_cache(maxsize=16_384)
 def unit_buffers(
-    spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int, sharding: Sharding = WHOLE, part: int = 0
+    spec: ModelSpec,
+    kind: UnitKind,
+    slot: SlotKind,
+    batch: int,
+    tokens: int,
+    sharding: Sharding = WHOLE,
+    part: int = 0,
+    operations: Operations = frozenset(),
 ) -> tuple[Buffer, ...]:
-    """The buffers of `unit_graph` that one unit keeps in ``slot``."""
-    return tuple(saved.buffer for saved in unit_graph(spec, kind, batch, tokens, sharding, part) if saved.slot is slot)
+    """The buffers of `unit_graph` that one unit keeps in ``slot`` where it runs these ``operations`` again."""
+    return tuple(
+        saved.buffer
+        for saved in unit_graph(spec, kind, batch, tokens, sharding, part)
+        if (REMADE_SLOTS.get(saved.slot, saved.slot) if saved.operation in operations else saved.slot) is slot
+    )
 
 
 ALIGNMENT_BYTES = 64
@@ -444,9 +469,17 @@ def aligned(num_bytes: int) -> int:
 
 
 def stage_slot_buffers(
-    spec: ModelSpec, first: int, stop: int, slot: SlotKind, batch: int, tokens: int, sharding: Sharding = WHOLE
+    spec: ModelSpec,
+    first: int,
+    stop: int,
+    slot: SlotKind,
+    batch: int,
+    tokens: int,
+    sharding: Sharding = WHOLE,
+    remade: Remade = NOTHING_REMADE,
 ) -> tuple[tuple[int, Buffer], ...]:
-    """(unit index, buffer) of every tensor in one slot of the stage that owns units [first, stop).
+    """(unit index, buffer) of every tensor in one slot of the stage that owns units [first, stop), of which ``remade``
+    says what they run again.
 
     ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv``. The slots that carry a hidden
     state between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next to it. Those inside
@@ -460,8 +493,8 @@ def stage_slot_buffers(
         return ((owner, Buffer(name=slot.value, shape=(sharding.rows(batch * tokens), spec.hidden))),)
     return tuple(
         (unit.index, buffer)
-        for unit in spec.units[first:stop]
-        for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens, sharding, unit.part)
+        for unit, operations in zip_longest(spec.units[first:stop], remade, fillvalue=frozenset[Operation]())
+        for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens, sharding, unit.part, operations)
         if not (buffer.name == "y" and _leaves_stage(spec, unit.index, stop))
         and not (buffer.name in SHARED_BY_PARTS and unit.part and unit.index > first)
     )
@@ -506,7 +539,8 @@ def stage_slot_bytes(
     batch: int,
     tokens: int,
     sharding: Sharding = WHOLE,
+    remade: Remade = NOTHING_REMADE,
 ) -> int:
     """Bytes of one slot of a stage on one shard, every buffer aligned."""
-    buffers = stage_slot_buffers(spec, first, stop, slot, batch, tokens, sharding)
+    buffers = stage_slot_buffers(spec, first, stop, slot, batch, tokens, sharding, remade)
     return sum(aligned(buffer.num_bytes(precision)) for _, buffer in buffers)

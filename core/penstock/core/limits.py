@@ -249,10 +249,12 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "remainder": _up_to(MOST_BATCH),
         "remainderSlices": _list(MOST_SLICES, items=_count(MOST_WIDTH)),
         "stages": _list(2 * MOST_LAYERS + 2),
+        "recompute": _list(2 * MOST_LAYERS + 2),
         "placement": _list(MOST_RANKS),
         "reasons": _list(MOST_LABELS),
         "alternatives": _list(MOST_LABELS),
     },
+    "Remake": {"count": _count(2 * MOST_LAYERS + 2)},
     "CheckpointName": dict.fromkeys(("attempt", "step"), _up_to(EXACT)),
     "AgentReport": dict.fromkeys(("attempt", "done", "total"), _up_to(EXACT)),
     "PodBinding": {

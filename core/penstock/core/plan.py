@@ -11,10 +11,11 @@ from typing import Any, Self
 from penstock.core.bubble import Lost
 from penstock.core.errors import UserError
 from penstock.core.explanation import Explanation
-from penstock.core.layout import Precision
+from penstock.core.layout import Precision, Remade
 from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
+from penstock.core.remaking import Remakes, check_remakes, remade_of
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.sharding import Sharding
 from penstock.core.speed import Speed, speed_of
@@ -117,6 +118,8 @@ class Plan(Manifest):
     many; 0 and none where all are alike. Of a channel at most ``receive_ahead`` receives are posted: as early as can
     be, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive occupies its device
     (`penstock.planner.passes.transfers`).
+    ``recompute`` says of every stage what its units make again before their backward (`penstock.core.remaking`); none
+    where all stages keep everything.
     ``head_parts`` units share the head's vocabulary, the last of ``model.units`` (`penstock.core.model.DividedModel`).
     Each pipeline rank's units are shared by ``tp`` shards, hidden states by tokens with ``sequence_parallel``
     (`penstock.core.sharding`).
@@ -141,6 +144,7 @@ class Plan(Manifest):
     remainder: int = 0
     remainder_slices: tuple[int, ...] = ()
     head_parts: int = 1
+    recompute: tuple[Remakes, ...] = ()
     program_digest: str = ""
     profile_digest: str = ""
     prediction: Prediction | None = None
@@ -153,6 +157,23 @@ class Plan(Manifest):
         self._check_stages()
         self._check_placement()
         self._check_remainder()
+        self._check_recompute()
+
+    def _check_recompute(self) -> None:
+        if self.recompute and len(self.recompute) != len(self.stages):
+            raise UserError(
+                what=f"is of {len(self.recompute)} stages, the plan has {len(self.stages)}",
+                where="recompute",
+                remedy="give a list for each stage, empty where it keeps everything, or leave it out",
+            )
+        for number, remakes in enumerate(self.recompute):
+            check_remakes(self.model, self.stages[number], remakes, f"recompute[{number}]")
+
+    @property
+    def remade(self) -> tuple[Remade, ...]:
+        """For every stage what each of its units runs again."""
+        recompute = self.recompute or ((),) * len(self.stages)
+        return tuple(remade_of(self.model, *each) for each in zip(self.stages, recompute, strict=True))
 
     def _check_placement(self) -> None:
         distinct = {device for device in self.devices if device >= 0}
@@ -301,8 +322,8 @@ class Plan(Manifest):
 
         Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
         do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
-        for CUDA alone, which 0.1.0 cannot run, ``remainder`` and ``head_parts`` where there are any, which 0.1.0
-        refuses.
+        for CUDA alone, which 0.1.0 cannot run, ``remainder``, ``head_parts`` and ``recompute`` where there are any,
+        which 0.1.0 refuses.
         """
         alternatives = tuple(dataclasses.replace(each, speed=None) for each in self.alternatives)
         if self.prediction is None:

@@ -10,24 +10,26 @@ from penstock.core.program import SlotSizes
 from penstock.core.schedule import Kind
 
 X, A, L, W = SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS
+RA, RL = SlotKind.REMADE_ACTIVATIONS, SlotKind.REMADE_LINEAR_INPUTS
 Y, G_OUT, G_IN = SlotKind.OUTPUT, SlotKind.SENT_GRADIENT, SlotKind.RECEIVED_GRADIENT
 H, KV, DKV = SlotKind.HEAD_GRADIENT, SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS
 
 PREFIX_KINDS = frozenset({KV, DKV})
 """Slots of a whole micro-batch, filled slice by slice."""
 
-_BACKWARD = ((X, A, L, KV, DKV, G_IN, H), (DKV, W, G_OUT))
+_BACKWARD = ((X, A, L, RA, RL, KV, DKV, G_IN, H), (DKV, W, G_OUT))
 
 READS_AND_WRITES: Mapping[Kind, tuple[tuple[SlotKind, ...], tuple[SlotKind, ...]]] = {
-    Kind.F: ((X, KV), (KV, A, L, Y, H)),
-    Kind.R: ((X, KV), (A, L)),
+    Kind.F: ((X, KV), (KV, A, L, RA, RL, Y, H)),
+    Kind.R: ((X, A, L, KV), (RA, RL)),
     Kind.I: _BACKWARD,
     Kind.B: _BACKWARD,
-    Kind.W: ((L, W), ()),
+    Kind.W: ((L, RL, W), ()),
 }
 """All slots an action may touch, in the order in which instructions list them; `Roles` leaves out those that are not.
 
-An R that goes on where another one stopped reads that one's last output in ``a``, in place of ``x``.
+Where an R follows, F fills neither ``ra`` nor ``rl``. An R that goes on where another one stopped finds that one's last
+output in ``a`` or ``ra``, and needs no ``x``.
 B writes its ``w`` and reads it back at once, so it lists it as written. The first F of a micro-batch finds no ``kv`` to
 read and its first I no ``dkv``: they only write.
 """
@@ -83,9 +85,9 @@ class Roles:
         if key not in self._known:
             reads, writes = READS_AND_WRITES[kind]
             if kind is Kind.F and recomputed:
-                writes = tuple(slot for slot in writes if slot not in (A, L))
+                writes = tuple(slot for slot in writes if slot not in (RA, RL))
             if resumes:
-                reads = tuple(A if slot is X else slot for slot in reads)
+                reads = tuple(slot for slot in (RA, *reads) if slot is not X)
             reads = tuple(slot for slot in reads if not self._first_touch(kind, slot, part))
             self._known[key] = Touched(self._places(reads, stage, part), self._places(writes, stage, part))
         return self._known[key]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from penstock.core.errors import UserError
-from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.layout import NOTHING_REMADE, Precision, Remade, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
 from penstock.core.program import Instruction, Program, RankProgram, Slot, SlotSizes
 from penstock.core.roles import Place, Roles, SlotName, slot_table
@@ -45,14 +45,16 @@ def slot_sizes(
     stages: Sequence[tuple[int, int]],
     microbatch: int,
     sharding: Sharding = WHOLE,
+    remade: Sequence[Remade] = (),
 ) -> SlotSizes:
     """The slots' bytes on one shard, for stages of units [first, stop) and micro-batches of ``microbatch``
-    sequences.
+    sequences; ``remade`` says of every stage what its units run again, if any do.
     """
 
     def num_bytes(kind: SlotKind, stage: int, tokens: int) -> int:
         first, stop = stages[stage]
-        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens, sharding)
+        own = remade[stage] if remade else NOTHING_REMADE
+        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens, sharding, own)
 
     return num_bytes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,6 +113,32 @@ class Order:
             parts=None if self.parts is None else self.parts[kept],
             num_remainder_slices=num_slices,
             joined=None if self.joined is None else (self.joined & kept & np.roll(kept, -1))[kept],
+        )
+
+    def with_recomputation(self, stages: Set[int]) -> Order:
+        """The same with an R of these stages directly before each of their backwards, or before the pair of which that
+        is a part; stages that have an R already stay as they are.
+
+        R needs nothing of other ranks, so it runs while its backward waits for the gradient.
+        """
+        added = stages - set(self.stages[self.kinds == RECOMPUTE].tolist())
+        if not added:
+            return self
+        backward = np.isin(self.kinds, (BACKWARD, INPUT_GRADIENT)) & np.isin(self.stages, list(added))
+        where = np.flatnonzero(backward)
+        follows = np.zeros(self.num_actions, dtype=bool) if self.joined is None else np.roll(self.joined, 1)
+        places = where - follows[where]
+        columns = {
+            name: np.insert(getattr(self, name), places, getattr(self, name)[where])
+            for name in ("stages", "microbatches", "slices")
+        }
+        return replace(
+            self,
+            offsets=self.offsets + np.searchsorted(places, self.offsets, side="left"),
+            kinds=np.insert(self.kinds, places, RECOMPUTE),
+            parts=None if self.parts is None else np.insert(self.parts, places, 0, axis=0),
+            joined=None if self.joined is None else np.insert(self.joined, places, False),
+            **columns,
         )
 
     @property

@@ -12,6 +12,7 @@ from penstock.core.layout import ALIGNMENT_BYTES, SlotKind, num_remade_units, ti
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program, SlotSizes
+from penstock.core.remaking import Remakes
 from penstock.core.schedule import Schedule
 from penstock.core.sharding import Sharding
 from penstock.core.units import MEBIBYTE, format_bytes
@@ -28,7 +29,13 @@ def schedule_of(plan: Plan) -> Schedule:
         num_slices=len(plan.slices),
         num_stages=len(plan.stages),
         num_remainder_slices=len(plan.remainder_slices),
+        recomputed=recomputed_stages(plan.recompute),
     )
+
+
+def recomputed_stages(recompute: Sequence[Remakes]) -> frozenset[int]:
+    """The stages that make anything again."""
+    return frozenset(stage for stage, remakes in enumerate(recompute) if remakes)
 
 
 def program_of(plan: Plan) -> Program:
@@ -113,7 +120,7 @@ def bytes_beside_slots(plan: Plan) -> list[int]:
 
 
 def _sizes(plan: Plan, microbatch: int) -> SlotSizes:
-    return slot_sizes(plan.model, plan.precision, plan.stages, microbatch, plan.sharding)
+    return slot_sizes(plan.model, plan.precision, plan.stages, microbatch, plan.sharding, plan.remade)
 
 
 def _num_units(plan: Plan) -> list[int]:

@@ -5,7 +5,7 @@ One that was made from costs is recorded whole, and stays readable when its gene
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from penstock.core.errors import UserError
@@ -121,10 +121,13 @@ def order_from_spec(
     num_slices: int,
     num_stages: int | None = None,
     num_remainder_slices: int = 0,
+    recomputed: Set[int] = frozenset(),
 ) -> Order:
     """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default as many as is usual.
 
-    A recipe is for micro-batches that are alike. The last one keeps ``num_remainder_slices``, unless that is 0.
+    A recipe is for micro-batches that are alike, of which the last one keeps ``num_remainder_slices``, unless that is
+    0. And it is of stages that keep everything, unless it names recomputation itself: those that are ``recomputed`` get
+    an R before every backward.
     """
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
@@ -133,7 +136,7 @@ def order_from_spec(
         order = replay(spec.text, **shape)
     else:
         order = find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
-    return order.with_remainder(num_remainder_slices)
+    return order.with_remainder(num_remainder_slices).with_recomputation(recomputed)
 
 
 def from_spec(
@@ -144,9 +147,11 @@ def from_spec(
     num_slices: int,
     num_stages: int | None = None,
     num_remainder_slices: int = 0,
+    recomputed: Set[int] = frozenset(),
 ) -> Schedule:
     """The schedule of a recipe, as objects: equal on every rank that asks."""
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
-    if spec.generator == CSV:
+    if spec.generator == CSV and not recomputed:
         return imported(spec, **shape).with_remainder(num_remainder_slices)
-    return to_schedule(order_from_spec(spec, **shape, num_stages=num_stages, num_remainder_slices=num_remainder_slices))
+    more: dict[str, Any] = {"num_remainder_slices": num_remainder_slices, "recomputed": recomputed}
+    return to_schedule(order_from_spec(spec, **shape, num_stages=num_stages, **more))

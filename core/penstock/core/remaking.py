@@ -1,0 +1,108 @@
+"""Recomputation as data: what the units of a stage do not keep from forward to backward, but make again by R.
+
+A unit's buffers are made by a few operations (`penstock.core.layout.unit_graph`). A `Remake` names some of them: their
+buffers are given up after F and made again by R, in the order of the operations, from what was kept. All else is kept,
+so every set of operations can run again. Keys and values always stay, since later slices read them.
+
+Example: {norm, activate} of an MLP gives up the norm's output, its statistics and the activated values, and makes them
+again without a product of matrices (selective recomputation). All five operations of both units of a block leave
+nothing between a stage's input and its output (full recomputation).
+
+What a stage's units make again is written per kind of unit: units of a kind are alike, so it matters how many of them
+do, and not which.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.errors import UserError
+from penstock.core.layout import NOTHING_REMADE, Operation, Operations, Remade, remaking
+from penstock.core.manifest import Manifest, require_limits
+from penstock.core.model import ModelSpec, UnitKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remake(Manifest):
+    """The next ``count`` units of a kind in a stage run these ``operations`` again; those that none names, nothing."""
+
+    unit: UnitKind
+    count: int
+    operations: tuple[Operation, ...]
+
+    def __post_init__(self) -> None:
+        require_limits(self)
+
+
+Remakes = tuple[Remake, ...]
+"""Of a stage."""
+
+
+def full_remakes(spec: ModelSpec, stage: tuple[int, int]) -> Remakes:
+    """Everything that R can make again of a stage of units [first, stop)."""
+    return uniform_remakes(spec, stage, tuple(Operation))
+
+
+SELECTIVE = (Operation.NORM, Operation.ACTIVATE)
+"""The operations without a product of matrices, which are cheap for the bytes that they make."""
+
+
+def uniform_remakes(spec: ModelSpec, stage: tuple[int, int], operations: Sequence[Operation]) -> Remakes:
+    """All units of the stage [first, stop) run those of the ``operations`` again that they have."""
+    found = []
+    units = spec.units[slice(*stage)]
+    for kind in dict.fromkeys(unit.kind for unit in units):
+        own = tuple(each for each in _operations_of(spec, kind) if each in operations)
+        if own:
+            found.append(Remake(unit=kind, count=sum(unit.kind is kind for unit in units), operations=own))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _operations_of(spec: ModelSpec, kind: UnitKind) -> tuple[Operation, ...]:
+    """Those of any unit of the kind: of a head's parts only the first has a norm."""
+    parts = range(spec.head_parts if kind is UnitKind.HEAD else 1)
+    own = {operation for part in parts for operation in remaking(spec, kind, part=part)}
+    return tuple(operation for operation in Operation if operation in own)
+
+
+@functools.lru_cache(maxsize=4096)
+def remade_of(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> Remade:
+    """What each unit of the stage [first, stop) runs again."""
+    if not remakes:
+        return NOTHING_REMADE
+    left = [[each.unit, each.count, frozenset(each.operations)] for each in remakes]
+    return tuple(_next(left, unit.kind) for unit in spec.units[slice(*stage)])
+
+
+def _next(left: list[list[object]], kind: UnitKind) -> Operations:
+    """The operations of the next unit of a kind; counts it."""
+    for each in left:
+        unit, count, operations = each
+        if unit is kind and isinstance(count, int) and count > 0 and isinstance(operations, frozenset):
+            each[1] = count - 1
+            return operations
+    return frozenset()
+
+
+def check_remakes(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes, where: str) -> None:
+    """Raise `UserError` unless the stage [first, stop) has these units, and they the operations."""
+    units = spec.units[slice(*stage)]
+    for i, remake in enumerate(remakes):
+        place = f"{where}[{i}]"
+        known = _operations_of(spec, remake.unit)
+        unknown = [each.value for each in remake.operations if each not in known]
+        if unknown or not remake.operations:
+            what = f"{remake.unit.value} units do not run {unknown[0]} again" if unknown else "names nothing"
+            remedy = f"name some of: {', '.join(known)}" if known else "leave it out"
+            raise UserError(what=what, where=f"{place}.operations", remedy=remedy)
+        named = sum(each.count for each in remakes if each.unit is remake.unit)
+        there = sum(unit.kind is remake.unit for unit in units)
+        if named > there:
+            raise UserError(
+                what=f"{named} {remake.unit.value} units of a stage that has {there}",
+                where=f"{place}.count",
+                remedy=f"name at most {there}",
+            )
