@@ -20,11 +20,11 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, ParallelismSpec
 from penstock.core.plan import Plan
 from penstock.core.units import to_seconds
+from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.problem import Problem, problem_from_cluster
 from penstock.planner.replay import candidate_of, placement_of
-from penstock.planner.search import Budget
 from tests.support.random_plans import NO_PIN, step_seconds
 
 MOST_SECONDS = 600.0

@@ -26,9 +26,9 @@ from penstock.core.run.folder import RunDir, metrics_line
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.core.speed import speed_columns
+from penstock.planner.budget import Budget
 from penstock.planner.decide import best_plans, decide
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.search import Budget
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, fake_metrics, killed, refused
 from tests.support.local_run import local_identity, local_job, local_profile
 from tests.support.manifests import example

@@ -9,8 +9,8 @@ from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import QUEUE_LABEL, STOP_ANNOTATION
 from penstock.kube.resources import JOBSETS, PODS
 from penstock.kube.transport import KubeError
+from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
-from penstock.planner.search import Budget
 from penstock.planner.worker.questions import Answer
 from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, bindings, condition, end_all, example, running

@@ -15,10 +15,10 @@ from penstock.core.cost_table import CostRow, Pass
 from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
+from penstock.planner.budget import Budget
 from penstock.planner.cost_table import table_times
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
-from penstock.planner.search import Budget
 from penstock.planner.work import PASSES_WITH_WORK, Work
 from tests.support.planning import cluster, job
 

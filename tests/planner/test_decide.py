@@ -19,6 +19,7 @@ from penstock.core.plan import Plan, Prediction
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.core.timeline import Activity
+from penstock.planner.budget import Budget
 from penstock.planner.decide import MOST_PROVED_ACTIONS, decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
@@ -26,7 +27,7 @@ from penstock.planner.order import RECOMPUTE
 from penstock.planner.problem import Problem, problem_from_cluster
 from penstock.planner.realise import fitting_program_of, program_of, schedule_of
 from penstock.planner.replay import candidate_of, simulated
-from penstock.planner.search import Budget, Result, search
+from penstock.planner.search import Result, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured_problem, problem, profile_for
 from tests.support.small_plans import looped_schedule
 

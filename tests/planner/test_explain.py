@@ -10,11 +10,12 @@ import pytest
 from penstock.core.explanation import Explanation, StepParts
 from penstock.core.model import step_flops
 from penstock.core.units import format_bytes
+from penstock.planner.budget import Budget
 from penstock.planner.candidate import label_of
 from penstock.planner.decide import best_plans, decide
 from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _slower, alternatives, explained
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.search import Budget, Ending, Evaluation, Result
+from penstock.planner.search import Ending, Evaluation, Result
 from tests.support.planning import problem
 
 WIDE = Budget(candidates=200, moves=20)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.profile import LinkRecord
+from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
@@ -20,7 +21,6 @@ from penstock.planner.measured import problem_from_profile
 from penstock.planner.outlines import SCHEDULES
 from penstock.planner.placement import bound_ns, every_arrangement, links_are_alike, placed, seat_classes
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.search import Budget
 from tests.support.planning import cluster, job, problem, profile, slow_link
 
 FACTORS = st.sampled_from([1.0, 3.0, 10.0, 60.0])

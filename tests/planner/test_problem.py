@@ -14,10 +14,10 @@ from penstock.core.job import Objective
 from penstock.core.layout import Precision
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
+from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import MOST_QUANTA, Mesh, all_meshes, fewer_devices, meshes, microbatch_sizes
-from penstock.planner.search import Budget
 from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile, units_at
 
 Numbers = tuple[int, int, int, int, int]

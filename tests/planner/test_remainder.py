@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.core.units import to_nanoseconds
+from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import SPLIT, Simulated
 from penstock.planner.order import from_schedule, to_schedule
@@ -22,7 +23,6 @@ from penstock.planner.realise import schedule_of
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.replay import candidate_of, placement_of, problem_of, simulated
 from penstock.planner.schedules.registry import BUILT_IN, find
-from penstock.planner.search import Budget
 from penstock.planner.stagecost import prefixes
 from tests.support.planning import cluster, job, problem
 from tests.support.step_costs import shape

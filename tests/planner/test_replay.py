@@ -15,10 +15,10 @@ from penstock.core.errors import UserError
 from penstock.core.job import Objective
 from penstock.core.profile import LinkRecord
 from penstock.core.units import to_seconds
+from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.replay import simulated
-from penstock.planner.search import Budget
 from tests.support.planning import cluster, job, problem, profile, slow_link
 
 QUICK = Budget(candidates=12, moves=0)

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.outlines import Outline, outlines
 from penstock.planner.problem import Mesh, Problem, meshes
 from penstock.planner.room import Shortage, enough_microbatches
-from penstock.planner.search import Budget, NothingFitsError, search
+from penstock.planner.search import NothingFitsError, search
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.tables import stage_memory
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, problem

@@ -18,10 +18,10 @@ from penstock.core.run.folder import RunDir, metrics_line
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Source
+from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.replay import simulated
-from penstock.planner.search import Budget
 from tests.support.fake_workers import fake_metrics
 from tests.support.manifests import example
 from tests.support.sample_run import sample_profile

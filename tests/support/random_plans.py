@@ -14,9 +14,9 @@ from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, Resour
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
+from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
-from penstock.planner.search import Budget
 
 SLOWER_THAN_A_PIN = 1.01
 SLOWER_THAN_WITH_LESS = 1.005

@@ -24,6 +24,7 @@ from penstock.core.manifest import (
 )
 from penstock.core.model import Family, ModelSpec
 from penstock.core.names import LABEL, require_name
+from penstock.core.remaking import Recompute, read_recompute
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES
 
@@ -169,7 +170,7 @@ class ParallelismSpec(Manifest):
     (`penstock.core.sharding`), ``headParts`` how many parts of the vocabulary are units of their own, which several
     stages can share: 1 leaves the head whole. ``slices`` is a number of slices or their lengths; ``stages`` lists
     blocks per stage, halves allowed (a half is an attention or an MLP); ``schedule`` names a generator or a CSV file of
-    actions.
+    actions; ``recompute`` says what stages make again before their backward (`penstock.core.remaking`).
     """
 
     dp: int | None = None
@@ -181,7 +182,7 @@ class ParallelismSpec(Manifest):
     slices: int | tuple[int, ...] | None = None
     schedule: str | ScheduleSpec | None = None
     stages: tuple[float, ...] | None = None
-    recompute: bool | None = None
+    recompute: Recompute | None = field(default=None, metadata={"read": read_recompute})
 
     def __post_init__(self) -> None:
         require_all(self, self._check_blocks)

@@ -112,7 +112,10 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
         "schedule": "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",
         "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two or more per rank",
-        "recompute": "`true` is refused: the planner places no recomputation yet; a CSV schedule may hold `R` actions",
+        "recompute": (
+            "what layers make again instead of keeping it for the backward: `none`, `selective` (norms and activation "
+            "functions) or `full`; left out, as little as memory asks for"
+        ),
     },
     CheckpointSpec: {
         "everySteps": "steps between checkpoints; the last step always has one",

@@ -14,13 +14,15 @@ do, and not which.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.core.errors import UserError
 from penstock.core.layout import NOTHING_REMADE, Operation, Operations, Remade, remaking
-from penstock.core.manifest import Manifest, require_limits
+from penstock.core.manifest import Manifest, read_value, require_limits
 from penstock.core.model import ModelSpec, UnitKind
 
 
@@ -40,13 +42,33 @@ Remakes = tuple[Remake, ...]
 """Of a stage."""
 
 
-def full_remakes(spec: ModelSpec, stage: tuple[int, int]) -> Remakes:
-    """Everything that R can make again of a stage of units [first, stop)."""
-    return uniform_remakes(spec, stage, tuple(Operation))
+class Recompute(enum.StrEnum):
+    """What all units of layers make again, where a job pins it."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """Those that run again. Selective ones have no product of matrices: they are cheap for the bytes they make."""
+        return {"none": (), "selective": SELECTIVE, "full": tuple(Operation)}[self.value]
 
 
 SELECTIVE = (Operation.NORM, Operation.ACTIVATE)
-"""The operations without a product of matrices, which are cheap for the bytes that they make."""
+
+
+def read_recompute(value: Any, path: str) -> Recompute | None:
+    """A job's pin; earlier versions knew true and false."""
+    if isinstance(value, bool):
+        return Recompute.FULL if value else Recompute.NONE
+    pin: Recompute | None = read_value(Recompute | None, value, path)
+    return pin
+
+
+def full_remakes(spec: ModelSpec, stage: tuple[int, int]) -> Remakes:
+    """Everything that R can make again of a stage of units [first, stop)."""
+    return uniform_remakes(spec, stage, tuple(Operation))
 
 
 def uniform_remakes(spec: ModelSpec, stage: tuple[int, int], operations: Sequence[Operation]) -> Remakes:

@@ -263,6 +263,12 @@ class Schedule:
                 units[action.stage] = max(units.get(action.stage, 0), action.part.stop)
         return units
 
+    @property
+    def recomputed_stages(self) -> frozenset[int]:
+        """The stages that have an R."""
+        actions = (action for actions in self.ranks for action in flatten(actions))
+        return frozenset(action.stage for action in actions if action.kind is Kind.R)
+
     def to_csv(self) -> str:
         """One row per rank, one cell per action."""
         text = io.StringIO()

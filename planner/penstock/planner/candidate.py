@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.remaking import Remakes
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.speed import Speed, speed_of
 from penstock.core.units import format_count
@@ -25,11 +26,13 @@ class Candidate:
     """Those of the mesh's smaller last micro-batch, if it has one."""
     head_parts: int = 1
     """Into how many parts the head is divided; ``stages`` are ranges of that model's units."""
+    recompute: tuple[Remakes, ...] = ()
+    """What each stage makes again before its backwards; none where all keep everything."""
 
     @property
     def label(self) -> str:
         """For explanations."""
-        return label_of(self.mesh, len(self.slices), self.schedule, self.head_parts)
+        return label_of(self.mesh, len(self.slices), self.schedule, self.head_parts, recomputes=any(self.recompute))
 
     @property
     def num_actions(self) -> int:
@@ -48,8 +51,13 @@ class Candidate:
         )
 
 
-def label_of(mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec, head_parts: int = 1) -> str:
-    """What people are told of a mesh with so many slices under a schedule, and of a head in several parts."""
+def label_of(
+    mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec, head_parts: int = 1, *, recomputes: bool = False
+) -> str:
+    """What people are told of a mesh with so many slices under a schedule, of a head in several parts, and of stages
+    that make again what they do not keep.
+    """
     name = schedule if isinstance(schedule, str) else schedule.generator
     divided = f", head in {head_parts} parts" if head_parts > 1 else ""
-    return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}{divided}"
+    recomputed = ", recomputes" if recomputes else ""
+    return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}{divided}{recomputed}"

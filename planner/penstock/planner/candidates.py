@@ -14,6 +14,7 @@ from penstock.planner.balancing import time_balanced_stages
 from penstock.planner.candidate import Candidate
 from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, slice_counts
 from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem
+from penstock.planner.recompute import pinned_remakes
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
 from penstock.planner.slicing import BalancedSlicings, IntArray, Slicing, SlicingProblem, summable_unit_ns, tabulate
@@ -67,7 +68,11 @@ class Proposer:
         """
         for slices in dict.fromkeys(self.slicings(outline)):
             balanced = self._balanced(outline, slices)
-            if is_worth_it(balanced):
+            if not is_worth_it(balanced):
+                continue
+            if outline.recomputes:
+                yield self.room.recomputing(balanced)
+            else:
                 fitted = list(self.room.fitted(balanced))
                 if outline.mesh.pp == 1 and self.problem.pinned.slices is None:
                     fitted = self._cut(outline, fitted)
@@ -86,13 +91,15 @@ class Proposer:
         return least
 
     def _balanced(self, outline: Outline, slices: Lengths) -> Candidate:
+        stages = self.balanced_stages(outline, slices)
         return Candidate(
             mesh=outline.mesh,
-            stages=self.balanced_stages(outline, slices),
+            stages=stages,
             slices=slices,
             schedule=outline.schedule,
             remainder_slices=remainder_slices(self.problem, outline.mesh, slices),
             head_parts=outline.head_parts,
+            recompute=pinned_remakes(self.problem.divided(outline.head_parts), stages),
         )
 
     def balanced_stages(self, outline: Outline, slices: Lengths) -> Stages:

@@ -11,6 +11,7 @@ from penstock.core.errors import UserError
 from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
 from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds, to_seconds
+from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import explained
@@ -18,15 +19,7 @@ from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
 from penstock.planner.realise import lowered, prove_plan
-from penstock.planner.search import (
-    Budget,
-    Evaluation,
-    NothingFitsError,
-    Reporter,
-    Result,
-    search,
-    usual_budget,
-)
+from penstock.planner.search import Evaluation, NothingFitsError, Reporter, Result, search
 from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
@@ -328,6 +321,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         remainder=mesh.remainder,
         remainder_slices=candidate.remainder_slices,
         head_parts=candidate.head_parts,
+        recompute=candidate.recompute,
         profile_digest=problem.profile_digest,
     )
 

@@ -13,11 +13,11 @@ from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.nanoseconds import require_countable
-from penstock.planner.order import Order
+from penstock.planner.order import RECOMPUTE, Order
 from penstock.planner.outlines import REPEATING
 from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
-from penstock.planner.realise import has_shared_gradients
+from penstock.planner.realise import has_shared_gradients, recomputed_stages
 from penstock.planner.room import Room, enough_microbatches
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -126,6 +126,7 @@ class Simulated:
                 candidate.mesh.num_microbatches,
                 stage_ranks=owners,
                 split=split,
+                recompute=any(candidate.recompute),
                 reductions=self._reductions(candidate, owners),
             )
         return self._bounds[key]
@@ -234,9 +235,13 @@ class Simulated:
         is always as small as the candidate's.
         """
         growing, num_slices = self._alike(candidate), len(candidate.remainder_slices)
-        if not num_slices:
+        again = recomputed_stages(candidate.recompute)
+        if not num_slices and not again:
             return growing
-        return dataclasses.replace(growing, generate=lambda count: growing.generate(count).with_remainder(num_slices))
+        return dataclasses.replace(
+            growing,
+            generate=lambda count: growing.generate(count).with_remainder(num_slices).with_recomputation(again),
+        )
 
     def _alike(self, candidate: Candidate) -> Growing:
         """The same as if all micro-batches were alike; those made from costs are kept for a while."""
@@ -307,11 +312,17 @@ class Simulated:
 
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
+        again = recomputed_stages(candidate.recompute)
+        return self._as_recorded(candidate).with_recomputation(again)
+
+    def _as_recorded(self, candidate: Candidate) -> Order:
+        """The order as its recipe has it: as if all stages kept everything."""
         if isinstance(candidate.schedule, ScheduleSpec):
             order = order_from_spec(candidate.schedule, **_shape(candidate), num_stages=len(candidate.stages))
             order = order.with_remainder(len(candidate.remainder_slices))
         elif candidate.schedule in VARIED and candidate.variant is not None:
-            order = self._growing(candidate).generate(candidate.mesh.num_microbatches)
+            order = self._alike(candidate).generate(candidate.mesh.num_microbatches)
+            order = order.with_remainder(len(candidate.remainder_slices))
         else:
             order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
             order = order.with_remainder(len(candidate.remainder_slices))
@@ -322,7 +333,7 @@ class Simulated:
         """The candidate's schedule as a recipe."""
         if isinstance(candidate.schedule, ScheduleSpec):
             return candidate.schedule
-        return recipe(candidate.schedule, lambda: self.order(candidate))
+        return recipe(candidate.schedule, lambda: self._as_recorded(candidate))
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
         """What the generator is given, as if all micro-batches were alike; costs and stash only where it uses them."""
@@ -332,14 +343,15 @@ class Simulated:
             return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
         owners = generator.stage_ranks(num_ranks, len(candidate.stages))
         alike = slice(len(candidate.slices))
-        passes = self.stage_costs(candidate).together_ns[..., alike]
-        transfers = self.costs(candidate, owners).transfer_ns[..., alike]
+        passes, costs = self.stage_costs(candidate).together_ns[..., alike], self.costs(candidate, owners)
+        again_ns = costs.compute_ns[RECOMPUTE] * costs.together_ppm[RECOMPUTE] // MILLION
+        transfers = costs.transfer_ns[..., alike]
         forward, exchanged, returned = stash_tables(problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
             stages_per_rank=per_rank,
             forward_ns=rows(passes[0]),
-            input_ns=rows(passes[1]),
+            input_ns=rows(passes[1] + again_ns[..., alike]),
             weight_ns=rows(passes[2]),
             send_forward_ns=rows(transfers[TO_NEXT]),
             send_backward_ns=rows(transfers[TO_PREVIOUS]),
@@ -361,7 +373,7 @@ def _as_run(order: Order, candidate: Candidate) -> Order:
 def _boundaries(candidate: Candidate) -> tuple[object, ...]:
     """The candidate without its schedule."""
     own = (candidate.slices, candidate.remainder_slices)
-    return candidate.mesh, candidate.head_parts, candidate.stages, *own
+    return candidate.mesh, candidate.head_parts, candidate.stages, candidate.recompute, *own
 
 
 def owners_of(candidate: Candidate) -> tuple[int, ...]:

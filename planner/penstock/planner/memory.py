@@ -11,6 +11,7 @@ with unfused attention the softmax, its mask and what the mask leaves of it, (2 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,11 @@ import numpy as np
 from penstock.core.cluster import PENSTOCK, AttentionKernel, GradientType, SoftwareSpec
 from penstock.core.layout import (
     HIDDEN_STATE_SLOTS,
+    REMADE_SLOTS,
     SHARED_BY_PARTS,
     Buffer,
+    Operation,
+    Operations,
     Precision,
     SlotKind,
     aligned,
@@ -31,6 +35,7 @@ from penstock.core.layout import (
     unit_parameters,
 )
 from penstock.core.model import ModelSpec, Unit, UnitKind
+from penstock.core.remaking import Remakes, remade_of
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
@@ -54,6 +59,7 @@ class StageMemory:
     ``software`` stack holds them.
 
     Scores that are kept count as if every query attended to the whole sequence: an upper bound for slices.
+    ``recompute`` says what stages make again, if any do (`penstock.core.remaking`).
     """
 
     model: ModelSpec
@@ -63,6 +69,7 @@ class StageMemory:
     sharding: Sharding = WHOLE
     software: SoftwareSpec = PENSTOCK
     sequence_length: int = 0
+    recompute: tuple[Remakes, ...] = ()
 
     @property
     def num_parameters(self) -> Integers:
@@ -128,7 +135,9 @@ class StageMemory:
 
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
-        one = _UnitMemory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
+        if slot in REMADE_SLOTS.values():
+            return self._remade_bytes(slot, tokens)
+        one = self._one
         sizes = _unit_table(one, slot, tuple(tokens))
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
         if slot in HIDDEN_STATE_SLOTS:
@@ -138,7 +147,20 @@ class StageMemory:
             leaves = [first < stop <= self.model.first_head_unit for first, stop in self.stages]
             table = table - np.outer(leaves, hidden)
         more_parts = np.maximum(self._part_counts.sum(axis=1) - 1, 0)
-        return table - np.outer(more_parts, _shared_by_parts(one, slot, tuple(tokens)))
+        table = table - np.outer(more_parts, _shared_by_parts(one, slot, tuple(tokens)))
+        return table - self._remade_bytes(REMADE_SLOTS[slot], tokens) if slot in REMADE_SLOTS else table
+
+    @property
+    def _one(self) -> _UnitMemory:
+        return _UnitMemory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
+
+    def _remade_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
+        """[stages, len(tokens)]: bytes of ``ra`` or ``rl``, which ``a`` or ``l`` has less of."""
+        table = np.zeros((len(self.stages), len(tokens)), dtype=np.int64)
+        for number, remakes in enumerate(self.recompute):
+            if remakes:
+                table[number] = _stage_remade_bytes(self._one, slot, tuple(tokens), self.stages[number], remakes)
+        return table
 
     def _border_bytes(self, one: _UnitMemory, slot: SlotKind, tokens: Sequence[int], hidden: Integers) -> Integers:
         """Of a slot between stages: a hidden state, or what parts of a head pass on."""
@@ -219,14 +241,33 @@ class _UnitMemory:
         """With what the software stack keeps besides, and with what its allocator loses."""
         num_bytes = _unit_bytes(kind, self.model, self.precision, slot, self.batch, self.sharding, tokens)
         if slot is SlotKind.ACTIVATIONS:
-            if self.software.dropout and kind in (UnitKind.ATTENTION, UnitKind.MLP):
-                num_bytes += MASK_BYTES * self.sharding.rows(self.batch * tokens) * self.model.hidden
-            if kind is UnitKind.ATTENTION and self.software.attention is AttentionKernel.UNFUSED:
-                kept = self.precision.compute_bytes
-                if self.software.dropout:
-                    kept += self.precision.compute_bytes + MASK_BYTES
-                num_bytes += kept * self.batch * self.sharding.heads(self.model) * tokens * self.sequence_length
+            num_bytes += self._mask_bytes(kind, tokens) + self._score_bytes(kind, tokens)
         return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
+
+    def remade_bytes(self, unit: Unit, slot: SlotKind, tokens: int, operations: Operations, *, leaves: bool) -> int:
+        """Of ``ra`` or ``rl`` of a unit that runs these operations again; its output not where that ``leaves`` the
+        stage. What the software stack keeps besides goes with the operation that makes it.
+        """
+        buffers = unit_buffers(self.model, unit.kind, slot, self.batch, tokens, self.sharding, unit.part, operations)
+        kept = [buffer for buffer in buffers if not (leaves and buffer.name == "y")]
+        num_bytes = sum(aligned(buffer.num_bytes(self.precision)) for buffer in kept)
+        if slot is SlotKind.REMADE_ACTIVATIONS:
+            num_bytes += self._mask_bytes(unit.kind, tokens) if Operation.OUTPUT in operations else 0
+            num_bytes += self._score_bytes(unit.kind, tokens) if Operation.ATTEND in operations else 0
+        return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
+
+    def _mask_bytes(self, kind: UnitKind, tokens: int) -> int:
+        if not self.software.dropout or kind not in (UnitKind.ATTENTION, UnitKind.MLP):
+            return 0
+        return MASK_BYTES * self.sharding.rows(self.batch * tokens) * self.model.hidden
+
+    def _score_bytes(self, kind: UnitKind, tokens: int) -> int:
+        if kind is not UnitKind.ATTENTION or self.software.attention is not AttentionKernel.UNFUSED:
+            return 0
+        kept = self.precision.compute_bytes
+        if self.software.dropout:
+            kept += self.precision.compute_bytes + MASK_BYTES
+        return kept * self.batch * self.sharding.heads(self.model) * tokens * self.sequence_length
 
 
 @functools.lru_cache(maxsize=2_048)
@@ -254,6 +295,30 @@ def _shared_by_parts(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) 
     """[tokens]: what each further part of the head in a stage does without."""
     sizes = [one.part_bytes(slot, count, 1, SHARED_BY_PARTS) if one.model.is_divided else 0 for count in tokens]
     return np.array(sizes, dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _stage_remade_bytes(
+    one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...], stage: tuple[int, int], remakes: Remakes
+) -> Integers:
+    """[tokens]: bytes of ``ra`` or ``rl`` of a stage of units [first, stop). Units that are alike are counted once."""
+    first, stop = stage
+    head = one.model.first_head_unit
+    counts: Counter[tuple[Unit, Operations, bool]] = Counter()
+    for unit, operations in zip(one.model.units[first:stop], remade_of(one.model, stage, remakes), strict=True):
+        if operations:
+            alike = unit if unit.kind is UnitKind.HEAD else Unit(index=0, kind=unit.kind)
+            counts[alike, operations, unit.index == stop - 1 and stop <= head] += 1
+    table = np.zeros(len(tokens), dtype=np.int64)
+    for (unit, operations, leaves), count in counts.items():
+        shared = unit.part > 0 and unit.index > first and slot is SlotKind.REMADE_LINEAR_INPUTS
+        for column, length in enumerate(tokens):
+            num_bytes = one.remade_bytes(unit, slot, length, operations, leaves=leaves)
+            if shared and operations & {Operation.PROJECT, Operation.NORM}:
+                num_bytes -= one.part_bytes(SlotKind.LINEAR_INPUTS, length, unit.part, {"normed"})
+            table[column] += count * num_bytes
+    table.setflags(write=False)
+    return table
 
 
 @functools.lru_cache(maxsize=2_048)

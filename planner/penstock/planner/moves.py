@@ -1,5 +1,6 @@
 """Plans a step away from a candidate: a boundary between two slices or two stages moved, one at a time, and outlines
-that differ in a field or two.
+that differ in a field or two. What a moved candidate makes again is for the room to say
+(`penstock.planner.room.Room.moved`).
 """
 
 from __future__ import annotations
@@ -66,19 +67,21 @@ def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate
     return replace(candidate, stages=tuple((first, stop) for first, stop in stages))
 
 
-Key = tuple[int, int, int, int, int, object, int]
-"""An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule, parts of the head."""
+Key = tuple[int, int, int, int, int, object, int, bool]
+"""An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule, parts of the head, and whether ranks
+make again what they have no room for.
+"""
 
 
 def kind_of(candidate: Candidate) -> tuple[object, ...]:
     """The candidate without its boundaries."""
-    return candidate.mesh, candidate.schedule, len(candidate.slices), candidate.head_parts
+    return candidate.mesh, candidate.schedule, len(candidate.slices), candidate.head_parts, any(candidate.recompute)
 
 
 def key_of(outline: Outline) -> Key:
     """Its key."""
-    mesh = outline.mesh
-    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, outline.num_slices, outline.schedule, outline.head_parts)
+    mesh, what = outline.mesh, (outline.num_slices, outline.schedule, outline.head_parts, outline.recomputes)
+    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, *what)
 
 
 def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]]:
@@ -87,22 +90,23 @@ def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]
     known ones have the head in other parts, those come first, with every schedule.
     """
     mesh, num_slices, schedule = candidate.mesh, len(candidate.slices), candidate.schedule
-    keys, parts = list(known), candidate.head_parts
+    again = any(candidate.recompute)
+    keys, rest = [key for key in known if key[7] == again], (candidate.head_parts, again)
     counts = [num_slices, *_around({key[4] for key in keys}, num_slices)]
     batches = [mesh.microbatch, *_around({key[3] for key in keys}, mesh.microbatch)]
     here = (mesh.dp, mesh.tp, mesh.pp)
     degrees = [here, *sorted({key[:3] for key in keys if _is_next_mesh(key, mesh)})]
     schedules = [schedule, *sorted({key[5] for key in keys} - {schedule}, key=str)]
-    others = sorted({key[6] for key in keys if key[:4] == (*here, mesh.microbatch)} - {parts})
-    yield [(*here, mesh.microbatch, num_slices, *both) for both in itertools.product(schedules, others)]
-    yield [(*here, mesh.microbatch, num_slices, each, parts) for each in schedules[1:]]
-    yield [(*here, mesh.microbatch, count, schedule, parts) for count in counts[1:]]
-    yield [(*here, batch, num_slices, schedule, parts) for batch in batches[1:]]
-    yield [(*degree, mesh.microbatch, num_slices, schedule, parts) for degree in degrees[1:]]
-    yield [(*here, mesh.microbatch, *both, parts) for both in itertools.product(counts[1:], schedules[1:])]
-    yield [(*here, batch, num_slices, each, parts) for batch, each in itertools.product(batches[1:], schedules[1:])]
+    others = sorted({key[6] for key in keys if key[:4] == (*here, mesh.microbatch)} - {candidate.head_parts})
+    yield [(*here, mesh.microbatch, num_slices, *both, again) for both in itertools.product(schedules, others)]
+    yield [(*here, mesh.microbatch, num_slices, each, *rest) for each in schedules[1:]]
+    yield [(*here, mesh.microbatch, count, schedule, *rest) for count in counts[1:]]
+    yield [(*here, batch, num_slices, schedule, *rest) for batch in batches[1:]]
+    yield [(*degree, mesh.microbatch, num_slices, schedule, *rest) for degree in degrees[1:]]
+    yield [(*here, mesh.microbatch, *both, *rest) for both in itertools.product(counts[1:], schedules[1:])]
+    yield [(*here, batch, num_slices, each, *rest) for batch, each in itertools.product(batches[1:], schedules[1:])]
     more = itertools.product(degrees, batches, counts)
-    yield [(*degree, batch, count, schedule, parts) for degree, batch, count in more]
+    yield [(*degree, batch, count, schedule, *rest) for degree, batch, count in more]
 
 
 def _is_next_mesh(key: Key, mesh: Mesh) -> bool:

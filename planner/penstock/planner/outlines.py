@@ -29,6 +29,9 @@ units. The least L for which that is all of them follows directly. A part of a d
 take as much, on the rank where these are fewest. Real units are dealt whole, so plans need more; where attention and
 MLP differ much, a plan may need less by a part of a unit.
 
+Where a rank needs more than the limit, layers make again as much as fits it, if that is enough
+(`penstock.planner.recompute`); the step is longer by that much work.
+
 Estimates decide only what is looked at first. Everything that is chosen was simulated.
 """
 
@@ -37,30 +40,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.core.model import UnitKind
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of
-from penstock.planner.cost import CostModel
-from penstock.planner.memory import state_bytes_per_parameter
+from penstock.planner.outline_work import OutlineMemory, Relief, UnitWork, room_of
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.simulate.periodic import enough_to_repeat
 from penstock.planner.stagecost import (
-    PASSES,
-    UNIT_KINDS,
-    Integers,
     Slices,
     Stages,
     equal_slices,
-    pass_seconds,
-    prefixes,
     unit_counts,
 )
 from penstock.planner.tables import (
@@ -70,7 +66,6 @@ from penstock.planner.tables import (
     messages_at_once,
     shards_seconds,
     tie_seconds,
-    unit_bytes,
 )
 from penstock.planner.work import Floats
 
@@ -78,7 +73,7 @@ from penstock.planner.work import Floats
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
     """A mesh with a number of slices, a schedule and parts of the head: estimates of its step, and of bytes that a rank
-    needs at least.
+    needs at least. ``recomputes``: ranks make again what they have no room for.
     """
 
     mesh: Mesh
@@ -87,11 +82,27 @@ class Outline:
     estimate_ns: int
     least_bytes: int
     head_parts: int = 1
+    recomputes: bool = False
+    relief: Relief | None = None
+    """None where ranks have room for what they hold, or may not make it again."""
 
     @property
     def label(self) -> str:
         """For explanations."""
-        return label_of(self.mesh, self.num_slices, self.schedule, self.head_parts)
+        return label_of(self.mesh, self.num_slices, self.schedule, self.head_parts, recomputes=self.recomputes)
+
+    @property
+    def relieved(self) -> Outline | None:
+        """The same with ranks that make again what they have no room for; none where that is nothing."""
+        if self.relief is None:
+            return None
+        return replace(
+            self,
+            estimate_ns=self.estimate_ns + self.relief.again_ns,
+            least_bytes=self.relief.least_bytes,
+            recomputes=True,
+            relief=None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +171,7 @@ def outlines_of(
     degrees: dict[tuple[int, int], tuple[int, ...]] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
-        work: dict[int, _Work] = {}
+        work: dict[int, UnitWork] = {}
         for _, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
             pipelines = list(same)
             first = pipelines[0]
@@ -169,7 +180,7 @@ def outlines_of(
             for parts in degrees[tp, first.pp]:
                 divided = problem.divided(parts)
                 if parts not in work:
-                    work[parts] = _Work.of(divided, tp, batch)
+                    work[parts] = UnitWork.of(divided, tp, batch, _all_slicings(problem))
                 yield from _of_pipelines(divided, work[parts], pipelines, most_ns)
 
 
@@ -187,6 +198,12 @@ def _typical_slices(problem: Problem) -> Slices:
 
 def _all_counts(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted({*slice_counts(problem, 1), *slice_counts(problem, 2)}))
+
+
+def _all_slicings(problem: Problem) -> list[Slices]:
+    """What is pinned, or equal slices of every number."""
+    pinned, length = problem.pinned.slices, problem.sequence_length
+    return [pinned if isinstance(pinned, tuple) else equal_slices(length, count) for count in _all_counts(problem)]
 
 
 def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
@@ -213,50 +230,9 @@ def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: s
     return num_actions <= MOST_ACTIONS_IN_FULL
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Work:
-    """What units take for one micro-batch at a degree of tensor parallelism, for every number of slices.
-
-    ``sums`` and ``largest`` [F I W, unit kinds, slicings] are the seconds of all slices, and of the longest one.
-    """
-
-    cost: CostModel
-    slicings: tuple[tuple[int, ...], ...]
-    sums: Floats
-    largest: Floats
-    state_bytes: Integers
-    held_bytes: Integers
-
-    @property
-    def counts(self) -> Integers:
-        """How many slices each slicing has."""
-        return np.array([len(slices) for slices in self.slicings])
-
-    @classmethod
-    def of(cls, problem: Problem, tp: int, batch: int) -> _Work:
-        """From the problem's costs and the layout's bytes."""
-        cost, length, pinned = problem.cost_of(tp), problem.sequence_length, problem.pinned.slices
-        counts = _all_counts(problem)
-        slicings = [pinned if isinstance(pinned, tuple) else equal_slices(length, count) for count in counts]
-        lengths = np.concatenate(slicings).astype(np.float64)
-        before = np.concatenate([prefixes(each) for each in slicings]).astype(np.float64)
-        slowdown = np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES])
-        seconds = pass_seconds(cost, batch, lengths, before) * slowdown
-        state, held = unit_bytes(problem, tp, batch)
-        starts = np.cumsum([0, *counts[:-1]])
-        return cls(
-            cost=cost,
-            slicings=tuple(map(tuple, slicings)),
-            sums=np.add.reduceat(seconds, starts, axis=2),
-            largest=np.maximum.reduceat(seconds, starts, axis=2),
-            state_bytes=state,
-            held_bytes=held,
-        )
-
-
 def _of_pipelines(
     problem: Problem,
-    work: _Work,
+    work: UnitWork,
     same: Sequence[Mesh],
     most_ns: Callable[[Mesh], float],
 ) -> Iterator[Outline]:
@@ -276,16 +252,19 @@ def _of_pipelines(
         longest_ns = most_ns(mesh)
         if mesh.num_by_work * busy_ns > longest_ns:
             continue
-        hops, room = _hop_seconds(problem, work, mesh), _room(problem, work, mesh)
+        hops, room = _hop_seconds(problem, work, mesh), room_of(problem, work, mesh)
         carried = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[owners[schedule]]
             steps = _step_seconds(times, mesh, name, hops, room)
-            steps = np.maximum(steps, stages_per_rank(problem, mesh, schedule) * carried)[chosen]
+            steps = np.maximum(steps, stages_per_rank(problem, mesh, schedule) * carried)
             steps += times.end_seconds(problem, mesh, schedule)
-            needed = _least_bytes(problem, work, mesh, name)[chosen]
-            for count, seconds, num_bytes in zip(wanted, steps.tolist(), needed.tolist(), strict=True):
+            memory = OutlineMemory.of(problem, work, mesh, name)
+            steps += memory.pinned_seconds(problem, work, mesh)
+            again, lean = memory.relief(problem, work, mesh)
+            for at, count in zip(chosen.tolist(), wanted, strict=True):
+                seconds = float(steps[at])
                 if NANOSECONDS_PER_SECOND * seconds > longest_ns or not is_simulated_soon(
                     problem, mesh, count, schedule
                 ):
@@ -295,8 +274,9 @@ def _of_pipelines(
                     num_slices=count,
                     schedule=schedule,
                     estimate_ns=round(seconds * NANOSECONDS_PER_SECOND),
-                    least_bytes=int(num_bytes),
+                    least_bytes=int(memory.least_bytes[at]),
                     head_parts=problem.model.head_parts,
+                    relief=Relief(again_ns=round(again[at]), least_bytes=int(lean[at])) if again[at] else None,
                 )
 
 
@@ -306,13 +286,13 @@ class _StageTimes:
     if all kinds of units took longest in the same.
     """
 
-    work: _Work
+    work: UnitWork
     stages: Stages
     totals: Floats
     largest: Floats
 
     @classmethod
-    def of(cls, problem: Problem, work: _Work, stages: Stages) -> _StageTimes:
+    def of(cls, problem: Problem, work: UnitWork, stages: Stages) -> _StageTimes:
         """Of these stages."""
         of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
         return cls(
@@ -345,7 +325,7 @@ class _StageTimes:
         return cost.optimizer_seconds(elements) + ends
 
 
-def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
+def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
     """[ranks - 1, slicings]: the message of one slice between neighbours."""
     devices = first_replica_in_order(mesh)
     latency, per_byte = work.cost.transfer(devices[:-1], devices[1:])
@@ -460,56 +440,3 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
     first = f + i + w if schedule == "interleaved-1f1b" else f
     seconds += first[: mesh.pp - 1].sum(axis=0) + hops.sum(axis=0)
     return seconds
-
-
-def _room(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
-    """[ranks, 1]: the micro-batches of its units that a rank has room for, if all have equally many units, and of a
-    head in parts equally many of these.
-    """
-    embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
-    inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
-    share, parts = 2 * problem.model.layers / mesh.pp, problem.model.head_parts
-    state = np.full((mesh.pp, 1), share * work.state_bytes[inner].mean() + work.cost.constant_bytes)
-    held = np.full((mesh.pp, 1), share * work.held_bytes[inner].mean())
-    heads = slice(-1, None) if parts == 1 else slice(None)
-    for ranks, kind, count in ((slice(1), embedding, 1.0), (heads, head, 1.0 if parts == 1 else parts / mesh.pp)):
-        state[ranks] += count * work.state_bytes[kind]
-        held[ranks] += count * work.held_bytes[kind]
-    room: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
-    return room
-
-
-def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
-    """[ranks, slicings]: the micro-batches whose activations a rank holds at once at least.
-
-    All of them under ``gpipe``; under 1F1B a micro-batch and a slice more for every later rank (Seq1F1B, arXiv
-    2406.03488, section 3.2). Orders that are told their room keep to it down to one micro-batch.
-    """
-    if schedule == "gpipe":
-        return np.full((mesh.pp, len(slices)), mesh.num_by_work)
-    held = np.ones((mesh.pp, len(slices)))
-    if schedule in ("1f1b", "zb-h1"):
-        held += np.arange(mesh.pp)[::-1, None] / slices
-    return np.minimum(held, mesh.num_by_work)
-
-
-def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Floats:
-    """[slicings]: what the fullest rank needs at least, however units are dealt."""
-    if schedule not in BUILT_IN:
-        return np.zeros(len(work.counts))
-    held_by = in_flight(mesh, work.counts, schedule)
-    embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
-    inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
-    per_unit = work.state_bytes[inner].mean() + held_by * work.held_bytes[inner].mean()
-    always = np.full(held_by.shape, float(work.cost.constant_bytes))
-    always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
-    of_head, parts = work.state_bytes[head] + held_by * work.held_bytes[head], problem.model.head_parts
-    if parts == 1:
-        always[-1] += of_head[-1]
-    if problem.model.tied and mesh.pp == 1:
-        shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden
-        always -= shared * state_bytes_per_parameter(problem.precision, problem.software.gradient_type)
-    num_inner = 2 * problem.model.layers + (parts * (of_head / per_unit).min(axis=0) if parts > 1 else 0)
-    dealt = (num_inner + (always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
-    least: Floats = np.maximum(dealt, always.max(axis=0))
-    return least

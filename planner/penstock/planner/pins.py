@@ -68,12 +68,6 @@ def check_pins(problem: Problem, receive_ahead: int) -> None:
 
 def _check_degrees(problem: Problem) -> None:
     pinned = problem.pinned
-    if pinned.recompute:
-        raise UserError(
-            what="the planner does not place recomputation",
-            where=f"{PINNED}.recompute",
-            remedy="leave it out, or pin a CSV schedule with R actions",
-        )
     if pinned.tp is not None and pinned.tp not in problem.tp_degrees:
         raise _indivisible(problem, pinned.tp)
     _check_head_parts(problem)

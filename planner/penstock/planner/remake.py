@@ -13,10 +13,11 @@ FLOPs, and 0.24 of those of an attention unit whose projections are 12,288 wide.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import zip_longest
 
 import numpy as np
 
-from penstock.core.layout import Operation, remaking, unit_graph
+from penstock.core.layout import NOTHING_REMADE, Operation, Remade, remaking, unit_graph
 from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
 from penstock.core.schedule import Kind
 from penstock.planner.cost import CostModel
@@ -50,17 +51,22 @@ def remake_seconds(
 
 
 def remake_until_ns(
-    cost: CostModel, spec: ModelSpec, stage: tuple[int, int], slices: tuple[int, ...], batch: int
+    cost: CostModel,
+    spec: ModelSpec,
+    stage: tuple[int, int],
+    slices: tuple[int, ...],
+    batch: int,
+    remade: Remade = NOTHING_REMADE,
 ) -> Integers:
     """[units + 1, slices]: nanoseconds of making again what the first so many units of a stage save."""
     work = Work.of(batch, slices, prefixes(slices))
     units = [unit for unit in spec.units[slice(*stage)] if unit_graph(spec, unit.kind, 1, 1)]
     rows = [np.zeros(len(slices))]
-    for place, unit in enumerate(units, start=1):
+    for place, (unit, again) in enumerate(zip_longest(units, remade[: len(units)], fillvalue=frozenset()), start=1):
         if unit.kind is UnitKind.HEAD:
-            rows.append(rows[-1] + cost.unit_seconds(unit.kind, Kind.F, work) / 2)
+            rows.append(rows[-1] + (cost.unit_seconds(unit.kind, Kind.F, work) / 2 if again else 0))
             continue
-        operations = remaking(spec, unit.kind, with_output=place < len(units))
+        operations = tuple(each for each in remaking(spec, unit.kind, with_output=place < len(units)) if each in again)
         rows.append(rows[-1] + remake_seconds(cost, spec, unit.kind, work, operations))
     until: Integers = whole_nanoseconds(np.stack(rows))
     return until

@@ -86,4 +86,5 @@ def candidate_of(plan: Plan) -> Candidate:
         schedule=plan.schedule,
         remainder_slices=plan.remainder_slices,
         head_parts=plan.head_parts,
+        recompute=plan.recompute,
     )

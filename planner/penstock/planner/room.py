@@ -14,6 +14,9 @@ limit, which is then the last word and may be wrong. So it is for several stages
 equal share of the room, a guess, and for a head in parts, where units are of more kinds than an attention and an MLP in
 turn.
 
+Where the stages of the first step do not fit, ranks may also make again what they have no room for, on stages that are
+cut for that (`penstock.planner.recompute`). Which of the two is faster is for the simulator to say.
+
 An order that is told its room keeps to it down to one micro-batch. Its stages are cut for that, and for what ZB-H1
 holds where that fits, too: with more room it waits less.
 """
@@ -30,6 +33,14 @@ import numpy as np
 
 from penstock.planner.candidate import Candidate
 from penstock.planner.problem import Problem
+from penstock.planner.recompute import (
+    Cut,
+    Savings,
+    fully_recomputed,
+    may_recompute,
+    pinned_remakes,
+    savings_of,
+)
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
@@ -66,6 +77,7 @@ class Room:
     problem: Problem
     receive_ahead: int
     _walks: dict[tuple[object, ...], Walk] = field(default_factory=dict)
+    _known_savings: dict[tuple[object, ...], Savings] = field(default_factory=dict)
 
     def fitted(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         """The candidate, whose stages are balanced by time, with stages that fit; with several for an order that is
@@ -82,21 +94,108 @@ class Room:
                 seen.add(found.stages)
                 yield found
 
+    def recomputing(self, shape: Candidate, *, keeps_stages: bool = False) -> Candidate | Shortage:
+        """The candidate with stages and what they make again, so that every rank has room; ``keeps_stages``: its own
+        stages.
+        """
+        keeps_stages = keeps_stages or self.problem.pinned.stages is not None
+        problem, limit = self.problem.divided(shape.head_parts), self.problem.memory_limit_bytes
+        plain, again = self._walks_of(shape)
+        owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
+        trial, missing, margin = dataclasses.replace(shape, recompute=()), 1, np.zeros(shape.mesh.pp, dtype=np.int64)
+        for _ in range(1 + MOST_CORRECTIONS):
+            always, kept = self._bytes(dataclasses.replace(trial, recompute=()), plain)
+            _, lean = self._bytes(fully_recomputed(problem, trial), again)
+            cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
+            stages = trial.stages if keeps_stages else tuple(itertools.pairwise(cut.best() or ()))
+            remakes = [cut.remakes(number, *stage) for number, stage in enumerate(stages)]
+            if not stages or None in remakes:
+                missing = int((always + lean - limit).max())
+                break
+            found = tuple(each or () for each in remakes)
+            trial = dataclasses.replace(shape, stages=stages, recompute=found if any(found) else ())
+            lacking = np.add(*self._bytes(trial, again)) - limit
+            if lacking.max() <= 0:
+                return trial
+            missing, margin = int(lacking.max()), margin + np.maximum(lacking, 0)
+        return Shortage(candidate=trial, missing_bytes=max(missing, 1))
+
+    def moved(self, candidate: Candidate) -> Candidate | None:
+        """A candidate whose boundaries were moved, with what its stages make again now; none if they have no room."""
+        if not candidate.recompute:
+            return candidate
+        if not may_recompute(self.problem):
+            return self._with_stages(candidate, candidate.stages)
+        found = self.recomputing(candidate, keeps_stages=True)
+        return found if isinstance(found, Candidate) else None
+
+    def _walks_of(self, shape: Candidate) -> tuple[Walk, Walk]:
+        """The walk that tells what the candidate's order holds, and the same with everything made again."""
+        name, own = str(shape.schedule), len(shape.remainder_slices)
+        enough = enough_microbatches(shape, self.receive_ahead)
+        if name in STANDS_FOR:
+            name, enough, own = (STANDS_FOR[name][0], enough, own) if STANDS_FOR[name] else (name, 1, 0)
+        return self._walk(shape, name, enough, own), self._walk(shape, name, enough, own, recomputes=True)
+
+    def _cut_of(
+        self,
+        shape: Candidate,
+        owners: list[int],
+        always: Integers,
+        kept: Integers,
+        lean: Integers,
+        limit_bytes: Integers,
+    ) -> Cut:
+        problem, mesh = self.problem.divided(shape.head_parts), shape.mesh
+        state, held = unit_bytes(problem, mesh.tp, mesh.microbatch)
+        savings = self._savings(shape)
+        of_kinds = np.array([sum(s.num_bytes for s in savings if s.unit is kind) for kind in UNIT_KINDS])
+        kinds = [unit.kind for unit in problem.model.units]
+        numbers = [UNIT_KINDS.index(kind) for kind in kinds]
+        room = (limit_bytes - (always - self._per_rank(shape, state))) // (len(owners) // mesh.pp)
+        units = problem.units(mesh.tp, mesh.microbatch, shape.slices)
+        return Cut(
+            savings=savings,
+            unit_ns=unit_totals(units, problem.model),
+            state_bytes=state[numbers],
+            held_bytes=held[numbers],
+            kinds=kinds,
+            in_flight=(kept / np.maximum(self._per_rank(shape, held), 1))[owners],
+            regained=(np.maximum(kept - lean, 0) / np.maximum(self._per_rank(shape, of_kinds), 1))[owners],
+            limit_bytes=room[owners],
+        )
+
+    def _savings(self, shape: Candidate) -> Savings:
+        mesh = shape.mesh
+        key = (mesh.tp, mesh.microbatch, shape.slices)
+        if key not in self._known_savings:
+            self._known_savings[key] = savings_of(self.problem, *key)
+        return self._known_savings[key]
+
     def _offers(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         name, own = str(balanced.schedule), len(balanced.remainder_slices)
-        enough = enough_microbatches(balanced, self.receive_ahead)
+        enough, again = enough_microbatches(balanced, self.receive_ahead), bool(balanced.recompute)
         if name not in STANDS_FOR:
-            yield self._fitted(balanced, self._walk(balanced, name, enough, own))
+            yield self._fitted(balanced, self._walk(balanced, name, enough, own, recomputes=again))
             return
-        leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0))
+        leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0, recomputes=again))
         for each in STANDS_FOR[name]:
-            is_too_much = isinstance(leanest, Shortage)
-            yield leanest if is_too_much else self._fitted(balanced, self._walk(balanced, each, enough, own))
+            walk = self._walk(balanced, each, enough, own, recomputes=again)
+            yield leanest if isinstance(leanest, Shortage) else self._fitted(balanced, walk)
         yield leanest
 
-    def _walk(self, shape: Candidate, name: str, num_microbatches: int, num_remainder_slices: int) -> Walk:
+    def _walk(
+        self,
+        shape: Candidate,
+        name: str,
+        num_microbatches: int,
+        num_remainder_slices: int,
+        *,
+        recomputes: bool = False,
+    ) -> Walk:
         joins = name == BRAIDED and shape.mesh.tp > 1
-        key = (name, joins, shape.mesh.pp, num_microbatches, len(shape.slices), len(shape.stages), num_remainder_slices)
+        counts = (num_microbatches, len(shape.slices), len(shape.stages), num_remainder_slices)
+        key = (name, joins, shape.mesh.pp, *counts, recomputes)
         if key not in self._walks:
             generator = find(name)
             inputs = ScheduleInputs(
@@ -108,6 +207,7 @@ class Room:
             order = one_by_one(inputs, generator.place) if name in STANDS_FOR else generator.generate(inputs)
             order = order if joins else order.apart()
             order, late = order.with_remainder(num_remainder_slices), self.problem.late_receives
+            order = order.with_recomputation(set(range(len(shape.stages)) if recomputes else ()))
             self._walks[key] = Walk.of(order, self.receive_ahead, late_receives=late)
         return self._walks[key]
 
@@ -193,7 +293,12 @@ class Room:
         found = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))
         if isinstance(found, MemoryShortage):
             return found
-        return dataclasses.replace(shape, stages=tuple(itertools.pairwise(found[0].bounds)))
+        return self._with_stages(shape, tuple(itertools.pairwise(found[0].bounds)))
+
+    def _with_stages(self, shape: Candidate, stages: Stages) -> Candidate:
+        """The candidate with other stages, which make again what is pinned."""
+        again = pinned_remakes(self.problem.divided(shape.head_parts), stages) if shape.recompute else ()
+        return dataclasses.replace(shape, stages=stages, recompute=again)
 
     def _most_units(self, shape: Candidate, walk: Walk) -> list[tuple[int, int]]:
         """Per rank, how many units it can hold from one with an even and from one with an odd number on; the first
@@ -206,7 +311,7 @@ class Room:
             high[1:-1] = np.minimum(high[1:-1], num_units - 3)
             while (low < high).any():
                 middle = (low + high + 1) // 2
-                trial = dataclasses.replace(shape, stages=_ranges(middle, parity, num_units))
+                trial = self._with_stages(shape, _ranges(middle, parity, num_units))
                 always, slots = self._bytes(trial, walk)
                 holds = always + slots <= self.problem.memory_limit_bytes
                 low, high = np.where(holds, middle, low), np.where(holds, high, middle - 1)

@@ -16,6 +16,8 @@ Meshes that leave devices unused, or whose tensor parallelism spans hosts, come 
 whose estimates are below the best step by then (`penstock.planner.problem.later_meshes`). What is best without them is
 never lost by them.
 
+So do outlines whose ranks make again what they have no room to keep.
+
 Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
 """
 
@@ -25,13 +27,14 @@ import enum
 import heapq
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.core.bubble import Lost
 from penstock.core.explanation import StepParts
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
+from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
@@ -42,39 +45,6 @@ from penstock.planner.schedules.zero_bubble import H1
 
 SLACK = 1.05
 """An allowance for estimates above their steps. Those of few micro-batches over uneven stages are up to 7 % above."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates.
-
-    ``opened`` outlines may be made into candidates by their estimates. ``shortages`` are slicings of which no stages
-    fit: after so many, and none that does, outlines are opened that hold the least, until ``lean_fits`` candidates fit
-    or ``lean_shortages`` more do not. ``neighbours`` candidates may be simulated around the best.
-    Boundaries are moved from the best ``starts`` kinds of plan, up to ``moves`` times each, and together for as long as
-    ``moved_actions`` last.
-    """
-
-    candidates: int = 160
-    opened: int = 300
-    shortages: int = 200
-    lean_shortages: int = 200
-    lean_fits: int = 8
-    actions: int = 2_500_000
-    neighbours: int = 60
-    moves: int = 60
-    starts: int = 4
-    moved_actions: int = 250_000
-
-    def part(self, divisor: int) -> Budget:
-        """So many times less of everything."""
-        counts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: max(count // divisor, min(count, 1)) for name, count in counts.items()})
-
-
-def usual_budget(num_devices: int) -> Budget:
-    """Some 4 processor seconds for up to 64 devices, 10 for 1,024, 11 for 16,384 (`benchmarks/planning_speed.py`)."""
-    return Budget(actions=round(2_500_000 * max(num_devices / 64, 1) ** 0.43))
 
 
 class Ending(enum.StrEnum):
@@ -204,6 +174,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         run.look_around(2 * budget.actions)
     best = run.best_score()
     run.explore_later()
+    run.recompute()
     if not run.fitting:
         raise run.nothing_fits()
     if run.best_score() != best:
@@ -242,6 +213,9 @@ MOST_GROUPS_IN_TURN, IN_TURN = 16, 8
 
 PROMISING = 1.1
 """`later_meshes` have half of a budget, or a whole one if their least estimate is so many times below the best step."""
+
+RELIEVED_PART = 2
+"""Outlines whose ranks recompute have this part of a budget where others fit."""
 
 MOST_ABOVE_LEAST = 1.5
 """Of their outlines those are kept whose estimates are at most so many times the least."""
@@ -336,6 +310,12 @@ class _Search:
         if self.pruned:
             self._end(Ending.ESTIMATES)
 
+    def recompute(self) -> None:
+        """Open outlines whose ranks make again what they have no room for, as long as they promise a better step."""
+        relieved = [found for each in self.outlines if (found := each.relieved) is not None]
+        if relieved:
+            self._explore_more(relieved, RELIEVED_PART if self.fitting else 1)
+
     def _promising(self, best: int) -> list[Outline]:
         """Outlines of ``pruned`` meshes that may be better than ``best``, and are not far above the best among them."""
         least, limit = SLACK * best, self.problem.memory_limit_bytes
@@ -407,8 +387,9 @@ class _Search:
         if not self.fits(found) and max(found.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes:
             owners = owners_of_stages(self.problem, candidate.mesh, candidate.schedule)
             for move in relieving(candidate, self.problem, owners, found.peak_bytes):
-                if self._ruled_out(move) is None:
-                    self.judged(move)
+                moved = self.judge.proposer.room.moved(move)
+                if moved is not None and self._ruled_out(moved) is None:
+                    self.judged(moved)
         return found.step_ns
 
     def _is_worth_room(self, balanced: Candidate) -> bool:
@@ -451,7 +432,7 @@ class _Search:
         visited = set[object]()
         while self._affordable(limit, actions):
             best = min(self.fitting, key=self.rank).candidate
-            key = (best.mesh, len(best.slices), best.schedule, best.head_parts)
+            key = (best.mesh, len(best.slices), best.schedule, best.head_parts, any(best.recompute))
             if key in visited:
                 for outline in self._between(best, known):
                     self.open(outline)
@@ -468,8 +449,8 @@ class _Search:
 
     def _between(self, best: Candidate, known: Mapping[Key, Outline]) -> list[Outline]:
         """Outlines with a slice fewer and one more than the best; their estimates are not known to differ from its."""
-        mesh, count = best.mesh, len(best.slices)
-        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, best.schedule, best.head_parts))
+        mesh, count, rest = best.mesh, len(best.slices), (best.schedule, best.head_parts, any(best.recompute))
+        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, *rest))
         if here is None or len(slice_counts(self.problem, mesh.pp)) == 1:
             return []
         most = self.problem.sequence_length // self.problem.quantum
@@ -527,6 +508,7 @@ class _Search:
                 before = best
                 for move in moves(best.candidate, self.problem, step):
                     moved = move(best.candidate)
+                    moved = None if moved is None else self.judge.proposer.room.moved(moved)
                     if moved is None:
                         continue
                     if len(self.seen) >= limit or self.num_actions >= most_actions:
@@ -589,7 +571,7 @@ def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
     that is believed: of the same mesh, of the same division of the devices, and of any. Estimates of pipelines, which
     wait, say nothing of meshes without one, and those with a divided head nothing of a whole one.
     """
-    mesh, kind = outline.mesh, (outline.schedule, outline.head_parts > 1)
+    mesh, kind = outline.mesh, (outline.schedule, outline.head_parts > 1, outline.recomputes)
     yield 1 / 2, (mesh, kind)
     yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, kind)
     yield 1 / 4 if mesh.pp > 1 else 0.0, kind

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from penstock.core.cluster import PENSTOCK, Transfers
 from penstock.core.layout import NUM_STATISTICS, SlotKind
 from penstock.core.model import UnitKind
+from penstock.core.remaking import Remakes, remade_of
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
@@ -47,7 +48,7 @@ def first_replica_in_order(mesh: Mesh) -> Integers:
 
 def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:
     """The byte arithmetic of its stages."""
-    return memory_of(problem, candidate.stages, candidate.mesh.microbatch, candidate.mesh.tp)
+    return memory_of(problem, candidate.stages, candidate.mesh.microbatch, candidate.mesh.tp, candidate.recompute)
 
 
 def remainder_shape(problem: Problem, candidate: Candidate) -> Shape | None:
@@ -55,10 +56,13 @@ def remainder_shape(problem: Problem, candidate: Candidate) -> Shape | None:
     mesh = candidate.mesh
     if not mesh.remainder:
         return None
-    return memory_of(problem, candidate.stages, mesh.remainder, mesh.tp).slot_bytes, candidate.remainder_slices
+    memory = memory_of(problem, candidate.stages, mesh.remainder, mesh.tp, candidate.recompute)
+    return memory.slot_bytes, candidate.remainder_slices
 
 
-def memory_of(problem: Problem, stages: Stages, batch: int, tp: int) -> StageMemory:
+def memory_of(
+    problem: Problem, stages: Stages, batch: int, tp: int, recompute: tuple[Remakes, ...] = ()
+) -> StageMemory:
     """The byte arithmetic of these stages for micro-batches of ``batch`` sequences."""
     return StageMemory(
         model=problem.model,
@@ -68,6 +72,7 @@ def memory_of(problem: Problem, stages: Stages, batch: int, tp: int) -> StageMem
         sharding=problem.sharding(tp),
         software=problem.software,
         sequence_length=problem.sequence_length,
+        recompute=recompute,
     )
 
 
@@ -98,9 +103,11 @@ def simulation_costs(
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
-    remade = () if isinstance(candidate.schedule, str) else _recomputation(problem, candidate)
+    remade = recomputation_ns(problem, candidate) if any(candidate.recompute) else ()
+    compute[RECOMPUTE] = 0
     if remade:
-        compute[RECOMPUTE] = overhead + np.stack([until[-1] for until in remade])
+        again = np.stack([until[-1] for until in remade])
+        compute[RECOMPUTE] = again + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
@@ -120,15 +127,21 @@ def simulation_costs(
     )
 
 
-def _recomputation(problem: Problem, candidate: Candidate) -> tuple[Integers, ...]:
+def recomputation_ns(problem: Problem, candidate: Candidate) -> tuple[Integers, ...]:
     """`Costs.remade_ns` of every stage."""
     cost, mesh = problem.cost_of(candidate.mesh.tp), candidate.mesh
     shapes = [(candidate.slices, mesh.microbatch)]
     if mesh.remainder:
         shapes.append((candidate.remainder_slices, mesh.remainder))
     return tuple(
-        np.concatenate([remake_until_ns(cost, problem.model, stage, *shape) for shape in shapes], axis=1)
-        for stage in candidate.stages
+        np.concatenate(
+            [
+                remake_until_ns(cost, problem.model, stage, *shape, remade_of(problem.model, stage, remakes))
+                for shape in shapes
+            ],
+            axis=1,
+        )
+        for stage, remakes in zip(candidate.stages, candidate.recompute, strict=True)
     )
 
 
@@ -332,15 +345,21 @@ def _per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> I
     return sums
 
 
+def _largest_per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> Integers:
+    """[ranks]: the largest over each rank's stages."""
+    largest = np.zeros(num_ranks, dtype=np.int64)
+    np.maximum.at(largest, list(stage_ranks), values)
+    return largest
+
+
 def static_bytes(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], order: Order | None = None
 ) -> tuple[int, ...]:
     """Per rank what is always there: the process, parameters and their state, and the largest transient; with pairs in
     the ``order`` also the largest of a stage whose actions are the second of one, which lies next to it.
     """
-    transient = np.zeros(candidate.mesh.pp, dtype=np.int64)
     needed = _stage_transients(problem, candidate).max(axis=(1, 2))
-    np.maximum.at(transient, list(stage_ranks), needed)
+    transient = _largest_per_rank(needed, stage_ranks, candidate.mesh.pp)
     if order is not None and order.joined is not None:
         second = np.zeros_like(transient)
         stages = order.stages[order.firsts + 1]
@@ -352,8 +371,8 @@ def static_bytes(
 def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
     """[ranks]: the same without transients, and with the one buffer in which shards sum the gradients of each stage."""
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
-    held, packed = _per_rank(memory.state_bytes, stage_ranks, mesh.pp), np.zeros(mesh.pp, dtype=np.int64)
-    np.maximum.at(packed, list(stage_ranks), memory.packed_gradient_bytes)
+    held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
+    packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     return held + packed + problem.cost_of(mesh.tp).constant_bytes
 
 
@@ -402,13 +421,18 @@ def unit_bytes(problem: Problem, tp: int, batch: int) -> tuple[Integers, Integer
 
 def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, StageTable, StageTable]:
     """Bytes by which F, I and W change what a rank holds: x, a, l and their tokens' keys and values come with F;
-    I gives back x, a, keys and values and makes w; W gives back l and w.
+    I gives back x, a, keys and values and makes w; W gives back l and w. What is made again for I and W comes with I.
     """
     memory = stage_memory(problem, candidate)
     until_input = memory.together_bytes(_UNTIL_INPUT_GRADIENT, candidate.slices)
     linear = memory.slot_bytes(SlotKind.LINEAR_INPUTS, candidate.slices)
+    remade = memory.slot_bytes(SlotKind.REMADE_LINEAR_INPUTS, candidate.slices)
     gradients = memory.slot_bytes(SlotKind.OUTPUT_GRADIENTS, candidate.slices)
-    return rows(until_input + linear), rows(gradients - until_input), rows(-linear - gradients)
+    return (
+        rows(until_input + linear),
+        rows(gradients + remade - until_input),
+        rows(-linear - remade - gradients),
+    )
 
 
 _UNTIL_INPUT_GRADIENT = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.KEYS_VALUES)
@@ -417,11 +441,16 @@ _UNTIL_INPUT_GRADIENT = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.KEYS_VAL
 def stash_caps(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], receive_ahead: int
 ) -> tuple[int, ...]:
-    """What each rank may hold of those: the limit less what is always there and room for messages."""
+    """What each rank may hold of those: the limit less what is always there, room for messages, and what I finds made
+    again.
+    """
     memory = stage_memory(problem, candidate)
     always = np.array(static_bytes(problem, candidate, stage_ranks))
     gradients = memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, [problem.sequence_length])[:, 0]
     messages = (2 * receive_ahead + 2) * memory.slot_bytes(SlotKind.INPUT, candidate.slices).max(axis=1)
+    remade = memory.slot_bytes(SlotKind.REMADE_ACTIVATIONS, candidate.slices).max(axis=1)
+    remade += memory.slot_bytes(SlotKind.REMADE_LINEAR_INPUTS, candidate.slices).max(axis=1)
+    always += _largest_per_rank(remade, stage_ranks, candidate.mesh.pp)
     room = problem.memory_limit_bytes - always - _per_rank(gradients + messages, stage_ranks, candidate.mesh.pp)
     return tuple(np.maximum(room, 0).tolist())
 

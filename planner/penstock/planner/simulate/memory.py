@@ -191,19 +191,27 @@ def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints,
     crosses[TO_NEXT, :-1, 0] = crosses[TO_PREVIOUS, 1:, 0] = owners[1:] != owners[:-1]
     output, gradient = np.where(crosses, sent, received)
     kept = slots[SlotKind.ACTIVATIONS] + slots[SlotKind.LINEAR_INPUTS]
+    remade = slots[SlotKind.REMADE_ACTIVATIONS] + slots[SlotKind.REMADE_LINEAR_INPUTS]
     prefix, gradients = slots[SlotKind.KEYS_VALUES].copy(), slots[SlotKind.KEYS_VALUES_GRADIENTS].copy()
     firsts, lasts = _ends(order)
     prefix[:, np.setdiff1d(np.arange(order.num_columns), firsts)] = 0
     acquired = np.zeros((len(KINDS), *kept.shape), dtype=np.int64)
     freed = np.zeros_like(acquired)
-    acquired[RECOMPUTE] = kept
-    acquired[FORWARD] = kept + prefix + output + slots[SlotKind.HEAD_GRADIENT]
+    acquired[RECOMPUTE] = remade
+    acquired[FORWARD] = kept + remade + prefix + output + slots[SlotKind.HEAD_GRADIENT]
     acquired[INPUT_GRADIENT] = slots[SlotKind.OUTPUT_GRADIENTS] + gradient
     acquired[INPUT_GRADIENT][:, lasts] += gradients[:, lasts]
-    consumed = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT)
+    consumed = (
+        SlotKind.INPUT,
+        SlotKind.ACTIVATIONS,
+        SlotKind.REMADE_ACTIVATIONS,
+        SlotKind.RECEIVED_GRADIENT,
+        SlotKind.HEAD_GRADIENT,
+    )
     freed[INPUT_GRADIENT] = prefix + sum(slots[slot] for slot in consumed)
     freed[INPUT_GRADIENT][:, firsts] += gradients[:, firsts]
-    freed[WEIGHT_GRADIENT] = slots[SlotKind.LINEAR_INPUTS] + slots[SlotKind.OUTPUT_GRADIENTS]
+    until_weight = (SlotKind.LINEAR_INPUTS, SlotKind.REMADE_LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS)
+    freed[WEIGHT_GRADIENT] = sum(slots[slot] for slot in until_weight)
     acquired[BACKWARD] = acquired[INPUT_GRADIENT]
     freed[BACKWARD] = freed[INPUT_GRADIENT] + freed[WEIGHT_GRADIENT]
     return acquired, freed

@@ -1,0 +1,199 @@
+"""What the estimates of outlines are made of: seconds and bytes of units, and of ranks that share layers evenly.
+
+See `penstock.planner.outlines` for what they are used for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.layout import Operation
+from penstock.core.model import UnitKind
+from penstock.core.units import NANOSECONDS_PER_SECOND
+from penstock.planner.cost import CostModel
+from penstock.planner.memory import state_bytes_per_parameter
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.recompute import Savings, may_recompute, savings_of
+from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, pass_seconds, prefixes
+from penstock.planner.tables import unit_bytes
+from penstock.planner.work import Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class UnitWork:
+    """What units take for one micro-batch at a degree of tensor parallelism, for every number of slices.
+
+    ``sums`` and ``largest`` [F I W, unit kinds, slicings] are the seconds of all slices, and of the longest one.
+    """
+
+    cost: CostModel
+    slicings: tuple[tuple[int, ...], ...]
+    sums: Floats
+    largest: Floats
+    state_bytes: Integers
+    held_bytes: Integers
+    savings: Callable[[], Savings]
+
+    @property
+    def counts(self) -> Integers:
+        """How many slices each slicing has."""
+        return np.array([len(slices) for slices in self.slicings])
+
+    @classmethod
+    def of(cls, problem: Problem, tp: int, batch: int, slicings: Sequence[Slices]) -> UnitWork:
+        """From the problem's costs and the layout's bytes. What can be given up is that of the slicing in the middle,
+        from which others differ little.
+        """
+        cost, counts = problem.cost_of(tp), [len(slices) for slices in slicings]
+        lengths = np.concatenate(slicings).astype(np.float64)
+        before = np.concatenate([prefixes(each) for each in slicings]).astype(np.float64)
+        slowdown = np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES])
+        seconds = pass_seconds(cost, batch, lengths, before) * slowdown
+        state, held = unit_bytes(problem, tp, batch)
+        starts = np.cumsum([0, *counts[:-1]])
+        return cls(
+            cost=cost,
+            slicings=tuple(map(tuple, slicings)),
+            sums=np.add.reduceat(seconds, starts, axis=2),
+            largest=np.maximum.reduceat(seconds, starts, axis=2),
+            state_bytes=state,
+            held_bytes=held,
+            savings=functools.lru_cache(lambda: savings_of(problem, tp, batch, slicings[len(slicings) // 2])),
+        )
+
+    def again_ns(self, shares: Floats) -> Floats:
+        """Elementwise: what a layer makes again that gives up these shares of what can be given up of a micro-batch."""
+        savings = self.savings()
+        total = sum(saving.num_bytes for saving in savings)
+        missing, again = shares * total, np.zeros_like(shares)
+        for saving in savings:
+            again += saving.duration_ns * np.clip(missing / saving.num_bytes, 0, 1)
+            missing = missing - saving.num_bytes
+        return again
+
+    def given_up_bytes(self, operations: Iterable[Operation] = tuple(Operation)) -> int:
+        """What a layer need not hold of a micro-batch that makes these again."""
+        wanted = frozenset(operations)
+        return sum(each.num_bytes for each in self.savings() if each.operation in wanted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relief:
+    """What ranks gain that make again what they have no room for: a step takes so much longer, and a rank needs at
+    least so many bytes if it makes everything again.
+    """
+
+    again_ns: int
+    least_bytes: int
+
+
+def room_of(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
+    """[ranks, 1]: the micro-batches of its units that a rank has room for, if all have equally many units, and of a
+    head in parts equally many of these.
+    """
+    embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
+    inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
+    share, parts = 2 * problem.model.layers / mesh.pp, problem.model.head_parts
+    state = np.full((mesh.pp, 1), share * work.state_bytes[inner].mean() + work.cost.constant_bytes)
+    held = np.full((mesh.pp, 1), share * work.held_bytes[inner].mean())
+    heads = slice(-1, None) if parts == 1 else slice(None)
+    for ranks, kind, count in ((slice(1), embedding, 1.0), (heads, head, 1.0 if parts == 1 else parts / mesh.pp)):
+        state[ranks] += count * work.state_bytes[kind]
+        held[ranks] += count * work.held_bytes[kind]
+    room: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
+    return room
+
+
+def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
+    """[ranks, slicings]: the micro-batches whose activations a rank holds at once at least.
+
+    All of them under ``gpipe``; under 1F1B a micro-batch and a slice more for every later rank (Seq1F1B, arXiv
+    2406.03488, section 3.2). Orders that are told their room keep to it down to one micro-batch.
+    """
+    if schedule == "gpipe":
+        return np.full((mesh.pp, len(slices)), mesh.num_by_work)
+    held = np.ones((mesh.pp, len(slices)))
+    if schedule in ("1f1b", "zb-h1"):
+        held += np.arange(mesh.pp)[::-1, None] / slices
+    return np.minimum(held, mesh.num_by_work)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OutlineMemory:
+    """Bytes of the ranks of a mesh that share layers evenly, [ranks, slicings] unless said otherwise.
+
+    ``always`` is there whatever layers a rank has: the process, embedding and head. ``per_unit`` is what a unit of mean
+    size takes, and ``given_up`` as much less if it makes everything again. ``num_units`` [slicings] are those that are
+    dealt.
+    """
+
+    always: Floats
+    per_unit: Floats
+    given_up: Floats
+    num_units: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, schedule: str) -> OutlineMemory:
+        """Under this schedule; nothing is known of those that are not built in."""
+        shape = (mesh.pp, len(work.counts))
+        if schedule not in BUILT_IN:
+            return cls(
+                always=np.zeros(shape), per_unit=np.ones(shape), given_up=np.zeros(shape), num_units=np.zeros(shape[1])
+            )
+        held_by, pinned = in_flight(mesh, work.counts, schedule), problem.pinned.recompute
+        embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
+        inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
+        regained = held_by - 1 / work.counts
+        per_unit = work.state_bytes[inner].mean() + held_by * work.held_bytes[inner].mean()
+        if pinned is not None:
+            per_unit = per_unit - regained * work.given_up_bytes(pinned.operations) / len(inner)
+        always = np.full(shape, float(work.cost.constant_bytes))
+        always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
+        of_head, parts = work.state_bytes[head] + held_by * work.held_bytes[head], problem.model.head_parts
+        if parts == 1:
+            always[-1] += of_head[-1]
+        if problem.model.tied and mesh.pp == 1:
+            shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden
+            always -= shared * state_bytes_per_parameter(problem.precision, problem.software.gradient_type)
+        num_units = np.full(shape[1], 2.0 * problem.model.layers)
+        if parts > 1:
+            num_units += parts * (of_head / per_unit).min(axis=0)
+        given_up = np.zeros(shape)
+        if may_recompute(problem) and (always + num_units / mesh.pp * per_unit > problem.memory_limit_bytes).any():
+            given_up = regained * work.given_up_bytes() / len(inner)
+        return cls(always=always, per_unit=per_unit, given_up=given_up, num_units=num_units)
+
+    @property
+    def least_bytes(self) -> Floats:
+        """[slicings]: what the fullest rank needs at least, however units are dealt."""
+        return self._dealt(self.per_unit)
+
+    def _dealt(self, per_unit: Floats) -> Floats:
+        dealt = (self.num_units + (self.always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
+        least: Floats = np.maximum(dealt, self.always.max(axis=0))
+        return least
+
+    def relief(self, problem: Problem, work: UnitWork, mesh: Mesh) -> tuple[Floats, Floats]:
+        """[slicings]: nanoseconds of a step by which ranks work longer, on average, that make again what they have no
+        room for, and the bytes that the fullest needs if it makes everything again.
+        """
+        share = self.num_units / mesh.pp
+        lacking = self.always + share * self.per_unit - problem.memory_limit_bytes
+        if not self.given_up.any():
+            return np.zeros(len(share)), self.least_bytes
+        shares = np.clip(lacking / np.maximum(share * self.given_up, 1), 0, 1)
+        again = work.again_ns(shares).mean(axis=0)
+        return mesh.num_by_work * problem.model.layers / mesh.pp * again, self._dealt(self.per_unit - self.given_up)
+
+    def pinned_seconds(self, problem: Problem, work: UnitWork, mesh: Mesh) -> float:
+        """The same of what is pinned, in seconds."""
+        pinned = problem.pinned.recompute
+        if pinned is None or not pinned.operations:
+            return 0.0
+        again = sum(each.duration_ns for each in work.savings() if each.operation in pinned.operations)
+        return mesh.num_by_work * problem.model.layers / mesh.pp * again / NANOSECONDS_PER_SECOND

@@ -1,0 +1,226 @@
+"""What the stages of a pipeline make again where they have no room to keep it, and which units they own then.
+
+Making an operation's buffers again costs its seconds and gives back its bytes (`penstock.core.remaking`). Operations of
+a unit are chosen one by one: whatever is kept, each can run again from what comes before it. So a stage that lacks
+bytes takes operations by rising seconds per byte until it lacks none, units of a kind being alike. That is the greedy
+solution of a knapsack whose pieces are units, at most one unit's operation above the optimum
+(`tests/planner/test_recompute.py` compares with an exact solver). It is Lynx's heuristic of one policy for identical
+structures (arXiv 2406.08756, HEU), which here is a formula: a stage of 96 layers takes microseconds.
+
+Bytes. A rank that holds n micro-batches of its units has n times their bytes. What is given up comes back for the slice
+whose backward runs, so a byte that a unit gives up saves less than n: ``regained``, which two walks through the order
+tell, with everything kept and with everything given up.
+
+Stages. Ranks in front hold more micro-batches, so they make more again and should own fewer units. The time of a stage
+is that of its units and of what they make again; it grows with the stage, and so do its bytes. So the least time T that
+no stage needs to exceed is found by bisection: for each T every stage, from the last on, takes as many units as it can.
+Seq1F1B and Lynx alternate between cutting stages and choosing policies, which need not end at the best of both.
+
+Example: two ranks, ten units of 1 s and 10 bytes per micro-batch, of which 8 can be given up for 0.3 s; room for 60
+bytes. The first rank holds two micro-batches, the second one. With five units each the first lacks 40 bytes and makes
+all five again: 6.5 s. With four and six the first lacks 20: three units again, 4.9 s, and the second takes 6.0 s.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.core.cluster import PENSTOCK
+from penstock.core.layout import REMADE_SLOTS, Operation, remaking
+from penstock.core.model import UnitKind
+from penstock.core.remaking import Remake, Remakes, full_remakes, uniform_remakes
+from penstock.core.schedule import Kind
+from penstock.planner.candidate import Candidate
+from penstock.planner.nanoseconds import whole_nanoseconds
+from penstock.planner.problem import Problem, imported_schedule
+from penstock.planner.remake import remake_seconds
+from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, prefixes, unit_counts
+from penstock.planner.tables import memory_of
+from penstock.planner.work import Floats, Work
+
+KINDS = (UnitKind.ATTENTION, UnitKind.MLP)
+"""The units that make anything again: those of layers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """One operation that a unit of a kind runs again: bytes of a micro-batch that it need not keep, and the time."""
+
+    unit: UnitKind
+    operation: Operation
+    num_bytes: int
+    duration_ns: int
+
+
+PRECISION = 1_000
+"""The part of the least time of the slowest stage that it need not be known to."""
+
+Savings = tuple[Saving, ...]
+"""By rising time per byte."""
+
+
+def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -> Savings:
+    """All that units of layers can give up of a micro-batch of ``batch`` sequences in these slices."""
+    cost, work = problem.cost_of(tp), Work.of(batch, slices, prefixes(slices))
+    first = {kind: next(unit for unit in problem.model.units if unit.kind is kind) for kind in KINDS}
+    found = []
+    for kind, unit in first.items():
+        for operation in remaking(problem.model, kind):
+            stage = (unit.index, unit.index + 1) if operation is not Operation.OUTPUT else (unit.index, unit.index + 2)
+            remakes = (Remake(unit=kind, count=1, operations=(operation,)),)
+            memory = memory_of(problem, (stage,), batch, tp, (remakes,))
+            num_bytes = int(memory.together_bytes(tuple(REMADE_SLOTS.values()), slices).sum())
+            seconds = remake_seconds(cost, problem.model, kind, work, (operation,)) * cost.slowdown(kind, Kind.F)
+            if num_bytes:
+                duration_ns = int(whole_nanoseconds(seconds).sum())
+                found.append(Saving(unit=kind, operation=operation, num_bytes=num_bytes, duration_ns=duration_ns))
+    return tuple(sorted(found, key=lambda each: (each.duration_ns / each.num_bytes, each.unit, each.operation)))
+
+
+def may_recompute(problem: Problem) -> bool:
+    """Whether the planner chooses what stages make again."""
+    return problem.pinned.recompute is None and problem.software == PENSTOCK
+
+
+def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
+    """What is pinned for stages, or what the pinned schedule makes again of them; none if nothing is."""
+    imported = imported_schedule(problem.pinned)
+    named = frozenset[int]() if imported is None else imported.recomputed_stages
+    operations = problem.pinned.recompute.operations if problem.pinned.recompute else ()
+    return _trimmed(
+        full_remakes(problem.model, stage) if number in named else uniform_remakes(problem.model, stage, operations)
+        for number, stage in enumerate(stages)
+    )
+
+
+def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
+    """The candidate with everything of layers made again."""
+    kinds = [Remake(unit=kind, count=1, operations=remaking(problem.model, kind)) for kind in KINDS]
+    counts = unit_counts(problem.model, candidate.stages)[:, [UNIT_KINDS.index(kind) for kind in KINDS]].tolist()
+    again = (
+        tuple(replace(each, count=count) for each, count in zip(kinds, row, strict=True) if count) for row in counts
+    )
+    return replace(candidate, recompute=_trimmed(again))
+
+
+def _trimmed(remakes: Iterable[Remakes]) -> tuple[Remakes, ...]:
+    found = tuple(remakes)
+    return found if any(found) else ()
+
+
+def cheapest(savings: Savings, counts: Mapping[UnitKind, int], needed_bytes: float) -> Remakes | None:
+    """What so many units of each kind make again to give up ``needed_bytes`` of a micro-batch; none if they cannot."""
+    chosen = dict.fromkeys(savings, 0)
+    missing = needed_bytes
+    for saving in savings:
+        if missing > 0:
+            chosen[saving] = min(counts.get(saving.unit, 0), math.ceil(missing / saving.num_bytes))
+            missing -= chosen[saving] * saving.num_bytes
+    if missing > 0:
+        return None
+    for saving in sorted(savings, key=lambda each: each.duration_ns, reverse=True):
+        spared = min(chosen[saving], int(-missing // saving.num_bytes))
+        chosen[saving] -= spared
+        missing += spared * saving.num_bytes
+    return _remakes(chosen)
+
+
+def _remakes(chosen: Mapping[Saving, int]) -> Remakes:
+    """Of each kind, units that run the same again together; the first ones run most."""
+    found = []
+    for kind in KINDS:
+        own = {saving.operation: count for saving, count in chosen.items() if saving.unit is kind and count}
+        before = 0
+        for count in sorted(set(own.values())):
+            operations = tuple(each for each in Operation if own.get(each, 0) >= count)
+            found.append(Remake(unit=kind, count=count - before, operations=operations))
+            before = count
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """Units, and the stages that shall own them.
+
+    Per unit: ``unit_ns``, ``state_bytes`` (what is always there) and ``held_bytes`` of a micro-batch, and ``kinds``.
+    Per stage: ``in_flight`` micro-batches whose bytes it holds, what it ``regained`` of a byte of a micro-batch that is
+    given up, and ``limit_bytes``.
+    """
+
+    savings: Savings
+    unit_ns: Integers
+    state_bytes: Integers
+    held_bytes: Integers
+    kinds: Sequence[UnitKind]
+    in_flight: Floats
+    regained: Floats
+    limit_bytes: Integers
+
+    @functools.cached_property
+    def _running(self) -> tuple[Integers, Integers, Integers, dict[UnitKind, Integers]]:
+        """Sums over the units before each."""
+        counts = {kind: _running(np.array([each is kind for each in self.kinds])) for kind in KINDS}
+        return _running(self.unit_ns), _running(self.state_bytes), _running(self.held_bytes), counts
+
+    def needed_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
+        """What the stage has to give up of a micro-batch over units [first, stop), elementwise."""
+        _, state, held, _ = self._running
+        lacking = (state[stop] - state[first]) + self.in_flight[stage] * (held[stop] - held[first])
+        lacking = lacking - self.limit_bytes[stage]
+        needed: Floats = np.where(lacking > 0, lacking / max(self.regained[stage], 1e-9), 0.0)
+        return needed
+
+    def counts(self, first: Integers | int, stop: Integers | int) -> dict[UnitKind, Integers]:
+        """How many units of each kind are among [first, stop), elementwise."""
+        return {kind: running[stop] - running[first] for kind, running in self._running[3].items()}
+
+    def stage_ns(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
+        """The time of the stage with what it makes again, elementwise; infinite where it has no room for its units."""
+        running_ns = self._running[0]
+        total = (running_ns[stop] - running_ns[first]).astype(np.float64)
+        missing, counts = self.needed_bytes(stage, first, stop), self.counts(first, stop)
+        for saving in self.savings:
+            number = np.minimum(counts[saving.unit], np.ceil(np.maximum(missing, 0) / saving.num_bytes))
+            total = total + number * saving.duration_ns
+            missing = missing - number * saving.num_bytes
+        return np.where(missing > 0, np.inf, total)
+
+    def best(self) -> tuple[int, ...] | None:
+        """The bounds whose slowest stage takes least; none where no stages have room."""
+        total_ns, again_ns = int(self.unit_ns.sum()), sum(each.duration_ns for each in self.savings)
+        low = max(total_ns // len(self.in_flight), int(self.unit_ns.max()))
+        high = total_ns + again_ns * len(self.unit_ns)
+        best = self._within(high)
+        while best is not None and low + low // PRECISION < high:
+            middle = (low + high) // 2
+            found = self._within(middle)
+            low, high, best = (low, middle, found) if found is not None else (middle + 1, high, best)
+        return best
+
+    def remakes(self, stage: int, first: int, stop: int) -> Remakes | None:
+        """What the stage over units [first, stop) makes again; none where it has no room for them."""
+        counts = {kind: int(count) for kind, count in self.counts(first, stop).items()}
+        return cheapest(self.savings, counts, float(self.needed_bytes(stage, first, stop)))
+
+    def _within(self, most_ns: int) -> tuple[int, ...] | None:
+        """Bounds of which no stage takes longer, the last stages as long as can be; none if there are none."""
+        stop, num_stages = len(self.unit_ns), len(self.in_flight)
+        bounds = [stop]
+        for stage in reversed(range(num_stages)):
+            firsts = np.arange(stage, stop)
+            fits = self.stage_ns(stage, firsts, np.full(len(firsts), stop)) <= most_ns
+            if not fits.any():
+                return None
+            stop = int(firsts[fits][0])
+            bounds.append(stop)
+        return tuple(reversed(bounds)) if stop == 0 else None
+
+
+def _running(values: Integers) -> Integers:
+    running: Integers = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    return running
