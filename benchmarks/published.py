@@ -30,12 +30,14 @@ from penstock.core.devices import cluster_of, device_kind
 from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.remaking import Recompute
 from penstock.core.schedule import Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.outlines import outlines
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.recompute import pinned_remakes
 from penstock.planner.schedules.registry import find
 from penstock.planner.schedules.seeds import depths, usual_depth
 from penstock.planner.search import Evaluation, with_h1
@@ -52,6 +54,7 @@ COUNTED = (5, 8, 9, 10)
 BAR = {"paper mean": 0.04, "paper worst": 0.09, "mean": 0.06, "worst": 0.15, "memory": 0.10, "speed-up": 0.12}
 
 MEGATRON = SoftwareSpec(
+    recomputes_on_demand=True,
     attention=AttentionKernel.UNFUSED,
     dropout=True,
     fusion=Fusion.GROUPED,
@@ -94,7 +97,15 @@ REASONS = {
 }
 """Why TeraPipe's settings are off, in speed-up or in time."""
 
-SCHEDULE_STACKS = {"gpipe": MEGATRON, "1f1b": MEGATRON, "zb-h1": ZERO_BUBBLE, "zb": ZERO_BUBBLE, "zbv": ZERO_BUBBLE}
+SCHEDULE_STACKS = {
+    "gpipe": MEGATRON,
+    "1f1b": MEGATRON,
+    "interleaved": MEGATRON,
+    "zb-h1": ZERO_BUBBLE,
+    "zb": ZERO_BUBBLE,
+    "zbv": ZERO_BUBBLE,
+}
+SCHEDULE_NAMES = {"interleaved": "interleaved-1f1b"}
 
 UNLIMITED = 2**49
 
@@ -202,9 +213,9 @@ def best_order(problem: Problem, candidate: Candidate) -> Evaluation:
 
 
 def a100_rows(folder: Path) -> Iterator[Row]:
-    """The rows without recomputation whose schedule penstock has."""
+    """The rows without recomputation and with all of it, whose schedule penstock has."""
     for row in rows_of(folder / "a100_steps.csv"):
-        if row["recompute"] == "none" and row["schedule"] in SCHEDULE_STACKS:
+        if row["recompute"] in set(Recompute) and row["schedule"] in SCHEDULE_STACKS:
             yield a100_row(row)
 
 
@@ -221,10 +232,19 @@ def a100_row(row: Mapping[str, str]) -> Row:
         vocab=-(-int(row["vocab"]) // (128 * tp)) * 128 * tp,
         positions=length,
     )
+    schedule, again = SCHEDULE_NAMES.get(schedule, schedule), Recompute(row["recompute"])
     stages = layers_per_stage(layers, pp * find(schedule).stages_per_rank)
-    software = POST_VALIDATED if "no optimizer barrier" in row["remark"] else SCHEDULE_STACKS[schedule]
+    software = POST_VALIDATED if "no optimizer barrier" in row["remark"] else SCHEDULE_STACKS[row["schedule"]]
     num_gpus = int(row["num_gpus"])
-    pinned = {"dp": dp, "tp": tp, "pp": pp, "micro_batch": microbatch, "slices": 1, "stages": stages}
+    pinned = {
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        "micro_batch": microbatch,
+        "slices": 1,
+        "stages": stages,
+        "recompute": again,
+    }
     wanted = job(model, length, dp * microbatch * count, num_gpus, 80 * 10**9, **pinned, schedule=schedule)
     problem = problem_from_cluster(wanted, a100_cluster(-(-num_gpus // 8), software))
     candidate = Candidate(
@@ -232,6 +252,7 @@ def a100_row(row: Mapping[str, str]) -> Row:
         stages=pinned_stages(stages, model.num_units),
         slices=(length,),
         schedule=schedule,
+        recompute=pinned_remakes(problem, pinned_stages(stages, model.num_units)),
     )
     problem = dataclasses.replace(problem, memory_limit_bytes=allowed_bytes(problem, candidate))
     if schedule == "zb":
@@ -240,7 +261,7 @@ def a100_row(row: Mapping[str, str]) -> Row:
     remark = f", {row['remark']}" if row["remark"] else ""
     return Row(
         paper=row["name"].split()[0],
-        name=f"{row['name']} p{pp} m{count} b{microbatch} {schedule}{remark}",
+        name=f"{row['name']} p{pp} m{count} b{microbatch} {schedule}{', recomputes' * bool(again.operations)}{remark}",
         published=float(row["step_seconds"]),
         predicted=evaluation.step_ns / 1e9,
         published_gib=float(row["peak_gb"]) if row["peak_gb"] else None,

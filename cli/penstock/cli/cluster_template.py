@@ -51,6 +51,7 @@ SOFTWARE = """\
 #   launchSeconds: 5.0e-6       # of one kernel, on the host
 #   headInForward: true         # the head's F does its whole backward
 #   overlappedCollectives: false  # a backward's, with its products (Megatron-LM)
+#   recomputesOnDemand: false   # inside of the backward that needs it
 """
 
 

@@ -118,7 +118,8 @@ class SoftwareSpec(Manifest):
     the gradients. ``allocator_slack`` is the share of activations' bytes that is lost to the allocator.
     ``launch_seconds`` is what the host takes to launch a kernel. ``head_in_forward``: the head's F does its whole
     backward, else I and W do their parts. ``overlapped_collectives``: in the backward of a block's unit, what shards
-    do together for the first product of the forward runs next to products.
+    do together for the first product of the forward runs next to products. ``recomputes_on_demand``: what is made again
+    runs inside of the backward that needs it, after its gradient has come.
     """
 
     attention: AttentionKernel = AttentionKernel.FLASH
@@ -132,6 +133,7 @@ class SoftwareSpec(Manifest):
     launch_seconds: float = 5e-6
     head_in_forward: bool = True
     overlapped_collectives: bool = False
+    recomputes_on_demand: bool = False
 
     def __post_init__(self) -> None:
         require_limits(self)

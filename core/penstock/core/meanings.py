@@ -184,6 +184,10 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
             "whether a backward's collectives of tensor parallelism run next to its products, as in Megatron-LM, but "
             "for the gather of the output's gradient"
         ),
+        "recomputesOnDemand": (
+            "whether what is made again is made inside of the backward that needs it, after its gradient has come, as "
+            "by PyTorch's checkpointing"
+        ),
     },
     CostRow: {
         "unit": "`embedding`, `attention`, `mlp` or `head`",

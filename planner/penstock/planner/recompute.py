@@ -84,7 +84,8 @@ def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -
 
 def may_recompute(problem: Problem) -> bool:
     """Whether the planner chooses what stages make again."""
-    return problem.pinned.recompute is None and problem.software == PENSTOCK
+    software = replace(problem.software, recomputes_on_demand=False)
+    return problem.pinned.recompute is None and software == PENSTOCK
 
 
 def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:

@@ -107,7 +107,10 @@ def simulation_costs(
     compute[RECOMPUTE] = 0
     if remade:
         again = np.stack([until[-1] for until in remade])
-        compute[RECOMPUTE] = again + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
+        if problem.software.recomputes_on_demand:
+            compute[[INPUT_GRADIENT, BACKWARD]] += again
+        else:
+            compute[RECOMPUTE] = again + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
