@@ -17,6 +17,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.schedule import ScheduleSpec, import_spec, parse_schedule
+from penstock.core.timeline import Activity
 from penstock.planner.braiding import hidden_share
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
@@ -25,7 +26,7 @@ from penstock.planner.order import BACKWARD, FORWARD, Order, from_schedule, to_s
 from penstock.planner.pair_costs import collectives_of
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_cluster
-from penstock.planner.replay import simulated
+from penstock.planner.replay import candidate_of, simulated
 from penstock.planner.room import Room, Shortage
 from penstock.planner.schedules.braided import BRAIDED, ahead, braided_1f1b
 from penstock.planner.schedules.recorded import record, replay
@@ -354,3 +355,21 @@ def test_what_a_few_layers_hide_is_what_a_stage_of_them_hides(num_slices: int) -
     share = collectives.hidden_ns(places[0], places[1])[0] / whole
     assert hidden_share(one, plan.mesh, num_slices) == pytest.approx(share, abs=0.05)
     assert share > 0.05
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", BRAIDED])
+def test_timelines_tell_how_long_ranks_wait_for_their_shards(schedule: str) -> None:
+    """All collectives of an action, less what a pair hides of both."""
+    one = problem(8, 2, num_sequences=6, schedule=schedule, micro_batch=1, slices=2)
+    plan = decide(one).plan
+    timeline = simulated(plan, cluster_of(device_kind("h100"), 2)).timeline
+    computes = [event for event in timeline.events if event.activity is Activity.COMPUTE]
+    assert all(0 < event.collective_ns < event.duration_ns for event in computes)
+    assert timeline.collectives is not None
+    found = collectives_of(one, candidate_of(plan))
+    assert found is not None
+    apart = sum(
+        found.waited_ns((kind, stage, column)) for kind in (FORWARD, BACKWARD) for stage in (0, 1) for column in (0, 1)
+    )
+    waited = sum(event.collective_ns for event in computes)
+    assert waited == 6 * apart if schedule == "1f1b" else 0 < waited < 6 * apart

@@ -19,11 +19,14 @@ def timeline_lines(plan: Plan, timeline: Timeline) -> list[RenderableType]:
     """The step as a picture of characters, and where the time of every rank goes."""
     from rich.table import Table
 
-    table = Table("rank", "compute", "other", "memory", box=None, padding=(0, 2))
+    has_shards = timeline.collectives is not None
+    columns = ("rank", "compute", *(["of it for shards"] if has_shards else []), "other", "memory")
+    table = Table(*columns, box=None, padding=(0, 2))
     for rank in range(timeline.num_ranks):
         busy = timeline.busy_ns(rank)
         peak = format_bytes(timeline.peak_bytes[rank]) if timeline.peak_bytes else "–"
-        table.add_row(str(rank), _share(busy, timeline), _share(timeline.step_ns - busy, timeline), peak)
+        waited = [_share(timeline.waited_ns(rank), timeline)] if has_shards else []
+        table.add_row(str(rank), _share(busy, timeline), *waited, _share(timeline.step_ns - busy, timeline), peak)
     speed = plan.speed(to_seconds(timeline.step_ns))
     told = [] if speed is None else [f"step {format_seconds(to_seconds(timeline.step_ns))}, {speed.text}"]
     return [plan_line(plan), *told, "", gantt_text(timeline, width=terminal_width()), "", table]

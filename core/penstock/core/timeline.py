@@ -30,17 +30,24 @@ class Source(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event(Manifest):
-    """One span on one rank; times in nanoseconds from the step's start. ``action`` is the action's text."""
+    """One span on one rank; times in nanoseconds from the step's start. ``action`` is the action's text.
+
+    ``collective_ns`` of a compute action are those in which its rank only waited for the other shards
+    (`penstock.core.sharding`): what runs next to compute is not counted. On CUDA they are not measured.
+    """
 
     rank: int
     activity: Activity
     action: str
     start_ns: int
     stop_ns: int
+    collective_ns: int = 0
 
     def __post_init__(self) -> None:
         if self.stop_ns < self.start_ns:
             raise UserError(what=f"{self.action} stops before it starts", where="timeline")
+        if not 0 <= self.collective_ns <= self.duration_ns:
+            raise UserError(what=f"{self.action} waits for shards for longer than it takes", where="timeline")
 
     @property
     def duration_ns(self) -> int:
@@ -63,7 +70,17 @@ class Timeline(Manifest):
         """Nanoseconds ``rank`` spent computing."""
         return sum(e.duration_ns for e in self.events if e.rank == rank and e.activity is Activity.COMPUTE)
 
+    def waited_ns(self, rank: int) -> int:
+        """Nanoseconds of these in which ``rank`` waited for its shards."""
+        return sum(e.collective_ns for e in self.events if e.rank == rank)
+
     @property
     def bubble(self) -> Lost:
         """Share of the step in which ranks did not compute, as mean and worst (`penstock.core.bubble`)."""
         return bubble([self.busy_ns(rank) for rank in range(self.num_ranks)], self.step_ns)
+
+    @property
+    def collectives(self) -> Lost | None:
+        """Share of the step in which ranks wait for their shards inside of actions; none where they do not."""
+        waited = [self.waited_ns(rank) for rank in range(self.num_ranks)]
+        return Lost.of(waited, self.step_ns) if any(waited) else None

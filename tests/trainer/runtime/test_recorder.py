@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 
@@ -14,7 +15,14 @@ from penstock.core.schedule import Kind, parse_action
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
-from penstock.trainer.recorder import HostRecorder, clock_offset_ns, gather_times, make_recorder, merge
+from penstock.trainer.recorder import (
+    HostRecorder,
+    clock_offset_ns,
+    gather_marks,
+    gather_times,
+    make_recorder,
+    merge,
+)
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
 from tests.support.pipeline_ranks import SEED, GradientKeeper, sample
@@ -56,11 +64,29 @@ def test_merge_puts_all_ranks_on_one_axis() -> None:
     assert Timeline.from_manifest(timeline.to_manifest()) == timeline
 
 
+def test_waits_for_shards_belong_to_the_action_between_two_marks() -> None:
+    """Those of compute actions alone, and no longer than these took."""
+    program = program_of(small_plan(pp=1, slices=(4,)))
+    (own,) = program.ranks
+    ticks, waited = itertools.count(0, 10), itertools.count(0, 4)
+    recorder = HostRecorder(len(own.instructions), lambda: next(ticks), lambda: next(waited))
+    for position in range(len(own.instructions) + 1):
+        recorder.mark(position)
+    marks = [[each.tolist()] for each in (recorder.times_ns(), recorder.waits_ns())]
+    timeline = merge(program, Mesh(dp=1, pp=1), marks[0], source=Source.MEASURED, waits_ns=marks[1])
+    computes = [event for event in timeline.events if event.activity is Activity.COMPUTE]
+    assert [event.collective_ns for event in computes] == [4] * len(computes)
+    assert not any(event.collective_ns for event in timeline.events if event.activity is not Activity.COMPUTE)
+    assert timeline.collectives is not None
+    assert timeline.waited_ns(0) == 4 * len(computes)
+    assert merge(program, Mesh(dp=1, pp=1), marks[0], source=Source.MEASURED).collectives is None
+
+
 def record_step(me: PoolRank, plan: Plan, program: Program) -> Timeline:
     """One real training step, recorded and merged."""
-    mesh = Mesh(dp=plan.dp, pp=plan.pp)
+    mesh = Mesh.of(plan)
     own = program.ranks[mesh.pipeline_rank(me.rank)]
-    stages = build_stages(plan, own, device=CPU, seed=SEED)
+    stages = build_stages(plan, own, shard=mesh.shard(me.rank), device=CPU, seed=SEED)
     runtime = Runtime(
         plan,
         program,
@@ -72,10 +98,13 @@ def record_step(me: PoolRank, plan: Plan, program: Program) -> Timeline:
     )
     share = plan.global_batch // plan.dp
     ids, labels = sample(plan.model.vocab, share, plan.sequence_length)
-    recorder = HostRecorder(len(own.instructions))
+    recorder = HostRecorder(len(own.instructions), waited_ns=lambda: runtime.shards.waited_ns)
     totals = runtime.train_step(3, Batch(token_ids=ids, labels=labels, num_valid_tokens=10), recorder)
-    times_ns = gather_times(recorder.times_ns(), program, mesh, me.groups[everyone(mesh)])
-    return merge(program, mesh, times_ns, source=Source.MEASURED, step=3, peak_bytes=totals.peak_bytes)
+    group = me.groups[everyone(mesh)]
+    times_ns = gather_times(recorder.times_ns(), program, mesh, group)
+    waits_ns = gather_marks(recorder.waits_ns(), program, mesh, group)
+    peak_bytes = totals.peak_bytes
+    return merge(program, mesh, times_ns, source=Source.MEASURED, step=3, peak_bytes=peak_bytes, waits_ns=waits_ns)
 
 
 @POOLED
@@ -90,6 +119,18 @@ def test_recorded_steps_are_consistent(worker_pool: WorkerPool, pp: int, dp: int
     check_dependencies(first, Mesh(dp=dp, pp=pp), plan)
     assert len(first.peak_bytes) == plan.num_ranks
     assert 0 < first.bubble.mean < 1
+
+
+@POOLED
+def test_recorded_steps_tell_how_long_ranks_wait_for_their_shards(worker_pool: WorkerPool) -> None:
+    """Every F, I and W of a block has collectives; other instructions have none."""
+    plan = dataclasses.replace(small_plan(schedule="zb-h1", pp=2, num_microbatches=2, slices=(5, 7)), tp=2)
+    program = program_of(plan)
+    worker_pool.connect(plan, program)
+    first, *_ = worker_pool.run(record_step, plan, program, num_ranks=plan.num_ranks)
+    computes = [event for event in first.events if event.activity is Activity.COMPUTE]
+    assert all(0 < event.collective_ns <= event.duration_ns for event in computes)
+    assert sum(event.collective_ns for event in first.events) == sum(event.collective_ns for event in computes)
 
 
 def check_order(timeline: Timeline, program: Program, mesh: Mesh) -> None:

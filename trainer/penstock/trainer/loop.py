@@ -11,7 +11,7 @@ from penstock.core.timeline import Source, Timeline
 from penstock.trainer.closing import Totals, loss_of
 from penstock.trainer.interpreter import SILENT
 from penstock.trainer.optimizer import learning_rate
-from penstock.trainer.recorder import gather_times, make_recorder, merge
+from penstock.trainer.recorder import gather_marks, gather_times, make_recorder, merge
 from penstock.trainer.session import Session
 from penstock.trainer.teller import Teller
 
@@ -71,7 +71,8 @@ class Stopwatch:
         self._session = session
         self._sampled = sampled_steps(session.job.spec.training.steps)
         own = session.program.ranks[session.mesh.pipeline_rank(session.worker.rank)]
-        self._recorder = make_recorder(len(own.instructions), session.worker.device)
+        shards = session.runtime.shards
+        self._recorder = make_recorder(len(own.instructions), session.worker.device, lambda: shards.waited_ns)
 
     def step(self, step: int) -> tuple[Totals, float, Timeline | None]:
         """One step, its seconds on this rank, and its timeline if it is sampled."""
@@ -85,8 +86,11 @@ class Stopwatch:
 
     def _timeline(self, step: int, totals: Totals) -> Timeline:
         program, mesh = self._session.program, self._session.mesh
-        times = gather_times(self._recorder.times_ns(), program, mesh, self._session.everyone)
-        return merge(program, mesh, times, source=Source.MEASURED, step=step, peak_bytes=totals.peak_bytes)
+        everyone, recorder = self._session.everyone, self._recorder
+        times = gather_times(recorder.times_ns(), program, mesh, everyone)
+        waits = gather_marks(recorder.waits_ns(), program, mesh, everyone) if mesh.tp > 1 else ()
+        peak_bytes = totals.peak_bytes
+        return merge(program, mesh, times, source=Source.MEASURED, step=step, peak_bytes=peak_bytes, waits_ns=waits)
 
 
 def _metrics(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import torch
@@ -29,15 +29,26 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class HostRecorder:
-    """Marks of one step on the host's clock; a store and a clock reading each, so it may always be on."""
+    """Marks of one step on the host's clock; two stores and a clock reading each, so it may always be on.
 
-    def __init__(self, num_instructions: int, clock: Clock = time.perf_counter_ns) -> None:
+    ``waited_ns`` says how long the rank has waited for its shards so far.
+    """
+
+    def __init__(
+        self, num_instructions: int, clock: Clock = time.perf_counter_ns, waited_ns: Clock = lambda: 0
+    ) -> None:
         self._times = array("q", bytes(8 * (num_instructions + 1)))
-        self._clock = clock
+        self._waits = array("q", self._times)
+        self._clock, self._waited_ns = clock, waited_ns
 
     def mark(self, position: int) -> None:
         """See `penstock.trainer.interpreter.Recorder`."""
         self._times[position] = self._clock()
+        self._waits[position] = self._waited_ns()
+
+    def waits_ns(self) -> Tensor:
+        """[instructions + 1] int64: how long the rank had waited for its shards at every mark of the newest step."""
+        return torch.tensor(self._waits, dtype=torch.int64)
 
     def times_ns(self) -> Tensor:
         """The marks of the newest step, [instructions + 1] int64 nanoseconds."""
@@ -59,6 +70,10 @@ class CudaRecorder:
             self._start_ns = self._clock()
         self._events[position].record()
 
+    def waits_ns(self) -> Tensor:
+        """Nothing: the device waits for shards in its own streams, and the host does not see when."""
+        return torch.zeros(len(self._events), dtype=torch.int64)
+
     def times_ns(self) -> Tensor:
         """The marks of the newest step, [instructions + 1] int64 nanoseconds; waits for the device."""
         first, last = self._events[0], self._events[-1]
@@ -71,9 +86,12 @@ def _timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def make_recorder(num_instructions: int, device: torch.device) -> HostRecorder | CudaRecorder:
-    """The recorder that suits the device."""
-    return CudaRecorder(num_instructions) if device.type == "cuda" else HostRecorder(num_instructions)
+def make_recorder(
+    num_instructions: int, device: torch.device, waited_ns: Clock = lambda: 0
+) -> HostRecorder | CudaRecorder:
+    """The recorder that suits the device; ``waited_ns`` as of `HostRecorder`."""
+    is_cuda = device.type == "cuda"
+    return CudaRecorder(num_instructions) if is_cuda else HostRecorder(num_instructions, waited_ns=waited_ns)
 
 
 def merge(
@@ -84,8 +102,11 @@ def merge(
     source: Source,
     step: int | None = None,
     peak_bytes: tuple[int, ...] = (),
+    waits_ns: Sequence[Sequence[int]] = (),
 ) -> Timeline:
-    """One timeline from every global rank's marks, all on one clock; it begins with the earliest mark."""
+    """One timeline from every global rank's marks, all on one clock; it begins with the earliest mark. ``waits_ns`` at
+    the same marks are how long ranks had waited for their shards, none where that is not known.
+    """
     begin = min(times[0] for times in times_ns)
     return Timeline(
         source=source,
@@ -93,19 +114,23 @@ def merge(
         step_ns=max(times[-1] for times in times_ns) - begin,
         events=tuple(
             event
-            for rank, times in enumerate(times_ns)
-            for event in _events(rank, program.ranks[mesh.pipeline_rank(rank)], times, begin)
+            for rank, (times, waits) in enumerate(zip_longest(times_ns, waits_ns, fillvalue=()))
+            for event in _events(rank, program.ranks[mesh.pipeline_rank(rank)], times, waits, begin)
         ),
         peak_bytes=peak_bytes,
         step=step,
     )
 
 
-def _events(rank: int, program: RankProgram, times_ns: Sequence[int], begin: int) -> Iterator[Event]:
-    for instruction, (start, stop) in zip(program.instructions, pairwise(times_ns), strict=True):
+def _events(
+    rank: int, program: RankProgram, times_ns: Sequence[int], waits_ns: Sequence[int], begin: int
+) -> Iterator[Event]:
+    waits = [after - before for before, after in pairwise(waits_ns)] or [0] * len(program.instructions)
+    for instruction, (start, stop), waited in zip(program.instructions, pairwise(times_ns), waits, strict=True):
         action = instruction.action
         if action.kind is not Kind.FREE:
-            yield Event(rank, _ACTIVITIES[action.kind], str(action), start - begin, stop - begin)
+            collective_ns = min(waited, stop - start) if action.is_compute else 0
+            yield Event(rank, _ACTIVITIES[action.kind], str(action), start - begin, stop - begin, collective_ns)
 
 
 _ACTIVITIES = {
@@ -121,9 +146,14 @@ def gather_times(
     times_ns: Tensor, program: Program, mesh: Mesh, group: dist.ProcessGroup, *, clock: Clock = time.perf_counter_ns
 ) -> list[list[int]]:
     """Every rank's marks on the first rank's clock; collective over the group of all ranks, on the host."""
+    return gather_marks(times_ns - clock_offset_ns(group, clock=clock), program, mesh, group)
+
+
+def gather_marks(marks: Tensor, program: Program, mesh: Mesh, group: dist.ProcessGroup) -> list[list[int]]:
+    """What every rank has at its marks [instructions + 1]; collective over the group of all ranks, on the host."""
     lengths = [1 + len(program.ranks[mesh.pipeline_rank(rank)].instructions) for rank in range(mesh.num_ranks)]
     padded = torch.zeros(max(lengths), dtype=torch.int64)
-    padded[: len(times_ns)] = times_ns - clock_offset_ns(group, clock=clock)
+    padded[: len(marks)] = marks
     gathered = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(gathered, padded, group=group)
     return [times[:length].tolist() for times, length in zip(gathered, lengths, strict=True)]

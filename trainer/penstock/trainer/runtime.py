@@ -29,6 +29,7 @@ from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
 from penstock.trainer.stage import Stage
+from penstock.trainer.units.collectives import WaitingShards
 
 _IGNORED = -1
 _FORWARD = frozenset({Kind.F, Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, Kind.WAIT_SEND_F})
@@ -87,8 +88,9 @@ class Runtime:
             stop_requested=stop_requested,
             device=device,
         )
+        self.shards = WaitingShards(transport.shards)
         executor = StageExecutor(
-            plan, self._program, stages, self._closing, device=device, shards=transport.shards, poison=poison
+            plan, self._program, stages, self._closing, device=device, shards=self.shards, poison=poison
         )
         bind = partial(
             Interpreter, rank=rank, transport=transport, cursor=array("q", (0, 0)) if cursor is None else cursor

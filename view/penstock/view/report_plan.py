@@ -282,5 +282,12 @@ def compute_difference(first: Timeline, second: Timeline) -> str:
     return (
         f"Per rank, computing took {unit.text(busy[1])} where {unit.text(busy[0])} was predicted, "
         f"everything else {unit.text(rest[1])} where {unit.text(rest[0])} was predicted. "
-        f"Bubble: {second.bubble.text}; predicted {first.bubble.text}."
+        f"Bubble: {second.bubble.text}; predicted {first.bubble.text}.{_shards_difference(first, second)}"
     )
+
+
+def _shards_difference(first: Timeline, second: Timeline) -> str:
+    """How long ranks waited for their shards while they computed, where that is known of both."""
+    if first.collectives is None or second.collectives is None:
+        return ""
+    return f" Waiting for shards: {second.collectives.text}; predicted {first.collectives.text}."

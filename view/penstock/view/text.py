@@ -31,6 +31,7 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
     longest = max(1, end_ns(timeline))
     unit = time_unit(longest)
     heading = f"{timeline.source.value}: {unit.text(timeline.step_ns)}, bubble {timeline.bubble.text}"
+    heading += f"; waiting for shards {timeline.collectives.text}" if timeline.collectives else ""
     lines = [heading[:width]]
     drawn = [half for event in timeline.events for half in _halves(event)]
     form = _choose_form(drawn, columns / longest)
@@ -47,7 +48,7 @@ def _halves(event: Event) -> tuple[Event, ...]:
     children = children_of(event)
     ends = [event.start_ns + event.duration_ns * i // len(children) for i in range(len(children) + 1)]
     return tuple(
-        replace(child, start_ns=start, stop_ns=stop)
+        replace(child, start_ns=start, stop_ns=stop, collective_ns=0)
         for child, (start, stop) in zip(children, pairwise(ends), strict=True)
     )
 

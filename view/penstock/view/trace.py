@@ -78,6 +78,8 @@ def _complete(event: Event, pid: int, tid: int) -> dict[str, Any]:
         ]
         args |= {name: [each[name] for each in of_each] for name in of_each[0]}
         args["overlapped"] = [str(child) for child in action.children]
+    if event.collective_ns:
+        args["waitedForShardsUs"] = event.collective_ns / 1e3
     return {
         "ph": "X",
         "name": event.action,

@@ -50,12 +50,18 @@ class Collectives:
         pairs = list(zip(map(tuple, first.tolist()), map(tuple, second.tolist()), strict=True))
         return np.array([self._of(*pair) for pair in pairs], dtype=np.int64)
 
+    def waited_ns(self, place: Place) -> int:
+        """How long the action's rank waits for its shards, if it is no part of a pair."""
+        return int(self._known(place)[:, COLLECTIVE].sum())
+
+    def _known(self, place: Place) -> Nanoseconds:
+        if place not in self._segments:
+            self._segments[place] = self.segments_of(place)
+        return self._segments[place]
+
     def _of(self, first: Place, second: Place) -> int:
         if (first, second) not in self._hidden:
-            for place in (first, second):
-                if place not in self._segments:
-                    self._segments[place] = self.segments_of(place)
-            passes = self._segments[first], self._segments[second]
+            passes = self._known(first), self._known(second)
             serial = sum(int(each.sum()) for each in passes)
             self._hidden[first, second] = serial - int(pair_ns(*passes))
         return self._hidden[first, second]

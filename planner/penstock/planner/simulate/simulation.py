@@ -50,7 +50,7 @@ def simulate(program: Program, costs: Costs, *, static_bytes: Sequence[int] = ()
         source=Source.SIMULATED,
         num_ranks=order.num_ranks,
         step_ns=times.makespan_ns,
-        events=tuple(_events(order, linked, times)),
+        events=tuple(_events(order, linked, times, _Waits(order, costs))),
         peak_bytes=tuple(a + live_bytes(rank) for a, rank in zip(always, program.ranks, strict=True)),
     )
     return Simulation(timeline=timeline, times=times)
@@ -81,19 +81,41 @@ _SEND = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}
 _RELEASE = {Kind.F: Kind.WAIT_SEND_F, Kind.B: Kind.WAIT_SEND_B, Kind.I: Kind.WAIT_SEND_B}
 
 
-def _events(order: Order, linked: Linked, times: StepTimes) -> Iterator[Event]:
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """How long ranks wait for their shards in compute actions."""
+
+    order: Order
+    costs: Costs
+
+    def of(self, number: int, *, is_pair: bool) -> int:
+        """In the action with this number, or in the pair that it ends."""
+        collectives = self.costs.collectives
+        if collectives is None:
+            return 0
+        order = self.order
+        numbers = [number - 1, number] if is_pair else [number]
+        columns = np.stack([order.kinds, order.stages, order.columns], axis=1)[numbers]
+        places = [(kind, stage, column) for kind, stage, column in columns.tolist()]
+        waited = sum(map(collectives.waited_ns, places))
+        return waited - int(collectives.hidden_ns(columns[:1], columns[1:])[0]) if is_pair else waited
+
+
+def _events(order: Order, linked: Linked, times: StepTimes, waits: _Waits) -> Iterator[Event]:
     """Every rank's events; a wait and a transfer are shown where they took time."""
     actions, awaited = list(actions_of(order)), _awaited(linked)
     shown = _shown(order, actions)
     free = 0
     ranks, stops = order.ranks.tolist(), linked.actions[:, link.STOP_WAIT].tolist()
-    for rank, action, computed, stop_wait, row in zip(ranks, actions, shown, stops, times.trace.tolist(), strict=True):
+    rows = zip(ranks, actions, shown, stops, times.trace.tolist(), strict=True)
+    for number, (rank, action, computed, stop_wait, row) in enumerate(rows):
         reached, received, start, stop, released, departed, arrived = row
         free = max(stop, free) if computed is not None and computed.children else stop
         if received > reached >= 0:
             yield _event(rank, Activity.WAIT, _RECEIVE, action, reached, received)
         if computed is not None:
-            yield Event(rank, Activity.COMPUTE, str(computed), start, stop)
+            waited = min(waits.of(number, is_pair=bool(computed.children)), stop - start)
+            yield Event(rank, Activity.COMPUTE, str(computed), start, stop, waited)
         if released > free:
             yield _event(rank, Activity.WAIT, _RELEASE, actions[awaited[stop_wait - 1]], free, released)
         free = released

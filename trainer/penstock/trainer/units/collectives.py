@@ -14,6 +14,7 @@ rows of one shard's part, H hidden.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -85,6 +86,34 @@ class _NoShards:
 
 NO_SHARDS: Shards = _NoShards()
 """For the only shard of a rank, whose passes yield nothing."""
+
+
+class WaitingShards:
+    """Access to other shards that adds up for how long the host waited for them, in ``waited_ns``."""
+
+    def __init__(self, shards: Shards, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._shards, self._clock = shards, clock
+        self.waited_ns = 0
+
+    def start(self, request: Request) -> Work:
+        """See `Shards`."""
+        return _Waiting(self._shards.start(request), self)
+
+    def wait(self, work: Work) -> None:
+        """Wait, and add how long it took."""
+        begin = self._clock()
+        work.wait()
+        self.waited_ns += self._clock() - begin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    work: Work
+    shards: WaitingShards
+
+    def wait(self) -> None:
+        """See `Work`."""
+        self.shards.wait(self.work)
 
 
 def run_pass(steps: Pass[_Result], shards: Shards) -> _Result:
