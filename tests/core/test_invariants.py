@@ -24,6 +24,8 @@ from tests.support.small_programs import (
     lowered,
     moved,
     one_line_each,
+    one_line_of_both,
+    one_line_remade,
     replaced,
     schedule_of,
     without,
@@ -340,6 +342,52 @@ def test_a_reduction_over_shards_starts_once_its_stage_is_complete() -> None:
         prove(partly)
 
 
+REMADE = "0F0,0R0,0I0,0W0\n"
+
+REMADE_REFUSALS = [
+    (lambda p: moved(p, 0, "0I0.0", before="0R0.0"), r"0I0.0: reads ra@0:0.0, which was never acquired"),
+    (lambda p: moved(p, 0, "0W0.0", before="0R0.0"), r"0W0.0: reads rl@0:0.0, which was never acquired"),
+    (lambda p: without(p, 0, "0R0.0"), r"0F0.0: has to write .*ra@0:0.0, rl@0:0.0, h@0:0.0, not"),
+    (lambda p: _not_touching(p, "0I0.0", SlotKind.REMADE_ACTIVATIONS), r"0I0.0: has to read .*ra@0:0.0, .*, not"),
+    (lambda p: _not_touching(p, "0W0.0", SlotKind.REMADE_LINEAR_INPUTS), r"0W0.0: has to read .*rl@0:0.0, .*, not"),
+    (lambda p: _not_touching(p, "0R0.0", SlotKind.ACTIVATIONS), r"0R0.0: has to read a@0:0.0, .*, not"),
+    (lambda p: _not_touching(p, "0R0.0", SlotKind.REMADE_ACTIVATIONS), r"0R0.0: has to write ra@0:0.0, .*, not"),
+]
+
+
+def _not_touching(program: Program, text: str, kind: SlotKind) -> Program:
+    """The Program in which an instruction names no slot of a kind."""
+    slots = program.ranks[0].slots
+
+    def change(found: Instruction) -> Instruction:
+        reads, writes = (
+            tuple(i for i in indices if slots[i].kind is not kind) for indices in (found.reads, found.writes)
+        )
+        return replace(found, reads=reads, writes=writes)
+
+    return replaced(program, 0, text, change)
+
+
+@pytest.mark.parametrize(("corruption", "reason"), REMADE_REFUSALS, ids=[reason for _, reason in REMADE_REFUSALS])
+def test_what_is_made_again_is_not_read_before_and_made_by_nobody_else(
+    corruption: Callable[[Program], Program], reason: str
+) -> None:
+    program = lowered(REMADE, sizes=one_line_of_both)
+    prove(program, sizes=one_line_of_both)
+    with pytest.raises(ProgramError, match=reason):
+        prove(corruption(program))
+
+
+def test_a_slot_that_is_made_again_begins_its_life_with_the_recomputation() -> None:
+    """Of two slices one is made again: F of the other fills the slots itself."""
+    program = lowered("0F0.0,0F0.1,0B0.1,0R0.0,0B0.0\n", sizes=one_line_of_both)
+    rank = program.ranks[0]
+    names = {str(slot): index for index, slot in enumerate(rank.slots)}
+    acquired = {str(i.action): i.acquires for i in rank.instructions}
+    assert {names["ra@0:0.0"], names["rl@0:0.0"]} <= set(acquired["0R0.0"])
+    assert {names["ra@0:0.1"], names["rl@0:0.1"]} <= set(acquired["0F0.1"])
+
+
 IN_PARTS = "0F0,0R0[0],0R0[1:3],0I0,0W0\n"
 
 PART_REFUSALS = [
@@ -364,7 +412,7 @@ def test_parts_cover_what_a_stage_keeps_once_before_the_backward(
     """With no slots, so that nothing but the parts themselves is seen to be wrong."""
     program = lower(schedule_of(IN_PARTS), lambda *_: 0, slices=(1,), receive_ahead=1, dp=False)
     prove(program, num_units=(3,))
-    prove(lowered(IN_PARTS), sizes=one_line_each, num_units=(3,))
+    prove(lowered(IN_PARTS), sizes=one_line_remade, num_units=(3,))
     with pytest.raises(ProgramError, match=reason):
         prove(corruption(program), num_units=(3,))
 

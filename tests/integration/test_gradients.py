@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.schedules.seeds import ONE_BY_ONE
 from penstock.planner.schedules.v_shape import HALF, MINIMUM, ZBV
 from tests.support.pipeline_ranks import RankResult, expected, train_rank
-from tests.support.small_plans import looped_schedule, remade_units, small_plan
+from tests.support.small_plans import looped_schedule, remade_units, small_plan, with_stages
 from tests.support.stage_pipeline import gradient_error
 from tests.support.worker_pool import WorkerPool
 
@@ -197,7 +196,7 @@ def test_recompute_of_one_slice_before_a_stage_that_keeps_nothing(
     """The whole head, whose forward of either slice is as if there were no recompute."""
     text = "0F0.0,1F0.0,0F0.1,1F0.1,1B0.1,0B0.1,1B0.0,0B0.0\n".replace(f"0B0.{remade}", f"0R0.{remade},0B0.{remade}")
     plan = small_plan(schedule=ScheduleSpec(generator=CSV, text=text), slices=slices, pp=1, num_stages=2)
-    check(worker_pool, replace(plan, stages=((0, 7), (7, 8))))
+    check(worker_pool, with_stages(plan, ((0, 7), (7, 8))))
 
 
 def check(pool: WorkerPool, plan: Plan) -> None:

@@ -20,7 +20,7 @@ from penstock.planner.realise import program_of
 from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded
-from tests.support.small_plans import even_stages, looped_schedule, plan_of_case, small_plan
+from tests.support.small_plans import even_stages, looped_schedule, plan_of_case, small_plan, with_stages
 from tests.support.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("worker-pool")
@@ -104,7 +104,7 @@ def test_recomputed_parts_and_a_smaller_last_micro_batch(
         remainder=remainder,
         remainder_slices=(5, 1) if remainder else (),
     )
-    check(worker_pool, replace(plan, stages=parts_alone(plan)) if alone else plan)
+    check(worker_pool, with_stages(plan, parts_alone(plan)) if alone else plan)
 
 
 @pytest.mark.parametrize("family", Family)
@@ -114,7 +114,7 @@ def test_recompute_that_goes_on_inside_of_the_head(worker_pool: WorkerPool, fami
     stages = ((0, first), (first, 9))
     schedule = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=3, num_units=(0, 9 - first))
     plan = small_plan(family=family, schedule=schedule, slices=(3, 1, 2), num_microbatches=2, head_parts=2)
-    check(worker_pool, replace(plan, stages=stages))
+    check(worker_pool, with_stages(plan, stages))
 
 
 def test_a_rank_with_several_stages_of_a_tied_head_sums_their_rows_at_once(worker_pool: WorkerPool) -> None:

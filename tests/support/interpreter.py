@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from penstock.core.layout import SlotKind
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
-from penstock.core.roles import DKV, G_IN, G_OUT, KV, A, H, L, W, X, Y
+from penstock.core.roles import DKV, G_IN, G_OUT, KV, RA, RL, A, H, L, W, X, Y
 from penstock.core.schedule import Action, Group, Kind
 from tests.support.strategies import Case
 from tests.support.toy_model import PRIME, ToyModel, position_weight
@@ -27,6 +27,9 @@ NUM_SHARDS = 3
 """Shards of a case with tp; each has the same addend of every ``u``, and all of everything else."""
 
 WORD = 8
+
+_REST = {A: RA, L: RL}
+"""Where the rest is of what these slots hold."""
 
 
 class Crash(Exception):  # noqa: N818  it is what a process does
@@ -125,7 +128,7 @@ class _Interpreter:
         self.channels: defaultdict[tuple[Channel | None, bool], list[_Flight]] = defaultdict(list)
         self.hurry = rng.choice([0.05, 0.5, 0.95])
         for stage, rank in enumerate(case.schedule.stage_ranks):
-            names = [f"{name}{stage}" for name in "vu"] if case.stages[stage].linear else []
+            names = [f"{name}{stage}" for name in "vu"] if case.stages[stage].has_linears else []
             names += ["e"] if stage == 0 else []
             names += ["head"] if stage == len(case.stages) - 1 else []
             self.ranks[rank].weights.update({name: model.weights[name] for name in names})
@@ -216,6 +219,7 @@ class _Interpreter:
             _store(keys[part], [u * x % PRIME])
             y = (y + u * x * self._prefix(keys, part)) % PRIME
         self._save(rank, instruction, x)
+        self._save_rest(rank, instruction, x)
         if stage < len(self.case.stages) - 1:
             self._write(rank, written, Y if Y in written else X, stage, part, [y])
         else:
@@ -224,7 +228,7 @@ class _Interpreter:
             self._write(rank, written, H, stage, part, [2 * target * self.model.weights["head"] * y % PRIME])
 
     def recompute(self, rank: _Rank, instruction: Instruction) -> None:
-        """In parts the first reads the input, and only the last leaves all that backward needs."""
+        """In parts the first reads the input, and only the last leaves all that backward needs. Reads what was kept."""
         part, cell = instruction.action.part, _cell(instruction.action)
         remade, x = rank.remade.get(cell, (0, 0))
         if part is not None and part.first != remade:
@@ -232,7 +236,7 @@ class _Interpreter:
         if part is None or part.first == 0:
             x = self._input(rank, instruction)
         if part is None or part.stop == self.case.num_units[cell[0]]:
-            self._save(rank, instruction, x)
+            self._save_rest(rank, instruction, x)
         if part is not None:
             rank.remade[cell] = (part.stop, x)
 
@@ -241,13 +245,13 @@ class _Interpreter:
         read, written = rank.slots(instruction.reads), rank.slots(instruction.writes)
         widths, last_stage = self.case.stages[stage], len(self.case.stages) - 1
         (dy,) = self._read(rank, read, H if stage == last_stage else G_IN, stage, part, 1)
-        if widths.activations:
-            (factor,) = self._read(rank, read, A, stage, part, 1)
+        if widths.activations or widths.remade_activations:
+            (factor,) = self._saved(rank, read, A, stage, part, 1)
         else:
             factor = self._factor(stage, self._input(rank, instruction))
         dk = self._key_gradient(rank, read, written, stage, part, dy) if widths.attention else 0
         dx = (factor * dy + self.model.weights[f"u{stage}"] * dk) % PRIME
-        if widths.linear:
+        if widths.has_linears:
             self._write(rank, written, W, stage, part, [dy, dk, dx])
         elif stage == 0:
             self._embedding_gradient(rank, microbatch, part, dx)
@@ -264,9 +268,9 @@ class _Interpreter:
 
     def _weight_gradient(self, rank: _Rank, instruction: Instruction, slots: dict[SlotKind, Slot]) -> None:
         stage, microbatch, part = _cell(instruction.action)
-        if not self.case.stages[stage].linear:
+        if not self.case.stages[stage].has_linears:
             return
-        square, x = self._read(rank, slots, L, stage, part, 2)
+        square, x = self._saved(rank, slots, L, stage, part, 2)
         dy, dk, dx = self._read(rank, slots, W, stage, part, 3)
         rank.gradients[f"v{stage}"] = (rank.gradients[f"v{stage}"] + square * dy) % PRIME
         rank.gradients[f"u{stage}"] = (rank.gradients[f"u{stage}"] + x * dk) % PRIME
@@ -284,13 +288,44 @@ class _Interpreter:
         return x
 
     def _save(self, rank: _Rank, instruction: Instruction, x: int) -> None:
-        """Keep what backward needs, where the Program gives a place for it."""
+        """Keep what backward needs, where the Program gives a place for it: all of it, or of what R makes the rest of
+        some share.
+        """
         stage, _, part = _cell(instruction.action)
         written = rank.slots(instruction.writes)
-        if A in written:
-            self._write(rank, written, A, stage, part, [self._factor(stage, x)])
-        if L in written:
-            self._write(rank, written, L, stage, part, [x * x % PRIME, x])
+        for kept, rest in _REST.items():
+            if kept in written:
+                numbers = self._needed_by_backward(kept, stage, x)
+                some = [3 * x % PRIME] * len(numbers) if self._has(rest, stage) else numbers
+                self._write(rank, written, kept, stage, part, some)
+
+    def _save_rest(self, rank: _Rank, instruction: Instruction, x: int) -> None:
+        """Where the Program gives a place for it, what backward needs besides the share that was kept."""
+        stage, _, part = _cell(instruction.action)
+        written, read = rank.slots(instruction.writes), rank.slots(instruction.reads)
+        for kept, rest in _REST.items():
+            if rest in written:
+                numbers = self._needed_by_backward(kept, stage, x)
+                some = [0] * len(numbers)
+                if self._has(kept, stage):
+                    some = self._read(rank, {**written, **read}, kept, stage, part, len(numbers))
+                left = [(whole - share) % PRIME for whole, share in zip(numbers, some, strict=True)]
+                self._write(rank, written, rest, stage, part, left)
+
+    def _saved(
+        self, rank: _Rank, slots: dict[SlotKind, Slot], kept: SlotKind, stage: int, part: int, count: int
+    ) -> list[int]:
+        """What was kept and what was made again, together."""
+        found = [
+            self._read(rank, slots, kind, stage, part, count) for kind in (kept, _REST[kept]) if self._has(kind, stage)
+        ]
+        return [sum(numbers) % PRIME for numbers in zip(*found, strict=True)]
+
+    def _needed_by_backward(self, kept: SlotKind, stage: int, x: int) -> list[int]:
+        return [self._factor(stage, x)] if kept is A else [x * x % PRIME, x]
+
+    def _has(self, kind: SlotKind, stage: int) -> bool:
+        return self.case.sizes(kind, stage, 1) > 0
 
     def _factor(self, stage: int, x: int) -> int:
         return (2 * self.model.weights[f"v{stage}"] * x + self.model.weights[f"b{stage}"]) % PRIME

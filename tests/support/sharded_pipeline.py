@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
+from penstock.core.remaking import Remakes
 from penstock.core.sharding import Sharding
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh
@@ -33,7 +34,7 @@ class ShardedPipeline:
     bounds: Sequence[int]
     batch: int = 1
     precision: Precision = Precision.FP64
-    recompute: bool = False
+    recompute: bool | Sequence[Remakes] = False
     shards: list[HandPipeline] = field(init=False)
 
     def __post_init__(self) -> None:

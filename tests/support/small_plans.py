@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from penstock.core.layout import Precision, num_remade_units
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
+from penstock.core.remaking import full_remakes
 from penstock.core.schedule import CSV, Action, Kind, Part, Schedule, ScheduleSpec
+from penstock.planner.realise import schedule_of
 from penstock.planner.schedules.registry import find
+from tests.support.small_programs import remade_stages
 
 
 def small_model(family: Family, *, layers: int = 3) -> ModelSpec:
@@ -47,7 +51,7 @@ def small_plan(
     model = small_model(family, layers=layers)
     recipe = ScheduleSpec(generator=schedule, version=find(schedule).version) if isinstance(schedule, str) else schedule
     per_rank = find(schedule).stages_per_rank if isinstance(schedule, str) else 1
-    return Plan(
+    plan = Plan(
         model=model,
         precision=precision,
         dp=dp,
@@ -61,6 +65,15 @@ def small_plan(
         remainder=remainder,
         remainder_slices=remainder_slices,
     )
+    return with_stages(plan, plan.stages)
+
+
+def with_stages(plan: Plan, stages: tuple[tuple[int, int], ...]) -> Plan:
+    """The plan with these stages; those that have an R in its schedule make everything again."""
+    plan = replace(plan, stages=stages, recompute=())
+    remade = remade_stages(schedule_of(plan)) if plan.schedule.generator == CSV else set()
+    remakes = tuple(full_remakes(plan.model, units) if stage in remade else () for stage, units in enumerate(stages))
+    return replace(plan, recompute=remakes) if remade else plan
 
 
 def plan_of_case(case: Mapping[str, Any], stages_per_rank: Mapping[str, int], **changes: Any) -> Plan:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.core.layout import SlotKind
-from penstock.core.program import Instruction, Program, RankProgram
-from penstock.core.schedule import Schedule, parse_schedule
+from penstock.core.layout import REMADE_SLOTS, SlotKind
+from penstock.core.program import Instruction, Program, RankProgram, SlotSizes
+from penstock.core.schedule import Kind, Schedule, flatten, parse_schedule
 from penstock.planner.lowering import NO_TRANSIENTS, Transients, lower
 
 SPLIT_BACKWARD = """\
@@ -23,7 +23,17 @@ TWO_MICROBATCHES = """\
 
 
 def one_line_each(kind: SlotKind, stage: int, tokens: int) -> int:
-    """64 bytes per token for every slot."""
+    """64 bytes per token for every slot, where all is kept."""
+    return 0 if kind in REMADE_SLOTS.values() else 64 * tokens
+
+
+def one_line_remade(kind: SlotKind, stage: int, tokens: int) -> int:
+    """64 bytes per token for every slot, where all that can be is made again."""
+    return 0 if kind in REMADE_SLOTS else 64 * tokens
+
+
+def one_line_of_both(kind: SlotKind, stage: int, tokens: int) -> int:
+    """64 bytes per token for every slot, where some is made again."""
     return 64 * tokens
 
 
@@ -33,9 +43,15 @@ def schedule_of(text: str) -> Schedule:
     return schedule
 
 
+def remade_stages(schedule: Schedule) -> set[int]:
+    """The stages that have an R."""
+    return {action.stage for row in schedule.ranks for action in flatten(row) if action.kind is Kind.R}
+
+
 def lowered(
     text: str,
     *,
+    sizes: SlotSizes | None = None,
     slices: tuple[int, ...] = (),
     receive_ahead: int = 2,
     late_receives: bool = False,
@@ -46,11 +62,14 @@ def lowered(
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
 ) -> Program:
-    """The Program of a schedule written as CSV; slices of one token unless given."""
+    """The Program of a schedule written as CSV; slices of one token unless given, and without ``sizes`` all is made
+    again if anything is.
+    """
     schedule = schedule_of(text)
+    usual = one_line_remade if remade_stages(schedule) else one_line_each
     return lower(
         schedule,
-        one_line_each,
+        sizes or usual,
         slices=slices or (1,) * schedule.num_slices,
         receive_ahead=receive_ahead,
         late_receives=late_receives,

@@ -14,22 +14,28 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from penstock.core.layout import Parameter, Precision, SlotKind, stage_slot_bytes
+from penstock.core.layout import REMADE_SLOTS, Parameter, Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
+from penstock.core.remaking import Remakes, full_remakes, remade_of
 from penstock.core.roles import PREFIX_KINDS, READS_AND_WRITES
 from penstock.core.schedule import Kind
+from penstock.core.scratch import scratch_bytes
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.backends import AttentionBackend
 from penstock.trainer.units.collectives import NO_SHARDS, Shards, run_pass
-from penstock.trainer.units.views import scratch_bytes, scratch_views, slot_views
+from penstock.trainer.units.views import SlotViews, UnitViews, joined, scratch_views, slot_views
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
 CPU = torch.device("cpu")
 _GUARD_BYTES, _GUARD, _NAN = 64, 0x5A, 0xFF
 
 Views = dict[SlotKind, dict[int, dict[str, Tensor]]]
+
+_KEPT_AS = {remade: kept for kept, remade in REMADE_SLOTS.items()}
+"""Under which name a stage knows the buffers that R makes again."""
+
 WeightOrder = Callable[[list[tuple[int, int, int]]], Iterable[tuple[int, int, int]]]
 
 
@@ -55,7 +61,8 @@ def poisoned_workspace(num_bytes: int, device: torch.device) -> Workspace:
 class HandPipeline:
     """Stages with unit boundaries ``cuts``, slices with token boundaries ``bounds``; runs one step of micro-batches.
 
-    With ``sharding`` it is the ``shard`` of each stage that ``shards`` joins with the others.
+    ``recompute`` says what every stage runs again before its backward; all that can be, if it is true. With
+    ``sharding`` it is the ``shard`` of each stage that ``shards`` joins with the others.
     """
 
     spec: ModelSpec
@@ -64,7 +71,7 @@ class HandPipeline:
     batch: int = 1
     precision: Precision = Precision.FP64
     seed: int = 0
-    recompute: bool = False
+    recompute: bool | Sequence[Remakes] = False
     backend: AttentionBackend | None = None
     device: torch.device = CPU
     sharding: Sharding = WHOLE
@@ -101,6 +108,11 @@ class HandPipeline:
                 )
             )
         self._slots: dict[tuple[SlotKind, int, int, int], _Slot] = {}
+        stages = list(pairwise(self.cuts))
+        remakes = self.recompute
+        if isinstance(remakes, bool):
+            remakes = [full_remakes(self.spec, stage) if remakes else () for stage in stages]
+        self.remade = [remade_of(self.spec, *each) for each in zip(stages, remakes, strict=True)]
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -164,10 +176,11 @@ class HandPipeline:
     ) -> None:
         stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
         own_labels = labels[:, start:stop] if stage.needs_labels else None
-        if self.recompute:
+        remade = self.remade[index]
+        if remade:
             views = self._views(Kind.R, index, microbatch, part)
             token_ids = None if index else ids[:, start:stop]
-            run_pass(stage.recompute(views, start, stop, token_ids=token_ids, labels=own_labels), self.shards)
+            run_pass(stage.recompute(views, start, stop, remade, token_ids=token_ids, labels=own_labels), self.shards)
         views = self._views(Kind.I, index, microbatch, part)
         if index < len(self.stages) - 1:
             sent = self._free(SlotKind.SENT_GRADIENT, index + 1, microbatch, part)
@@ -181,7 +194,8 @@ class HandPipeline:
             gradient_scale=scale,
         )
         run_pass(backward, self.shards)
-        done = [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT]
+        done = [SlotKind.INPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT]
+        done += [SlotKind.ACTIVATIONS, SlotKind.REMADE_ACTIVATIONS]
         for kind in done + (list(PREFIX_KINDS) if part == 0 else []):
             self._free(kind, index, microbatch, part)
 
@@ -198,24 +212,22 @@ class HandPipeline:
             gradient_scale=scale,
         )
         run_pass(backward, self.shards)
-        for kind in (SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
+        for kind in (SlotKind.LINEAR_INPUTS, SlotKind.REMADE_LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
             self._free(kind, index, microbatch, part)
 
-    def _views(self, kind: Kind, index: int, microbatch: int, part: int) -> Views:
+    def _views(self, kind: Kind, index: int, microbatch: int, part: int) -> SlotViews:
         """What the action may touch; slots it is the first to touch start their lives."""
         reads, writes = READS_AND_WRITES[kind]
-        views = {}
+        gives_up = kind is Kind.F and bool(self.remade[index])
+        views: dict[SlotKind, UnitViews] = dict(self._scratch(index, part)) if gives_up else {}
         for slot in {*reads, *writes}:
-            if not self._exists(slot, index):
+            if not self._exists(slot, index) or (gives_up and slot in _KEPT_AS):
                 continue
             key = (slot, index, microbatch, 0 if slot in PREFIX_KINDS else part)
             if key not in self._slots:
                 self._slots[key] = self._new(slot, index, part)
-            views[slot] = self._slots[key].views
-        if kind is Kind.F and self.recompute:
-            views.update(self._scratch(index, part))
-            for slot in (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS):
-                del self._slots[slot, index, microbatch, part]
+            name = _KEPT_AS.get(slot, slot)
+            views[name] = joined(views.get(name, {}), self._slots[key].views)
         return views
 
     def _exists(self, slot: SlotKind, index: int) -> bool:
@@ -227,7 +239,7 @@ class HandPipeline:
     def _new(self, slot: SlotKind, index: int, part: int) -> _Slot:
         stage = self.stages[index]
         tokens = self.bounds[-1] if slot in PREFIX_KINDS else self.bounds[part + 1] - self.bounds[part]
-        place = (stage.first, stage.stop, slot, self.batch, tokens, self.sharding)
+        place = (stage.first, stage.stop, slot, self.batch, tokens, self.sharding, self.remade[index])
         num_bytes = stage_slot_bytes(self.spec, self.precision, *place)
         memory = torch.full((num_bytes + 2 * _GUARD_BYTES,), _NAN, dtype=torch.uint8, device=self.device)
         memory[:_GUARD_BYTES] = memory[-_GUARD_BYTES:] = _GUARD
@@ -236,7 +248,7 @@ class HandPipeline:
 
     def _scratch(self, index: int, part: int) -> Views:
         stage, tokens = self.stages[index], self.bounds[part + 1] - self.bounds[part]
-        place = (stage.first, stage.stop, self.batch, tokens, self.sharding)
+        place = (stage.first, stage.stop, self.batch, tokens, self.sharding, self.remade[index])
         num_bytes = scratch_bytes(self.spec, self.precision, *place)
         memory = torch.full((num_bytes,), _NAN, dtype=torch.uint8, device=self.device)
         return scratch_views(memory, self.spec, self.precision, *place)

@@ -29,11 +29,18 @@ _MESSAGE_SLOTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageWidths:
-    """Bytes per token of what a stage keeps; 0 where it has no such slot."""
+    """Bytes per token of what a stage keeps, or makes again where R does; 0 where it has no such slot."""
 
     activations: int
     linear: int
     attention: int
+    remade_activations: int
+    remade_linear: int
+
+    @property
+    def has_linears(self) -> bool:
+        """Whether it trains any weight but the ends'."""
+        return self.linear + self.remade_linear > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +68,9 @@ class Case:
         per_token = {
             SlotKind.ACTIVATIONS: widths.activations,
             SlotKind.LINEAR_INPUTS: widths.linear,
-            SlotKind.OUTPUT_GRADIENTS: 2 * widths.linear,
+            SlotKind.REMADE_ACTIVATIONS: widths.remade_activations,
+            SlotKind.REMADE_LINEAR_INPUTS: widths.remade_linear,
+            SlotKind.OUTPUT_GRADIENTS: 2 * (widths.linear + widths.remade_linear),
             SlotKind.KEYS_VALUES: widths.attention,
             SlotKind.KEYS_VALUES_GRADIENTS: 2 * widths.attention,
         }
@@ -199,6 +208,8 @@ def _stage_widths(draw: st.DrawFn) -> StageWidths:
         activations=draw(st.sampled_from([0, 8, 56, 72])),
         linear=draw(st.sampled_from([0, 16, 80])),
         attention=draw(st.sampled_from([0, 8, 32])),
+        remade_activations=draw(st.sampled_from([0, 8, 56])),
+        remade_linear=draw(st.sampled_from([0, 16, 80])),
     )
 
 

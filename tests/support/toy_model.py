@@ -46,7 +46,7 @@ class ToyModel:
 
     def trained(self, case: Case) -> list[str]:
         """The weights that have gradients."""
-        stages = [stage for stage, widths in enumerate(case.stages) if widths.linear]
+        stages = [stage for stage, widths in enumerate(case.stages) if widths.has_linears]
         return ["e", "head", *(f"{name}{stage}" for stage in stages for name in "vu")]
 
     def gradients(self, case: Case) -> dict[str, int]:

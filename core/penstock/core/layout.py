@@ -405,6 +405,8 @@ REMADE_SLOTS = {
 Operations = frozenset[Operation]
 """What a unit runs again in R (`penstock.core.remaking`)."""
 
+EVERY_OPERATION: Operations = frozenset(Operation)
+
 Remade = tuple[Operations, ...]
 """The operations that each unit of a stage runs again; those behind the last one that is named run nothing again."""
 

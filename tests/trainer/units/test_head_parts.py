@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.schedule import Kind
+from penstock.core.scratch import scratch_bytes
 from penstock.core.sharding import Sharding, unit_collectives
 from penstock.trainer.units import head_parts
 from penstock.trainer.units.collectives import Gather
 from penstock.trainer.units.division import vocabulary_parts
 from penstock.trainer.units.linear import accumulate_product
-from penstock.trainer.units.views import scratch_bytes
 from tests.support.reference_model import reference_gradients, reference_logits, reference_loss
 from tests.support.sharded_pipeline import ShardedPipeline
 from tests.support.stage_pipeline import HandPipeline, gradient_error

@@ -28,14 +28,15 @@ class Arena:
 
     def __init__(self, program: RankProgram, plan: Plan, device: torch.device) -> None:
         self._memory = torch.empty(program.arena_bytes, dtype=torch.uint8, device=device).fill_(0)
-        self._plan = plan
+        self._plan, self._remade = plan, plan.remade
         self.slots = program.slots
         self._tensors = [self._carve(slot) for slot in program.slots]
 
     def _carve(self, slot: Slot) -> SlotTensors:
         plan, slices = self._plan, self._plan.slices_of(slot.microbatch)
         tokens = sum(slices) if slot.kind in _WHOLE_SEQUENCE else slices[slot.slice or 0]
-        shape = (*plan.stages[slot.stage], slot.kind, plan.size_of(slot.microbatch), tokens, plan.sharding)
+        layout = (slot.kind, plan.size_of(slot.microbatch), tokens, plan.sharding, self._remade[slot.stage])
+        shape = (*plan.stages[slot.stage], *layout)
         needed = stage_slot_bytes(plan.model, plan.precision, *shape)
         if slot.num_bytes != needed:
             raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed}")

@@ -13,17 +13,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from penstock.core.layout import SlotKind
+from penstock.core.layout import Remade, SlotKind
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, RankProgram
-from penstock.core.roles import G_IN, G_OUT, A, L, W, X, Y
+from penstock.core.roles import G_IN, G_OUT, RA, RL, A, L, W, X, Y
 from penstock.core.schedule import Kind, Part
+from penstock.core.scratch import scratch_bytes
+from penstock.core.sharding import Sharding
 from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.closing import Closing
 from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pair, run_pass
-from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
+from penstock.trainer.units.views import SlotViews, joined, scratch_views
 
 CPU = torch.device("cpu")
 
@@ -31,6 +33,9 @@ _Result = TypeVar("_Result")
 
 _Steps = Callable[[], Pass[object]]
 """Makes the pass of an action, ready to run."""
+
+_OF_STAGE = {RA: A, RL: L}
+"""Under which name a stage knows the buffers of a slot, which has no need to know what R makes again."""
 
 
 class StageExecutor:
@@ -57,6 +62,7 @@ class StageExecutor:
         self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
         self._program, self._slots = program, program.slots
         self._arena = Arena(program, plan, device)
+        self._remade = plan.remade
         self._recomputed = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
         self._scratch = self._make_scratch(device)
         batch = (plan.num_sequences, plan.sequence_length)
@@ -67,14 +73,15 @@ class StageExecutor:
         self.gradient_scale = 1.0
 
     def _make_scratch(self, device: torch.device) -> Tensor:
-        """Memory for the forwards that leave nothing behind because a recompute follows."""
-        plan = self._plan
-        shapes = [
-            (*plan.stages[stage], plan.size_of(microbatch), plan.slices_of(microbatch)[part])
-            for stage, microbatch, part in self._recomputed
-        ]
-        needed = [scratch_bytes(plan.model, plan.precision, *shape, plan.sharding) for shape in shapes]
+        """Memory for what forwards give up because a recompute follows."""
+        layouts = {self._scratch_layout(*cell) for cell in self._recomputed}
+        needed = [scratch_bytes(self._plan.model, self._plan.precision, *layout) for layout in layouts]
         return torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
+
+    def _scratch_layout(self, stage: int, microbatch: int, part: int) -> tuple[int, int, int, int, Sharding, Remade]:
+        plan = self._plan
+        shape = (plan.size_of(microbatch), plan.slices_of(microbatch)[part])
+        return (*plan.stages[stage], *shape, plan.sharding, self._remade[stage])
 
     def compute(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
@@ -170,8 +177,8 @@ class StageExecutor:
         stage, views, (start, stop) = self._place(instruction)
         part = instruction.action.part
         units = None if part is None else range(stage.first + part.first, stage.first + part.stop)
-        token_ids, labels = self._token_ids(instruction), self._labels(instruction)
-        return partial(stage.recompute, views, start, stop, token_ids=token_ids, labels=labels, units=units)
+        recompute = partial(stage.recompute, views, start, stop, self._remade[instruction.action.stage], units=units)
+        return partial(recompute, token_ids=self._token_ids(instruction), labels=self._labels(instruction))
 
     def _backward_input(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop) = self._place(instruction)
@@ -229,23 +236,23 @@ class StageExecutor:
         action = instruction.action
         stage = self._stages[action.stage]
         views: dict[SlotKind, SlotTensors] = {A: {}, L: {}, W: {}}
+        if action.kind is Kind.F and (action.stage, *_cell(instruction)) in self._recomputed:
+            views |= self._scratch_views(action.stage, *_cell(instruction))
         for index in dict.fromkeys((*instruction.reads, *instruction.writes)):
             slot = self._slots[index]
             if slot.stage == action.stage:
-                views[slot.kind] = self._arena.tensors(index)
+                kind = _OF_STAGE.get(slot.kind, slot.kind)
+                views[kind] = joined(views.get(kind, {}), self._arena.tensors(index))
             elif slot.kind is X:
                 views[Y] = {stage.stop - 1: _renamed(self._arena.tensors(index), X, Y)}
             else:
                 assert slot.kind is G_IN, f"{action} touches {slot} of another stage"
                 views[G_OUT] = {stage.first: _renamed(self._arena.tensors(index), G_IN, G_OUT)}
-        if action.kind is Kind.F and (action.stage, *_cell(instruction)) in self._recomputed:
-            views |= self._scratch_views(stage, *_cell(instruction))
         return views
 
-    def _scratch_views(self, stage: Stage, microbatch: int, part: int) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
-        plan = self._plan
-        shape = (stage.first, stage.stop, plan.size_of(microbatch), plan.slices_of(microbatch)[part])
-        return scratch_views(self._scratch, plan.model, plan.precision, *shape, plan.sharding)
+    def _scratch_views(self, stage: int, microbatch: int, part: int) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
+        layout = self._scratch_layout(stage, microbatch, part)
+        return scratch_views(self._scratch, self._plan.model, self._plan.precision, *layout)
 
 
 _COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], _Steps]] = {

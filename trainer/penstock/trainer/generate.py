@@ -10,10 +10,11 @@ from torch import Tensor
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
+from penstock.core.scratch import scratch_bytes
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, run_pass
-from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views, slot_views
+from penstock.trainer.units.views import SlotViews, scratch_views, slot_views
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
 CPU = torch.device("cpu")

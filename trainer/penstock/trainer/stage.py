@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from penstock.core.layout import SlotKind
+from penstock.core.layout import EVERY_OPERATION, Operation, Operations, Remade, SlotKind
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.attention import Attention
@@ -103,21 +103,31 @@ class Stage:
         views: SlotViews,
         start: int,
         stop: int,
+        remade: Remade,
         *,
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         units: range | None = None,
     ) -> Pass[None]:
-        """R: fill ``a`` and ``l`` as F did, bit for bit, and write the keys and values where they were.
+        """R: run the operations of ``remade`` again and fill their buffers of ``a`` and ``l`` as F did, bit for bit.
 
-        Leaves out what no backward reads: a whole head, and the last output before it or before the stage's end. With
-        ``units`` only those of these; the units before them have to be recomputed already.
+        All others hold what F left there. A product of q, k and v writes keys and values where they were. Leaves out
+        what no backward reads: the last output before a whole head or before the stage's end. With ``units`` only those
+        of these; the units before them have to be recomputed already.
         """
-        units = range(self.first, self.stop) if units is None else units
-        yield from self._run_body(views, start, stop, token_ids, keep_last_output=self._parts is not None, units=units)
-        if self._parts is not None and units.stop - 1 > self._last_body_unit:
-            x = self._parts_input(views) if self._last_body_unit + 1 in units else None
-            yield from self._parts.recompute(views, x, _needed(labels, "labels"), units)
+        operations = self._remade_operations(remade, range(self.first, self.stop) if units is None else units)
+        yield from self._run_body(views, start, stop, token_ids, operations)
+        if self._parts is not None and any(unit > self._last_body_unit for unit in operations):
+            x = self._parts_input(views) if self._last_body_unit + 1 in operations else None
+            yield from self._parts.recompute(views, x, _needed(labels, "labels"), operations)
+
+    def _remade_operations(self, remade: Remade, units: range) -> dict[int, Operations]:
+        """What each of the units runs again, for those that run anything."""
+        operations = {unit: own for unit, own in enumerate(remade, start=self.first) if unit in units}
+        last = self._last_body_unit
+        if self._parts is None and last in operations:
+            operations[last] -= {Operation.EMBED, Operation.OUTPUT}
+        return {unit: own for unit, own in operations.items() if own}
 
     def evaluate(
         self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
@@ -261,20 +271,18 @@ class Stage:
         start: int,
         stop: int,
         token_ids: Tensor | None,
-        *,
-        keep_last_output: bool = True,
-        units: range | None = None,
+        operations: Mapping[int, Operations] | None = None,
     ) -> Pass[None]:
-        """Forward through all units but the head, or through some of them."""
-        unwanted = None if keep_last_output else self._last_body_unit
-        units = range(self.first, self.stop) if units is None else units
-        if self._embedding is not None and self.first in units and self.first != unwanted:
+        """Forward through all units but the head, or only these ``operations``, by unit."""
+        if operations is None:
+            operations = dict.fromkeys(range(self.first, self.stop), EVERY_OPERATION)
+        if self._embedding is not None and Operation.EMBED in operations.get(self.first, ()):
             ids = _needed(token_ids, "token ids")
             yield from self._embedding.forward(ids, start, self._output(views, self.first))
-        blocks = {index: block for index, block in self._blocks.items() if index in units}
-        for index, block in blocks.items():
-            y = None if index == unwanted else self._output(views, index)
-            yield from block.forward(self._frame(views, index, start, stop), y)
+        for index, block in self._blocks.items():
+            if index in operations:
+                y = self._output(views, index) if Operation.OUTPUT in operations[index] else None
+                yield from block.forward(self._frame(views, index, start, stop), y, operations[index])
 
     def _frame(self, views: SlotViews, index: int, start: int, stop: int) -> Frame:
         def of(slot: SlotKind) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from penstock.core.layout import EVERY_OPERATION, Operation, Operations
 from penstock.core.model import ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.backends import AttentionBackend, Operands
@@ -46,17 +47,23 @@ class Attention:
         self._backend = backend
         self._rotary = rotary
 
-    def forward(self, frame: Frame, y_RH: Tensor | None) -> Pass[None]:
-        """F: fill ``a``, ``l`` and the slice's part of ``kv``; write the output unless ``y`` is none (R, last unit)."""
+    def forward(self, frame: Frame, y_RH: Tensor | None, operations: Operations = EVERY_OPERATION) -> Pass[None]:
+        """F: fill ``a``, ``l`` and the slice's part of ``kv``; write the output. R: only what the ``operations`` make,
+        and the output unless ``y`` is none.
+        """
         self._workspace.reset()
         attended_TE = frame.l["attended"]
         num_tokens = attended_TE.shape[0]
-        normed_TH = yield from self._norm.forward(frame, num_tokens)
-        qkv = self._workspace.take(num_tokens, self._qkv.weight_OI.shape[0], dtype=frame.x.dtype)
-        self._qkv.forward(normed_TH, qkv)
-        self._place(frame, qkv)
-        yield from self._division.turn()
-        self._backend.forward(_operands(frame))
+        if Operation.NORM in operations:
+            self._norm.forward(frame, num_tokens)
+        if Operation.PROJECT in operations:
+            normed_TH = yield from self._norm.all_tokens(frame, num_tokens)
+            qkv = self._workspace.take(num_tokens, self._qkv.weight_OI.shape[0], dtype=frame.x.dtype)
+            self._qkv.forward(normed_TH, qkv)
+            self._place(frame, qkv)
+        if Operation.ATTEND in operations:
+            yield from self._division.turn()
+            self._backend.forward(_operands(frame))
         if y_RH is not None:
             self._workspace.reset()
             yield from self._out.forward_onto(frame.x, attended_TE, y_RH)

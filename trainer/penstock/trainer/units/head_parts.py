@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from penstock.core.layout import HEAD_CHUNK_TOKENS, NUM_STATISTICS, SlotKind
+from penstock.core.layout import HEAD_CHUNK_TOKENS, NUM_STATISTICS, Operation, Operations, SlotKind
 from penstock.core.model import Family, ModelSpec, Unit
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.collectives import Gather, Pass
@@ -114,17 +114,21 @@ class HeadParts:
             logits_V = torch.cat([logits_V, (yield from part.logits(normed_TH[row], self._wide))])
         return logits_V
 
-    def recompute(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, units: range) -> Pass[None]:
-        """R: what those parts keep that are among ``units``; the first of the stage's comes first."""
+    def recompute(
+        self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, operations: Mapping[int, Operations]
+    ) -> Pass[None]:
+        """R: what the ``operations`` of those parts make that are among them; the first of the stage's comes first."""
         labels_T = labels_BN.reshape(-1)
-        if self._first in units:
-            normed_TH = yield from self._normed(views, x_RH, len(labels_T))
-        else:
-            normed_TH = yield from self._kept_normed(views, len(labels_T))
+        makes_normed = Operation.NORM if self.has_first else Operation.PROJECT
+        if makes_normed in operations.get(self._first, ()):
+            self._keep_normed(views, x_RH, len(labels_T))
+        remade = {index: part for index, part in self._parts.items() if Operation.ACTIVATE in operations.get(index, ())}
+        if not remade:
+            return
+        normed_TH = yield from self._kept_normed(views, len(labels_T))
         for chunk, wide in self._chunks(normed_TH):
-            for index, part in self._parts.items():
-                if index in units:
-                    part.project(views[SlotKind.LINEAR_INPUTS][index], normed_TH, labels_T, chunk, wide)
+            for index, part in remade.items():
+                part.project(views[SlotKind.LINEAR_INPUTS][index], normed_TH, labels_T, chunk, wide)
 
     def backward_input(
         self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: float, dx_RH: Tensor | None
@@ -170,6 +174,13 @@ class HeadParts:
 
     def _normed(self, views: SlotViews, x_RH: Tensor | None, num_tokens: int) -> Pass[Tensor]:
         """Keep the norm's output and pass it on; that of all tokens [T, H]."""
+        normed_RH = self._keep_normed(views, x_RH, num_tokens)
+        if SlotKind.OUTPUT in views and not self.has_last:
+            self._passed_on(views)["normed"].copy_(normed_RH)
+        return (yield from self._kept_normed(views, num_tokens))
+
+    def _keep_normed(self, views: SlotViews, x_RH: Tensor | None, num_tokens: int) -> Tensor:
+        """The norm's output of the rows that the shard holds, made or taken from the stage before."""
         normed_RH = views[SlotKind.LINEAR_INPUTS][self._first]["normed"]
         if self._norm is None:
             normed_RH.copy_(views[SlotKind.INPUT][self._first]["normed"])
@@ -178,9 +189,7 @@ class HeadParts:
             if len(x_UH):
                 statistics = self._statistics(views, num_tokens)
                 self._norm.forward(x_UH, statistics, self._division.own(normed_RH, num_tokens))
-        if SlotKind.OUTPUT in views and not self.has_last:
-            self._passed_on(views)["normed"].copy_(normed_RH)
-        return (yield from self._kept_normed(views, num_tokens))
+        return normed_RH
 
     def _kept_normed(self, views: SlotViews, num_tokens: int) -> Pass[Tensor]:
         """The norm's output of all tokens, from what the shards keep."""

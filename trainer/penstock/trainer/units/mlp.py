@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from penstock.core.layout import EVERY_OPERATION, Operation, Operations
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.activation import Activation
@@ -41,14 +42,20 @@ class Mlp:
         self._workspace = workspace
         self._activation = activation
 
-    def forward(self, frame: Frame, y_RH: Tensor | None) -> Pass[None]:
-        """F: fill ``a`` and ``l``; write the output unless ``y`` is none (R, last unit)."""
+    def forward(self, frame: Frame, y_RH: Tensor | None, operations: Operations = EVERY_OPERATION) -> Pass[None]:
+        """F: fill ``a`` and ``l``; write the output. R: only what the ``operations`` make, and the output unless ``y``
+        is none.
+        """
         self._workspace.reset()
         activated_TF, risen_TG = frame.l["activated"], frame.a[self._risen]
-        normed_TH = yield from self._norm.forward(frame, activated_TF.shape[0])
-        self._rise.forward(normed_TH, risen_TG)
-        self._activation.forward(risen_TG, activated_TF)
-        yield from self._division.turn()
+        if Operation.NORM in operations:
+            self._norm.forward(frame, activated_TF.shape[0])
+        if Operation.PROJECT in operations:
+            normed_TH = yield from self._norm.all_tokens(frame, activated_TF.shape[0])
+            self._rise.forward(normed_TH, risen_TG)
+        if Operation.ACTIVATE in operations:
+            self._activation.forward(risen_TG, activated_TF)
+            yield from self._division.turn()
         if y_RH is not None:
             self._workspace.reset()
             yield from self._down.forward_onto(frame.x, activated_TF, y_RH)

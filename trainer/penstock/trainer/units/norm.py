@@ -61,16 +61,19 @@ class BlockNorm:
     def __init__(self, norm: Norm, division: Division) -> None:
         self._norm, self._division = norm, division
 
-    def forward(self, frame: Frame, num_tokens: int) -> Pass[Tensor]:
-        """Keep the norm of x and its statistics; return the norm of all tokens [T, H]."""
+    def forward(self, frame: Frame, num_tokens: int) -> None:
+        """Keep the norm of x and its statistics."""
         own, normed_RH = self._division.own, frame.l["normed"]
         if not self._division.by_tokens:
             self._norm.forward(frame.x, frame.a, normed_RH)
-            return normed_RH
+            return
         x_UH = own(frame.x, num_tokens)
         if len(x_UH):
             self._norm.forward(x_UH, self._own_statistics(frame, num_tokens), own(normed_RH, num_tokens))
-        return (yield from self._division.all_tokens(normed_RH, num_tokens))
+
+    def all_tokens(self, frame: Frame, num_tokens: int) -> Pass[Tensor]:
+        """The norm of all tokens [T, H], from what the shards keep."""
+        return (yield from self._division.all_tokens(frame.l["normed"], num_tokens))
 
     def backward(self, dnormed_PH: Tensor, frame: Frame, dx_RH: Tensor, num_tokens: int) -> Pass[None]:
         """``dx`` = the gradient of x for those of the output, ``w.dy``, and of the norm, of which this is an addend."""
