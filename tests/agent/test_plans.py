@@ -20,8 +20,10 @@ from penstock.core.errors import UserError
 from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.host.stopping import StopRequestedError, listening
 from penstock.core.job import JobSpec, ParallelismSpec, PipelineJob
-from penstock.core.layout import Precision
+from penstock.core.layout import Operation, Precision
+from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.remaking import Recompute, uniform_remakes
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.planner.pins import pinned_stages
@@ -149,6 +151,23 @@ def test_a_plan_obeys_pins_that_say_the_same() -> None:
 )
 def test_a_plan_does_not_obey_other_pins(pinned: dict[str, Any]) -> None:
     assert not serves(local_plan(), spec(parallelism=pinned))
+
+
+def test_a_plan_makes_again_what_is_pinned() -> None:
+    """A schedule that names recomputation makes everything of these stages again, whatever is pinned for others."""
+    plan = local_plan()
+    kept = {pin: dataclasses.replace(spec(), parallelism=ParallelismSpec(recompute=pin)) for pin in Recompute}
+    for made, plan_of in ((pin, _recomputed(plan, pin)) for pin in Recompute):
+        assert serves(plan_of, spec())
+        assert [pin for pin in Recompute if serves(plan_of, kept[pin])] == [made]
+    remakes = uniform_remakes(plan.model, plan.stages[0], (Operation.NORM,))
+    partly = dataclasses.replace(plan, recompute=(remakes, *((),) * (len(plan.stages) - 1)))
+    assert not any(serves(partly, job) for job in kept.values())
+
+
+def _recomputed(plan: Plan, pin: Recompute) -> Plan:
+    remakes = tuple(uniform_remakes(plan.model, stage, pin.operations) for stage in plan.stages)
+    return dataclasses.replace(plan, recompute=remakes if any(remakes) else ())
 
 
 def test_a_plan_divides_hidden_states_as_is_pinned_where_there_are_shards() -> None:

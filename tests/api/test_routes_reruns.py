@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from penstock.api.http.reruns import next_name, pinned, retried
 from penstock.api.service import Service
 from penstock.api.store import jobs, plans, profiles
 from penstock.core.job import PipelineJob
+from penstock.core.layout import Operation
 from penstock.core.lifecycle import Phase
+from penstock.core.remaking import Recompute, uniform_remakes
+from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
@@ -23,6 +27,7 @@ from tests.support.command import tiny_plan
 from tests.support.local_run import local_job, local_plan, local_profile
 from tests.support.run_files import add_checkpoint
 from tests.support.service import NOW, add_job, client_of, job_manifest
+from tests.support.small_plans import looped_schedule, small_plan
 
 PATH = "/v1/jobs/default/tiny"
 
@@ -233,3 +238,24 @@ def test_a_pinned_job_says_all_that_its_plan_decided() -> None:
     assert (found.pp, found.dp, found.micro_batch, found.slices) == (2, 1, 1, (20, 12))
     assert (found.stages, found.schedule, job.spec.resources.ranks) == ((1.0, 1.0), "1f1b", 2)
     assert PipelineJob.from_manifest(job.to_manifest()) == job
+
+
+@pytest.mark.parametrize("pin", Recompute)
+def test_a_pinned_job_makes_again_what_its_plan_does(pin: Recompute) -> None:
+    """A plan that keeps everything has nothing to pin: the planner recomputes only for memory."""
+    plan = tiny_plan()
+    remakes = tuple(uniform_remakes(plan.model, stage, pin.operations) for stage in plan.stages)
+    plan = replace(plan, recompute=remakes if any(remakes) else ())
+    found = pinned(PipelineJob.from_manifest(job_manifest()), plan).spec.parallelism.recompute
+    assert found is (pin if plan.recompute else None)
+
+
+def test_a_pinned_list_of_actions_names_recomputation_only_where_the_plans_own_did() -> None:
+    """Where a list names it, a stage makes everything again, and not what the plan says."""
+    for recompute in (False, True):
+        looped = looped_schedule(num_ranks=1, num_stages=2, num_microbatches=1, num_slices=3, recompute=recompute)
+        plan = small_plan(schedule=looped, pp=1, num_stages=2, layers=2, slices=(20, 8, 4))
+        remakes = tuple(uniform_remakes(plan.model, stage, (Operation.NORM,)) for stage in plan.stages)
+        found = pinned(PipelineJob.from_manifest(job_manifest()), replace(plan, recompute=remakes)).spec.parallelism
+        assert isinstance(found.schedule, ScheduleSpec)
+        assert ("0R0.0" in found.schedule.text) == recompute

@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from penstock.core.bubble import Lost
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
 from penstock.core.errors import UserError
-from penstock.core.layout import Precision
+from penstock.core.layout import Operation, Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.profile import digest
 from penstock.core.records import LogLine, Progress, Record, RecordKind, StepMetrics
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.remaking import Recompute, full_remakes, uniform_remakes
+from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds, to_nanoseconds, to_seconds
 from tests.support.old_fields import OF_A_PLAN, unknown_fields
 from tests.support.sample_run import confident_plan, explained_plan, sample_plan
+from tests.support.small_plans import small_plan
 
 MODEL = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=16)
 LINK = LinkSpec(latency_seconds=1e-5, bytes_per_second=1e9)
@@ -279,3 +281,34 @@ def test_bytes_are_shown_for_people(count: int, text: str) -> None:
 )
 def test_money_is_shown_for_people(amount: float, text: str) -> None:
     assert format_amount(amount) == text
+
+
+# Recomputation
+
+
+@pytest.mark.parametrize("pin", Recompute)
+def test_a_plan_knows_the_pin_of_what_it_makes_again(pin: Recompute) -> None:
+    plan = small_plan(pp=2, head_parts=2)
+    remakes = tuple(uniform_remakes(plan.model, stage, pin.operations) for stage in plan.stages)
+    plan = replace(plan, recompute=remakes)
+    assert [each for each in Recompute if plan.recomputes(each)] == [pin]
+    assert plan.recompute_pin is (None if pin is Recompute.NONE else pin)
+    assert replace(plan, recompute=(remakes[0], ())).recompute_pin is None
+    assert Plan.from_manifest(plan.to_manifest()) == plan
+
+
+def test_stages_whose_schedule_recomputes_obey_every_pin() -> None:
+    text = "0F0,0R0,0B0\n1F0,1B0\n"
+    plan = small_plan(pp=2, slices=(12,), schedule=ScheduleSpec(generator=CSV, text=text))
+    assert plan.recompute == (full_remakes(plan.model, plan.stages[0]), ())
+    assert [each for each in Recompute if plan.recomputes(each)] == [Recompute.NONE]
+    selective = uniform_remakes(plan.model, plan.stages[1], Recompute.SELECTIVE.operations)
+    assert replace(plan, recompute=(plan.recompute[0], selective)).recompute_pin is Recompute.SELECTIVE
+
+
+def test_remakes_of_other_stages_are_refused() -> None:
+    plan = small_plan(pp=2)
+    with pytest.raises(UserError, match="is of 1 stages, the plan has 2"):
+        replace(plan, recompute=((),))
+    with pytest.raises(UserError, match=r"recompute\[0\]\[1\].count: 3 attention units of a stage that has 2"):
+        replace(plan, recompute=(uniform_remakes(plan.model, (0, plan.model.num_units), tuple(Operation)), ()))

@@ -14,7 +14,6 @@ from penstock.core.remaking import full_remakes
 from penstock.core.schedule import CSV, Action, Kind, Part, Schedule, ScheduleSpec
 from penstock.planner.realise import schedule_of
 from penstock.planner.schedules.registry import find
-from tests.support.small_programs import remade_stages
 
 
 def small_model(family: Family, *, layers: int = 3) -> ModelSpec:
@@ -71,7 +70,7 @@ def small_plan(
 def with_stages(plan: Plan, stages: tuple[tuple[int, int], ...]) -> Plan:
     """The plan with these stages; those that have an R in its schedule make everything again."""
     plan = replace(plan, stages=stages, recompute=())
-    remade = remade_stages(schedule_of(plan)) if plan.schedule.generator == CSV else set()
+    remade = schedule_of(plan).recomputed_stages if plan.schedule.generator == CSV else frozenset()
     remakes = tuple(full_remakes(plan.model, units) if stage in remade else () for stage, units in enumerate(stages))
     return replace(plan, recompute=remakes) if remade else plan
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.core.layout import REMADE_SLOTS, SlotKind
 from penstock.core.program import Instruction, Program, RankProgram, SlotSizes
-from penstock.core.schedule import Kind, Schedule, flatten, parse_schedule
+from penstock.core.schedule import Schedule, parse_schedule
 from penstock.planner.lowering import NO_TRANSIENTS, Transients, lower
 
 SPLIT_BACKWARD = """\
@@ -43,11 +43,6 @@ def schedule_of(text: str) -> Schedule:
     return schedule
 
 
-def remade_stages(schedule: Schedule) -> set[int]:
-    """The stages that have an R."""
-    return {action.stage for row in schedule.ranks for action in flatten(row) if action.kind is Kind.R}
-
-
 def lowered(
     text: str,
     *,
@@ -66,7 +61,7 @@ def lowered(
     again if anything is.
     """
     schedule = schedule_of(text)
-    usual = one_line_remade if remade_stages(schedule) else one_line_each
+    usual = one_line_remade if schedule.recomputed_stages else one_line_each
     return lower(
         schedule,
         sizes or usual,

@@ -15,8 +15,8 @@ from penstock.core.layout import Precision, Remade
 from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
-from penstock.core.remaking import Remakes, check_remakes, remade_of
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.remaking import Recompute, Remakes, check_remakes, remade_of, uniform_remakes
+from penstock.core.schedule import CSV, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
 from penstock.core.speed import Speed, speed_of
 from penstock.core.units import format_count
@@ -277,6 +277,23 @@ class Plan(Manifest):
         last = parts[-self.head_parts :]
         last[0] -= len(self.stages) == self.head_parts  # the embedding
         return tuple(count / 2 for count in of_blocks) if last == [1] * self.head_parts else None
+
+    def recomputes(self, pin: Recompute) -> bool:
+        """Whether stages make again what the pin says, but for those with recomputations in the schedule itself."""
+        is_imported = self.schedule.generator == CSV
+        named = parse_schedule(self.schedule.text)[0].recomputed_stages if is_imported else frozenset[int]()
+        return all(
+            remade_of(self.model, stage, uniform_remakes(self.model, stage, pin.operations)) == remade
+            for number, (stage, remade) in enumerate(zip(self.stages, self.remade, strict=True))
+            if number not in named
+        )
+
+    @property
+    def recompute_pin(self) -> Recompute | None:
+        """What stages make again, as a job pins it; none where no pin says it, and where they keep everything."""
+        if not self.recompute:
+            return None
+        return next((pin for pin in (Recompute.SELECTIVE, Recompute.FULL) if self.recomputes(pin)), None)
 
     @property
     def head_text(self) -> str:

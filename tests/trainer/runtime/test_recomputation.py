@@ -131,12 +131,7 @@ def _imported(plan: Plan, text: str) -> Plan:
 
 def _where_there_is_an_r(plan: Plan) -> Plan:
     """The plan without remakes of stages that its schedule has no R of, which would get one."""
-    own = {
-        action.stage
-        for row in schedule_of(replace(plan, recompute=())).ranks
-        for action in row
-        if action.kind is Kind.R
-    }
+    own = schedule_of(replace(plan, recompute=())).recomputed_stages
     return replace(plan, recompute=tuple(each if i in own else () for i, each in enumerate(plan.recompute)))
 
 

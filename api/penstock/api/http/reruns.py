@@ -49,8 +49,8 @@ def retried(job: PipelineJob, name: str, resume_from: str | None) -> PipelineJob
 
 
 def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
-    """The job with all pinned that ``plan`` decided, so that planning it again decides the same; but for stages that a
-    job cannot pin (`Plan.blocks`).
+    """The job with all pinned that ``plan`` decided, so that planning it again decides the same; but for stages and
+    recomputation that a job cannot pin (`Plan.blocks`, `Plan.recompute_pin`).
     """
     parallelism = ParallelismSpec(
         dp=plan.dp,
@@ -62,16 +62,20 @@ def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
         slices=plan.slices,
         schedule=_schedule(plan),
         stages=plan.blocks,
+        recompute=plan.recompute_pin,
     )
     resources = dataclasses.replace(job.spec.resources, ranks=plan.num_ranks, min_ranks=None)
     return job.with_spec(parallelism=parallelism, resources=resources)
 
 
 def _schedule(plan: Plan) -> str | ScheduleSpec:
-    """By name where shape alone makes it; else its actions, in the one form of a list that jobs may pin."""
+    """By name where shape alone makes it; else its actions, in the one form of a list that jobs may pin. Of these the
+    plan's own recomputations are no part: where a list names one, its stage makes everything again.
+    """
     if not plan.schedule.text:
         return plan.schedule.generator
-    return ScheduleSpec(generator=CSV, text=schedule_of(plan).to_csv())
+    recorded = dataclasses.replace(plan, recompute=())
+    return ScheduleSpec(generator=CSV, text=schedule_of(recorded).to_csv())
 
 
 def commands(job: PipelineJob, server: str, packages: Sequence[tuple[str, str]]) -> tuple[str, ...]:
