@@ -19,7 +19,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from penstock.core.model import Family, ModelSpec, Unit, UnitKind
 from penstock.core.sharding import WHOLE, Block, Piece, Sharding
@@ -493,9 +492,10 @@ def stage_slot_buffers(
         if spec.is_divided and border > spec.first_head_unit:
             return tuple((owner, buffer) for buffer in _passed_on(spec, slot, batch * tokens, sharding))
         return ((owner, Buffer(name=slot.value, shape=(sharding.rows(batch * tokens), spec.hidden))),)
+    kept_whole = (frozenset[Operation](),) * (stop - first - len(remade))
     return tuple(
         (unit.index, buffer)
-        for unit, operations in zip_longest(spec.units[first:stop], remade, fillvalue=frozenset[Operation]())
+        for unit, operations in zip(spec.units[first:stop], (*remade, *kept_whole), strict=True)
         for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens, sharding, unit.part, operations)
         if not (buffer.name == "y" and _leaves_stage(spec, unit.index, stop))
         and not (buffer.name in SHARED_BY_PARTS and unit.part and unit.index > first)
