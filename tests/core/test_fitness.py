@@ -19,6 +19,7 @@ from penstock.core.fitness import (
 from penstock.core.layout import Precision
 from penstock.core.model import UnitKind
 from penstock.core.profile import MachineKey, Profile
+from penstock.core.schedule import Kind
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine, profile_for
 
 SPEC = job(sequence_length=16, global_batch=2, ranks=2)
@@ -28,6 +29,12 @@ FITTING = profile_for(SPEC)
 
 def test_a_profile_of_the_job_s_model_serves() -> None:
     assert unfit(FITTING, SPEC, MODEL) is None
+
+
+def test_one_that_measured_operations_without_products_serves_as_one_that_did_not() -> None:
+    again = tuple(dataclasses.replace(each, kind=Kind.R) for each in FITTING.units if each.kind is Kind.F)
+    assert not any(each.kind is Kind.R for each in FITTING.units)
+    assert unfit(dataclasses.replace(FITTING, units=FITTING.units + again), SPEC, MODEL) is None
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,10 @@ class MachineKey(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitRecord(Manifest):
-    """Seconds of one unit's F, I or W over a (micro-batch, slice length, prefix) point.
+    """Seconds of one unit's F, I, W or R over a (micro-batch, slice length, prefix) point.
+
+    An R is that of the unit's operations without products (`penstock.core.remaking.SELECTIVE`); older profiles have
+    none.
 
     ``alone`` with the other ranks idle, ``together`` with all ranks computing, each a mean without the slowest
     twentieth; ``samples`` counts the runs alone, and together every rank made as many. ``spread`` is the interquartile

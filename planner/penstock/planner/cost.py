@@ -16,16 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import PENSTOCK, ClusterSpec, DeviceSpec, LinkSpec
-from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
+from penstock.core.layout import HEAD_CHUNK_TOKENS, Operation, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, attention_flops
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Collective, Sharding, unit_collectives
 from penstock.planner.collectives import GroupTopology, Link
 from penstock.planner.cost_table import table_times
 from penstock.planner.kernels import BACKWARD_FLOPS, KernelTimes, has_work
-from penstock.planner.work import MOST_BYTES, Floats, Work, head_rows, rows_of
+from penstock.planner.work import MOST_BYTES, Floats, Work, flops_share, head_rows, rows_of
 
 Devices = npt.ArrayLike
+
+COLLECTIVES_OF = {
+    Operation.PROJECT: (Collective.GATHER,),
+    Operation.OUTPUT: (Collective.SCATTER, Collective.SUM),
+}
+"""Which of the collectives of a block's F belong to which operation: what it multiplies, and what it has made."""
 
 
 class CostModel(Protocol):
@@ -43,6 +49,10 @@ class CostModel(Protocol):
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """Seconds of one unit's F, I or W while other ranks are idle."""
+        ...
+
+    def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
+        """The part that one operation has of the `unit_seconds` of F, of an attention unit or an MLP of ``spec``."""
         ...
 
     def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
@@ -78,6 +88,14 @@ class UnitTimes(Protocol):
         ...
 
 
+class OperationTimes(UnitTimes, Protocol):
+    """The same by a description of the device."""
+
+    def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
+        """Seconds of one operation of the F of a block's unit."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescribedCost:
     """Costs of a described cluster: its device's times of a shard of each unit, and the collectives inside its passes.
@@ -93,18 +111,18 @@ class DescribedCost:
     sharding: Sharding = WHOLE
     _links: _Links = field(init=False, repr=False, compare=False)
     _units: UnitTimes = field(init=False, repr=False, compare=False)
+    _device: OperationTimes = field(init=False, repr=False, compare=False)
     _groups: tuple[GroupTopology, ...] = field(init=False, repr=False, compare=False)
     """Of the shards of one rank: all that differ in their links."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_links", _Links.of(self.cluster))
-        object.__setattr__(self, "_units", self._unit_times())
+        object.__setattr__(self, "_device", self._device_times())
+        object.__setattr__(self, "_units", table_times(self.cluster.costs) if self.cluster.costs else self._device)
         object.__setattr__(self, "_groups", tuple(map(self._group, self._first_devices())))
 
-    def _unit_times(self) -> UnitTimes:
+    def _device_times(self) -> OperationTimes:
         device, kernels = self.cluster.device, self.cluster.device.kernels
-        if self.cluster.costs:
-            return table_times(self.cluster.costs)
         if kernels is None:
             return TokenTimes.of(self.model, device, self.precision, self.sharding)
         return KernelTimes(
@@ -141,6 +159,25 @@ class DescribedCost:
             seconds = seconds + self._collective_seconds(exposed, num_bytes)
         if unit is UnitKind.HEAD and kind is Kind.F:
             seconds = seconds + self._statistics_seconds(work.tokens)
+        return seconds
+
+    def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
+        """The device's seconds, and those of the operation's collectives; of a table's F its share of the FLOPs.
+
+        A collective counts as what the pass's collectives take with it, less those before it: where a rank's devices
+        may be joined by different links, all are counted for the same ones.
+        """
+        if self.cluster.costs:
+            return self.unit_seconds(unit, Kind.F, work) * flops_share(spec, unit, operation, work)
+        seconds = self._device.operation_seconds(unit, operation, work)
+        num_bytes = self.model.hidden * self.precision.compute_bytes * self._padded_rows(work.tokens)
+        collectives = unit_collectives(unit, Kind.F, self.sharding)
+        for place, collective in enumerate(collectives):
+            if collective in COLLECTIVES_OF.get(operation, ()):
+                with_it, before = (
+                    self._collective_seconds(collectives[:stop], num_bytes) for stop in (place + 1, place)
+                )
+                seconds = seconds + (with_it - before)
         return seconds
 
     def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
@@ -317,6 +354,24 @@ class TokenTimes:
             flops = attention_flops(self.model, 1) * work.pairs * (BACKWARD_FLOPS if kind is Kind.I else 1.0)
             flops = flops / self.sharding.tp
             seconds = seconds + flops / (peak * self.device.efficiency[-1][1])
+        return seconds
+
+    def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
+        """Products and attention where they are, and a third of the traffic for each of the norm, the residual and what
+        lies between the products.
+        """
+        tokens, peak = work.tokens, self.device.peak_flops
+        if operation is Operation.ATTEND:
+            flops = attention_flops(self.model, 1) * work.pairs / self.sharding.tp
+            return flops / (peak * self.device.efficiency[-1][1])
+        width = self.sharding.hidden(self.model) if unit is UnitKind.ATTENTION else self.sharding.ffn_hidden(self.model)
+        falling = 2 * self.model.hidden * width
+        linear = {Operation.PROJECT: self._linear_flops(unit) - falling, Operation.OUTPUT: falling}.get(operation, 0)
+        efficiency = np.interp(np.log2(np.maximum(tokens, 1)), *self.curve)
+        seconds: Floats = tokens * linear / (peak * efficiency)
+        between = Operation.PROJECT if unit is UnitKind.ATTENTION else Operation.ACTIVATE
+        if operation in (Operation.NORM, between, Operation.OUTPUT):
+            seconds = seconds + self._memory_seconds(unit, Kind.F, tokens) / 3
         return seconds
 
     def _linear_flops(self, unit: UnitKind) -> int:

@@ -8,6 +8,11 @@ The first sum interpolates between the measured token counts, the second is the 
 only, known from how time grows with the prefix), the last separates what else attention does inside the slice from the
 matrices when several batches were measured. All coefficients are non-negative and minimise the *relative* squared
 error (scipy's nnls), since a plan is as wrong as its percentages.
+
+Of the operations of a block's F a profile measures those without products: R of an attention unit is its norm, R of an
+MLP its norm and its activation (`penstock.core.remaking.SELECTIVE`). The collectives of shards have what
+`MeasuredCost.collective_seconds` says, the rest is shared by FLOPs, which is all that a profile without such records
+can tell.
 """
 
 from __future__ import annotations
@@ -20,11 +25,13 @@ import scipy.optimize
 
 from penstock.core.comparison import FitPoint
 from penstock.core.errors import UserError
-from penstock.core.model import UnitKind
+from penstock.core.layout import Operation
+from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.profile import LinkRecord, Profile, TransientRecord, UnitRecord
 from penstock.core.schedule import Kind
-from penstock.planner.cost import Devices
-from penstock.planner.work import PASSES_WITH_WORK, Floats, Work
+from penstock.core.sharding import Sharding, unit_collectives
+from penstock.planner.cost import COLLECTIVES_OF, Devices
+from penstock.planner.work import PASSES_WITH_WORK, Floats, Work, flops_share
 
 Key = tuple[UnitKind, Kind]
 
@@ -143,6 +150,32 @@ class MeasuredCost:
             return np.zeros(work.tokens.shape)
         seconds: Floats = np.maximum(self.unit_seconds(unit, kind, work) - whole.seconds(work) / self.tp, 0.0)
         return seconds
+
+    def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
+        """A norm or an activation as measured, any other operation its part of what these leave of F."""
+        forward = self.unit_seconds(unit, Kind.F, work)
+        selective = self._selective_seconds(unit, work, forward)
+        if operation in selective:
+            return selective[operation]
+        left = np.maximum(forward - sum(selective.values()), 0.0)
+        waiting = np.minimum(self.collective_seconds(unit, Kind.F, work), left)
+        seconds: Floats = flops_share(spec, unit, operation, work) * (left - waiting)
+        collectives = unit_collectives(unit, Kind.F, Sharding(self.tp, self.profile.sequence_parallel))
+        if collectives:
+            own = sum(each in COLLECTIVES_OF.get(operation, ()) for each in collectives)
+            seconds = seconds + waiting * own / len(collectives)
+        return seconds
+
+    def _selective_seconds(self, unit: UnitKind, work: Work, forward: Floats) -> dict[Operation, Floats]:
+        """Of the operations without products, by the records of R, and never more than F: norms of all units are alike,
+        and what an MLP takes beyond its norm is its activation.
+        """
+        norm = np.minimum(self.unit_seconds(UnitKind.ATTENTION, Kind.R, work), forward)
+        if unit is UnitKind.ATTENTION:
+            return {Operation.NORM: norm}
+        both = np.minimum(self.unit_seconds(UnitKind.MLP, Kind.R, work), forward)
+        norm = np.minimum(norm, both)
+        return {Operation.NORM: norm, Operation.ACTIVATE: both - norm}
 
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
         """The median measured ratio of together to alone, at least 1."""

@@ -24,6 +24,10 @@ The model. Three kinds of kernel make up every pass of a unit:
 
 A pass takes at least as long as the host needs to launch its kernels.
 
+The operations of a block's F (`penstock.core.layout.Operation`) share out its kernels, so their seconds add up to the
+pass's: norm, first product (and q, k and v to their places), attention, activation, and the second product with bias,
+dropout and residual. Where launching takes longer than the kernels of the whole pass, an operation takes its launches.
+
 Under tensor parallelism a shard's products, its attention and what lies between them have its part of the width or of
 the heads. Norms, residuals and dropout of hidden states are the same on all shards, or with sequence parallelism those
 of the shard's rows (`penstock.core.sharding`).
@@ -52,12 +56,13 @@ Complexity: a few array operations per kernel over the *distinct* token counts; 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.core.cluster import AttentionKernel, DeviceSpec, Fusion, GradientType, KernelSpec, SoftwareSpec
-from penstock.core.layout import NUM_STATISTICS, Precision
+from penstock.core.layout import NUM_STATISTICS, Operation, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Sharding
@@ -89,17 +94,31 @@ class KernelTimes:
         """Seconds of one unit's F, I or W, without collectives."""
         if not has_work(unit, kind, self.software, self.model.head_parts):
             return np.zeros(work.tokens.shape)
+        seconds, launches = self._kernels_of(unit, kind, work)
+        return np.maximum(seconds, launches * self.software.launch_seconds)
+
+    def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
+        """Seconds of one operation of the F of a block's unit, without collectives."""
+        seconds, launches = self._kernels_of(unit, Kind.F, work, (operation,))
+        of_pass, launches_of_pass = self._kernels_of(unit, Kind.F, work)
+        launching = self.software.launch_seconds
+        return np.where(launches_of_pass * launching > of_pass, launches * launching, seconds)
+
+    def _kernels_of(
+        self, unit: UnitKind, kind: Kind, work: Work, operations: Collection[Operation] = tuple(Operation)
+    ) -> tuple[Floats, int]:
+        """Seconds and number of the kernels of a pass; of a block's F of these operations alone."""
         tokens, places = work.distinct_tokens
         dense = _Pass(self, tokens)
-        self._add_dense(dense, unit, kind)
+        self._add_dense(dense, unit, kind, operations)
         seconds, launches = dense.seconds[places], dense.launches
-        if unit is UnitKind.ATTENTION and kind is not Kind.W:
+        if unit is UnitKind.ATTENTION and kind is not Kind.W and Operation.ATTEND in operations:
             core = _Pass(self, work.tokens)
             self._add_attention(core, kind, work)
             seconds, launches = seconds + core.seconds, launches + core.launches
-        return np.maximum(seconds, launches * self.software.launch_seconds)
+        return seconds, launches
 
-    def _add_dense(self, total: _Pass, unit: UnitKind, kind: Kind) -> None:
+    def _add_dense(self, total: _Pass, unit: UnitKind, kind: Kind, operations: Collection[Operation]) -> None:
         """Everything of the pass that depends on tokens alone."""
         if unit is UnitKind.EMBEDDING:
             self._add_embedding(total, kind)
@@ -107,9 +126,12 @@ class KernelTimes:
             self._add_head_part(total, kind)
         elif unit is UnitKind.HEAD:
             self._add_head(total, kind)
+        elif kind is Kind.F:
+            self._add_forward(total, unit, operations)
+        elif kind is Kind.I:
+            self._add_input_gradient(total, unit)
         else:
-            adds = {Kind.F: self._add_forward, Kind.I: self._add_input_gradient, Kind.W: self._add_weight_gradient}
-            adds[kind](total, unit)
+            self._add_weight_gradient(total, unit)
 
     def _matrices(self, unit: UnitKind) -> tuple[tuple[int, int], tuple[int, int]]:
         """(columns, depth) of the unit's rising and falling product on one device."""
@@ -123,15 +145,23 @@ class KernelTimes:
     def _qkv_width(self) -> int:
         return self.sharding.hidden(self.model) + 2 * self.sharding.kv_hidden(self.model)
 
-    def _add_forward(self, total: _Pass, unit: UnitKind) -> None:
-        hidden, (rising, falling) = self.model.hidden, self._matrices(unit)
-        total.hidden_rows(2 * hidden)
-        total.product(*rising)
-        if unit is UnitKind.ATTENTION:
-            total.stream(2 * self._qkv_width, kernels=3)  # queries, keys and values go to their places
-        else:
+    def _add_forward(self, total: _Pass, unit: UnitKind, operations: Collection[Operation]) -> None:
+        rising, falling = self._matrices(unit)
+        if Operation.NORM in operations:
+            total.hidden_rows(2 * self.model.hidden)
+        if Operation.PROJECT in operations:
+            total.product(*rising)
+            if unit is UnitKind.ATTENTION:
+                total.stream(2 * self._qkv_width, kernels=3)  # queries, keys and values go to their places
+        if Operation.ACTIVATE in operations and unit is UnitKind.MLP:
             total.stream(rising[0] + falling[1])
-        total.product(*falling)
+        if Operation.OUTPUT in operations:
+            total.product(*falling)
+            self._add_residual(total)
+
+    def _add_residual(self, total: _Pass) -> None:
+        """Bias, dropout and residual of a block's unit."""
+        hidden = self.model.hidden
         if self.software.fusion is Fusion.NONE:
             total.hidden_stream(2 * hidden)
             if self.software.dropout:

@@ -10,6 +10,7 @@ from penstock.core.devices import reported_peak_flops
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.profile import Profile
+from penstock.core.schedule import Kind
 from penstock.planner.fit import FitReport, measured_cost
 from penstock.planner.problem import Confidence, Problem, common_fields
 
@@ -60,10 +61,13 @@ def _head_degrees(profile: Profile, tp: int) -> tuple[int, ...]:
 def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
     """Half the interquartile range of what was measured, or the error of what was fitted to it where that is larger.
 
-    Of links and reductions the worst counts, since one slow link holds up all ranks.
+    Of links and reductions the worst counts, since one slow link holds up all ranks. R of the operations without
+    products does not count: it is short, noisy, and a small part of any step.
     """
-    spreads = [record.spread if record.together_spread is None else record.together_spread for record in profile.units]
-    held_out = [report.held_out_error for report in reports if not math.isnan(report.held_out_error)]
+    passes = [record for record in profile.units if record.kind is not Kind.R]
+    spreads = [record.spread if record.together_spread is None else record.together_spread for record in passes]
+    errors = [report.held_out_error for report in reports if report.kind is not Kind.R]
+    held_out = [error for error in errors if not math.isnan(error)]
     return Confidence(
         computing=max(statistics.median(spreads) / 2, statistics.median(held_out) if held_out else 0.0),
         transfers=max((link.error for link in profile.links), default=0.0),

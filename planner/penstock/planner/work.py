@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.layout import Operation, remaking
+from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Sharding
 
@@ -73,3 +74,19 @@ class Work:
         """The distinct counts of tokens, ascending, and the place of each slice's among them."""
         distinct, places = np.unique(self.tokens, return_inverse=True)
         return distinct, places.reshape(self.tokens.shape)
+
+
+def operation_flops(spec: ModelSpec, kind: UnitKind, operation: Operation, work: Work) -> Floats:
+    """Forward FLOPs of one operation of an attention unit or an MLP; norms and activations have none."""
+    if operation is Operation.ATTEND:
+        return attention_flops(spec, 1) * work.pairs
+    falling = 2 * spec.hidden * (spec.hidden if kind is UnitKind.ATTENTION else spec.ffn_hidden)
+    per_token = {Operation.PROJECT: linear_flops_per_token(spec, kind) - falling, Operation.OUTPUT: falling}
+    return per_token.get(operation, 0) * work.tokens
+
+
+def flops_share(spec: ModelSpec, kind: UnitKind, operation: Operation, work: Work) -> Floats:
+    """The operation's part of the forward FLOPs of an attention unit or an MLP."""
+    total = sum(operation_flops(spec, kind, each, work) for each in remaking(spec, kind))
+    share: Floats = operation_flops(spec, kind, operation, work) / total
+    return share
