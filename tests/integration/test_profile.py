@@ -13,18 +13,21 @@ from penstock.core.fitness import batches_to_measure, largest_microbatch
 from penstock.core.job import ParallelismSpec
 from penstock.core.model import UnitKind
 from penstock.core.profile import Profile
+from penstock.core.remaking import SELECTIVE
 from penstock.core.run.folder import RunDir
 from penstock.core.schedule import Kind
 from penstock.core.serialization.files import write_json
 from penstock.planner.decide import decide
 from penstock.planner.fit import REQUIRED, measured_cost
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.remake import remake_seconds
 from penstock.planner.work import Work
 from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, transient_grid
 from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
 
 LENGTH = 64
 MEMORY_ERROR = 0.02
+AGAIN = ((UnitKind.ATTENTION, Kind.R), (UnitKind.MLP, Kind.R))
 HEAD_PARTS = 3
 """Pinned, as the job's head is too light to be measured in parts by itself."""
 
@@ -50,10 +53,10 @@ def profile(run: RunDir) -> Profile:
 def test_every_pass_is_measured_at_every_point(
     profile: Profile, tp: int, grid: Callable[[int, tuple[int, ...], int], tuple[Point, ...]]
 ) -> None:
-    """Of shards the embedding's I as well, which gathers."""
+    """Of shards the embedding's I as well, which gathers. R is of blocks."""
     points = grid(LENGTH, batches_to_measure(4), largest_microbatch(4, LENGTH))
     units = [unit for unit in profile.units if (unit.tp, unit.head_parts) == (tp, 1)]
-    passes = {*REQUIRED, *([(UnitKind.EMBEDDING, Kind.I)] if tp > 1 else [])}
+    passes = {*REQUIRED, *AGAIN, *([(UnitKind.EMBEDDING, Kind.I)] if tp > 1 else [])}
     assert {(u.batch, u.length, u.prefix, u.held_out) for u in units} == {
         (p.batch, p.length, p.prefix, p.held_out) for p in points
     }
@@ -98,6 +101,17 @@ def test_all_that_is_measured_is_positive(profile: Profile) -> None:
     assert profile.action_overhead_seconds > 0
     assert profile.memory.constant_bytes > 2**26
     assert math.isfinite(profile.load)
+
+
+def test_running_norms_and_activations_again_takes_a_part_of_forward(run: RunDir, profile: Profile) -> None:
+    """Predicted by what was measured: more than nothing, and no more than all of F."""
+    model, work = run.read_job().spec.model, Work.of(2, [16, LENGTH], 0)
+    for tp in profile.tp_degrees:
+        cost = measured_cost(profile, tp)
+        for unit, _ in AGAIN:
+            seconds = remake_seconds(cost, model, unit, work, SELECTIVE)
+            assert (seconds > 0).all()
+            assert (seconds <= cost.unit_seconds(unit, Kind.F, work)).all()
 
 
 def test_links_go_both_ways(profile: Profile) -> None:

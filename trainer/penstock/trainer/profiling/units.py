@@ -1,4 +1,7 @@
-"""Times units' F, I and W as whole actions of one-unit stages, in the order and with the neighbours of a step.
+"""Times units' F, I, W and R as whole actions of one-unit stages, in the order and with the neighbours of a step.
+
+R is that of the operations without products, since all others are priced as what these leave of F
+(`penstock.planner.fit`).
 
 Several blocks with weights and buffers of their own take turns, so that a unit finds the caches as cold as in training.
 """
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from penstock.core.layout import SlotKind
 from penstock.core.model import Unit, UnitKind
+from penstock.core.remaking import SELECTIVE
 from penstock.core.schedule import Kind
 from penstock.trainer.clock import Taken, Timer
 from penstock.trainer.memory import peak_tensor_bytes, release_unused, reset_peak, tensor_bytes
@@ -89,8 +93,9 @@ class UnitTimer:
     def visit(self, point: Point) -> Callable[[], Samples]:
         """One slice's visit to a rank at ``point``, to be taken as often as wanted; the first one warms up.
 
-        F in order, I and W in reverse. Where only what the prefix touches matters, embedding, head and W stay out. The
-        embedding has an I only where shards gather its gradient, the head I and W only where it is divided.
+        F in order, I and W in reverse, and R of blocks in order. Where only what the prefix touches matters, embedding,
+        head, W and R stay out. The embedding has an I only where shards gather its gradient, the head I and W only
+        where it is divided. R comes last, so that the other passes find their caches as if there were none.
         """
         benches = self._benches(self._part.units_at(point), point)
         body = [bench for bench in benches if bench.unit.kind in _BODY]
@@ -105,6 +110,7 @@ class UnitTimer:
                 ((b.unit.kind, Kind.W), partial(run, partial(_backward_weight, b, point, ids)))
                 for b in reversed(weights)
             ),
+            *(((b.unit.kind, Kind.R), partial(run, partial(_recompute, b, point))) for b in body if point.whole),
         ]
         keys, passes = [key for key, _ in actions], [action for _, action in actions]
         return lambda: list(zip(keys, self._timer(passes), strict=True))
@@ -197,6 +203,10 @@ def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
     return bench.stage.backward_weight(
         bench.views, point.prefix, token_ids=ids, labels=ids, gradient_scale=_GRADIENT_SCALE
     )
+
+
+def _recompute(bench: _Bench, point: Point) -> Pass[object]:
+    return bench.stage.recompute(bench.views, point.prefix, point.prefix + point.length, (frozenset(SELECTIVE),))
 
 
 def mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
