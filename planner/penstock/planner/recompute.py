@@ -2,10 +2,11 @@
 
 Making an operation's buffers again costs its seconds and gives back its bytes (`penstock.core.remaking`). Operations of
 a unit are chosen one by one: whatever is kept, each can run again from what comes before it. So a stage that lacks
-bytes takes operations by rising seconds per byte until it lacks none, units of a kind being alike. That is the greedy
-solution of a knapsack whose pieces are units, at most one unit's operation above the optimum
-(`tests/planner/test_recompute.py` compares with an exact solver). It is Lynx's heuristic of one policy for identical
-structures (arXiv 2406.08756, HEU), which here is a formula: a stage of 96 layers takes microseconds.
+bytes takes operations by rising seconds per byte until it lacks none, units of a kind being alike. That greedy solution
+of a knapsack whose pieces are units is at most one unit's operation above the optimum, which is much where a stage has
+few. So it is improved by branch and bound, whose bound takes parts of pieces, to within `TOLERATED` of the optimum
+(`tests/planner/test_recompute.py` compares with an exact solver). Lynx solves this by an integer program or, for the
+one policy of identical structures, by a heuristic (arXiv 2406.08756); here a stage of 96 layers takes microseconds.
 
 Bytes. A rank that holds n micro-batches of its units has n times their bytes. What is given up comes back for the slice
 whose backward runs, so a byte that a unit gives up saves less than n: ``regained``, which two walks through the order
@@ -56,6 +57,12 @@ class Saving:
     num_bytes: int
     duration_ns: int
 
+
+TOLERATED = 1.01
+"""What is made again takes so many times the least at most."""
+
+ROUNDING = 1e-9
+"""Of sums of bytes as floating-point numbers."""
 
 PRECISION = 1_000
 """The part of the least time of the slowest stage that it need not be known to."""
@@ -116,19 +123,65 @@ def _trimmed(remakes: Iterable[Remakes]) -> tuple[Remakes, ...]:
 
 def cheapest(savings: Savings, counts: Mapping[UnitKind, int], needed_bytes: float) -> Remakes | None:
     """What so many units of each kind make again to give up ``needed_bytes`` of a micro-batch; none if they cannot."""
-    chosen = dict.fromkeys(savings, 0)
-    missing = needed_bytes
-    for saving in savings:
-        if missing > 0:
-            chosen[saving] = min(counts.get(saving.unit, 0), math.ceil(missing / saving.num_bytes))
-            missing -= chosen[saving] * saving.num_bytes
+    chosen = _cheapest(savings, [counts.get(each.unit, 0) for each in savings], math.ceil(needed_bytes))
+    return None if chosen is None else _remakes(dict(zip(savings, chosen, strict=True)))
+
+
+def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[int] | None:
+    """How often each of the savings is chosen, at most as often as ``most`` says."""
+    best = _greedy(savings, most, needed_bytes)
+    if best is None:
+        return None
+    least_ns = _total_ns(savings, best)
+
+    def bound_ns(place: int, missing: int) -> float:
+        """What the rest costs at least: with parts of pieces; infinite where there is not enough of it."""
+        total = 0.0
+        for saving, count in zip(savings[place:], most[place:], strict=True):
+            if missing <= count * saving.num_bytes:
+                return total + max(missing, 0) / saving.num_bytes * saving.duration_ns
+            total += count * saving.duration_ns
+            missing -= count * saving.num_bytes
+        return math.inf if missing > 0 else total
+
+    def branch(chosen: list[int], missing: int, spent_ns: int) -> None:
+        nonlocal best, least_ns
+        place = len(chosen)
+        if missing <= 0:
+            if spent_ns < least_ns:
+                best, least_ns = chosen + [0] * (len(savings) - place), spent_ns
+            return
+        if place == len(savings):
+            return
+        saving = savings[place]
+        for count in range(min(most[place], -(-missing // saving.num_bytes)), -1, -1):
+            left, spent = missing - count * saving.num_bytes, spent_ns + count * saving.duration_ns
+            if TOLERATED * (spent + bound_ns(place + 1, left)) < least_ns:
+                branch([*chosen, count], left, spent)
+            elif left > 0:
+                break
+
+    branch([], needed_bytes, 0)
+    return best
+
+
+def _greedy(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[int] | None:
+    """By rising time per byte, without those that the last one makes needless."""
+    missing, chosen = needed_bytes, []
+    for saving, count in zip(savings, most, strict=True):
+        chosen.append(min(count, max(-(-missing // saving.num_bytes), 0)))
+        missing -= chosen[-1] * saving.num_bytes
     if missing > 0:
         return None
-    for saving in sorted(savings, key=lambda each: each.duration_ns, reverse=True):
-        spared = min(chosen[saving], int(-missing // saving.num_bytes))
-        chosen[saving] -= spared
-        missing += spared * saving.num_bytes
-    return _remakes(chosen)
+    for place in sorted(range(len(savings)), key=lambda place: savings[place].duration_ns, reverse=True):
+        spared = min(chosen[place], -missing // savings[place].num_bytes)
+        chosen[place] -= spared
+        missing += spared * savings[place].num_bytes
+    return chosen
+
+
+def _total_ns(savings: Savings, chosen: Sequence[int]) -> int:
+    return sum(count * saving.duration_ns for saving, count in zip(savings, chosen, strict=True))
 
 
 def _remakes(chosen: Mapping[Saving, int]) -> Remakes:
@@ -180,16 +233,34 @@ class Cut:
         """How many units of each kind are among [first, stop), elementwise."""
         return {kind: running[stop] - running[first] for kind, running in self._running[3].items()}
 
-    def stage_ns(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
-        """The time of the stage with what it makes again, elementwise; infinite where it has no room for its units."""
+    def least_ns(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
+        """At least the time of the stage with what it makes again, elementwise, as if parts of units could; infinite
+        where it has no room for its units.
+        """
         running_ns = self._running[0]
         total = (running_ns[stop] - running_ns[first]).astype(np.float64)
         missing, counts = self.needed_bytes(stage, first, stop), self.counts(first, stop)
         for saving in self.savings:
-            number = np.minimum(counts[saving.unit], np.ceil(np.maximum(missing, 0) / saving.num_bytes))
+            number = np.minimum(counts[saving.unit], np.maximum(missing, 0) / saving.num_bytes)
             total = total + number * saving.duration_ns
             missing = missing - number * saving.num_bytes
-        return np.where(missing > 0, np.inf, total)
+        return np.where(missing > ROUNDING * self.needed_bytes(stage, first, stop), np.inf, total)
+
+    def stage_ns(self, stage: int, first: int, stop: int) -> float:
+        """The time of the stage with what it makes again; infinite where it has no room for its units."""
+        if (stage, first, stop) not in self._known_ns:
+            counts = self.counts(first, stop)
+            most = [int(counts[each.unit]) for each in self.savings]
+            chosen = _cheapest(self.savings, most, math.ceil(self.needed_bytes(stage, first, stop)))
+            own_ns = int(self._running[0][stop] - self._running[0][first])
+            self._known_ns[stage, first, stop] = (
+                math.inf if chosen is None else own_ns + _total_ns(self.savings, chosen)
+            )
+        return self._known_ns[stage, first, stop]
+
+    @functools.cached_property
+    def _known_ns(self) -> dict[tuple[int, int, int], float]:
+        return {}
 
     def best(self) -> tuple[int, ...] | None:
         """The bounds whose slowest stage takes least; none where no stages have room."""
@@ -214,10 +285,12 @@ class Cut:
         bounds = [stop]
         for stage in reversed(range(num_stages)):
             firsts = np.arange(stage, stop)
-            fits = self.stage_ns(stage, firsts, np.full(len(firsts), stop)) <= most_ns
-            if not fits.any():
+            possible = firsts[self.least_ns(stage, firsts, np.full(len(firsts), stop)) <= most_ns].tolist()
+            fits = (first for first in possible if self.stage_ns(stage, first, stop) <= most_ns)
+            longest = next(fits, None)
+            if longest is None:
                 return None
-            stop = int(firsts[fits][0])
+            stop = longest
             bounds.append(stop)
         return tuple(reversed(bounds)) if stop == 0 else None
 

@@ -1,0 +1,233 @@
+"""What stages make again, and where they are cut: against exact solutions, of an integer program and by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from penstock.core.layout import Operation
+from penstock.core.model import UnitKind
+from penstock.core.remaking import Remakes
+from penstock.planner.recompute import KINDS, Cut, Saving, Savings, cheapest
+
+LYNX_OPT = 1.02
+"""Lynx's heuristic is said to be within 2 % of its integer program (arXiv 2406.08756)."""
+
+OWN = {
+    UnitKind.ATTENTION: (Operation.NORM, Operation.PROJECT, Operation.ATTEND, Operation.OUTPUT),
+    UnitKind.MLP: (Operation.NORM, Operation.PROJECT, Operation.ACTIVATE, Operation.OUTPUT),
+}
+
+
+@st.composite
+def savings(draw: st.DrawFn) -> Savings:
+    """Of some operations of both units, from hardly any bytes for much time to many for none."""
+    pairs = [(kind, operation) for kind, operations in OWN.items() for operation in operations]
+    chosen = draw(st.lists(st.sampled_from(pairs), min_size=1, unique=True))
+    found = [
+        Saving(unit=kind, operation=each, num_bytes=draw(st.integers(1, 1000)), duration_ns=draw(st.integers(0, 1000)))
+        for kind, each in chosen
+    ]
+    return tuple(sorted(found, key=lambda each: each.duration_ns / each.num_bytes))
+
+
+def least_ns(among: Savings, counts: Mapping[UnitKind, int], needed_bytes: float) -> int | None:
+    """The integer program, solved exactly by HiGHS; none if there is no solution."""
+    most = [counts[each.unit] for each in among]
+    if needed_bytes > sum(count * each.num_bytes for count, each in zip(most, among, strict=True)):
+        return None
+    solved = milp(
+        [each.duration_ns for each in among],
+        integrality=np.ones(len(among)),
+        bounds=Bounds(0, most),
+        constraints=LinearConstraint([[each.num_bytes for each in among]], lb=math.ceil(needed_bytes)),
+        options={"mip_rel_gap": 0},
+    )
+    assert solved.success
+    return round(solved.fun)
+
+
+def of_remakes(remakes: Remakes, among: Savings) -> tuple[int, int]:
+    """The bytes and nanoseconds of what they name."""
+    by_name = {(each.unit, each.operation): each for each in among}
+    found = [(each.count, by_name[each.unit, operation]) for each in remakes for operation in each.operations]
+    return sum(n * each.num_bytes for n, each in found), sum(n * each.duration_ns for n, each in found)
+
+
+def num_units(remakes: Remakes, kind: UnitKind) -> int:
+    return sum(each.count for each in remakes if each.unit is kind)
+
+
+@settings(max_examples=400)
+@given(savings(), st.integers(0, 4), st.integers(0, 4), st.floats(-0.1, 1.05))
+def test_the_least_time_for_what_is_needed(among: Savings, attentions: int, mlps: int, share: float) -> None:
+    """Of up to four layers, whose pieces are large; of more it is closer."""
+    counts = {UnitKind.ATTENTION: attentions, UnitKind.MLP: mlps}
+    needed = share * sum(counts[each.unit] * each.num_bytes for each in among)
+    chosen, least = cheapest(among, counts, needed), least_ns(among, counts, needed)
+    assert (chosen is None) == (least is None)
+    if chosen is None or least is None:
+        return
+    num_bytes, duration_ns = of_remakes(chosen, among)
+    assert num_bytes >= needed
+    assert all(num_units(chosen, kind) <= counts[kind] for kind in KINDS)
+    assert least <= duration_ns <= LYNX_OPT * least
+
+
+@given(savings(), st.integers(0, 96), st.floats(0, 1))
+def test_many_layers(among: Savings, layers: int, share: float) -> None:
+    counts = dict.fromkeys(KINDS, layers)
+    needed = share * layers * sum(each.num_bytes for each in among)
+    chosen, least = cheapest(among, counts, needed), least_ns(among, counts, needed)
+    assert chosen is not None
+    assert least is not None
+    num_bytes, duration_ns = of_remakes(chosen, among)
+    assert num_bytes >= needed
+    assert least <= duration_ns <= LYNX_OPT * least
+
+
+@given(savings(), st.integers(1, 40), st.floats(0, 1))
+def test_the_first_units_of_a_kind_run_the_most_again(among: Savings, layers: int, share: float) -> None:
+    """Each operation by as many units as were chosen, together where that can be: few groups, none empty."""
+    needed = share * layers * sum(each.num_bytes for each in among)
+    chosen = cheapest(among, dict.fromkeys(KINDS, layers), needed)
+    assert chosen is not None
+    for kind in KINDS:
+        of_kind = [each for each in chosen if each.unit is kind]
+        assert all(each.count > 0 and each.operations for each in of_kind)
+        assert all(set(after.operations) < set(before.operations) for before, after in itertools.pairwise(of_kind))
+
+
+def test_nothing_is_made_again_where_nothing_is_needed() -> None:
+    free = Saving(unit=UnitKind.MLP, operation=Operation.OUTPUT, num_bytes=10, duration_ns=0)
+    assert cheapest((free,), {UnitKind.MLP: 3}, 0.0) == ()
+    assert cheapest((free,), {UnitKind.MLP: 3}, -5.0) == ()
+    assert cheapest((free,), {UnitKind.MLP: 3}, 31.0) is None
+    assert cheapest((), {UnitKind.MLP: 3}, 1.0) is None
+
+
+@st.composite
+def cuts(draw: st.DrawFn, most_units: int = 10) -> Cut:
+    """Attentions and MLPs in turn, between an embedding and a head, whose units hold and take what they give up and
+    more, since what is made again was made before; ranks in front hold more micro-batches.
+    """
+    count, num_stages = draw(st.integers(3, most_units)), draw(st.integers(1, 3))
+    among = draw(savings())
+    inner = [KINDS[place % 2] for place in range(count - 2)]
+    kinds = [UnitKind.EMBEDDING, *inner, UnitKind.HEAD]
+    given_up = {kind: sum(each.num_bytes for each in among if each.unit is kind) for kind in UnitKind}
+    again_ns = {kind: sum(each.duration_ns for each in among if each.unit is kind) for kind in UnitKind}
+    more_ns = {kind: draw(st.integers(1, 1000)) + 2 * sum(again_ns.values()) for kind in UnitKind}
+    more_bytes = {kind: draw(st.integers(0, 1000)) for kind in UnitKind}
+    state_bytes = {kind: draw(st.integers(0, 3000)) for kind in UnitKind}
+    in_flight = [each / 8 for each in sorted(draw(st.integers(8, 32)) for _ in range(num_stages))][::-1]
+    regained = [each * draw(st.integers(2, 8)) / 8 for each in in_flight]
+    held = sum(given_up[kind] + more_bytes[kind] for kind in kinds) * in_flight[0] / num_stages
+    limits = [round(held * draw(st.floats(0.2, 1.5))) for _ in range(num_stages)]
+    return Cut(
+        savings=among,
+        unit_ns=np.array([more_ns[kind] for kind in kinds]),
+        state_bytes=np.array([state_bytes[kind] for kind in kinds]) // 4,
+        held_bytes=np.array([given_up[kind] + more_bytes[kind] for kind in kinds]),
+        kinds=kinds,
+        in_flight=np.array(in_flight),
+        regained=np.array(regained),
+        limit_bytes=np.array(limits),
+    )
+
+
+def brute_stage_ns(cut: Cut, stage: int, first: int, stop: int) -> float:
+    """The least over all policies, counted unit by unit."""
+    units = range(first, stop)
+    lacking = sum(cut.state_bytes[unit] + cut.in_flight[stage] * cut.held_bytes[unit] for unit in units)
+    lacking -= cut.limit_bytes[stage]
+    needed = max(lacking / cut.regained[stage], 0)
+    counts = {kind: sum(cut.kinds[unit] is kind for unit in units) for kind in KINDS}
+    again = least_ns(cut.savings, counts, needed)
+    return float("inf") if again is None else float(sum(cut.unit_ns[units.start : units.stop]) + again)
+
+
+def all_bounds(num_units: int, num_stages: int) -> Iterator[tuple[int, ...]]:
+    for inner in itertools.combinations(range(1, num_units), num_stages - 1):
+        yield (0, *inner, num_units)
+
+
+def slowest(cut: Cut, bounds: Sequence[int]) -> float:
+    """The longest stage with what it is said to make again."""
+    longest = 0.0
+    for stage, (first, stop) in enumerate(itertools.pairwise(bounds)):
+        remakes = cut.remakes(stage, first, stop)
+        assert remakes is not None
+        num_bytes, again = of_remakes(remakes, cut.savings)
+        assert num_bytes >= float(cut.needed_bytes(stage, first, stop)) - 1e-6
+        longest = max(longest, int(cut.unit_ns[first:stop].sum()) + again)
+    return longest
+
+
+@settings(max_examples=150)
+@given(cuts())
+def test_no_other_stages_and_policies_are_faster(cut: Cut) -> None:
+    num_units, num_stages = len(cut.unit_ns), len(cut.in_flight)
+    if num_units < num_stages:
+        return
+    known = {
+        (stage, first, stop): brute_stage_ns(cut, stage, first, stop)
+        for stage in range(num_stages)
+        for first, stop in itertools.combinations(range(num_units + 1), 2)
+    }
+    of_bounds = [
+        max(known[stage, *units] for stage, units in enumerate(itertools.pairwise(bounds)))
+        for bounds in all_bounds(num_units, num_stages)
+    ]
+    bounds = cut.best()
+    assert (bounds is None) == (min(of_bounds) == float("inf"))
+    if bounds is not None:
+        assert list(bounds) == sorted(set(bounds))
+        assert (bounds[0], bounds[-1], len(bounds)) == (0, num_units, num_stages + 1)
+        assert slowest(cut, bounds) <= LYNX_OPT * min(of_bounds)
+
+
+def test_the_example_of_the_theory() -> None:
+    """Two ranks, ten units, room for 60 bytes: four and six units."""
+    saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)
+    cut = Cut(
+        savings=(saving,),
+        unit_ns=np.full(10, 1_000_000_000),
+        state_bytes=np.zeros(10, dtype=np.int64),
+        held_bytes=np.full(10, 10),
+        kinds=[UnitKind.MLP] * 10,
+        in_flight=np.array([2.0, 1.0]),
+        regained=np.array([1.0, 0.0]),
+        limit_bytes=np.array([60, 60]),
+    )
+    bounds = cut.best()
+    assert bounds == (0, 4, 10)
+    assert slowest(cut, bounds) == 6e9
+    assert slowest(cut, (0, 4, 10)) < slowest(cut, (0, 5, 10)) == 6.5e9
+
+
+@pytest.mark.parametrize("num_stages", [4, 16])
+def test_a_rank_with_room_makes_nothing_again(num_stages: int) -> None:
+    saving = Saving(unit=UnitKind.MLP, operation=Operation.OUTPUT, num_bytes=1, duration_ns=0)
+    cut = Cut(
+        savings=(saving,),
+        unit_ns=np.full(64, 1000),
+        state_bytes=np.ones(64, dtype=np.int64),
+        held_bytes=np.ones(64, dtype=np.int64),
+        kinds=[UnitKind.MLP] * 64,
+        in_flight=np.full(num_stages, 2.0),
+        regained=np.full(num_stages, 1.0),
+        limit_bytes=np.full(num_stages, 10_000),
+    )
+    bounds = cut.best()
+    assert bounds is not None
+    stages = list(itertools.pairwise(bounds))
+    assert {stop - first for first, stop in stages} == {64 // num_stages}
+    assert [cut.remakes(stage, *units) for stage, units in enumerate(stages)] == [()] * num_stages
