@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,10 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.cluster import AttentionKernel, GradientType, SoftwareSpec
-from penstock.core.layout import Precision, SlotKind, parameters, stage_parameters, stage_slot_bytes
-from penstock.core.model import Family, ModelSpec
+from penstock.core.layout import (
+    REMADE_SLOTS,
+    Operation,
+    Precision,
+    SlotKind,
+    parameters,
+    stage_parameters,
+    stage_slot_bytes,
+)
+from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.remaking import Recompute, Remake, Remakes, full_remakes, remade_of, uniform_remakes
 from penstock.core.sharding import Sharding
 from penstock.planner.memory import StageMemory, state_bytes_per_parameter
+from penstock.planner.stagecost import Stages
+from tests.support.remaking import random_remakes
 
 MODELS = (
     ModelSpec(family=Family.LLAMA, layers=3, hidden=32, heads=4, kv_heads=2, vocab=101),
@@ -42,6 +54,70 @@ def test_stages_have_the_layouts_bytes(
             [stage_slot_bytes(model, precision, *stage, slot, batch, count, sharding) for count in tokens]
             for stage in stages
         ]
+
+
+@given(
+    st.sampled_from(DIVIDED),
+    st.sampled_from(Precision),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.sampled_from(SHARDINGS),
+    st.integers(0, 2**32),
+    st.data(),
+)
+def test_what_stages_make_again_has_the_layouts_bytes(
+    model: ModelSpec,
+    precision: Precision,
+    batch: int,
+    tokens: list[int],
+    sharding: Sharding,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    """Any operations of any units, also of parts of the head; nothing is lost: both slots hold what one did."""
+    cuts = data.draw(st.sets(st.integers(1, model.num_units - 1)))
+    stages = tuple(itertools.pairwise((0, *sorted(cuts), model.num_units)))
+    recompute = data.draw(st.sampled_from([random_remakes(model, stages, seed), *fixed_remakes(model, stages)]))
+    kept = StageMemory(model=model, precision=precision, stages=stages, batch=batch, sharding=sharding)
+    memory = dataclasses.replace(kept, recompute=recompute)
+    remade = [remade_of(model, *each) for each in zip(stages, recompute, strict=True)]
+    for slot in SlotKind:
+        assert memory.slot_bytes(slot, tokens).tolist() == [
+            [stage_slot_bytes(model, precision, *stage, slot, batch, count, sharding, again) for count in tokens]
+            for stage, again in zip(stages, remade, strict=True)
+        ]
+    for slot, again in REMADE_SLOTS.items():
+        assert (memory.together_bytes((slot, again), tokens) == kept.slot_bytes(slot, tokens)).all()
+    assert (memory.state_bytes == kept.state_bytes).all()
+
+
+def fixed_remakes(model: ModelSpec, stages: Stages) -> list[tuple[Remakes, ...]]:
+    """Those that jobs can pin."""
+    return [tuple(uniform_remakes(model, stage, pin.operations) for stage in stages) for pin in Recompute]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_what_megatron_keeps_goes_with_the_operations_that_make_it(tp: int) -> None:
+    """With all of them made again a layer keeps its keys and values, and with attention alone no scores."""
+    length = 256
+    model = ModelSpec(family=Family.GPT2, layers=1, hidden=256, heads=8, vocab=128, positions=length)
+    kept = StageMemory(
+        model=model,
+        precision=Precision.BF16,
+        stages=((0, 1), (1, 3), (3, 4)),
+        batch=1,
+        sharding=Sharding(tp),
+        software=SoftwareSpec(attention=AttentionKernel.UNFUSED, dropout=True),
+        sequence_length=length,
+    )
+    slots = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
+    full = dataclasses.replace(kept, recompute=tuple(full_remakes(model, stage) for stage in kept.stages))
+    assert int(full.together_bytes(slots, [length])[1, 0]) == 0
+    attend = (Remake(unit=UnitKind.ATTENTION, count=1, operations=(Operation.ATTEND,)),)
+    lean = dataclasses.replace(kept, recompute=((), attend, ()))
+    spared = int((kept.together_bytes(slots, [length]) - lean.together_bytes(slots, [length]))[1, 0])
+    attended, lse = 2 * length * model.hidden // tp, 4 * length * model.heads // tp
+    assert spared == 5 * length**2 * model.heads // tp + attended + lse
 
 
 @pytest.mark.parametrize("tp", [2, 4])

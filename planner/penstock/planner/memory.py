@@ -244,13 +244,15 @@ class _UnitMemory:
             num_bytes += self._mask_bytes(kind, tokens) + self._score_bytes(kind, tokens)
         return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
 
-    def remade_bytes(self, unit: Unit, slot: SlotKind, tokens: int, operations: Operations, *, leaves: bool) -> int:
-        """Of ``ra`` or ``rl`` of a unit that runs these operations again; its output not where that ``leaves`` the
-        stage. What the software stack keeps besides goes with the operation that makes it.
+    def remade_bytes(
+        self, unit: Unit, slot: SlotKind, tokens: int, operations: Operations, elsewhere: Collection[str]
+    ) -> int:
+        """Of ``ra`` or ``rl`` of a unit that runs these operations again, without buffers that lie ``elsewhere``. What
+        the software stack keeps besides goes with the operation that makes it.
         """
         buffers = unit_buffers(self.model, unit.kind, slot, self.batch, tokens, self.sharding, unit.part, operations)
-        kept = [buffer for buffer in buffers if not (leaves and buffer.name == "y")]
-        num_bytes = sum(aligned(buffer.num_bytes(self.precision)) for buffer in kept)
+        own = [buffer for buffer in buffers if buffer.name not in elsewhere]
+        num_bytes = sum(aligned(buffer.num_bytes(self.precision)) for buffer in own)
         if slot is SlotKind.REMADE_ACTIVATIONS:
             num_bytes += self._mask_bytes(unit.kind, tokens) if Operation.OUTPUT in operations else 0
             num_bytes += self._score_bytes(unit.kind, tokens) if Operation.ATTEND in operations else 0
@@ -304,19 +306,16 @@ def _stage_remade_bytes(
     """[tokens]: bytes of ``ra`` or ``rl`` of a stage of units [first, stop). Units that are alike are counted once."""
     first, stop = stage
     head = one.model.first_head_unit
-    counts: Counter[tuple[Unit, Operations, bool]] = Counter()
+    counts: Counter[tuple[Unit, Operations, frozenset[str]]] = Counter()
     for unit, operations in zip(one.model.units[first:stop], remade_of(one.model, stage, remakes), strict=True):
         if operations:
             alike = unit if unit.kind is UnitKind.HEAD else Unit(index=0, kind=unit.kind)
-            counts[alike, operations, unit.index == stop - 1 and stop <= head] += 1
+            shared = SHARED_BY_PARTS if unit.part and unit.index > first else frozenset()
+            counts[alike, operations, frozenset({"y"}) if unit.index == stop - 1 and stop <= head else shared] += 1
     table = np.zeros(len(tokens), dtype=np.int64)
-    for (unit, operations, leaves), count in counts.items():
-        shared = unit.part > 0 and unit.index > first and slot is SlotKind.REMADE_LINEAR_INPUTS
-        for column, length in enumerate(tokens):
-            num_bytes = one.remade_bytes(unit, slot, length, operations, leaves=leaves)
-            if shared and operations & {Operation.PROJECT, Operation.NORM}:
-                num_bytes -= one.part_bytes(SlotKind.LINEAR_INPUTS, length, unit.part, {"normed"})
-            table[column] += count * num_bytes
+    for (unit, operations, elsewhere), count in counts.items():
+        sizes = [one.remade_bytes(unit, slot, length, operations, elsewhere) for length in tokens]
+        table += count * np.array(sizes, dtype=np.int64)
     table.setflags(write=False)
     return table
 
