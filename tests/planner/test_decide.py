@@ -374,7 +374,6 @@ CLASHES: list[tuple[dict[str, Any], str]] = [
     ({"tp": 3, "ranks": 3, "global_batch": 3}, "tp 3 does not divide"),
     ({"tp": 6, "ranks": 6}, "tp 6 does not divide 4 heads"),
     ({"pp": 12, "ranks": 12, "global_batch": 12}, "12 stages cannot share the model's 10 units"),
-    ({"recompute": True}, "does not place recomputation"),
     ({"dp": 1, "pp": 1, "tp": 1}, "no division of 2 ranks"),
     ({"schedule": CSV, "slices": (4, 4, 8)}, "for 2 slices, the job has 3"),
     ({"schedule": CSV, "slices": 4}, "for 2 slices, the job has 4"),

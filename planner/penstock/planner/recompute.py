@@ -40,6 +40,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Problem, imported_schedule
 from penstock.planner.remake import remake_seconds
+from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, prefixes, unit_counts
 from penstock.planner.tables import memory_of
 from penstock.planner.work import Floats, Work
@@ -90,9 +91,11 @@ def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -
 
 
 def may_recompute(problem: Problem) -> bool:
-    """Whether the planner chooses what stages make again."""
+    """Whether the planner chooses what stages make again: under schedules of which it knows what their ranks hold."""
+    pinned = problem.pinned
+    is_known = pinned.schedule is None or pinned.schedule in BUILT_IN
     software = replace(problem.software, recomputes_on_demand=False)
-    return problem.pinned.recompute is None and software == PENSTOCK
+    return is_known and pinned.recompute is None and software == PENSTOCK
 
 
 def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
