@@ -1,0 +1,250 @@
+"""Orders in which stages recompute, and the bytes and seconds of plans with them: against the Program of each plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.invariants import prove
+from penstock.core.job import ParallelismSpec
+from penstock.core.layout import Operation
+from penstock.core.plan import Plan
+from penstock.core.remaking import Recompute, full_remakes, uniform_remakes
+from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec, flatten
+from penstock.planner.budget import Budget
+from penstock.planner.candidate import Candidate
+from penstock.planner.decide import decide, draft_plan
+from penstock.planner.evaluate import Simulated, owners_of
+from penstock.planner.order import Order, actions_of, from_schedule, to_schedule
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.realise import lowered, program_of
+from penstock.planner.recompute import pinned_remakes
+from penstock.planner.remainder import remainder_slices
+from penstock.planner.schedules.braided import BRAIDED
+from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.simulate.simulation import simulate
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, problem
+from tests.support.reference_simulator import ReferenceSimulator
+from tests.support.remaking import random_remakes
+from tests.support.small_plans import looped_schedule
+from tests.support.strategies import schedules
+
+QUICK = Budget(candidates=6, neighbours=0, moves=0)
+
+# Orders
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    keep_pairs = draw(st.booleans())
+    schedule = draw(schedules(pairing=keep_pairs))
+    last = draw(st.integers(0, schedule.num_slices)) if schedule.num_microbatches > 1 else 0
+    return from_schedule(schedule, keep_pairs=keep_pairs).with_remainder(last)
+
+
+def cell_of(action: Action) -> tuple[int, int, int]:
+    return action.stage, action.microbatch, action.slice
+
+
+def groups(schedule: Schedule) -> Iterator[list[list[Action]]]:
+    """For every rank what runs one after the other: single actions and pairs."""
+    for row in schedule.ranks:
+        yield [list(flatten((action,))) for action in row]
+
+
+@given(orders(), st.sets(st.integers(0, 5)))
+def test_every_backward_gets_its_recomputation_directly_before_it(order: Order, chosen: set[int]) -> None:
+    before = {action.stage for action in actions_of(order) if action.kind is Kind.R}
+    stages = {stage for stage in chosen if stage < order.num_stages}
+    again = order.with_recomputation(stages)
+    added = stages - before
+    expected = []
+    for rank in groups(to_schedule(order)):
+        row: list[list[Action]] = []
+        for group in rank:
+            backward = [each for each in group if each.kind in (Kind.B, Kind.I) and each.stage in added]
+            row += [[dataclasses.replace(each, kind=Kind.R)] for each in backward]
+            row.append(group)
+        expected.append(row)
+    assert list(groups(to_schedule(again))) == expected
+    assert again.stage_ranks.tolist() == order.stage_ranks.tolist()
+    assert again.offsets[0] == 0
+    assert again.offsets[-1] == len(again.kinds) == len(again.columns)
+    assert again.with_recomputation(stages).same_as(again)
+    assert order.with_recomputation(before).same_as(order)
+
+
+@given(schedules(), st.sets(st.integers(0, 5)), st.data())
+def test_a_smaller_last_micro_batch_is_left_out_before_or_after(
+    schedule: Schedule, stages: set[int], data: st.DataObject
+) -> None:
+    order = from_schedule(schedule)
+    last = data.draw(st.integers(0, order.num_slices)) if order.num_microbatches > 1 else 0
+    orders = (
+        order.with_remainder(last).with_recomputation(stages),
+        order.with_recomputation(stages).with_remainder(last),
+    )
+    assert orders[0].same_as(orders[1])
+
+
+@given(schedules(pairing=True), st.sets(st.integers(0, 5)))
+def test_pairs_come_apart_before_or_after(schedule: Schedule, stages: set[int]) -> None:
+    """One by one an R is directly before its backward, or before the first of both."""
+    order = from_schedule(schedule, keep_pairs=True)
+    apart = order.with_recomputation(stages).apart()
+    assert sorted(map(str, actions_of(apart))) == sorted(map(str, actions_of(order.apart().with_recomputation(stages))))
+
+
+# Plans
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> tuple[Problem, Candidate]:
+    """Any mesh, schedule and parts of the head, with random operations of random units made again."""
+    model = draw(st.sampled_from([TINY_LLAMA, TINY_GPT2]))
+    asked = problem(cluster(num_nodes=2, devices_per_node=8), model=model, ranks=16, global_batch=12)
+    name = draw(st.sampled_from(sorted(BUILT_IN)))
+    pp = draw(st.integers(2, 4))
+    microbatch = draw(st.sampled_from([1, 2]))
+    mesh = Mesh.of_share(
+        dp=1,
+        tp=draw(st.sampled_from([1, 2])),
+        pp=pp,
+        microbatch=microbatch,
+        share=draw(st.integers(microbatch, 6)),
+    )
+    parts = draw(st.sampled_from([1, 1, 2]))
+    num_units, num_stages = asked.divided(parts).model.num_units, pp * find(name).per_rank(pp, None)
+    cuts = draw(st.sets(st.integers(1, num_units - 1), min_size=num_stages - 1, max_size=num_stages - 1))
+    stages = tuple(itertools.pairwise((0, *sorted(cuts), num_units)))
+    slices = draw(st.sampled_from([(16,), (9, 7), (4, 4, 4, 4), (1, 2, 13)]))
+    remakes = random_remakes(asked.divided(parts).model, stages, draw(st.integers(0, 2**32)))
+    return asked, Candidate(
+        mesh=mesh,
+        stages=stages,
+        slices=slices,
+        schedule=name,
+        remainder_slices=remainder_slices(asked, mesh, slices),
+        head_parts=parts,
+        recompute=remakes if any(remakes) else (),
+    )
+
+
+@settings(max_examples=40)
+@given(candidates())
+def test_a_plan_that_recomputes_takes_the_bytes_and_seconds_of_its_program(chosen: tuple[Problem, Candidate]) -> None:
+    """The quick figures that a search goes by are those of the Program, instruction by instruction."""
+    asked, candidate = chosen
+    judge = Simulated(asked)
+    found = judge.evaluate(candidate, in_full=True)
+    plan = draft_plan(judge, found)
+    program = lowered(plan)
+    costs = judge.costs(candidate, owners_of(candidate))
+    reference = ReferenceSimulator(program, costs)
+    assert found.slot_bytes == tuple(worker.peak for worker in reference.workers)
+    assert found.step_ns == reference.makespan == simulate(program, costs).makespan_ns
+    assert found.step_ns >= judge.bound_ns(candidate)
+    recomputing = {stage for stage, remakes in enumerate(candidate.recompute) if remakes}
+    assert recomputing == {
+        action.stage
+        for rank in program.ranks
+        for each in rank.instructions
+        for action in flatten((each.action,))
+        if action.kind is Kind.R
+    }
+    assert program_of(plan).digest == program.digest
+
+
+@settings(max_examples=60)
+@given(candidates())
+def test_what_is_made_again_is_not_held_meanwhile(chosen: tuple[Problem, Candidate]) -> None:
+    """No rank holds more for it, but under orders that are told their room."""
+    asked, candidate = chosen
+    if find(str(candidate.schedule)).uses_costs:
+        return
+    judge = Simulated(asked)
+    again, kept = (judge.evaluate(each) for each in (candidate, dataclasses.replace(candidate, recompute=())))
+    assert all(a <= b for a, b in zip(again.peak_bytes, kept.peak_bytes, strict=True))
+
+
+# Pins
+
+IN_ALL = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=2, recompute=True)
+HALF = ScheduleSpec(
+    generator="csv", text="0F0.0,0F0.1,0R0.1,0B0.1,0R0.0,0B0.0\n1F0.0,1F0.1,1B0.1,1B0.0\n"
+)  # stage 0 alone
+
+
+def remakes_of(plan: Plan, stage: int) -> set[Operation]:
+    return {operation for each in plan.recompute[stage] for operation in each.operations} if plan.recompute else set()
+
+
+def names_all(plan: Plan, stage: int) -> bool:
+    return plan.recompute[stage] == full_remakes(plan.model, plan.stages[stage])
+
+
+@pytest.mark.parametrize("pinned", [{}, {"recompute": Recompute.NONE}, {"recompute": Recompute.FULL}])
+def test_an_imported_schedule_with_recomputation_is_planned(pinned: dict[str, Any]) -> None:
+    """Its stages with an R make everything again; the pin says what the others do."""
+    plan = decide(problem(schedule=IN_ALL, global_batch=2, **pinned), QUICK).plan
+    assert len(plan.stages) == 4
+    assert all(names_all(plan, stage) for stage in range(4))
+    half = decide(problem(schedule=HALF, global_batch=1, **pinned), QUICK).plan
+    assert names_all(half, 0)
+    assert names_all(half, 1) == (pinned.get("recompute") is Recompute.FULL)
+    assert half.recompute[1] == () or names_all(half, 1)
+    prove(program_of(half))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("pin", Recompute)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb", "zbv", "interleaved-1f1b", BRAIDED])
+def test_what_is_pinned_is_what_all_stages_make_again(schedule: str, pin: Recompute, tp: int) -> None:
+    """On any number of shards, with several stages per rank, in pairs, and in a smaller last micro-batch."""
+    described = cluster(num_nodes=2, devices_per_node=4)
+    asked = problem(
+        described,
+        ranks=2 * tp,
+        global_batch=5,
+        pp=2,
+        tp=tp,
+        micro_batch=2,
+        slices=2,
+        schedule=schedule,
+        recompute=pin,
+    )
+    decision = decide(asked, QUICK)
+    plan = decision.plan
+    assert plan.remainder == 1
+    expected = tuple(uniform_remakes(plan.model, stage, pin.operations) for stage in plan.stages)
+    assert plan.recompute == (expected if any(expected) else ())
+    assert plan.recompute == pinned_remakes(asked.divided(plan.head_parts), plan.stages)
+    program = program_of(plan)
+    num_again = sum(
+        action.kind is Kind.R
+        for rank in program.ranks
+        for each in rank.instructions
+        for action in flatten((each.action,))
+    )
+    cells = 2 * len(plan.slices) + len(plan.remainder_slices)
+    assert num_again == cells * sum(map(bool, expected))
+    assert ("recomputes" in decision.chosen.candidate.label) == (pin is not Recompute.NONE)
+
+
+@pytest.mark.parametrize(("written", "pin"), [(True, Recompute.FULL), (False, Recompute.NONE), (None, None)])
+def test_true_and_false_of_earlier_manifests(written: bool | None, pin: Recompute | None) -> None:
+    spec = ParallelismSpec.from_manifest({"recompute": written, "pp": 2})
+    assert spec.recompute is pin
+    assert ParallelismSpec.from_manifest(spec.to_manifest()) == spec
+
+
+def test_an_unknown_pin_names_those_that_there_are() -> None:
+    with pytest.raises(UserError, match="recompute: 'some' is not one of none, selective, full"):
+        ParallelismSpec.from_manifest({"recompute": "some"})
