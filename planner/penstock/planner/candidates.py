@@ -71,12 +71,34 @@ class Proposer:
             if not is_worth_it(balanced):
                 continue
             if outline.recomputes:
-                yield self.room.recomputing(balanced)
+                yield from self._recomputing(outline, balanced)
             else:
                 fitted = list(self.room.fitted(balanced))
                 if outline.mesh.pp == 1 and self.problem.pinned.slices is None:
                     fitted = self._cut(outline, fitted)
                 yield from fitted
+
+    def _recomputing(self, outline: Outline, balanced: Candidate) -> Iterator[Candidate | Shortage]:
+        """The candidate whose ranks make again what they have no room for; on one rank also those with more slices,
+        which need to make less again, up to those that make nothing again.
+        """
+        found = self.room.recomputing(balanced)
+        least, fits = found, isinstance(found, Candidate)
+        if fits:
+            yield found
+        is_free = outline.mesh.pp == 1 and self.problem.pinned.slices is None
+        for count in NUM_SLICES[1:] if is_free else ():
+            makes_nothing_again = isinstance(found, Candidate) and not found.recompute
+            if makes_nothing_again or count > self.problem.sequence_length // self.problem.quantum:
+                break
+            slices = equal_slices(self.problem.sequence_length, count)
+            found = self.room.recomputing(self._balanced(outline, slices))
+            least = min(least, found, key=lambda each: _missing_bytes([each]))
+            if isinstance(found, Candidate):
+                fits = True
+                yield found
+        if not fits:
+            yield least
 
     def _cut(self, outline: Outline, whole: Fitted) -> Fitted:
         """``whole`` sequences on one rank, or equal slices if those lack room: the fewest that fit, or of all the ones

@@ -82,6 +82,12 @@ class UnitWork:
         return sum(each.num_bytes for each in self.savings() if each.operation in wanted)
 
 
+NEARLY_FULL = 0.75
+"""Ranks that hold this part of the limit by an outline may lack bytes: it knows of no transients, messages and
+gradients of outputs, and deals units in parts. Where they lack none after all, nothing is made again.
+"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relief:
     """What ranks gain that make again what they have no room for: a step takes so much longer, and a rank needs at
@@ -163,8 +169,8 @@ class OutlineMemory:
         num_units = np.full(shape[1], 2.0 * problem.model.layers)
         if parts > 1:
             num_units += parts * (of_head / per_unit).min(axis=0)
-        given_up = np.zeros(shape)
-        if may_recompute(problem) and (always + num_units / mesh.pp * per_unit > problem.memory_limit_bytes).any():
+        given_up, nearly = np.zeros(shape), NEARLY_FULL * problem.memory_limit_bytes
+        if may_recompute(problem) and (always + num_units / mesh.pp * per_unit > nearly).any():
             given_up = regained * work.given_up_bytes() / len(inner)
         return cls(always=always, per_unit=per_unit, given_up=given_up, num_units=num_units)
 
@@ -178,17 +184,22 @@ class OutlineMemory:
         least: Floats = np.maximum(dealt, self.always.max(axis=0))
         return least
 
-    def relief(self, problem: Problem, work: UnitWork, mesh: Mesh) -> tuple[Floats, Floats]:
-        """[slicings]: nanoseconds of a step by which ranks work longer, on average, that make again what they have no
-        room for, and the bytes that the fullest needs if it makes everything again.
+    def reliefs(self, problem: Problem, work: UnitWork, mesh: Mesh) -> list[Relief | None]:
+        """[slicings]: what ranks gain that make again what they have no room for, and how much longer they work on
+        average; none where they have room, or may not.
         """
-        share = self.num_units / mesh.pp
-        lacking = self.always + share * self.per_unit - problem.memory_limit_bytes
+        share, limit = self.num_units / mesh.pp, problem.memory_limit_bytes
         if not self.given_up.any():
-            return np.zeros(len(share)), self.least_bytes
-        shares = np.clip(lacking / np.maximum(share * self.given_up, 1), 0, 1)
-        again = work.again_ns(shares).mean(axis=0)
-        return mesh.num_by_work * problem.model.layers / mesh.pp * again, self._dealt(self.per_unit - self.given_up)
+            return [None] * len(share)
+        held = self.always + share * self.per_unit
+        shares = np.clip((held - limit) / np.maximum(share * self.given_up, 1), 0, 1)
+        again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
+        least = self._dealt(self.per_unit - self.given_up)
+        is_wanted = (held > NEARLY_FULL * limit).any(axis=0)
+        return [
+            Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
+            for again_ns, num_bytes, wanted in zip(again.tolist(), least.tolist(), is_wanted.tolist(), strict=True)
+        ]
 
     def pinned_seconds(self, problem: Problem, work: UnitWork, mesh: Mesh) -> float:
         """The same of what is pinned, in seconds."""

@@ -129,6 +129,11 @@ class Overview:
 REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})
 """The built-in schedules that do the same again and again, and hold no more for it."""
 
+LIKE_USUAL = {"zb": "zb-h1"}
+"""Schedules that are told their room, and those whose ranks hold what they would with enough of it: with less they fit
+without recomputation, but wait.
+"""
+
 MOST_ACTIONS_IN_FULL = 60_000
 """Longer steps that do not repeat themselves are looked at only where their schedule is pinned."""
 
@@ -262,7 +267,8 @@ def _of_pipelines(
             steps += times.end_seconds(problem, mesh, schedule)
             memory = OutlineMemory.of(problem, work, mesh, name)
             steps += memory.pinned_seconds(problem, work, mesh)
-            again, lean = memory.relief(problem, work, mesh)
+            usual = OutlineMemory.of(problem, work, mesh, LIKE_USUAL[name]) if name in LIKE_USUAL else memory
+            reliefs = usual.reliefs(problem, work, mesh)
             for at, count in zip(chosen.tolist(), wanted, strict=True):
                 seconds = float(steps[at])
                 if NANOSECONDS_PER_SECOND * seconds > longest_ns or not is_simulated_soon(
@@ -276,7 +282,7 @@ def _of_pipelines(
                     estimate_ns=round(seconds * NANOSECONDS_PER_SECOND),
                     least_bytes=int(memory.least_bytes[at]),
                     head_parts=problem.model.head_parts,
-                    relief=Relief(again_ns=round(again[at]), least_bytes=int(lean[at])) if again[at] else None,
+                    relief=reliefs[at],
                 )
 
 
