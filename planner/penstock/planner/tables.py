@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import PENSTOCK, Transfers
-from penstock.core.layout import NUM_STATISTICS, SlotKind
-from penstock.core.model import UnitKind
+from penstock.core.layout import NUM_STATISTICS, Precision, Remade, SlotKind
+from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.remaking import Remakes, remade_of
 from penstock.core.schedule import Group, Kind
+from penstock.core.scratch import scratch_bytes
+from penstock.core.sharding import Sharding
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
 from penstock.planner.memory import StageMemory, gradient_bytes
@@ -372,11 +375,45 @@ def static_bytes(
 
 
 def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
-    """[ranks]: the same without transients, and with the one buffer in which shards sum the gradients of each stage."""
+    """[ranks]: the same without transients, with the one buffer in which shards sum the gradients of each stage, and
+    with the memory in which forwards make what R makes again.
+    """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
+    if any(candidate.recompute):
+        held += _largest_per_rank(_scratch_table(problem, candidate), stage_ranks, mesh.pp)
     return held + packed + problem.cost_of(mesh.tp).constant_bytes
+
+
+def _scratch_table(problem: Problem, candidate: Candidate) -> Integers:
+    """[stages]: bytes in which a forward of the longest slice makes what it does not keep (`penstock.core.scratch`)."""
+    mesh, model = candidate.mesh, problem.model
+    shapes = [(mesh.microbatch, max(candidate.slices))]
+    if mesh.remainder:
+        shapes.append((mesh.remainder, max(candidate.remainder_slices)))
+    sharding = problem.sharding(mesh.tp)
+    table = np.zeros(len(candidate.stages), dtype=np.int64)
+    for number, (stage, remakes) in enumerate(zip(candidate.stages, candidate.recompute, strict=True)):
+        if remakes:
+            remade = remade_of(model, stage, remakes)
+            table[number] = max(
+                _scratch_bytes(model, problem.precision, stage, *shape, sharding, remade) for shape in shapes
+            )
+    return table
+
+
+@functools.lru_cache(maxsize=65_536)
+def _scratch_bytes(
+    model: ModelSpec,
+    precision: Precision,
+    stage: tuple[int, int],
+    batch: int,
+    tokens: int,
+    sharding: Sharding,
+    remade: Remade,
+) -> int:
+    return scratch_bytes(model, precision, *stage, batch, tokens, sharding, remade)
 
 
 def action_transients(problem: Problem, candidate: Candidate) -> Transients:
