@@ -99,8 +99,8 @@ class Bench:
 
     def __init__(self, root: Path, job: PipelineJob) -> None:
         self._root = root
-        self._job = job
-        self._run = self._prepared(self._job)
+        self.job = job
+        self._run = self._prepared(self.job)
         self._profiles: list[Profile] = []
 
     def _prepared(self, job: PipelineJob) -> RunDir:
@@ -140,7 +140,7 @@ class Bench:
         return [Contender(name, plan, _prediction(plan)) for name, plan in plans.items()]
 
     def _pinned(self, pins: ParallelismSpec) -> PipelineJob:
-        return self._job.with_spec(parallelism=pins)
+        return self.job.with_spec(parallelism=pins)
 
     def _decide(self, job: PipelineJob) -> tuple[Plan, list[Plan]]:
         problem = problem_from_profile(job.spec, self.profile)
@@ -155,7 +155,7 @@ class Bench:
     def predict(self, contenders: list[Contender]) -> None:
         """Anew, by all that was measured."""
         for each in contenders:
-            again, _ = self._decide(pinned(self._job, each.plan))
+            again, _ = self._decide(pinned(self.job, each.plan))
             assert again.program_digest == each.plan.program_digest, each.name
             each.prediction = _prediction(again)
 
@@ -197,8 +197,8 @@ class Bench:
         spec = LaunchSpec(
             module=module,
             arguments=arguments,
-            device=self._job.spec.resources.device,
-            num_ranks=self._job.spec.resources.ranks,
+            device=self.job.spec.resources.device,
+            num_ranks=self.job.spec.resources.ranks,
             threads_per_rank=1,
             log_folder=logs,
             status_folder=self._run.status,
