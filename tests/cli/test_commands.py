@@ -411,6 +411,14 @@ def test_a_simulation_for_people_is_a_picture(tmp_path: Path, capsys: Captured) 
     assert "forward" in shown
 
 
+def test_a_simulation_says_what_is_made_again(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    pins = {**PINNED, "recompute": "full"}
+    assert main(["simulate", write_job(tmp_path / "job.yaml", parallelism=pins), "--cluster", cluster]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^recompute: [\d.]+ .s per rank  [\d.]+ % of it hidden$", shown, re.M)
+    assert re.search(r"^ *rank +compute +of it recompute +of that hidden +other", shown, re.M)
+
+
 def test_a_plan_without_hardware_cannot_be_simulated(tmp_path: Path, capsys: Captured) -> None:
     write_json(tmp_path / "plan.json", local_plan().to_manifest())
     assert main(["simulate", str(tmp_path / "plan.json")]) == 2

@@ -13,9 +13,12 @@ import pytest
 from penstock.core.bubble import Lost
 from penstock.core.comparison import RankMemory
 from penstock.core.curves import RunCurves, curves_of
+from penstock.core.layout import Operation
+from penstock.core.model import UnitKind
 from penstock.core.plan import slices_text
+from penstock.core.remaking import Remake
 from penstock.core.speed import format_rate
-from penstock.core.timeline import Source
+from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.core.units import to_seconds
 from penstock.view.data import ReportData, Sample
 from penstock.view.markup import Markup
@@ -170,6 +173,36 @@ def test_the_plan_is_explained(full: Page) -> None:
         assert (alternative.reason in cells) is (place < 5)
     assert all(a.reason in cells for a in plan.alternatives if a.step_seconds is None)
     assert {"chosen", "+1.2%", "4.71 GiB"} <= set(cells)
+
+
+def test_recomputation_is_told_by_stage_and_by_rank_where_there_is_any() -> None:
+    """The predicted step makes 4 units of time again on its first rank, of which a gradient hides 3."""
+    data = sample_report()
+    assert data.plan is not None
+    assert "ecomputation" not in report(data)
+    norms = Remake(unit=UnitKind.MLP, count=1, operations=(Operation.NORM,))
+    plan = dataclasses.replace(data.plan, recompute=((norms,), *[()] * (len(data.plan.stages) - 1)))
+    events = (
+        Event(0, Activity.COMPUTE, "0F0.0", 0, 10),
+        Event(1, Activity.COMPUTE, "1F0.0", 10, 20),
+        Event(1, Activity.COMPUTE, "1B0.0", 20, 40),
+        Event(0, Activity.COMPUTE, "0R0.0", 10, 50),
+        Event(0, Activity.COMPUTE, "0B0.0", 50, 70),
+    )
+    steps = [
+        Timeline(source=each, num_ranks=2, step_ns=70, events=events) for each in (Source.SIMULATED, Source.MEASURED)
+    ]
+    drawn = dataclasses.replace(data, predicted=steps[0], measured=steps[1])
+    for tp, name in ((1, "rank 0"), (2, "ranks 0–1")):
+        changed = dataclasses.replace(plan, tp=tp, placement=())
+        words = [text for _, text in Page(report(dataclasses.replace(drawn, plan=changed))).words]
+        headers = ["stage", "makes again before its backwards"]
+        place = words.index("Recomputation by stage") + 1
+        assert words[place : place + 4] == [*headers, f"stage 0, {name}", "norms of 1 of 4 MLPs"]
+        place = words.index("predicted, all ranks") + 1
+        assert words[place : place + 5] == ["40.0 ns", "30.0 ns", "10.0 ns", "75.0%", f"predicted, {name}"]
+        place = words.index("measured, rank 0") + 1
+        assert words[place : place + 4] == ["40.0 ns", "30.0 ns", "10.0 ns", "75.0%"]
 
 
 def test_a_plan_says_when_receives_are_posted() -> None:

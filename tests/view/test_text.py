@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -46,10 +47,24 @@ def test_every_kind_has_its_own_shading() -> None:
     text = gantt_text(timeline, 77)
     (line,) = bars(text)
     assert line == "F0.0██████B0.0▓▓▓▓▓▓W0.0▒▒▒▒▒▒R0.0░░░░░░··········==========##########"
-    assert text.splitlines()[3:] == [
+    assert text.splitlines()[1] == "recompute: 10.0 ns per rank  0.0 % of it hidden"
+    assert text.splitlines()[4:] == [
         "F█ forward  B▓ backward  W▒ weight gradient  R░ recompute  · waiting",
         "= reduction  # optimizer",
     ]
+
+
+def test_hidden_recomputation_is_told_in_the_heading() -> None:
+    events = (
+        Event(0, Activity.COMPUTE, "0F0.0", 0, 10),
+        Event(1, Activity.COMPUTE, "1F0.0", 10, 20),
+        Event(1, Activity.COMPUTE, "1B0.0", 20, 40),
+        Event(0, Activity.COMPUTE, "0R0.0", 10, 50),
+        Event(0, Activity.COMPUTE, "0B0.0", 50, 70),
+    )
+    timeline = Timeline(source=Source.SIMULATED, num_ranks=2, step_ns=70, events=events)
+    assert gantt_text(timeline, 77).splitlines()[1] == "recompute: 20.0 ns per rank  75.0 % of it hidden"
+    assert "recompute" not in gantt_text(replace(timeline, events=events[:3]), 77)
 
 
 def test_a_pair_is_drawn_as_both_of_its_actions() -> None:

@@ -60,6 +60,11 @@ class RecomputeTime:
         """From 0 to 1; 0 where nothing is made again."""
         return self.hidden_ns / self.total_ns if self.total_ns else 0.0
 
+    @property
+    def hidden_text(self) -> str:
+        """How much of it is hidden, for people."""
+        return f"{100 * self.hidden_share:.1f} % of it hidden"
+
     def __add__(self, other: RecomputeTime) -> RecomputeTime:
         return RecomputeTime(hidden_ns=self.hidden_ns + other.hidden_ns, exposed_ns=self.exposed_ns + other.exposed_ns)
 

@@ -18,6 +18,7 @@ import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from penstock.core.errors import UserError
@@ -107,6 +108,41 @@ def _next(left: list[list[object]], kind: UnitKind) -> Operations:
             each[1] = count - 1
             return operations
     return frozenset()
+
+
+_OPERATION_NAMES = {
+    Operation.EMBED: "embeddings",
+    Operation.NORM: "norms",
+    Operation.PROJECT: "projections",
+    Operation.ATTEND: "attention",
+    Operation.ACTIVATE: "activation functions",
+    Operation.OUTPUT: "outputs",
+}
+_UNIT_NAMES = {
+    UnitKind.EMBEDDING: ("embedding", "embeddings"),
+    UnitKind.ATTENTION: ("attention unit", "attention units"),
+    UnitKind.MLP: ("MLP", "MLPs"),
+    UnitKind.HEAD: ("part of the head", "parts of the head"),
+}
+
+
+def remakes_text(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> str:
+    """What the stage [first, stop) makes again, for people: ``norms of 2 of 4 attention units, all of 4 of 4 MLPs``."""
+    units = spec.units[slice(*stage)]
+    phrases = []
+    for kind, group in groupby(remakes, key=lambda each: each.unit):
+        num_units = sum(unit.kind is kind for unit in units)
+        parts = [f"{operations_text(spec, each)} of {each.count}" for each in group]
+        phrases.append(f"{' and '.join(parts)} of {num_units} {_UNIT_NAMES[kind][num_units > 1]}")
+    return ", ".join(phrases)
+
+
+def operations_text(spec: ModelSpec, remake: Remake) -> str:
+    """The operations of a remake, for people: ``norms and projections``, or ``all`` where there are no others."""
+    if set(remake.operations) == set(_operations_of(spec, remake.unit)) and len(remake.operations) > 1:
+        return "all"
+    names = [_OPERATION_NAMES[each] for each in Operation if each in remake.operations]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def check_remakes(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes, where: str) -> None:

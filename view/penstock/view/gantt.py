@@ -129,19 +129,19 @@ def _heading(timelines: Sequence[Timeline], frame: Frame, title: str) -> tuple[l
 def difference(first: Timeline, second: Timeline) -> str:
     """Both steps and the error of the first, the prediction, in one sentence."""
     unit = time_unit(max(first.step_ns, second.step_ns))
-    texts = [f"{_NAMES[t.source].lower()} {unit.text(t.step_ns)}" for t in (second, first)]
+    texts = [f"{SOURCE_NAMES[t.source].lower()} {unit.text(t.step_ns)}" for t in (second, first)]
     if not second.step_ns:
         return f"{texts[0]}, {texts[1]}.".capitalize()
     error = prediction_error(first.step_ns, second.step_ns)
     return f"{texts[0]}, {texts[1]}: error {signed(error)}.".capitalize()
 
 
-_NAMES: Final = {Source.SIMULATED: "Predicted", Source.MEASURED: "Measured", Source.REHEARSED: "Rehearsed"}
+SOURCE_NAMES: Final = {Source.SIMULATED: "Predicted", Source.MEASURED: "Measured", Source.REHEARSED: "Rehearsed"}
 
 
 def _summary(timelines: Sequence[Timeline]) -> str:
     return " ".join(
-        f"{_NAMES[t.source]} step on {t.num_ranks} rank{'' if t.num_ranks == 1 else 's'}: "
+        f"{SOURCE_NAMES[t.source]} step on {t.num_ranks} rank{'' if t.num_ranks == 1 else 's'}: "
         f"{time_unit(t.step_ns).text(t.step_ns)}, bubble {t.bubble.text}."
         for t in timelines
     )
@@ -149,7 +149,7 @@ def _summary(timelines: Sequence[Timeline]) -> str:
 
 def _panel(timeline: Timeline, rows: Sequence[Lanes], first: Timeline, frame: Frame, top: float) -> Markup:
     step = "" if timeline.step is None else f", step {timeline.step}"
-    heading = f"{_NAMES[timeline.source]}{step}"
+    heading = f"{SOURCE_NAMES[timeline.source]}{step}"
     facts = f"{frame.unit.text(timeline.step_ns)} · bubble {timeline.bubble.short}"
     below = top + _header(frame) - 12
     facts_place: dict[str, float | str] = {"x": 0, "y": below}
@@ -170,7 +170,7 @@ def _panel(timeline: Timeline, rows: Sequence[Lanes], first: Timeline, frame: Fr
 def _end_of(first: Timeline, frame: Frame, top: float, height: float) -> Markup:
     """Where the first timeline's step ended, marked in another's rows."""
     x = frame.left + first.step_ns * frame.scale
-    tooltip = element("title", f"{_NAMES[first.source].lower()} end of the step")
+    tooltip = element("title", f"{SOURCE_NAMES[first.source].lower()} end of the step")
     return element("line", tooltip, x1=x, x2=x, y1=top - 4, y2=top + height, class_="mark")
 
 

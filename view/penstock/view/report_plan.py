@@ -9,15 +9,17 @@ from penstock.core.comparison import prediction_error
 from penstock.core.explanation import Trial, Variation
 from penstock.core.layout import num_parameters
 from penstock.core.plan import Alternative, Plan, Prediction
+from penstock.core.recomputation import RecomputeTime, recompute_times, together
 from penstock.core.speed import Speed, speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_count, format_seconds, to_seconds
-from penstock.view.axis import large, signed, time_unit
+from penstock.view.axis import TimeUnit, large, signed, time_unit
 from penstock.view.data import ReportData
-from penstock.view.gantt import MAX_SPANS, gantt
+from penstock.view.gantt import MAX_SPANS, SOURCE_NAMES, gantt
 from penstock.view.markup import Markup, element, join
+from penstock.view.rows import rank_name
 from penstock.view.section import Section, left_out
-from penstock.view.stages import stages
+from penstock.view.stages import made_again, stage_name, stages
 from penstock.view.tables import card, drawing, facts, paragraphs, table
 
 WIDE: Final = 1118
@@ -33,7 +35,15 @@ def plan_section(data: ReportData) -> Section:
         return left_out("plan", "The plan", "this run has no plan; it ended before planning.")
     plan = data.plan
     picture = drawing(stages(plan, width=WIDE), stages(plan, width=NARROW))
-    return Section(anchor="plan", title="The plan", body=Markup(plan_facts(plan) + picture))
+    return Section(anchor="plan", title="The plan", body=Markup(plan_facts(plan) + picture + _made_again(plan)))
+
+
+def _made_again(plan: Plan) -> Markup:
+    """What the stages make again before their backwards; nothing where all keep everything."""
+    rows = [(stage_name(plan, stage), made_again(plan, stage) or "nothing") for stage in range(len(plan.stages))]
+    if not any(plan.recompute):
+        return _NONE
+    return card(table(("stage", "makes again before its backwards"), rows), title="Recomputation by stage")
 
 
 def plan_facts(plan: Plan) -> Markup:
@@ -234,11 +244,39 @@ def step_section(data: ReportData, chooser: Markup = _NONE) -> Section:
     }
     note = notes.get((data.predicted is not None, data.measured is not None))
     text = _typical_text(data) + (compute_difference(*timelines) if note is None else note) + _speeds_text(data)
-    wide, narrow = (gantt(timelines, width=width, tp=data.plan.tp if data.plan else 1) for width in (WIDE, NARROW))
+    tp = data.plan.tp if data.plan else 1
+    wide, narrow = (gantt(timelines, width=width, tp=tp) for width in (WIDE, NARROW))
     picture = drawing(wide, narrow)
     others = (_other(timeline, data.sampled, data.plan) for timeline in data.sampled)
-    body = join((element("p", text, class_="note"), chooser, picture, *others))
+    body = join((element("p", text, class_="note"), chooser, picture, _recompute(timelines, tp), *others))
     return Section(anchor=anchor, title=title, body=body)
+
+
+def _recompute(timelines: Sequence[Timeline], tp: int) -> Markup:
+    """What ranks make again in the drawn steps, and how much of it is hidden; nothing where none does."""
+    unit = time_unit(max(timeline.step_ns for timeline in timelines))
+    rows: list[tuple[str, ...]] = []
+    for timeline in timelines:
+        times, source = recompute_times(timeline), SOURCE_NAMES[timeline.source].lower()
+        if times:
+            rows.append((element("b", f"{source}, all ranks"), *_recompute_cells(together(times), unit)))
+            rows += [
+                (f"{source}, {rank_name(timeline, rank, tp)}", *_recompute_cells(time, unit))
+                for rank, time in enumerate(times)
+            ]
+    if not rows:
+        return _NONE
+    note = (
+        "Recomputation is hidden as far as its rank would have waited for a message in its place. "
+        "What is exposed delays the gradients that its rank sends, or the end of its step."
+    )
+    listing = table(("", "made again in", "hidden", "exposed", "hidden part"), rows, numbers=(1, 2, 3, 4))
+    return card(listing, paragraphs([note]), title="Recomputation")
+
+
+def _recompute_cells(time: RecomputeTime, unit: TimeUnit) -> tuple[str, ...]:
+    spent = (unit.text(each) for each in (time.total_ns, time.hidden_ns, time.exposed_ns))
+    return (*spent, f"{time.hidden_share:.1%}")
 
 
 def _typical_text(data: ReportData) -> str:

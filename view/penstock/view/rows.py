@@ -78,7 +78,9 @@ def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Mark
     if rank % every:
         return []
     baseline = y + frame.bar / 2 + 4
-    found = [element("text", _rank_name(timeline, rank, frame), x=0, y=baseline)]
+    name = rank_name(timeline, rank, frame.tp)
+    narrow = name.split()[-1].partition("–")[0]  # the first one's number
+    found = [element("text", name if frame.is_wide else narrow, x=0, y=baseline)]
     edge = frame.left + frame.plot
     if frame.is_wide and timeline.step_ns:
         busy = f"{timeline.busy_ns(rank) / timeline.step_ns:.0%} busy"
@@ -88,12 +90,10 @@ def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Mark
     return found
 
 
-def _rank_name(timeline: Timeline, row: int, frame: Frame) -> str:
-    """``rank 2``, or ``ranks 4–5`` where shards do the same; in a narrow picture the first one's number."""
-    count = 1 if timeline.source is Source.MEASURED else frame.tp
+def rank_name(timeline: Timeline, row: int, tp: int) -> str:
+    """``rank 2``, or ``ranks 4–5`` where a row stands for shards that do the same."""
+    count = 1 if timeline.source is Source.MEASURED else tp
     first = row * count
-    if not frame.is_wide:
-        return f"{first}"
     return f"rank {first}" if count == 1 else f"ranks {first}–{first + count - 1}"
 
 

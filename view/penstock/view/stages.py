@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.core.model import Unit, UnitKind
 from penstock.core.plan import Plan
+from penstock.core.remaking import remakes_text
 from penstock.core.units import format_count
 from penstock.view.legend import text_width, wrapped
 from penstock.view.markup import Markup, element
@@ -139,8 +140,10 @@ def _unit_name(plan: Plan, unit: Unit) -> str:
 
 
 def _tiles(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
+    again = made_again(plan, stage)
     for start, length, slices in _columns(plan, frame):
         tooltip = f"stage {stage}, {slices}: tokens {start} to {start + length - 1}, attending to {start} before them"
+        tooltip += f"; made again: {again}" if again else ""
         yield element(
             "rect",
             element("title", tooltip),
@@ -212,6 +215,12 @@ def owned_units(plan: Plan, stage: int) -> str:
     """What a stage owns in words: ``embedding, blocks 0–3, attention of 4``."""
     first, stop = plan.stages[stage]
     return ", ".join(_words(plan.model.units[first:stop], plan.head_parts))
+
+
+def made_again(plan: Plan, stage: int) -> str:
+    """What a stage makes again before its backwards, in words; empty where it keeps everything."""
+    remakes = plan.recompute[stage] if plan.recompute else ()
+    return remakes_text(plan.model, plan.stages[stage], remakes)
 
 
 def _words(units: Sequence[Unit], head_parts: int) -> Iterator[str]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
+from penstock.core.recomputation import recompute_times, together
 from penstock.core.schedule import Kind, Schedule
 from penstock.core.timeline import Activity, Event, Timeline
-from penstock.view.axis import round_ticks, time_unit
+from penstock.view.axis import TimeUnit, round_ticks, time_unit
 from penstock.view.spans import action_of, children_of, compute_kind, end_ns
 from penstock.view.theme import KIND_NAMES
 
@@ -32,7 +33,7 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
     unit = time_unit(longest)
     heading = f"{timeline.source.value}: {unit.text(timeline.step_ns)}, bubble {timeline.bubble.text}"
     heading += f"; waiting for shards {timeline.collectives.text}" if timeline.collectives else ""
-    lines = [heading[:width]]
+    lines = [heading[:width], *_recompute_lines(timeline, unit, width)]
     drawn = [half for event in timeline.events for half in _halves(event)]
     form = _choose_form(drawn, columns / longest)
     for rank in range(timeline.num_ranks):
@@ -41,6 +42,15 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
     lines.append(" " * (left - 1) + "└" + _axis(columns, longest))
     lines.extend(_wrap(_legend(drawn), width))
     return "\n".join(lines)
+
+
+def _recompute_lines(timeline: Timeline, unit: TimeUnit, width: int) -> list[str]:
+    """How much is made again and hidden, over all ranks; nothing where none is."""
+    times = recompute_times(timeline)
+    if not times:
+        return []
+    total = together(times)
+    return _wrap([f"recompute: {unit.text(total.total_ns / len(times))} per rank", total.hidden_text], width)
 
 
 def _halves(event: Event) -> tuple[Event, ...]:
