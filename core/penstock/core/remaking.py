@@ -111,7 +111,7 @@ def _next(left: list[list[object]], kind: UnitKind) -> Operations:
 
 
 _OPERATION_NAMES = {
-    Operation.EMBED: "embeddings",
+    Operation.EMBED: "outputs",
     Operation.NORM: "norms",
     Operation.PROJECT: "projections",
     Operation.ATTEND: "attention",
@@ -127,22 +127,28 @@ _UNIT_NAMES = {
 
 
 def remakes_text(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> str:
-    """What the stage [first, stop) makes again, for people: ``norms of 2 of 4 attention units, all of 4 of 4 MLPs``."""
+    """What the stage [first, stop) makes again, for people: ``norms of 2 of 4 attention units, all of the MLP``."""
     units = spec.units[slice(*stage)]
     phrases = []
     for kind, group in groupby(remakes, key=lambda each: each.unit):
         num_units = sum(unit.kind is kind for unit in units)
-        parts = [f"{operations_text(spec, each)} of {each.count}" for each in group]
-        phrases.append(f"{' and '.join(parts)} of {num_units} {_UNIT_NAMES[kind][num_units > 1]}")
+        parts = [f"{operations_text(spec, each)} of {_count_text(each.count, num_units)}" for each in group]
+        phrases.append(f"{' and '.join(parts)} {_UNIT_NAMES[kind][num_units > 1]}")
     return ", ".join(phrases)
 
 
 def operations_text(spec: ModelSpec, remake: Remake) -> str:
     """The operations of a remake, for people: ``norms and projections``, or ``all`` where there are no others."""
-    if set(remake.operations) == set(_operations_of(spec, remake.unit)) and len(remake.operations) > 1:
+    if set(remake.operations) == set(_operations_of(spec, remake.unit)):
         return "all"
     names = [_OPERATION_NAMES[each] for each in Operation if each in remake.operations]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _count_text(count: int, num_units: int) -> str:
+    if count < num_units:
+        return f"{count} of {num_units}"
+    return {1: "the", 2: "both"}.get(num_units, f"all {num_units}")
 
 
 def check_remakes(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes, where: str) -> None:

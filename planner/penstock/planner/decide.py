@@ -10,6 +10,7 @@ from penstock.core.cluster import PENSTOCK
 from penstock.core.errors import UserError
 from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
+from penstock.core.remaking import Recompute
 from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds, to_seconds
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
@@ -19,6 +20,7 @@ from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
 from penstock.planner.realise import lowered, prove_plan
+from penstock.planner.recompute import may_recompute
 from penstock.planner.search import Evaluation, NothingFitsError, Reporter, Result, search
 from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
 
@@ -29,6 +31,9 @@ another software are not: its arenas are its own.
 
 FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, neighbours=0, moves=0)
 """A search with this budget ends with the first plan that fits, from those that hold the least."""
+
+FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, shortages=200, lean_shortages=200)
+"""The same, where ranks may have to make much again: outlines that hold the least are not those that fit then."""
 
 MOST_LAID_OUT = 8
 """Arenas that are laid out before a search with a tighter limit takes their place."""
@@ -179,12 +184,26 @@ def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
     if enough is not None:
         cure = f"allow {enough // MEBIBYTE}Mi per rank, {cure}"
+    if _fits_with_recomputation(problem):
+        cure = f"leave out parallelism.recompute, and ranks make again what they have no room for; or {cure}"
     limit, least = bytes_apart(problem.memory_limit_bytes, shortage.least_bytes)
     return UserError(
         what=f"nothing fits in {limit} per rank; the closest ({shortage.label}) needs at least {least}",
         where="spec.resources.memoryPerRank",
         remedy=cure,
     )
+
+
+def _fits_with_recomputation(problem: Problem) -> bool:
+    """Whether a plan is found where it may recompute, and less than that is pinned."""
+    if problem.pinned.recompute in (None, Recompute.FULL):
+        return False
+    free = dataclasses.replace(problem, pinned=dataclasses.replace(problem.pinned, recompute=None))
+    try:
+        _decided(Simulated(free), FIRST_RECOMPUTED)
+    except NothingFitsError:
+        return False
+    return True
 
 
 def _enough_bytes(judge: Simulated, least_bytes: int) -> int | None:
@@ -196,7 +215,7 @@ def _enough_bytes(judge: Simulated, least_bytes: int) -> int | None:
         if limit > judge.problem.device_memory_bytes:
             return None
         try:
-            _decided(judge.limited(limit), FIRST_FIT)
+            _decided(judge.limited(limit), FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT)
         except NothingFitsError as shortage:
             least_bytes = max(limit, shortage.least_bytes)
         else:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.explanation import Explanation, SearchEnd
 from penstock.core.job import Objective
+from penstock.core.layout import Operation
+from penstock.core.model import UnitKind
 from penstock.core.plan import Alternative, slices_text
+from penstock.core.remaking import Remake, remakes_text
 from penstock.core.schedule import CSV
 from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
+from penstock.planner.candidate import Candidate
 from penstock.planner.floor import floor_ns, grid
 from penstock.planner.outlines import owners_of_stages
-from penstock.planner.problem import Problem, all_meshes
+from penstock.planner.problem import Problem, all_meshes, imported_schedule
 from penstock.planner.search import Evaluation, Result
+from penstock.planner.stagecost import unit_counts
+from penstock.planner.tables import recomputation_ns
 
 MOST_ALTERNATIVES = 5
 MOST_REJECTED = 5
+MOST_STAGES_TOLD = 3
+"""So many different policies are told stage by stage."""
 LEAST_SHARE = 0.0005
 """Changes of a part of the step below this share of it are not named."""
 
@@ -43,6 +52,7 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
         *_shards(problem, chosen),
         *_head(problem, result, chosen),
         _memory(problem, chosen),
+        *_recomputation(problem, result, chosen),
         *_unused(problem, result, chosen),
         *limits,
         f"pinned: {', '.join(pinned)}" if pinned else "nothing is pinned",
@@ -197,6 +207,66 @@ def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ..
     return (f"{told}: the best plan with a whole head is estimated to be {slower}",)
 
 
+def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
+    """What stages make again and why, what that costs, and what there is without it."""
+    candidate, imported = chosen.candidate, imported_schedule(problem.pinned)
+    if not any(candidate.recompute):
+        return ()
+    told = f"recomputation: {_made_again(problem, candidate)}"
+    cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
+    if imported is not None and imported.recomputed_stages:
+        return (f"{told}: as the schedule has it, {cost}",)
+    if problem.pinned.recompute is not None:
+        return (f"{told}: pinned, {cost}",)
+    return (f"{told}: {format_bytes(problem.memory_limit_bytes)} do not hold them, {cost}; {_keeping(result, chosen)}",)
+
+
+def _keeping(result: Result, chosen: Evaluation) -> str:
+    """The best plan without recomputation."""
+    best = next((each for each in (result.best, *result.others) if not any(each.candidate.recompute)), None)
+    if best is None:
+        return "no plan that was found fits without"
+    slower = _percent(best.step_ns / chosen.step_ns - 1)
+    return f"the best plan found without takes {format_seconds(to_seconds(best.step_ns))}, {slower}"
+
+
+def _made_again(problem: Problem, candidate: Candidate) -> str:
+    """In words: stage by stage where few differ, else over all stages."""
+    model, num_stages = problem.divided(candidate.head_parts).model, len(candidate.stages)
+    texts = [remakes_text(model, *each) for each in zip(candidate.stages, candidate.recompute, strict=True)]
+    groups = [(text, [*run]) for text, run in itertools.groupby(range(num_stages), texts.__getitem__) if text]
+    if len(groups) <= MOST_STAGES_TOLD:
+        return "; ".join(f"{_stages(numbers, num_stages)} again {text}" for text, numbers in groups)
+    counts = Counter[tuple[UnitKind, tuple[Operation, ...]]]()
+    for remake in itertools.chain.from_iterable(candidate.recompute):
+        counts[remake.unit, remake.operations] += remake.count
+    total = tuple(
+        Remake(unit=unit, count=counts[unit, operations], operations=operations)
+        for unit, operations in sorted(counts, key=lambda each: (list(UnitKind).index(each[0]), -len(each[1])))
+    )
+    with_any = sum(map(bool, texts))
+    which = f"all {num_stages}" if with_any == num_stages else f"{with_any} of {num_stages}"
+    return f"{which} stages make again {remakes_text(model, (0, model.num_units), total)}"
+
+
+def _stages(numbers: Sequence[int], num_stages: int) -> str:
+    """Stages that follow each other, as the subject of a sentence: ``stage 0 makes``, ``stages 0 to 2 make``."""
+    if len(numbers) == 1:
+        return "the only stage makes" if num_stages == 1 else f"stage {numbers[0]} makes"
+    return (
+        f"all {num_stages} stages make" if len(numbers) == num_stages else f"stages {numbers[0]} to {numbers[-1]} make"
+    )
+
+
+def _more_work(problem: Problem, candidate: Candidate) -> float:
+    """What is made again of a micro-batch as a share of all else that units do."""
+    divided, mesh = problem.divided(candidate.head_parts), candidate.mesh
+    again = sum(int(until[-1, : len(candidate.slices)].sum()) for until in recomputation_ns(divided, candidate))
+    counts = unit_counts(divided.model, ((0, divided.model.num_units),))[0]
+    seconds = divided.units(mesh.tp, mesh.microbatch, candidate.slices).seconds.sum(axis=(0, 2))
+    return to_seconds(again) / float(counts @ seconds)
+
+
 def _effort(result: Result, place: int) -> str:
     rank = "the best" if place == 1 else f"number {place} by prediction"
     judged, outlines = format_count(result.num_judged, "candidate"), format_count(result.num_outlines, "outline")
@@ -223,7 +293,8 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     """
     seen = {chosen.candidate.label}
     found: list[Alternative] = []
-    for other in (result.best, *result.others):
+    others = [each for each in (result.best, *result.others) if each.candidate.label not in seen]
+    for other in _with_keeping(others, chosen):
         if other.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
             seen.add(other.candidate.label)
             found.append(_alternative(problem, other, _slower(other, chosen)))
@@ -242,6 +313,16 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
         reason = f"no stages fit; those found lack {format_bytes(shortage.missing_bytes)} on a rank"
         found.append(Alternative(label=shortage.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
     return tuple(found)
+
+
+def _with_keeping(others: list[Evaluation], chosen: Evaluation) -> list[Evaluation]:
+    """The best of each label, from best to worst; where the chosen one recomputes, one of the first few does not."""
+    by_label = {each.candidate.label: each for each in reversed(others)}
+    first = [each for each in others if by_label[each.candidate.label] is each]
+    keeping = next((each for each in first if not any(each.candidate.recompute)), None)
+    if not any(chosen.candidate.recompute) or keeping is None or keeping in first[:MOST_ALTERNATIVES]:
+        return first
+    return [*first[: MOST_ALTERNATIVES - 1], keeping]
 
 
 def _alternative(problem: Problem, evaluation: Evaluation, reason: str) -> Alternative:
