@@ -33,8 +33,8 @@ from tests.support.small_programs import (
     lowered,
     moved,
     one_line_each,
-    one_line_of_both,
     schedule_of,
+    slot_lives,
 )
 from tests.support.strategies import Case, cases
 from tests.support.toy_model import toy_model
@@ -264,20 +264,8 @@ def test_one_channel_serves_all_stages_between_two_ranks() -> None:
 # Slots.
 
 
-def _lives(program: Program, rank: int) -> dict[str, tuple[str, str]]:
-    """Every slot's first and last instruction, by name."""
-    found = {}
-    instructions = program.ranks[rank].instructions
-    for index, slot in enumerate(program.ranks[rank].slots):
-        touching = [i for i in instructions if index in i.acquires + i.reads + i.writes]
-        ended = next(at for at, i in enumerate(instructions) if index in i.frees)
-        before = [i for i in instructions[:ended] if i.action.kind is not Kind.FREE]
-        found[str(slot)] = (str(touching[0].action), str(before[-1].action))
-    return found
-
-
 def test_every_slot_lives_as_its_table_says() -> None:
-    lives = _lives(lowered("0F0.0,0F0.1,0I0.1,0I0.0,0W0.1,0W0.0\n1F0.0,1F0.1,1I0.1,1I0.0,1W0.1,1W0.0\n"), 1)
+    lives = slot_lives(lowered("0F0.0,0F0.1,0I0.1,0I0.0,0W0.1,0W0.0\n1F0.0,1F0.1,1I0.1,1I0.0,1W0.1,1W0.0\n"), 1)
     assert lives == {
         "x@1:0.0": ("1POST_RECV_F0.0", "1I0.0"),
         "x@1:0.1": ("1POST_RECV_F0.1", "1I0.1"),
@@ -296,39 +284,8 @@ def test_every_slot_lives_as_its_table_says() -> None:
     }
 
 
-def test_recompute_takes_over_the_activations_and_leaves_the_keys() -> None:
-    lives = _lives(lowered("0F0.0,0F0.1,0B0.1,0R0.0,0B0.0\n"), 0)
-    assert lives["ra@0:0.0"] == lives["rl@0:0.0"] == ("0R0.0", "0B0.0")
-    assert lives["ra@0:0.1"] == ("0F0.1", "0B0.1")
-    assert lives["kv@0:0"] == ("0F0.0", "0B0.0")
-
-
-def test_what_is_not_made_again_stays_and_is_read_by_the_recomputation() -> None:
-    program = lowered("0F0,0B0\n1F0,1R0[0],1R0[1],1B0\n", sizes=one_line_of_both)
-    lives = _lives(program, 1)
-    assert lives["a@1:0.0"] == lives["l@1:0.0"] == ("1F0.0", "1B0.0")
-    assert lives["ra@1:0.0"] == lives["rl@1:0.0"] == ("1R0.0[0]", "1B0.0")
-    slots = program.ranks[1].slots
-    first, second = (i for i in program.ranks[1].instructions if i.action.kind is Kind.R)
-    assert [str(slots[index]) for index in first.reads] == ["x@1:0.0", "a@1:0.0", "l@1:0.0", "kv@1:0"]
-    assert [str(slots[index]) for index in second.reads] == ["ra@1:0.0", "a@1:0.0", "l@1:0.0", "kv@1:0"]
-
-
-def test_a_recomputation_in_parts_fills_the_same_slots() -> None:
-    """They live from the first part on; the parts after it read the last output of the part before there."""
-    text = "0F0,1F0,1B0,0R0[0:2],0R0[2],0B0\n"
-    lives = _lives(lowered(text), 0)
-    assert lives["ra@0:0.0"] == lives["rl@0:0.0"] == ("0R0.0[0:2]", "0B0.0")
-    program = lowered("0F0,0B0\n1F0,1R0[0],1R0[1:3],1B0\n", num_units=(0, 3))
-    slots = program.ranks[1].slots
-    first, second = (i for i in program.ranks[1].instructions if i.action.kind is Kind.R)
-    assert [str(slots[index]) for index in first.reads] == ["x@1:0.0", "kv@1:0"]
-    assert [str(slots[index]) for index in second.reads] == ["ra@1:0.0", "kv@1:0"]
-    assert first.writes == second.writes
-
-
 def test_the_stash_of_a_full_backward_lives_only_during_it() -> None:
-    assert _lives(lowered("0F0,0B0\n"), 0)["w@0:0.0"] == ("0B0.0", "0B0.0")
+    assert slot_lives(lowered("0F0,0B0\n"), 0)["w@0:0.0"] == ("0B0.0", "0B0.0")
 
 
 def test_slots_without_bytes_are_left_out() -> None:

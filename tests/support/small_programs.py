@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.core.layout import REMADE_SLOTS, SlotKind
 from penstock.core.program import Instruction, Program, RankProgram, SlotSizes
-from penstock.core.schedule import Schedule, parse_schedule
+from penstock.core.schedule import Kind, Schedule, parse_schedule
 from penstock.planner.lowering import NO_TRANSIENTS, Transients, lower
 
 SPLIT_BACKWARD = """\
@@ -75,6 +75,18 @@ def lowered(
         transients=transients,
         keep_pairs=keep_pairs,
     )
+
+
+def slot_lives(program: Program, rank: int) -> dict[str, tuple[str, str]]:
+    """Every slot's first and last instruction, by name."""
+    found = {}
+    instructions = program.ranks[rank].instructions
+    for index, slot in enumerate(program.ranks[rank].slots):
+        touching = [i for i in instructions if index in i.acquires + i.reads + i.writes]
+        ended = next(at for at, i in enumerate(instructions) if index in i.frees)
+        before = [i for i in instructions[:ended] if i.action.kind is not Kind.FREE]
+        found[str(slot)] = (str(touching[0].action), str(before[-1].action))
+    return found
 
 
 def actions(program: Program, rank: int) -> list[str]:
