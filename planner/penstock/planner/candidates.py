@@ -78,27 +78,22 @@ class Proposer:
                     fitted = self._cut(outline, fitted)
                 yield from fitted
 
-    def _recomputing(self, outline: Outline, balanced: Candidate) -> Iterator[Candidate | Shortage]:
-        """The candidate whose ranks make again what they have no room for; on one rank also those with more slices,
-        which need to make less again, up to those that make nothing again.
+    def _recomputing(self, outline: Outline, balanced: Candidate) -> Fitted:
+        """Candidates whose ranks make again what they have no room for; on one rank also with more slices, which need
+        to make less again, up to those that make nothing again.
         """
-        found = self.room.recomputing(balanced)
-        least, fits = found, isinstance(found, Candidate)
-        if fits:
-            yield found
+        found = list(self.room.recomputing(balanced))
+        fitting, least = [each for each in found if isinstance(each, Candidate)], found
         is_free = outline.mesh.pp == 1 and self.problem.pinned.slices is None
         for count in NUM_SLICES[1:] if is_free else ():
-            makes_nothing_again = isinstance(found, Candidate) and not found.recompute
+            makes_nothing_again = fitting and not fitting[-1].recompute
             if makes_nothing_again or count > self.problem.sequence_length // self.problem.quantum:
                 break
             slices = equal_slices(self.problem.sequence_length, count)
-            found = self.room.recomputing(self._balanced(outline, slices))
-            least = min(least, found, key=lambda each: _missing_bytes([each]))
-            if isinstance(found, Candidate):
-                fits = True
-                yield found
-        if not fits:
-            yield least
+            found = list(self.room.recomputing(self._balanced(outline, slices)))
+            fitting += [each for each in found if isinstance(each, Candidate)]
+            least = min(least, found, key=_missing_bytes)
+        return [*fitting] or least
 
     def _cut(self, outline: Outline, whole: Fitted) -> Fitted:
         """``whole`` sequences on one rank, or equal slices if those lack room: the fewest that fit, or of all the ones

@@ -65,6 +65,9 @@ TOLERATED = 1.01
 ROUNDING = 1e-9
 """Of sums of bytes as floating-point numbers."""
 
+TINY = 1e-9
+"""Bytes that are regained of one that is given up, where none are."""
+
 PRECISION = 1_000
 """The part of the least time of the slowest stage that it need not be known to."""
 
@@ -117,6 +120,17 @@ def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
         tuple(replace(each, count=count) for each, count in zip(kinds, row, strict=True) if count) for row in counts
     )
     return replace(candidate, recompute=_trimmed(again))
+
+
+def _dealt(remakes: Remakes, counts: Mapping[UnitKind, int]) -> tuple[Remakes, Remakes]:
+    """What so many units of each kind take of them, the first ones most, and what is left for others."""
+    left, taken, rest = dict(counts), [], []
+    for each in remakes:
+        count = min(each.count, left.get(each.unit, 0))
+        left[each.unit] = left.get(each.unit, 0) - count
+        taken += [replace(each, count=count)] if count else []
+        rest += [replace(each, count=each.count - count)] if each.count > count else []
+    return tuple(taken), tuple(rest)
 
 
 def _trimmed(remakes: Iterable[Remakes]) -> tuple[Remakes, ...]:
@@ -224,12 +238,16 @@ class Cut:
         counts = {kind: _running(np.array([each is kind for each in self.kinds])) for kind in KINDS}
         return _running(self.unit_ns), _running(self.state_bytes), _running(self.held_bytes), counts
 
+    def lacking_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
+        """What the stage lacks to hold all of units [first, stop), elementwise."""
+        _, state, held, _ = self._running
+        lacking: Floats = (state[stop] - state[first]) + self.in_flight[stage] * (held[stop] - held[first])
+        return lacking - self.limit_bytes[stage]
+
     def needed_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
         """What the stage has to give up of a micro-batch over units [first, stop), elementwise."""
-        _, state, held, _ = self._running
-        lacking = (state[stop] - state[first]) + self.in_flight[stage] * (held[stop] - held[first])
-        lacking = lacking - self.limit_bytes[stage]
-        needed: Floats = np.where(lacking > 0, lacking / max(self.regained[stage], 1e-9), 0.0)
+        lacking = self.lacking_bytes(stage, first, stop)
+        needed: Floats = np.where(lacking > 0, lacking / max(self.regained[stage], TINY), 0.0)
         return needed
 
     def counts(self, first: Integers | int, stop: Integers | int) -> dict[UnitKind, Integers]:
@@ -281,6 +299,22 @@ class Cut:
         """What the stage over units [first, stop) makes again; none where it has no room for them."""
         counts = {kind: int(count) for kind, count in self.counts(first, stop).items()}
         return cheapest(self.savings, counts, float(self.needed_bytes(stage, first, stop)))
+
+    def remakes_of_ranks(self, stages: Stages, owners: Sequence[int]) -> tuple[Remakes, ...] | None:
+        """What these stages make again, those of a rank together, the first ones most; none if a rank has no room."""
+        found: list[Remakes] = [()] * len(stages)
+        for rank in dict.fromkeys(owners):
+            own = [number for number, owner in enumerate(owners) if owner == rank]
+            counts = [{kind: int(n) for kind, n in self.counts(*stages[number]).items()} for number in own]
+            lacking = sum(float(self.lacking_bytes(number, *stages[number])) for number in own)
+            needed = max(lacking, 0.0) / max(float(self.regained[own[0]]), TINY)
+            together = {kind: sum(each[kind] for each in counts) for kind in KINDS}
+            remakes = cheapest(self.savings, together, needed)
+            if remakes is None:
+                return None
+            for number, each in zip(own, counts, strict=True):
+                found[number], remakes = _dealt(remakes, each)
+        return _trimmed(found)
 
     def _within(self, most_ns: int) -> tuple[int, ...] | None:
         """Bounds of which no stage takes longer, the last stages as long as can be; none if there are none."""

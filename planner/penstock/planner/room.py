@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,31 +94,30 @@ class Room:
                 seen.add(found.stages)
                 yield found
 
-    def recomputing(self, shape: Candidate, *, keeps_stages: bool = False) -> Candidate | Shortage:
-        """The candidate with stages and what they make again, so that every rank has room; ``keeps_stages``: its own
-        stages.
+    def recomputing(self, shape: Candidate) -> Iterator[Candidate | Shortage]:
+        """The candidate with stages and what they make again, so that every rank has room; with several for an order
+        that is told its room. Where that finds none, it is fitted with everything made again.
         """
-        keeps_stages = keeps_stages or self.problem.pinned.stages is not None
-        problem, limit = self.problem.divided(shape.head_parts), self.problem.memory_limit_bytes
-        plain, again = self._walks_of(shape)
-        owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
-        trial, missing, margin = dataclasses.replace(shape, recompute=()), 1, np.zeros(shape.mesh.pp, dtype=np.int64)
-        for _ in range(1 + MOST_CORRECTIONS):
-            always, kept = self._bytes(dataclasses.replace(trial, recompute=()), plain)
-            _, lean = self._bytes(fully_recomputed(problem, trial), again)
-            cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
-            stages = trial.stages if keeps_stages else tuple(itertools.pairwise(cut.best() or ()))
-            remakes = [cut.remakes(number, *stage) for number, stage in enumerate(stages)]
-            if not stages or None in remakes:
-                missing = int((always + lean - limit).max())
-                break
-            found = tuple(each or () for each in remakes)
-            trial = dataclasses.replace(shape, stages=stages, recompute=found if any(found) else ())
-            lacking = np.add(*self._bytes(trial, again)) - limit
-            if lacking.max() <= 0:
-                return trial
-            missing, margin = int(lacking.max()), margin + np.maximum(lacking, 0)
-        return Shortage(candidate=trial, missing_bytes=max(missing, 1))
+        found = [self._recomputing(shape, *walks) for walks in self._walks_of(shape)]
+        fitting = [each for each in found if isinstance(each, Candidate)]
+        if not fitting:
+            full = list(self._offers(fully_recomputed(self.problem.divided(shape.head_parts), shape)))
+            fitting = [self.leaner(each) or each for each in full if isinstance(each, Candidate)]
+            found += full
+        yield from dict.fromkeys(fitting)
+        if not fitting:
+            yield min((each for each in found if isinstance(each, Shortage)), key=lambda each: each.missing_bytes)
+
+    def leaner(self, candidate: Candidate, lacking_bytes: Sequence[int] = ()) -> Candidate | None:
+        """The candidate with the least that its stages make again so that every rank has room, and as many bytes more
+        as it lacks; none if ranks have not.
+        """
+        margin = np.maximum(lacking_bytes, 0) if lacking_bytes else None
+        for plain, again in reversed(list(self._walks_of(candidate))):
+            found = self._recomputing(candidate, plain, again, keeps_stages=True, margin=margin)
+            if isinstance(found, Candidate):
+                return found
+        return None
 
     def moved(self, candidate: Candidate) -> Candidate | None:
         """A candidate whose boundaries were moved, with what its stages make again now; none if they have no room."""
@@ -126,16 +125,51 @@ class Room:
             return candidate
         if not may_recompute(self.problem):
             return self._with_stages(candidate, candidate.stages)
-        found = self.recomputing(candidate, keeps_stages=True)
-        return found if isinstance(found, Candidate) else None
+        return self.leaner(candidate)
 
-    def _walks_of(self, shape: Candidate) -> tuple[Walk, Walk]:
-        """The walk that tells what the candidate's order holds, and the same with everything made again."""
+    def _recomputing(
+        self,
+        shape: Candidate,
+        plain: Walk,
+        again: Walk,
+        *,
+        keeps_stages: bool = False,
+        margin: Integers | None = None,
+    ) -> Candidate | Shortage:
+        """The candidate with stages and what they make again, so that every rank has room, and a ``margin`` besides, by
+        the walks with everything kept and with everything made again.
+        """
+        keeps_stages = keeps_stages or self.problem.pinned.stages is not None
+        problem, limit = self.problem.divided(shape.head_parts), self.problem.memory_limit_bytes
+        owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
+        margin = np.zeros(shape.mesh.pp, dtype=np.int64) if margin is None else margin
+        trial, missing, asked = dataclasses.replace(shape, recompute=()), 1, limit - margin
+        for _ in range(1 + MOST_CORRECTIONS):
+            always, kept = self._bytes(dataclasses.replace(trial, recompute=()), plain)
+            _, lean = self._bytes(fully_recomputed(problem, trial), again)
+            cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
+            bounds = None if keeps_stages else cut.best()
+            stages = trial.stages if bounds is None else tuple(itertools.pairwise(bounds))
+            remakes = cut.remakes_of_ranks(stages, owners)
+            if remakes is None:
+                missing = int((always + lean - limit).max())
+                break
+            trial = dataclasses.replace(shape, stages=stages, recompute=remakes)
+            lacking = np.add(*self._bytes(trial, again)) - asked
+            if lacking.max() <= 0:
+                return trial
+            missing, margin = int(lacking.max()), margin + np.maximum(lacking, 0)
+        return Shortage(candidate=trial, missing_bytes=max(missing, 1))
+
+    def _walks_of(self, shape: Candidate) -> Iterator[tuple[Walk, Walk]]:
+        """Walks that tell what the candidate's order holds, and the same with everything made again; for an order that
+        is told its room those of what it stands for, and with one micro-batch at a time.
+        """
         name, own = str(shape.schedule), len(shape.remainder_slices)
         enough = enough_microbatches(shape, self.receive_ahead)
-        if name in STANDS_FOR:
-            name, enough, own = (STANDS_FOR[name][0], enough, own) if STANDS_FOR[name] else (name, 1, 0)
-        return self._walk(shape, name, enough, own), self._walk(shape, name, enough, own, recomputes=True)
+        shapes = [(each, enough, own) for each in STANDS_FOR.get(name, (name,))]
+        for each in shapes + ([(name, 1, 0)] if name in STANDS_FOR else []):
+            yield self._walk(shape, *each), self._walk(shape, *each, recomputes=True)
 
     def _cut_of(
         self,
@@ -296,9 +330,12 @@ class Room:
         return self._with_stages(shape, tuple(itertools.pairwise(found[0].bounds)))
 
     def _with_stages(self, shape: Candidate, stages: Stages) -> Candidate:
-        """The candidate with other stages, which make again what is pinned."""
-        again = pinned_remakes(self.problem.divided(shape.head_parts), stages) if shape.recompute else ()
-        return dataclasses.replace(shape, stages=stages, recompute=again)
+        """The candidate with other stages, which make again what is pinned; all that they can where nothing is."""
+        problem, moved = self.problem.divided(shape.head_parts), dataclasses.replace(shape, stages=stages)
+        if shape.recompute and may_recompute(self.problem):
+            return fully_recomputed(problem, moved)
+        again = pinned_remakes(problem, stages) if shape.recompute else ()
+        return dataclasses.replace(moved, recompute=again)
 
     def _most_units(self, shape: Candidate, walk: Walk) -> list[tuple[int, int]]:
         """Per rank, how many units it can hold from one with an even and from one with an odd number on; the first

@@ -202,6 +202,9 @@ VARIED_KINDS = 2
 SLIGHTLY_MORE = 1.05
 """Of an order that was made for its room, and holds so many times the limit at most, other stages are tried."""
 
+MOST_LEANER = 3
+"""So often more is made again of a candidate whose order holds more than was counted."""
+
 FAR = 1.02
 """Where stages balanced by time take at least so many times the best step, none are looked for that fit."""
 
@@ -373,24 +376,39 @@ class _Search:
             if out is not None:
                 self.ruled_out.append(out)
             is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
-            step_ns = self._judged_or_relieved(candidate) if out is None else out.bound_ns
+            step_ns = self._judged_or_relieved(candidate, outline) if out is None else out.bound_ns
             if (out is None or out.of_order) and not is_cut:
                 self._learn(outline, step_ns)
         self.reporter.opened(outline.mesh, num_candidates)
 
-    def _judged_or_relieved(self, candidate: Candidate) -> int:
+    def _judged_or_relieved(self, candidate: Candidate, outline: Outline) -> int:
         """Its step. Where its order holds a little more than the limit, stages are judged as well of which the fullest
         rank has a unit less: what an order holds is counted before there are messages, which may take more than the
-        room left for them.
+        room left for them. Ranks that may recompute make more again in place of that.
         """
         found = self.judged(candidate)
-        if not self.fits(found) and max(found.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes:
+        if not self.fits(found) and outline.recomputes:
+            self._judge_leaner(found)
+        elif not self.fits(found) and max(found.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes:
             owners = owners_of_stages(self.problem, candidate.mesh, candidate.schedule)
             for move in relieving(candidate, self.problem, owners, found.peak_bytes):
                 moved = self.judge.proposer.room.moved(move)
                 if moved is not None and self._ruled_out(moved) is None:
                     self.judged(moved)
         return found.step_ns
+
+    def _judge_leaner(self, found: Evaluation) -> None:
+        """Judge it with as much more made again as ranks lacked, a few times."""
+        lacking, candidate = [0] * len(found.peak_bytes), found.candidate
+        for _ in range(MOST_LEANER):
+            limit = self.problem.memory_limit_bytes
+            lacking = [more + max(peak - limit, 0) for more, peak in zip(lacking, found.peak_bytes, strict=True)]
+            leaner = self.judge.proposer.room.leaner(candidate, lacking)
+            if leaner is None or self._ruled_out(leaner) is not None:
+                return
+            found = self.judged(leaner)
+            if self.fits(found):
+                return
 
     def _is_worth_room(self, balanced: Candidate) -> bool:
         """Whether stages balanced by time, which are hardly ever slower than those that fit, are not ruled out."""
