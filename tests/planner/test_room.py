@@ -11,11 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.core.remaking import Recompute, Remake
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.outlines import Outline, outlines
 from penstock.planner.problem import Mesh, Problem, meshes
+from penstock.planner.recompute import fully_recomputed
 from penstock.planner.room import Shortage, enough_microbatches
 from penstock.planner.search import NothingFitsError, search
 from penstock.planner.simulate.memory import high_water_bytes
@@ -69,6 +71,48 @@ def test_a_plan_is_found_whenever_any_partition_fits(chosen: dict[str, Any], pla
     asked = problem(**chosen, memory=limit)
     found = search(asked, Simulated(asked), FIRST)
     assert max(found.best.peak_bytes) <= limit
+
+
+@settings(max_examples=40)
+@given(PROBLEMS, st.floats(0, 1))
+def test_a_plan_is_found_whenever_any_partition_fits_with_everything_made_again(
+    chosen: dict[str, Any], place: float
+) -> None:
+    roomy = problem(**chosen)
+    judge = Simulated(roomy)
+    full = {fully_recomputed(roomy, each) for each in every_candidate(roomy)}
+    peaks = sorted({peak(judge, each) for each in full})
+    limit = peaks[int(place**3 * (len(peaks) - 1))]
+    asked = problem(**chosen, memory=limit)
+    found = search(asked, Simulated(asked), FIRST)
+    assert max(found.best.peak_bytes) <= limit
+
+
+@settings(max_examples=40)
+@given(PROBLEMS.filter(lambda chosen: chosen["schedule"] is not None), st.floats(0, 1), st.data())
+def test_ranks_make_again_what_they_lack_and_no_more(chosen: dict[str, Any], place: float, data: st.DataObject) -> None:
+    """Under orders that do not depend on that: with one unit less of each operation of any stage it does not fit."""
+    roomy = problem(**chosen)
+    outline = data.draw(st.sampled_from([each for each in outlines(roomy) if each.head_parts == 1]))
+    judge = Simulated(roomy)
+    balanced = next(each for each in offered(roomy, outline) if isinstance(each, Candidate))
+    most, least = peak(judge, balanced), peak(judge, fully_recomputed(roomy, balanced))
+    limit = round(least + place * (most - least))
+    room = Simulated(problem(**chosen, memory=limit)).proposer.room
+    (found,) = room.recomputing(balanced)
+    assert isinstance(found, Candidate)
+    assert peak(judge, found) <= limit
+    if limit >= most:
+        assert found == balanced
+    for number, remakes in enumerate(found.recompute):
+        fewer = tuple(itertools.chain.from_iterable(map(lessened, remakes)))
+        lean = (*found.recompute[:number], fewer, *found.recompute[number + 1 :])
+        assert not remakes or peak(judge, dataclasses.replace(found, recompute=lean)) > limit
+
+
+def lessened(remake: Remake) -> tuple[Remake, ...]:
+    """With one unit less."""
+    return (dataclasses.replace(remake, count=remake.count - 1),) if remake.count > 1 else ()
 
 
 @settings(max_examples=40)
@@ -141,11 +185,13 @@ def offered_one(asked: Problem, outline: Outline) -> Candidate:
     return found
 
 
-def test_one_byte_less_than_the_least_is_said_to_be_too_little() -> None:
+@pytest.mark.parametrize("recompute", [Recompute.NONE, None])
+def test_one_byte_less_than_the_least_is_said_to_be_too_little(recompute: Recompute | None) -> None:
     chosen: dict[str, Any] = {"ranks": 2, "global_batch": 4, "micro_batch": 1, "pp": 2, "slices": (8, 8)}
     roomy = problem(**chosen, schedule="1f1b")
-    least = min(peak(Simulated(roomy), each) for each in every_candidate(roomy))
-    asked = problem(**chosen, schedule="1f1b", memory=least - 1)
+    tried = every_candidate(roomy) if recompute else (fully_recomputed(roomy, each) for each in every_candidate(roomy))
+    least = min(peak(Simulated(roomy), each) for each in tried)
+    asked = problem(**chosen, schedule="1f1b", memory=least - 1, recompute=recompute)
     with pytest.raises(NothingFitsError) as refused:
         search(asked, Simulated(asked), FIRST)
     assert least - 1 < refused.value.least_bytes

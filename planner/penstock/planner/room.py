@@ -146,6 +146,8 @@ class Room:
         trial, missing, asked = dataclasses.replace(shape, recompute=()), 1, limit - margin
         for _ in range(1 + MOST_CORRECTIONS):
             always, kept = self._bytes(dataclasses.replace(trial, recompute=()), plain)
+            if not trial.recompute and (always + kept <= asked).all():
+                return trial
             _, lean = self._bytes(fully_recomputed(problem, trial), again)
             cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
             bounds = None if keeps_stages else cut.best()
