@@ -44,7 +44,7 @@ from penstock.trainer.units.collectives import NO_SHARDS, Pass, run_pass
 from penstock.trainer.units.views import slot_views
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
-NUM_BLOCKS, NUM_SLICES, ROUNDS = 3, (1, 4), 12
+NUM_BLOCKS, NUM_SLICES, ROUNDS = 3, (1, 4), 20
 STAGE = 1, 1 + 2 * NUM_BLOCKS
 MEMORY_BYTES = 2**32
 SETS: dict[str, Sequence[Operation]] = {
