@@ -24,7 +24,7 @@ from penstock.core.manifest import (
 )
 from penstock.core.model import Family, ModelSpec
 from penstock.core.names import LABEL, require_name
-from penstock.core.remaking import Recompute, read_recompute
+from penstock.core.remaking import RECOMPUTE_SCHEMA, Recompute, read_recompute
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES
 
@@ -182,7 +182,7 @@ class ParallelismSpec(Manifest):
     slices: int | tuple[int, ...] | None = None
     schedule: str | ScheduleSpec | None = None
     stages: tuple[float, ...] | None = None
-    recompute: Recompute | None = field(default=None, metadata={"read": read_recompute})
+    recompute: Recompute | None = field(default=None, metadata={"read": read_recompute, "schema": RECOMPUTE_SCHEMA})
 
     def __post_init__(self) -> None:
         require_all(self, self._check_blocks)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -57,6 +57,15 @@ class Recompute(enum.StrEnum):
 
 
 SELECTIVE = (Operation.NORM, Operation.ACTIVATE)
+
+
+RECOMPUTE_SCHEMA: Mapping[str, Any] = {
+    "anyOf": [
+        {"type": "string", "enum": [pin.value for pin in Recompute]},
+        {"type": "boolean"},
+        {"type": "null"},
+    ]
+}
 
 
 def read_recompute(value: Any, path: str) -> Recompute | None:
