@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute import Savings, may_recompute, savings_of
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, pass_seconds, prefixes
-from penstock.planner.tables import unit_bytes
+from penstock.planner.tables import gradient_slot_bytes, unit_bytes
 from penstock.planner.work import Floats
 
 
@@ -38,6 +38,8 @@ class UnitWork:
     state_bytes: Integers
     held_bytes: Integers
     savings: Callable[[], Savings]
+    passing: Callable[[], tuple[Floats, Floats]]
+    """[unit kinds, slicings]: bytes of the gradients of outputs of one slice, and transients."""
 
     @property
     def counts(self) -> Integers:
@@ -64,6 +66,7 @@ class UnitWork:
             state_bytes=state,
             held_bytes=held,
             savings=functools.lru_cache(lambda: savings_of(problem, tp, batch, slicings[len(slicings) // 2])),
+            passing=functools.lru_cache(lambda: _passing_bytes(problem, tp, batch, slicings)),
         )
 
     def again_ns(self, shares: Floats) -> Floats:
@@ -82,9 +85,19 @@ class UnitWork:
         return sum(each.num_bytes for each in self.savings() if each.operation in wanted)
 
 
+def _passing_bytes(problem: Problem, tp: int, batch: int, slicings: Sequence[Slices]) -> tuple[Floats, Floats]:
+    """`UnitWork.passing`, of each slicing's longest slice."""
+    cost, longest = problem.cost_of(tp), [max(slices) for slices in slicings]
+    transients = [
+        [max(cost.transient_bytes(unit, kind, batch, length, 0) for kind in PASSES) for length in longest]
+        for unit in UNIT_KINDS
+    ]
+    return gradient_slot_bytes(problem, tp, batch, longest).astype(np.float64), np.array(transients, dtype=np.float64)
+
+
 NEARLY_FULL = 0.75
-"""Ranks that hold this part of the limit by an outline may lack bytes: it knows of no transients, messages and
-gradients of outputs, and deals units in parts. Where they lack none after all, nothing is made again.
+"""Ranks that hold this part of the limit by an outline may lack bytes: it knows of no messages, and deals units in
+parts. Where they lack none after all, nothing is made again.
 """
 
 
@@ -191,15 +204,25 @@ class OutlineMemory:
         share, limit = self.num_units / mesh.pp, problem.memory_limit_bytes
         if not self.given_up.any():
             return [None] * len(share)
-        held = self.always + share * self.per_unit
+        always, per_unit = self._with_passing(problem, work)
+        held = always + share * per_unit
         shares = np.clip((held - limit) / np.maximum(share * self.given_up, 1), 0, 1)
         again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
-        least = self._dealt(self.per_unit - self.given_up)
+        least = replace(self, always=always)._dealt(per_unit - self.given_up)
         is_wanted = (held > NEARLY_FULL * limit).any(axis=0)
         return [
             Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
             for again_ns, num_bytes, wanted in zip(again.tolist(), least.tolist(), is_wanted.tolist(), strict=True)
         ]
+
+    def _with_passing(self, problem: Problem, work: UnitWork) -> tuple[Floats, Floats]:
+        """``always`` and ``per_unit`` with the gradients of outputs of a slice, and the largest transient."""
+        gradients, transients = work.passing()
+        inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
+        largest = np.broadcast_to(transients[inner].max(axis=0), self.always.shape).copy()
+        heads = slice(-1, None) if problem.model.head_parts == 1 else slice(None)
+        largest[heads] = np.maximum(largest[heads], transients[UNIT_KINDS.index(UnitKind.HEAD)])
+        return self.always + largest, self.per_unit + gradients[inner].mean(axis=0)
 
     def pinned_seconds(self, problem: Problem, work: UnitWork, mesh: Mesh) -> float:
         """The same of what is pinned, in seconds."""

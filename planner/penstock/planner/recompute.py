@@ -122,6 +122,13 @@ def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
     return replace(candidate, recompute=_trimmed(again))
 
 
+def own_remakes(problem: Problem, candidate: Candidate) -> Candidate:
+    """The candidate without what its stages would make again of units that they do not have."""
+    counts = [dict(zip(UNIT_KINDS, row, strict=True)) for row in unit_counts(problem.model, candidate.stages).tolist()]
+    again = (_dealt(*each)[0] for each in zip(candidate.recompute, counts, strict=True))
+    return replace(candidate, recompute=_trimmed(again))
+
+
 def _dealt(remakes: Remakes, counts: Mapping[UnitKind, int]) -> tuple[Remakes, Remakes]:
     """What so many units of each kind take of them, the first ones most, and what is left for others."""
     left, taken, rest = dict(counts), [], []

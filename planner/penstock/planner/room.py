@@ -38,6 +38,7 @@ from penstock.planner.recompute import (
     Savings,
     fully_recomputed,
     may_recompute,
+    own_remakes,
     pinned_remakes,
     savings_of,
 )
@@ -60,6 +61,10 @@ times the limit.
 
 STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
 """Schedules that are told their room, and those whose order they may have where there is room for it."""
+
+
+SPARED = (0.25, 0.5)
+"""Parts of what ranks hold without recomputation that are left besides to orders that are told their room."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,10 +100,16 @@ class Room:
                 yield found
 
     def recomputing(self, shape: Candidate) -> Iterator[Candidate | Shortage]:
-        """The candidate with stages and what they make again, so that every rank has room; with several for an order
-        that is told its room. Where that finds none, it is fitted with everything made again.
+        """The candidate with stages and what they make again, so that every rank has room. With several for an order
+        that is told its room: with more of it, it waits less. Where that finds none, it is fitted with everything made
+        again.
         """
-        found = [self._recomputing(shape, *walks) for walks in self._walks_of(shape)]
+        walks = list(self._walks_of(shape))
+        found = [self._recomputing(shape, *each) for each in walks]
+        if shape.schedule in STANDS_FOR:
+            _, kept = self._bytes(dataclasses.replace(shape, recompute=()), walks[0][0])
+            margins = [(part * kept).astype(np.int64) for part in SPARED]
+            found += [self._recomputing(shape, *walks[0], margin=each) for each in margins]
         fitting = [each for each in found if isinstance(each, Candidate)]
         if not fitting:
             full = list(self._offers(fully_recomputed(self.problem.divided(shape.head_parts), shape)))
@@ -125,6 +136,11 @@ class Room:
             return candidate
         if not may_recompute(self.problem):
             return self._with_stages(candidate, candidate.stages)
+        if candidate.schedule in STANDS_FOR:
+            kept = own_remakes(self.problem.divided(candidate.head_parts), candidate)
+            *_, (_, again) = self._walks_of(kept)
+            if (np.add(*self._bytes(kept, again)) <= self.problem.memory_limit_bytes).all():
+                return kept
         return self.leaner(candidate)
 
     def _recomputing(

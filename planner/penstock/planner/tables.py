@@ -459,6 +459,13 @@ def unit_bytes(problem: Problem, tp: int, batch: int) -> tuple[Integers, Integer
     return state, memory.together_bytes(_HELD, length)[:, 0]
 
 
+def gradient_slot_bytes(problem: Problem, tp: int, batch: int, lengths: Sequence[int]) -> Integers:
+    """[unit kinds, lengths]: the gradients of outputs of slices of so many tokens."""
+    first = {unit.kind: unit.index for unit in reversed(problem.model.units)}
+    stages = tuple((first[kind], first[kind] + 1) for kind in UNIT_KINDS)
+    return memory_of(problem, stages, batch, tp).slot_bytes(SlotKind.OUTPUT_GRADIENTS, lengths)
+
+
 def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, StageTable, StageTable]:
     """Bytes by which F, I and W change what a rank holds: x, a, l and their tokens' keys and values come with F;
     I gives back x, a, keys and values and makes w; W gives back l and w. What is made again for I and W comes with I.
