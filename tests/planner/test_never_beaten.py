@@ -17,7 +17,9 @@ from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, Resour
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
+from penstock.core.remaking import Recompute
 from tests.support.random_plans import (
+    SHORT_OF_MEMORY,
     SLOWER_THAN_A_PIN,
     SLOWER_THAN_WITH_LESS,
     SMALL,
@@ -28,6 +30,7 @@ from tests.support.random_plans import (
     random_job,
     slower_with_more,
     step_seconds,
+    tight_job,
 )
 
 SEED, PROBLEMS, PINS = "2026-11-26", 24, 10
@@ -43,6 +46,45 @@ def test_no_pin_and_no_tighter_limit_gives_a_faster_plan(number: int) -> None:
     roomy = planned(dataclasses.replace(spec, resources=more), cluster)
     wrong = beating(spec, cluster, free, pins_of(chance, spec, free, PINS), TOLERATED)
     assert [*wrong, *slower_with_more(free, roomy, "a quarter more memory", TOLERATED)] == [], (SEED, number)
+
+
+SHORT = 5
+
+
+@pytest.mark.parametrize("number", range(SHORT))
+def test_no_pinned_recomputation_and_no_less_memory_gives_a_faster_plan(number: int) -> None:
+    """Where memory is short, and refused is nothing that fits with everything made again."""
+    chance = random.Random(f"{SEED} short {number}")
+    spec, cluster = tight_job(chance)
+    free, roomy = (planned(with_memory(spec, part), cluster) for part in (1.0, 1.25))
+    pins = [ParallelismSpec(recompute=recompute) for recompute in Recompute]
+    pins += pins_of(chance, spec, free, 2)
+    wrong = beating(spec, cluster, free, pins, TOLERATED)
+    assert [*wrong, *slower_with_more(free, roomy, "a quarter more memory", TOLERATED)] == [], (SEED, number)
+
+
+def with_memory(spec: JobSpec, part: float) -> JobSpec:
+    """The job with so many times the memory."""
+    memory = round(part * spec.resources.memory_per_rank)
+    return dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, memory_per_rank=memory))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_what_fits_makes_nothing_again_and_just_below_something_fits(number: int) -> None:
+    chance = random.Random(f"{SEED} spare {number}")
+    spec, cluster = tight_job(chance, dataclasses.replace(SHORT_OF_MEMORY, models=SHORT_OF_MEMORY.models[:3]))
+    limit = cluster.device.memory_bytes
+    most = planned(with_memory(spec, limit / spec.resources.memory_per_rank), cluster)
+    assert most is not None
+    assert most.prediction is not None
+    assert not most.recompute
+    needed = max(most.prediction.peak_bytes) / spec.resources.memory_per_rank
+    at, below = (planned(with_memory(spec, part * needed), cluster) for part in (1.0, 0.98))
+    assert at is not None
+    assert step_seconds(at) <= TOLERATED * step_seconds(most)
+    assert below is not None
+    assert below.prediction is not None
+    assert max(below.prediction.peak_bytes) <= 0.98 * needed * spec.resources.memory_per_rank + 1
 
 
 MORE_DEVICES, FEWEST = 6, 4

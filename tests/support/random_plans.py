@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.errors import UserError
 from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
-from penstock.core.layout import Precision
+from penstock.core.layout import Precision, num_parameters
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
+from penstock.core.remaking import Recompute
 from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
+from penstock.planner.memory import state_bytes_per_parameter
 from penstock.planner.problem import problem_from_cluster
 
 SLOWER_THAN_A_PIN = 1.01
@@ -59,6 +61,16 @@ LARGE = Sizes(
 """From 1 to 1,000 billion parameters."""
 
 
+SHORT_OF_MEMORY = Sizes(
+    devices=(2, 4, 8),
+    models=((4, 512, 8), (8, 1024, 16), (12, 2048, 16), (24, 2048, 16)),
+    tokens=(4096, 16384, 32768, 65536, 131072),
+    batches=(1, 2, 4, 8),
+    is_per_device=False,
+)
+"""Few devices for long contexts."""
+
+
 def random_job(chance: random.Random, sizes: Sizes = SMALL) -> tuple[JobSpec, ClusterSpec]:
     """A job without pins, and the hardware for it."""
     ranks = chance.choice(sizes.devices)
@@ -76,6 +88,16 @@ def random_job(chance: random.Random, sizes: Sizes = SMALL) -> tuple[JobSpec, Cl
         resources=ResourcesSpec(device=Device.CUDA, ranks=ranks, memory_per_rank=memory),
     )
     return spec, random_cluster(chance, ranks)
+
+
+def tight_job(chance: random.Random, sizes: Sizes = SHORT_OF_MEMORY) -> tuple[JobSpec, ClusterSpec]:
+    """A random job whose ranks have memory for parameters and for a part of the activations of a micro-batch."""
+    spec, cluster = random_job(chance, sizes)
+    model, ranks = spec.model, spec.resources.ranks
+    state = state_bytes_per_parameter(Precision.BF16) * num_parameters(model) // ranks
+    activations = 34 * model.layers * model.hidden * spec.data.sequence_length // ranks
+    memory = state + 3 * 2**29 + round(activations * chance.choice((0.3, 0.6, 1.2)))
+    return dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, memory_per_rank=memory)), cluster
 
 
 def random_cluster(chance: random.Random, ranks: int) -> ClusterSpec:
@@ -126,6 +148,8 @@ def neighbours(plan: Plan) -> Iterator[ParallelismSpec]:
         yield dataclasses.replace(here, schedule=schedule)
     for batch in sorted({plan.microbatch // 2, 2 * plan.microbatch} - {0}):
         yield dataclasses.replace(here, micro_batch=batch)
+    for recompute in Recompute:
+        yield dataclasses.replace(here, recompute=recompute)
     for parts in sorted({1, plan.head_parts // 2, 2 * plan.head_parts, plan.pp} - {0, plan.head_parts}):
         yield dataclasses.replace(here, head_parts=parts)
     for up, down in itertools.permutations(("dp", "tp", "pp"), 2):
@@ -135,7 +159,9 @@ def neighbours(plan: Plan) -> Iterator[ParallelismSpec]:
 
 
 def full_pin(plan: Plan) -> ParallelismSpec:
-    """All that a user can pin of the plan but the stages and the lengths of slices."""
+    """All that a user can pin of the plan but the stages and the lengths of slices. What stages make again can be
+    pinned only where that is nothing, and is the planner's choice elsewhere.
+    """
     return ParallelismSpec(
         dp=plan.dp,
         tp=plan.tp,
@@ -144,6 +170,7 @@ def full_pin(plan: Plan) -> ParallelismSpec:
         slices=len(plan.slices),
         schedule=plan.schedule.generator,
         head_parts=plan.head_parts,
+        recompute=None if plan.recompute else Recompute.NONE,
     )
 
 
@@ -161,6 +188,7 @@ def random_pin(chance: random.Random, spec: JobSpec) -> ParallelismSpec:
         micro_batch=chance.choice([n for n in range(1, share + 1) if share % n == 0]),
         slices=chance.choice((1, 2, 3, 4, 6, 8, 12, 16, 32)),
         schedule=chance.choice(SCHEDULES),
+        recompute=chance.choice((None, None, *Recompute)),
     )
 
 
@@ -204,7 +232,8 @@ def pin_text(pin: ParallelismSpec) -> str:
     """A pin in a line."""
     head = "" if pin.head_parts in (None, 1) else f", head in {pin.head_parts} parts"
     mesh = f"dp {pin.dp} tp {pin.tp} pp {pin.pp}, micro-batch {pin.micro_batch}"
-    return f"{mesh}, {pin.slices} slices, {pin.schedule}{head}"
+    recompute = "" if pin.recompute is None else f", recompute {pin.recompute}"
+    return f"{mesh}, {pin.slices} slices, {pin.schedule}{head}{recompute}"
 
 
 def pins_of(chance: random.Random, spec: JobSpec, free: Plan | None, count: int) -> list[ParallelismSpec]:
