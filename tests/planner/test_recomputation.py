@@ -49,10 +49,6 @@ def orders(draw: st.DrawFn) -> Order:
     return from_schedule(schedule, keep_pairs=keep_pairs).with_remainder(last)
 
 
-def cell_of(action: Action) -> tuple[int, int, int]:
-    return action.stage, action.microbatch, action.slice
-
-
 def groups(schedule: Schedule) -> Iterator[list[list[Action]]]:
     """For every rank what runs one after the other: single actions and pairs."""
     for row in schedule.ranks:

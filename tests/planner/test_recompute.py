@@ -51,7 +51,7 @@ def least_ns(among: Savings, counts: Mapping[UnitKind, int], needed_bytes: float
         options={"mip_rel_gap": 0},
     )
     assert solved.success
-    return round(solved.fun)
+    return round(float(solved.fun))
 
 
 def of_remakes(remakes: Remakes, among: Savings) -> tuple[int, int]:

@@ -209,7 +209,7 @@ class OutlineMemory:
         shares = np.clip((held - limit) / np.maximum(share * self.given_up, 1), 0, 1)
         again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
         least = replace(self, always=always)._dealt(per_unit - self.given_up)
-        is_wanted = (held > NEARLY_FULL * limit).any(axis=0)
+        is_wanted = np.any(held > NEARLY_FULL * limit, axis=0)
         return [
             Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
             for again_ns, num_bytes, wanted in zip(again.tolist(), least.tolist(), is_wanted.tolist(), strict=True)

@@ -248,8 +248,9 @@ class Cut:
     def lacking_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
         """What the stage lacks to hold all of units [first, stop), elementwise."""
         _, state, held, _ = self._running
-        lacking: Floats = (state[stop] - state[first]) + self.in_flight[stage] * (held[stop] - held[first])
-        return lacking - self.limit_bytes[stage]
+        total = (state[stop] - state[first]) + self.in_flight[stage] * (held[stop] - held[first])
+        lacking: Floats = total - self.limit_bytes[stage]
+        return lacking
 
     def needed_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
         """What the stage has to give up of a micro-batch over units [first, stop), elementwise."""
