@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from penstock.core.errors import UserError
 from penstock.core.explanation import Explanation, StepParts
-from penstock.core.model import step_flops
+from penstock.core.layout import Operation, remaking
+from penstock.core.model import Family, ModelSpec, UnitKind, step_flops
+from penstock.core.plan import Plan
+from penstock.core.remaking import Recompute, Remake, remakes_text
+from penstock.core.timeline import Activity
 from penstock.core.units import format_bytes
 from penstock.planner.budget import Budget
-from penstock.planner.candidate import label_of
+from penstock.planner.candidate import Candidate, label_of
 from penstock.planner.decide import best_plans, decide
-from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _slower, alternatives, explained
+from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _made_again, _slower, alternatives, explained
 from penstock.planner.problem import Mesh, Problem
+from penstock.planner.replay import simulated
 from penstock.planner.search import Ending, Evaluation, Result
-from tests.support.planning import problem
+from tests.support.planning import cluster, problem
+from tests.support.small_plans import looped_schedule
 
 WIDE = Budget(candidates=200, moves=20)
 
@@ -244,3 +253,122 @@ def test_the_best_plans_are_distinct_and_in_the_order_of_their_predictions() -> 
 def test_a_plan_that_is_pinned_whole_has_no_rivals() -> None:
     pinned = problem(ranks=2, pp=2, dp=1, micro_batch=1, slices=2, schedule="1f1b")
     assert len(list(best_plans(pinned, decide(pinned, WIDE), 5))) == 1
+
+
+DEEP = ModelSpec(family=Family.LLAMA, layers=4, hidden=128, heads=4, kv_heads=2, ffn_hidden=256, vocab=100)
+
+
+def crowded(mebibytes: int, **pinned: Any) -> Problem:
+    return problem(model=DEEP, ranks=4, global_batch=4, sequence_length=256, memory=mebibytes * 2**20, tp=1, **pinned)
+
+
+def recomputation(plan: Plan) -> str:
+    (sentence,) = [each for each in plan.reasons if each.startswith("recomputation: ")]
+    return sentence
+
+
+def more_work(plan: Plan) -> float:
+    """What the simulator charges for R as a share of all other compute."""
+    events = [event for event in simulated(plan, cluster()).timeline.events if event.activity is Activity.COMPUTE]
+    again = sum(event.duration_ns for event in events if "R" in event.action)
+    return again / (sum(event.duration_ns for event in events) - again)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "rest"), [(8, r"the best plan found without takes .*, [\d.]+ % slower"), (4, "")]
+)
+def test_a_plan_says_what_it_makes_again_and_why(mebibytes: int, rest: str) -> None:
+    plan = decide(crowded(mebibytes), WIDE).plan
+    made = [remakes_text(plan.model, *each) for each in zip(plan.stages, plan.recompute, strict=True)]
+    told = re.fullmatch(
+        r"recomputation: (.*): (\d) MiB do not hold them, ([\d.]+) % more work; (.*)", recomputation(plan)
+    )
+    assert told
+    assert int(told[2]) == mebibytes
+    assert float(told[3]) == pytest.approx(100 * more_work(plan), abs=0.1)
+    assert set(filter(None, made)) == {re.sub("^.* makes? again ", "", each) for each in told[1].split("; ")}
+    assert re.fullmatch(rest or "no plan that was found fits without", told[4])
+    keeping = [each for each in plan.alternatives if "recomputes" not in each.label and each.step_seconds is not None]
+    assert bool(keeping) == bool(rest)
+    assert all("slower" in each.reason or "needs" in each.reason for each in keeping)
+
+
+@pytest.mark.parametrize("pin", [Recompute.SELECTIVE, Recompute.FULL])
+def test_what_is_pinned_is_said_to_be_pinned(pin: Recompute) -> None:
+    plan = decide(crowded(400, recompute=pin, pp=2, dp=2, schedule="1f1b"), WIDE).plan
+    told = re.fullmatch(r"recomputation: (.*): pinned, ([\d.]+) % more work", recomputation(plan))
+    assert told
+    assert float(told[2]) == pytest.approx(100 * more_work(plan), abs=0.1)
+    assert ("norms and activation functions of" in told[1]) == (pin is Recompute.SELECTIVE)
+    assert (", all of " in told[1]) == (pin is Recompute.FULL)
+    assert any(reason.startswith("pinned: ") and f"recompute {pin.value}" in reason for reason in plan.reasons)
+
+
+def test_an_imported_schedule_has_its_own_recomputation() -> None:
+    schedule = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=2, recompute=True)
+    plan = decide(problem(ranks=2, global_batch=2, dp=1, pp=2, tp=1, schedule=schedule), WIDE).plan
+    assert re.search(r": as the schedule has it, [1-9][\d.]* % more work$", recomputation(plan))
+
+
+def test_nothing_is_said_of_recomputation_where_there_is_none() -> None:
+    for pinned in ({}, {"recompute": Recompute.NONE}):
+        plan = decide(crowded(400, pp=2, dp=2, schedule="1f1b", **pinned), WIDE).plan
+        assert not any("recomputation" in reason for reason in plan.reasons)
+
+
+@pytest.mark.parametrize("pin", [Recompute.NONE, Recompute.SELECTIVE])
+def test_a_pin_that_leaves_too_little_room_is_the_first_to_go(pin: Recompute) -> None:
+    """At 4 MiB only recomputation helps, at 1 MiB nothing does."""
+    with pytest.raises(UserError, match="nothing fits") as caught:
+        decide(crowded(4, recompute=pin), WIDE)
+    assert caught.value.remedy.startswith("leave out parallelism.recompute, and ranks make again what")
+    with pytest.raises(UserError, match="nothing fits") as caught:
+        decide(crowded(1, recompute=pin), WIDE)
+    assert "leave out" not in caught.value.remedy
+
+
+NORMS, ALL = (Operation.NORM,), tuple(remaking(DEEP, UnitKind.MLP))
+
+
+@pytest.mark.parametrize(
+    ("policies", "told"),
+    [
+        ("aa", "all 2 stages make again norms of both MLPs"),
+        (" a", "stage 1 makes again norms of both MLPs"),
+        ("ab", "stage 0 makes again norms of both MLPs; stage 1 makes again all of 1 of 2 and norms of 1 of 2 MLPs"),
+        ("a", "the only stage makes again norms of 2 of 4 MLPs"),
+        ("abab", "all 4 stages make again all of 2 of 4 and norms of 2 of 4 MLPs"),
+        ("a a ", "stage 0 makes again norms of the MLP; stage 2 makes again norms of the MLP"),
+        ("aabb", "stages 0 to 1 make again norms of the MLP; stages 2 to 3 make again all of the MLP"),
+    ],
+)
+def test_policies_are_told_stage_by_stage_unless_many_differ(policies: str, told: str) -> None:
+    per_stage = 4 // len(policies)
+    count = min(per_stage, 2)
+    norms = Remake(unit=UnitKind.MLP, count=count, operations=NORMS)
+    mixed = (Remake(unit=UnitKind.MLP, count=1, operations=ALL), *[replace(norms, count=1)] * (count - 1))
+    bounds = [0, *(1 + 2 * per_stage * (i + 1) for i in range(len(policies) - 1)), DEEP.num_units]
+    candidate = Candidate(
+        mesh=Mesh(dp=1, tp=1, pp=len(policies), microbatch=1, num_microbatches=4),
+        stages=tuple(itertools.pairwise(bounds)),
+        slices=(256,),
+        schedule="1f1b",
+        recompute=tuple({"a": (norms,), "b": mixed, " ": ()}[each] for each in policies),
+    )
+    assert _made_again(crowded(400), candidate) == told
+
+
+def test_one_alternative_keeps_everything() -> None:
+    found = result()
+    chosen = found.best
+    remakes = (Remake(unit=UnitKind.MLP, count=1, operations=NORMS),)
+    shape = replace(chosen.candidate, recompute=(remakes, *[()] * (len(chosen.candidate.stages) - 1)))
+    others = tuple(
+        replace(chosen, candidate=replace(shape, slices=(1,) * count), step_ns=chosen.step_ns + count)
+        for count in range(2, 12)
+    )
+    keeping = replace(chosen, step_ns=chosen.step_ns + 99)
+    crowd = replace(found, best=others[0], others=(*others[1:], keeping), ruled_out=(), too_large=(), shortages=())
+    labels = [each.label for each in alternatives(asked(), crowd, others[0])]
+    assert labels == [*(each.candidate.label for each in others[1:MOST_ALTERNATIVES]), keeping.candidate.label]
+    assert keeping.candidate.label not in [each.label for each in alternatives(asked(), crowd, keeping)]
