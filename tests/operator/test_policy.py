@@ -13,9 +13,9 @@ from penstock.operator.policy import CHECKS, binding, policy
 
 
 def untyped(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Fields that may be anything."""
+    """Fields that may be anything, but for those whose values are all listed."""
     for name, inner in schema.get("properties", {}).items():
-        if "x-kubernetes-preserve-unknown-fields" in inner:
+        if "x-kubernetes-preserve-unknown-fields" in inner and "enum" not in inner:
             yield f"{path}{name}"
         yield from untyped(inner, f"{path}{name}.")
 

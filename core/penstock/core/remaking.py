@@ -59,13 +59,10 @@ class Recompute(enum.StrEnum):
 SELECTIVE = (Operation.NORM, Operation.ACTIVATE)
 
 
-RECOMPUTE_SCHEMA: Mapping[str, Any] = {
-    "anyOf": [
-        {"type": "string", "enum": [pin.value for pin in Recompute]},
-        {"type": "boolean"},
-        {"type": "null"},
-    ]
+RECOMPUTE_SCHEMA = {
+    "anyOf": [{"type": "string", "enum": [each.value for each in Recompute]}, {"type": "boolean"}, {"type": "null"}]
 }
+"""What `read_recompute` takes."""
 
 
 def read_recompute(value: Any, path: str) -> Recompute | None:

@@ -9,6 +9,7 @@ https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,5 +85,11 @@ def _exclusive(plain: Mapping[str, Any]) -> JsonSchema:
 
 
 def _choices(plain: Mapping[str, Any]) -> JsonSchema:
-    values = [plain["const"]] if "const" in plain else [each for each in plain.get("enum", ()) if each is not None]
-    return {"enum": values} if values else {}
+    """All values, where they are few; so are those of either a word or a truth value."""
+    options = [option for option in plain.get("anyOf", ()) if option != {"type": "null"}]
+    of_options = [[True, False] if option["type"] == "boolean" else option.get("enum", []) for option in options]
+    values = [plain["const"]] if "const" in plain else plain.get("enum", [])
+    if all(of_options):
+        values = [*values, *itertools.chain.from_iterable(of_options)]
+    found = [each for each in values if each is not None]
+    return {"enum": found} if found else {}
