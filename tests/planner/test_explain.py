@@ -300,7 +300,7 @@ def test_what_is_pinned_is_said_to_be_pinned(pin: Recompute) -> None:
     assert told
     assert float(told[2]) == pytest.approx(100 * more_work(plan), abs=0.1)
     assert ("norms and activation functions of" in told[1]) == (pin is Recompute.SELECTIVE)
-    assert (", all of " in told[1]) == (pin is Recompute.FULL)
+    assert ("everything of " in told[1]) == (pin is Recompute.FULL)
     assert any(reason.startswith("pinned: ") and f"recompute {pin.value}" in reason for reason in plan.reasons)
 
 
@@ -335,11 +335,11 @@ NORMS, ALL = (Operation.NORM,), tuple(remaking(DEEP, UnitKind.MLP))
     [
         ("aa", "all 2 stages make again norms of both MLPs"),
         (" a", "stage 1 makes again norms of both MLPs"),
-        ("ab", "stage 0 makes again norms of both MLPs; stage 1 makes again all of 1 of 2 and norms of 1 of 2 MLPs"),
+        ("ab", "stage 0 makes again norms of both MLPs; stage 1 makes again everything of 1 of 2 and norms of 1 of 2 MLPs"),
         ("a", "the only stage makes again norms of 2 of 4 MLPs"),
-        ("abab", "all 4 stages make again all of 2 of 4 and norms of 2 of 4 MLPs"),
+        ("abab", "all 4 stages make again everything of 2 of 4 and norms of 2 of 4 MLPs"),
         ("a a ", "stage 0 makes again norms of the MLP; stage 2 makes again norms of the MLP"),
-        ("aabb", "stages 0 to 1 make again norms of the MLP; stages 2 to 3 make again all of the MLP"),
+        ("aabb", "stages 0 to 1 make again norms of the MLP; stages 2 to 3 make again everything of the MLP"),
     ],
 )
 def test_policies_are_told_stage_by_stage_unless_many_differ(policies: str, told: str) -> None:

@@ -144,7 +144,7 @@ def test_stages_say_what_they_make_again() -> None:
     norms = Remake(unit=UnitKind.ATTENTION, count=1, operations=(Operation.NORM,))
     cheap = Remake(unit=UnitKind.MLP, count=2, operations=(Operation.NORM, Operation.ACTIVATE))
     plan = dataclasses.replace(plan_of(4, [0, 7, 10], (4,)), recompute=((full, norms, cheap), ()))
-    words = "all of 2 of 3 and norms of 1 of 3 attention units, norms and activation functions of 2 of 3 MLPs"
+    words = "everything of 2 of 3 and norms of 1 of 3 attention units, norms and activation functions of 2 of 3 MLPs"
     assert [made_again(plan, stage) for stage in range(2)] == [words, ""]
     texts = [tile.findtext(f"{SVG}title") or "" for tile in tiles(stages(plan))]
     assert [text.endswith(f"; made again: {words}") for text in texts] == [True, False]

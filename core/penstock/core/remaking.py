@@ -133,7 +133,7 @@ _UNIT_NAMES = {
 
 
 def remakes_text(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> str:
-    """What the stage [first, stop) makes again, for people: ``norms of 2 of 4 attention units, all of the MLP``."""
+    """What the stage [first, stop) makes again, for people: ``norms of 2 of 4 attention units, outputs of the MLP``."""
     units = spec.units[slice(*stage)]
     phrases = []
     for kind, group in groupby(remakes, key=lambda each: each.unit):
@@ -144,9 +144,9 @@ def remakes_text(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> s
 
 
 def operations_text(spec: ModelSpec, remake: Remake) -> str:
-    """The operations of a remake, for people: ``norms and projections``, or ``all`` where there are no others."""
+    """The operations of a remake, for people: ``norms and projections``, or ``everything`` where there are no others."""
     if set(remake.operations) == set(_operations_of(spec, remake.unit)):
-        return "all"
+        return "everything"
     names = [_OPERATION_NAMES[each] for each in Operation if each in remake.operations]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
