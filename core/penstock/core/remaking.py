@@ -144,7 +144,7 @@ def remakes_text(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> s
 
 
 def operations_text(spec: ModelSpec, remake: Remake) -> str:
-    """The operations of a remake, for people: ``norms and projections``, or ``everything`` where there are no others."""
+    """The operations of a remake, for people: ``norms and projections``, or ``everything``."""
     if set(remake.operations) == set(_operations_of(spec, remake.unit)):
         return "everything"
     names = [_OPERATION_NAMES[each] for each in Operation if each in remake.operations]
