@@ -335,7 +335,10 @@ NORMS, ALL = (Operation.NORM,), tuple(remaking(DEEP, UnitKind.MLP))
     [
         ("aa", "all 2 stages make again norms of both MLPs"),
         (" a", "stage 1 makes again norms of both MLPs"),
-        ("ab", "stage 0 makes again norms of both MLPs; stage 1 makes again everything of 1 of 2 and norms of 1 of 2 MLPs"),
+        (
+            "ab",
+            "stage 0 makes again norms of both MLPs; stage 1 makes again everything of 1 of 2 and norms of 1 of 2 MLPs",
+        ),
         ("a", "the only stage makes again norms of 2 of 4 MLPs"),
         ("abab", "all 4 stages make again everything of 2 of 4 and norms of 2 of 4 MLPs"),
         ("a a ", "stage 0 makes again norms of the MLP; stage 2 makes again norms of the MLP"),
