@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import zlib
 from collections import Counter
+from typing import Any
 from itertools import product
 
 import pytest
@@ -121,7 +122,7 @@ def test_an_overlap_becomes_its_children_in_order() -> None:
 
 @given(zb_inputs())
 def test_a_recipe_regenerates_the_schedule_exactly(inputs: ScheduleInputs) -> None:
-    counts = {
+    counts: dict[str, Any] = {
         "num_ranks": inputs.num_ranks,
         "num_microbatches": inputs.num_microbatches,
         "num_slices": inputs.num_slices,

@@ -128,7 +128,7 @@ class Order:
         where = np.flatnonzero(backward)
         follows = np.zeros(self.num_actions, dtype=bool) if self.joined is None else np.roll(self.joined, 1)
         places = where - follows[where]
-        columns = {
+        columns: dict[str, Any] = {
             name: np.insert(getattr(self, name), places, getattr(self, name)[where])
             for name in ("stages", "microbatches", "slices")
         }

@@ -153,5 +153,13 @@ def from_spec(
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV and not recomputed:
         return imported(spec, **shape).with_remainder(num_remainder_slices)
-    more: dict[str, Any] = {"num_remainder_slices": num_remainder_slices, "recomputed": recomputed}
-    return to_schedule(order_from_spec(spec, **shape, num_stages=num_stages, **more))
+    order = order_from_spec(
+        spec,
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        num_slices=num_slices,
+        num_stages=num_stages,
+        num_remainder_slices=num_remainder_slices,
+        recomputed=recomputed,
+    )
+    return to_schedule(order)

@@ -95,7 +95,7 @@ class _Waits:
             return 0
         order = self.order
         numbers = [number - 1, number] if is_pair else [number]
-        columns = np.stack([order.kinds, order.stages, order.columns], axis=1)[numbers]
+        columns = np.stack([order.kinds, order.stages, order.columns], axis=1)[numbers].astype(np.int64)
         places = [(kind, stage, column) for kind, stage, column in columns.tolist()]
         waited = sum(map(collectives.waited_ns, places))
         return waited - int(collectives.hidden_ns(columns[:1], columns[1:])[0]) if is_pair else waited
