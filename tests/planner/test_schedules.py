@@ -6,8 +6,8 @@ import base64
 import dataclasses
 import zlib
 from collections import Counter
-from typing import Any
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
