@@ -5,8 +5,9 @@ a unit are chosen one by one: whatever is kept, each can run again from what com
 bytes takes operations by rising seconds per byte until it lacks none, units of a kind being alike. That greedy solution
 of a knapsack whose pieces are units is at most one unit's operation above the optimum, which is much where a stage has
 few. So it is improved by branch and bound, whose bound takes parts of pieces, to within `TOLERATED` of the optimum
-(`tests/planner/test_recompute.py` compares with an exact solver). Lynx solves this by an integer program or, for the
-one policy of identical structures, by a heuristic (arXiv 2406.08756); here a stage of 96 layers takes microseconds.
+(`tests/planner/test_recompute.py` compares with an exact solver). Where pieces are many and much alike that ends early,
+and there the greedy solution is close. Lynx solves this by an integer program or, for the one policy of identical
+structures, by a heuristic (arXiv 2406.08756); here a stage of 96 layers takes microseconds.
 
 Bytes. A rank that holds n micro-batches of its units has n times their bytes. What is given up comes back for the slice
 whose backward runs, so a byte that a unit gives up saves less than n: ``regained``, which two walks through the order
@@ -60,7 +61,10 @@ class Saving:
 
 
 TOLERATED = 1.01
-"""What is made again takes so many times the least at most."""
+"""What is made again takes so many times the least at most, unless that takes more than `MOST_BRANCHES` to find."""
+
+MOST_BRANCHES = 300
+"""Choices that are looked at where the greedy one is not good enough: under a millisecond."""
 
 ROUNDING = 1e-9
 """Of sums of bytes as floating-point numbers."""
@@ -156,7 +160,7 @@ def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[
     best = _greedy(savings, most, needed_bytes)
     if best is None:
         return None
-    least_ns = _total_ns(savings, best)
+    least_ns, num_branches = _total_ns(savings, best), 0
 
     def bound_ns(place: int, missing: int) -> float:
         """What the rest costs at least: with parts of pieces; infinite where there is not enough of it."""
@@ -169,8 +173,8 @@ def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[
         return math.inf if missing > 0 else total
 
     def branch(chosen: list[int], missing: int, spent_ns: int) -> None:
-        nonlocal best, least_ns
-        place = len(chosen)
+        nonlocal best, least_ns, num_branches
+        place, num_branches = len(chosen), num_branches + 1
         if missing <= 0:
             if spent_ns < least_ns:
                 best, least_ns = chosen + [0] * (len(savings) - place), spent_ns
@@ -180,10 +184,11 @@ def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[
         saving = savings[place]
         for count in range(min(most[place], -(-missing // saving.num_bytes)), -1, -1):
             left, spent = missing - count * saving.num_bytes, spent_ns + count * saving.duration_ns
-            if TOLERATED * (spent + bound_ns(place + 1, left)) < least_ns:
-                branch([*chosen, count], left, spent)
-            elif left > 0:
+            is_better = TOLERATED * (spent + bound_ns(place + 1, left)) < least_ns
+            if num_branches >= MOST_BRANCHES or not (is_better or left <= 0):
                 break
+            if is_better:
+                branch([*chosen, count], left, spent)
 
     branch([], needed_bytes, 0)
     return best
