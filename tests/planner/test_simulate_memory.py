@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.layout import SlotKind
+from penstock.core.layout import REMADE_SLOTS, SlotKind
 from penstock.core.program import SlotSizes
 from penstock.core.schedule import Kind, parse_schedule
 from penstock.planner.order import Order, from_schedule
@@ -16,8 +16,17 @@ POWERS: dict[SlotKind, int] = {kind: 1 << 2 * place for place, kind in enumerate
 """A slot's bytes tell its kind, and up to three of a kind can be added."""
 
 
+REMADE = {again: slot for slot, again in REMADE_SLOTS.items()}
+
+
 def by_kind(kind: SlotKind, stage: int, tokens: int) -> int:
-    return POWERS[kind]
+    """Of stages that keep everything."""
+    return 0 if kind in REMADE else POWERS[kind]
+
+
+def by_kind_remade(kind: SlotKind, stage: int, tokens: int) -> int:
+    """Of stages that make everything again, which is as much."""
+    return 0 if kind in REMADE_SLOTS else POWERS[REMADE.get(kind, kind)]
 
 
 def only(*kinds: SlotKind) -> SlotSizes:
@@ -36,10 +45,10 @@ def total(*kinds: str) -> int:
     return sum(POWERS[SlotKind(kind)] for kind in kinds)
 
 
-def peaks(text: str, receive_ahead: int = 1) -> list[int]:
+def peaks(text: str, receive_ahead: int = 1, sizes: SlotSizes = by_kind) -> list[int]:
     schedule, _ = parse_schedule(text)
     order = from_schedule(schedule)
-    return held_bytes(order, by_kind, (1,) * order.num_slices, receive_ahead)
+    return held_bytes(order, sizes, (1,) * order.num_slices, receive_ahead)
 
 
 def test_one_rank_at_its_backward() -> None:
@@ -69,8 +78,14 @@ def test_more_receives_ahead_hold_more_messages() -> None:
 
 def test_recomputation_leaves_nothing_of_the_forward_but_its_input() -> None:
     kept = peaks("0F0,0F1,0F2,0B2,0B1,0B0\n")
-    dropped = peaks("0F0,0F1,0F2,0R2,0B2,0R1,0B1,0R0,0B0\n")
+    dropped = peaks("0F0,0F1,0F2,0R2,0B2,0R1,0B1,0R0,0B0\n", sizes=by_kind_remade)
     assert kept[0] - dropped[0] == 2 * total("a", "l")
+
+
+def test_a_split_backward_keeps_the_remade_linears_until_w() -> None:
+    """Those of R as those of F: only what I alone reads goes with it."""
+    late = peaks("0F0,0R0,0I0,0F1,0R1,0I1,0W0,0W1\n", sizes=by_kind_remade)
+    assert late == [total("a", "l", "kv", "h", "dkv", "w") + total("l", "w")]
 
 
 def test_neighbours_on_one_rank_share_a_buffer() -> None:
