@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -79,7 +80,11 @@ def test_pins_are_obeyed() -> None:
 def test_more_memory_leaves_estimates_alone_where_no_order_is_told_its_room() -> None:
     for schedule in ("1f1b", "zb-h1", "gpipe"):
         small, large = (
-            outlines(problem(ranks=4, global_batch=4, schedule=schedule, memory=memory)) for memory in (10**6, 2**30)
+            [
+                dataclasses.replace(each, relief=None)
+                for each in outlines(problem(ranks=4, global_batch=4, schedule=schedule, memory=memory))
+            ]
+            for memory in (10**6, 2**30)
         )
         assert small == large
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -182,8 +182,8 @@ class OutlineMemory:
         num_units = np.full(shape[1], 2.0 * problem.model.layers)
         if parts > 1:
             num_units += parts * (of_head / per_unit).min(axis=0)
-        given_up, nearly = np.zeros(shape), NEARLY_FULL * problem.memory_limit_bytes
-        if may_recompute(problem) and (always + num_units / mesh.pp * per_unit > nearly).any():
+        given_up, half = np.zeros(shape), problem.memory_limit_bytes / 2
+        if may_recompute(problem) and (always + num_units / mesh.pp * per_unit > half).any():
             given_up = regained * work.given_up_bytes() / len(inner)
         return cls(always=always, per_unit=per_unit, given_up=given_up, num_units=num_units)
 
@@ -208,7 +208,7 @@ class OutlineMemory:
         held = always + share * per_unit
         shares = np.clip((held - limit) / np.maximum(share * self.given_up, 1), 0, 1)
         again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
-        least = replace(self, always=always)._dealt(per_unit - self.given_up)
+        least = self._dealt(self.per_unit - self.given_up)
         is_wanted = np.any(held > NEARLY_FULL * limit, axis=0)
         return [
             Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
