@@ -26,6 +26,7 @@ all five again: 6.5 s. With four and six the first lacks 20: three units again, 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,6 +69,9 @@ MOST_BRANCHES = 300
 
 ROUNDING = 1e-9
 """Of sums of bytes as floating-point numbers."""
+
+SHORTER = 3
+"""So many ends of the stages in front are followed at once."""
 
 TINY = 1e-9
 """Bytes that are regained of one that is given up, where none are."""
@@ -330,19 +334,21 @@ class Cut:
         return _trimmed(found)
 
     def _within(self, most_ns: int) -> tuple[int, ...] | None:
-        """Bounds of which no stage takes longer, the last stages as long as can be; none if there are none."""
-        stop, num_stages = len(self.unit_ns), len(self.in_flight)
-        bounds = [stop]
-        for stage in reversed(range(num_stages)):
-            firsts = np.arange(stage, stop)
-            possible = firsts[self.least_ns(stage, firsts, np.full(len(firsts), stop)) <= most_ns].tolist()
-            fits = (first for first in possible if self.stage_ns(stage, first, stop) <= most_ns)
-            longest = next(fits, None)
-            if longest is None:
-                return None
-            stop = longest
-            bounds.append(stop)
-        return tuple(reversed(bounds)) if stop == 0 else None
+        """Bounds of which no stage takes longer, the last stages as long as can be; none if there are none.
+
+        With a few shorter ones besides: a stage that has room for a single unit may have it for the next one alone.
+        """
+        reached: dict[int, tuple[int, ...]] = {len(self.unit_ns): (len(self.unit_ns),)}
+        for stage in reversed(range(len(self.in_flight))):
+            longer: dict[int, tuple[int, ...]] = {}
+            for stop, bounds in reached.items():
+                firsts = np.arange(stage, stop) if stage else np.arange(min(stop, 1))
+                possible = firsts[self.least_ns(stage, firsts, np.full(len(firsts), stop)) <= most_ns].tolist()
+                fits = (first for first in possible if self.stage_ns(stage, first, stop) <= most_ns)
+                for first in itertools.islice(fits, SHORTER):
+                    longer.setdefault(first, (first, *bounds))
+            reached = dict(sorted(longer.items())[:SHORTER])
+        return reached.get(0)
 
 
 def _running(values: Integers) -> Integers:
