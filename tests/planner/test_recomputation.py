@@ -161,13 +161,13 @@ def test_a_plan_that_recomputes_takes_the_bytes_and_seconds_of_its_program(chose
 @settings(max_examples=60)
 @given(candidates())
 def test_what_is_made_again_is_not_held_meanwhile(chosen: tuple[Problem, Candidate]) -> None:
-    """No rank holds more for it, but under orders that are told their room."""
+    """No rank's slots take more for it, but under orders that are told their room."""
     asked, candidate = chosen
     if find(str(candidate.schedule)).uses_costs:
         return
     judge = Simulated(asked)
     again, kept = (judge.evaluate(each) for each in (candidate, dataclasses.replace(candidate, recompute=())))
-    assert all(a <= b for a, b in zip(again.peak_bytes, kept.peak_bytes, strict=True))
+    assert all(a <= b for a, b in zip(again.slot_bytes, kept.slot_bytes, strict=True))
 
 
 # Pins

@@ -30,6 +30,7 @@ from penstock.planner.simulate.costs import (
     uncontended,
 )
 from penstock.planner.simulate.simulation import simulate
+from tests.support.small_programs import one_line_each
 from tests.support.step_costs import equal_costs, random_costs, shape
 
 
@@ -324,7 +325,7 @@ def test_a_reduction_over_shards_holds_up_its_rank_and_lets_that_over_replicas_s
 
 def test_the_timeline_shows_every_kind_of_event() -> None:
     schedule, _ = parse_schedule("0F0,0B0\n1F0,1B0\n")
-    program = lower(schedule, lambda kind, stage, tokens: 64, slices=(1,), receive_ahead=1, dp=False)
+    program = lower(schedule, one_line_each, slices=(1,), receive_ahead=1, dp=False)
     costs = dataclasses.replace(
         equal_costs(2, 1, 10, 20, 0, transfer=3), reduce_ns={Group.NORM: (2, 2)}, optimizer_ns=(4, 4)
     )
