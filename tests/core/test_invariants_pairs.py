@@ -55,6 +55,13 @@ def test_only_a_forward_and_a_backward_of_different_microbatches_are_a_pair(text
     assert f"{text}: is no forward and backward of different micro-batches" in refused(broken)
 
 
+@pytest.mark.parametrize("kind", [Kind.F, Kind.R, Kind.B])
+def test_an_action_of_one_kind_has_no_children(kind: Kind) -> None:
+    """They would be proved to run, and something else would."""
+    broken = replaced(program(), 1, PAIR, lambda pair: replace(pair, action=replace(pair.action, kind=kind)))
+    assert "is no forward and backward of different micro-batches" in refused(broken)
+
+
 def test_neither_child_runs_before_its_message() -> None:
     broken = moved(program(), 1, "1WAIT_RECV_F1.0", before="1SEND_B0.0")
     assert "1B0.0;1F1.0)OVERLAP_F_B: reads x@1:1.0, which is under transfer" in refused(broken)
