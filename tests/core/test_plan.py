@@ -14,18 +14,18 @@ from penstock.core.bubble import Lost
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
 from penstock.core.errors import UserError
 from penstock.core.layout import Operation, Precision
-from penstock.core.model import Family, ModelSpec
+from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.profile import digest
 from penstock.core.records import LogLine, Progress, Record, RecordKind, StepMetrics
-from penstock.core.remaking import Recompute, full_remakes, uniform_remakes
+from penstock.core.remaking import Recompute, Remake, full_remakes, uniform_remakes
 from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds, to_nanoseconds, to_seconds
 from tests.support.old_fields import OF_A_PLAN, unknown_fields
 from tests.support.sample_run import confident_plan, explained_plan, sample_plan
-from tests.support.small_plans import small_plan
+from tests.support.small_plans import small_model, small_plan
 
 MODEL = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=16)
 LINK = LinkSpec(latency_seconds=1e-5, bytes_per_second=1e9)
@@ -310,5 +310,31 @@ def test_remakes_of_other_stages_are_refused() -> None:
     plan = small_plan(pp=2)
     with pytest.raises(UserError, match="is of 1 stages, the plan has 2"):
         replace(plan, recompute=((),))
-    with pytest.raises(UserError, match=r"recompute\[0\]\[1\].count: 3 attention units of a stage that has 2"):
+    with pytest.raises(UserError, match=r"recompute\[0\]\[0\].count: 3 attention units of a stage that has 2"):
         replace(plan, recompute=(uniform_remakes(plan.model, (0, plan.model.num_units), tuple(Operation)), ()))
+
+
+def test_an_operation_is_named_once() -> None:
+    plan = small_plan(pp=2)
+    twice = Remake(unit=UnitKind.MLP, count=1, operations=(Operation.NORM, Operation.NORM))
+    with pytest.raises(UserError, match=r"recompute\[0\]\[0\].operations: names an operation twice"):
+        replace(plan, recompute=((twice,), ()))
+
+
+def test_pins_are_of_layers_and_a_schedule_that_says_it_all_needs_none() -> None:
+    """Not of the embedding, nor of parts of the head, whose activation would be a product with the vocabulary."""
+    divided = small_model().divided(2)
+    of_pins = uniform_remakes(divided, (0, divided.num_units), tuple(Operation))
+    assert {each.unit for each in of_pins} == {UnitKind.ATTENTION, UnitKind.MLP}
+    assert {each.unit for each in full_remakes(divided, (0, divided.num_units))} == set(UnitKind)
+
+
+def test_recomputations_of_a_schedule_of_which_nothing_is_said_are_older() -> None:
+    csv = ScheduleSpec(generator=CSV, text="0F0.0,0R0.0,0B0.0\n1F0.0,1B0.0\n")
+    plan = small_plan(pp=2, slices=(4,))
+    stages = plan.stages
+    assert replace(plan, schedule=csv).is_of_older_recomputation
+    named = replace(plan, schedule=csv, recompute=(full_remakes(plan.model, stages[0]), ()))
+    assert not named.is_of_older_recomputation
+    assert named.recompute_pin is None
+    assert not plan.is_of_older_recomputation

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.recomputation import RecomputeTime, recompute_times, together
+from penstock.core.recomputation import RecomputeTime, over_ranks, recompute_times
 from penstock.core.schedule import parse_schedule
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.lowering import lower
@@ -136,7 +136,7 @@ def test_replicas_and_shards_have_neighbours_of_their_own() -> None:
 def test_nothing_is_said_of_steps_without_recomputation() -> None:
     pair = compute(0, "(0F1.0;0B0.0)OVERLAP_F_B", 0, 5)
     assert recompute_times(timeline(compute(0, "0F0.0", 0, 5), pair)) == ()
-    assert together(()) == RecomputeTime()
+    assert over_ranks(()) == RecomputeTime()
     assert RecomputeTime().hidden_share == 0
 
 
@@ -189,7 +189,7 @@ def test_what_is_exposed_is_what_the_step_takes_longer(
     without = simulated(text, replace(costs, compute_ns=free), num_slices)
     longer, shorter = (max(e.stop_ns for e in each.events if e.rank == 0) for each in (found, without))
     times = recompute_times(found)
-    assert together(times).total_ns == sum(e.duration_ns for e in found.events if e.action.startswith("0R"))
+    assert over_ranks(times).total_ns == sum(e.duration_ns for e in found.events if e.action.startswith("0R"))
     assert (times[0].exposed_ns if times else 0) == longer - shorter
 
 

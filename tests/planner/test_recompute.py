@@ -14,8 +14,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from penstock.core.layout import Operation
 from penstock.core.model import UnitKind
-from penstock.core.remaking import Remakes
-from penstock.planner.recompute import KINDS, Cut, Saving, Savings, cheapest
+from penstock.core.remaking import OF_LAYERS, Remakes
+from penstock.planner.recompute import Cut, Saving, Savings, cheapest
 
 LYNX_OPT = 1.02
 """Lynx's heuristic is said to be within 2 % of its integer program (arXiv 2406.08756)."""
@@ -77,13 +77,13 @@ def test_the_least_time_for_what_is_needed(among: Savings, attentions: int, mlps
         return
     num_bytes, duration_ns = of_remakes(chosen, among)
     assert num_bytes >= needed
-    assert all(num_units(chosen, kind) <= counts[kind] for kind in KINDS)
+    assert all(num_units(chosen, kind) <= counts[kind] for kind in OF_LAYERS)
     assert least <= duration_ns <= LYNX_OPT * least
 
 
 @given(savings(), st.integers(0, 96), st.floats(0, 1))
 def test_many_layers(among: Savings, layers: int, share: float) -> None:
-    counts = dict.fromkeys(KINDS, layers)
+    counts = dict.fromkeys(OF_LAYERS, layers)
     needed = share * layers * sum(each.num_bytes for each in among)
     chosen, least = cheapest(among, counts, needed), least_ns(among, counts, needed)
     assert chosen is not None
@@ -97,9 +97,9 @@ def test_many_layers(among: Savings, layers: int, share: float) -> None:
 def test_the_first_units_of_a_kind_run_the_most_again(among: Savings, layers: int, share: float) -> None:
     """Each operation by as many units as were chosen, together where that can be: few groups, none empty."""
     needed = share * layers * sum(each.num_bytes for each in among)
-    chosen = cheapest(among, dict.fromkeys(KINDS, layers), needed)
+    chosen = cheapest(among, dict.fromkeys(OF_LAYERS, layers), needed)
     assert chosen is not None
-    for kind in KINDS:
+    for kind in OF_LAYERS:
         of_kind = [each for each in chosen if each.unit is kind]
         assert all(each.count > 0 and each.operations for each in of_kind)
         assert all(set(after.operations) < set(before.operations) for before, after in itertools.pairwise(of_kind))
@@ -120,7 +120,7 @@ def cuts(draw: st.DrawFn, most_units: int = 10) -> Cut:
     """
     count, num_stages = draw(st.integers(3, most_units)), draw(st.integers(1, 3))
     among = draw(savings())
-    inner = [KINDS[place % 2] for place in range(count - 2)]
+    inner = [OF_LAYERS[place % 2] for place in range(count - 2)]
     kinds = [UnitKind.EMBEDDING, *inner, UnitKind.HEAD]
     given_up = {kind: sum(each.num_bytes for each in among if each.unit is kind) for kind in UnitKind}
     again_ns = {kind: sum(each.duration_ns for each in among if each.unit is kind) for kind in UnitKind}
@@ -149,7 +149,7 @@ def brute_stage_ns(cut: Cut, stage: int, first: int, stop: int) -> float:
     lacking = sum(cut.state_bytes[unit] + cut.in_flight[stage] * cut.held_bytes[unit] for unit in units)
     lacking -= cut.limit_bytes[stage]
     needed = max(lacking / cut.regained[stage], 0)
-    counts = {kind: sum(cut.kinds[unit] is kind for unit in units) for kind in KINDS}
+    counts = {kind: sum(cut.kinds[unit] is kind for unit in units) for kind in OF_LAYERS}
     again = least_ns(cut.savings, counts, needed)
     return float("inf") if again is None else float(sum(cut.unit_ns[units.start : units.stop]) + again)
 
@@ -160,11 +160,12 @@ def all_bounds(num_units: int, num_stages: int) -> Iterator[tuple[int, ...]]:
 
 
 def slowest(cut: Cut, bounds: Sequence[int]) -> float:
-    """The longest stage with what it is said to make again."""
-    longest = 0.0
-    for stage, (first, stop) in enumerate(itertools.pairwise(bounds)):
-        remakes = cut.remakes(stage, first, stop)
-        assert remakes is not None
+    """The longest stage with what it is said to make again, one on each rank."""
+    longest, stages = 0.0, tuple(itertools.pairwise(bounds))
+    together = cut.remakes_of_ranks(stages, range(len(stages)))
+    assert together is not None
+    for stage, (first, stop) in enumerate(stages):
+        remakes = together[stage] if together else ()
         num_bytes, again = of_remakes(remakes, cut.savings)
         assert num_bytes >= float(cut.needed_bytes(stage, first, stop)) - 1e-6
         longest = max(longest, int(cut.unit_ns[first:stop].sum()) + again)
@@ -230,4 +231,4 @@ def test_a_rank_with_room_makes_nothing_again(num_stages: int) -> None:
     assert bounds is not None
     stages = list(itertools.pairwise(bounds))
     assert {stop - first for first, stop in stages} == {64 // num_stages}
-    assert [cut.remakes(stage, *units) for stage, units in enumerate(stages)] == [()] * num_stages
+    assert cut.remakes_of_ranks(stages, range(num_stages)) == ()

@@ -33,6 +33,9 @@ MOST_LINKS = 100_000
 MOST_COSTS = 10_000
 MOST_SLICES = 65_536
 MOST_STAGES = 1024
+MOST_OPERATIONS = 8
+MOST_REMAKES = 2 * 2**MOST_OPERATIONS
+"""Of a stage: each set of operations of both kinds of unit of a layer, once."""
 MOST_CHARACTERS = 1024
 MOST_PATH_CHARACTERS = 4096
 MOST_ITEMS = MOST_PROPERTIES = 65_536
@@ -249,12 +252,12 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "remainder": _up_to(MOST_BATCH),
         "remainderSlices": _list(MOST_SLICES, items=_count(MOST_WIDTH)),
         "stages": _list(2 * MOST_LAYERS + 2),
-        "recompute": _list(2 * MOST_LAYERS + 2),
+        "recompute": _list(2 * MOST_LAYERS + 2, items=_list(MOST_REMAKES)),
         "placement": _list(MOST_RANKS),
         "reasons": _list(MOST_LABELS),
         "alternatives": _list(MOST_LABELS),
     },
-    "Remake": {"count": _count(2 * MOST_LAYERS + 2)},
+    "Remake": {"count": _count(2 * MOST_LAYERS + 2), "operations": _list(MOST_OPERATIONS)},
     "CheckpointName": dict.fromkeys(("attempt", "step"), _up_to(EXACT)),
     "AgentReport": dict.fromkeys(("attempt", "done", "total"), _up_to(EXACT)),
     "PodBinding": {

@@ -289,9 +289,19 @@ class Plan(Manifest):
         )
 
     @property
+    def is_of_older_recomputation(self) -> bool:
+        """Whether its schedule has recomputations of which nothing is said: version 0.1.0 made everything again."""
+        if self.schedule.generator != CSV:
+            return False
+        named = parse_schedule(self.schedule.text)[0].recomputed_stages
+        return any(not self.recompute or not self.recompute[stage] for stage in named)
+
+    @property
     def recompute_pin(self) -> Recompute | None:
-        """What stages make again, as a job pins it; none where no pin says it, and where they keep everything."""
-        if not self.recompute:
+        """What stages make again, as a job pins it; none where no pin says it, where they keep everything, and where
+        the schedule itself says all of it.
+        """
+        if not any(self.recompute) or self.recomputes(Recompute.NONE):
             return None
         return next((pin for pin in (Recompute.SELECTIVE, Recompute.FULL) if self.recomputes(pin)), None)
 

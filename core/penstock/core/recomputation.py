@@ -78,7 +78,7 @@ def recompute_times(timeline: Timeline) -> tuple[RecomputeTime, ...]:
     return times if any(time.total_ns for time in times) else ()
 
 
-def together(times: Iterable[RecomputeTime]) -> RecomputeTime:
+def over_ranks(times: Iterable[RecomputeTime]) -> RecomputeTime:
     """Of all ranks."""
     return sum(times, RecomputeTime())
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -74,14 +75,26 @@ def read_recompute(value: Any, path: str) -> Recompute | None:
 
 
 def full_remakes(spec: ModelSpec, stage: tuple[int, int]) -> Remakes:
-    """Everything that R can make again of a stage of units [first, stop)."""
-    return uniform_remakes(spec, stage, tuple(Operation))
+    """Everything that R can make again of a stage of units [first, stop), of the embedding and of parts of the head as
+    well.
+    """
+    return _uniform(spec, stage, tuple(Operation), tuple(UnitKind))
 
 
 def uniform_remakes(spec: ModelSpec, stage: tuple[int, int], operations: Sequence[Operation]) -> Remakes:
-    """All units of the stage [first, stop) run those of the ``operations`` again that they have."""
+    """All units of layers of the stage [first, stop) run those of the ``operations`` again that they have."""
+    return _uniform(spec, stage, operations, OF_LAYERS)
+
+
+OF_LAYERS = (UnitKind.ATTENTION, UnitKind.MLP)
+"""The units of which a job's pin and the planner's choice are: others keep little, or have a product to repeat."""
+
+
+def _uniform(
+    spec: ModelSpec, stage: tuple[int, int], operations: Sequence[Operation], kinds: Sequence[UnitKind]
+) -> Remakes:
     found = []
-    units = spec.units[slice(*stage)]
+    units = [unit for unit in spec.units[slice(*stage)] if unit.kind in kinds]
     for kind in dict.fromkeys(unit.kind for unit in units):
         own = tuple(each for each in _operations_of(spec, kind) if each in operations)
         if own:
@@ -159,20 +172,22 @@ def _count_text(count: int, num_units: int) -> str:
 
 def check_remakes(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes, where: str) -> None:
     """Raise `UserError` unless the stage [first, stop) has these units, and they the operations."""
-    units = spec.units[slice(*stage)]
+    there = Counter(unit.kind for unit in spec.units[slice(*stage)]) if remakes else Counter[UnitKind]()
+    named = Counter[UnitKind]()
     for i, remake in enumerate(remakes):
         place = f"{where}[{i}]"
+        named[remake.unit] += remake.count
         known = _operations_of(spec, remake.unit)
         unknown = [each.value for each in remake.operations if each not in known]
         if unknown or not remake.operations:
             what = f"{remake.unit.value} units do not run {unknown[0]} again" if unknown else "names nothing"
             remedy = f"name some of: {', '.join(known)}" if known else "leave it out"
             raise UserError(what=what, where=f"{place}.operations", remedy=remedy)
-        named = sum(each.count for each in remakes if each.unit is remake.unit)
-        there = sum(unit.kind is remake.unit for unit in units)
-        if named > there:
+        if len(set(remake.operations)) < len(remake.operations):
+            raise UserError(what="names an operation twice", where=f"{place}.operations", remedy="name each once")
+        if named[remake.unit] > there[remake.unit]:
             raise UserError(
-                what=f"{named} {remake.unit.value} units of a stage that has {there}",
+                what=f"{named[remake.unit]} {remake.unit.value} units of a stage that has {there[remake.unit]}",
                 where=f"{place}.count",
-                remedy=f"name at most {there}",
+                remedy=f"name at most {there[remake.unit]} together",
             )

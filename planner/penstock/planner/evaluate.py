@@ -134,11 +134,13 @@ class Simulated:
     def order_bound(self, candidate: Candidate) -> OrderBound | None:
         """How long a long step's order takes by itself, without reductions and whatever cards cost.
 
-        None where ranks slow each other down while they compute: orders are made as if all always did. And none with a
-        smaller last micro-batch: orders are made as if it were like the others.
+        None where ranks slow each other down while they compute: orders are made as if all always did. None with a
+        smaller last micro-batch: orders are made as if it were like the others. And none with recomputation: orders are
+        made as if that waited for the gradient.
         """
         is_long = candidate.num_actions > MOST_COMPARED_ACTIONS and candidate.schedule in VARIED
-        if not is_long or candidate.mesh.remainder or (self.stage_costs(candidate).slowdown_ppm > MILLION).any():
+        is_alike = not candidate.mesh.remainder and not any(candidate.recompute)
+        if not is_long or not is_alike or (self.stage_costs(candidate).slowdown_ppm > MILLION).any():
             return None
         growing = self._growing(self._with_variant(candidate))
         short = growing.first or candidate.mesh.num_microbatches

@@ -214,10 +214,11 @@ def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tupl
         return ()
     told = f"recomputation: {_made_again(problem, candidate)}"
     cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
-    if imported is not None and imported.recomputed_stages:
+    is_imported = imported is not None and bool(imported.recomputed_stages)
+    if problem.pinned.recompute is not None and problem.pinned.recompute.operations:
+        return (f"{told}: pinned{', and as the schedule has it' if is_imported else ''}, {cost}",)
+    if is_imported:
         return (f"{told}: as the schedule has it, {cost}",)
-    if problem.pinned.recompute is not None:
-        return (f"{told}: pinned, {cost}",)
     return (f"{told}: {format_bytes(problem.memory_limit_bytes)} do not hold them, {cost}; {_keeping(result, chosen)}",)
 
 

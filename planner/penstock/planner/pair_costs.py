@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from penstock.core.model import Unit, UnitKind
+from penstock.core.remaking import remade_of
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, unit_collectives
 from penstock.planner.candidate import Candidate
-from penstock.planner.cost import CostModel
+from penstock.planner.cost import COLLECTIVES_OF, CostModel
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import KINDS
 from penstock.planner.problem import Problem
@@ -42,11 +43,24 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
     model, sharding = divided.model, divided.sharding(tp)
     unit_ns = functools.cache(functools.partial(_unit_ns, divided.cost_of(tp)))
 
+    def waits_of_recomputation(stage: int, of_slice: Work) -> Nanoseconds:
+        """Of an R, which is in no pair, only the collectives: those of the operations that run again."""
+        units = model.units[slice(*candidate.stages[stage])]
+        remakes = candidate.recompute[stage] if candidate.recompute else ()
+        waited = 0
+        for unit, operations in zip(units, remade_of(model, candidate.stages[stage], remakes), strict=False):
+            declared = unit_collectives(unit.kind, Kind.F, sharding, head_parts=model.head_parts, part=unit.part)
+            again = sum(any(each in COLLECTIVES_OF.get(one, ()) for one in operations) for each in declared)
+            waited += again * unit_ns(len(declared), unit.kind, Kind.F, of_slice)[1]
+        return np.array([(0, waited)], dtype=np.int64)
+
     def segments_of(place: Place) -> Nanoseconds:
         kind, stage, column = KINDS[place[0]], place[1], place[2]
+        if kind is Kind.R:
+            return waits_of_recomputation(stage, work[column])
         found: list[Segment] = []
         carried = 0
-        for unit, each in _passes(model.units[slice(*candidate.stages[stage])], kind, is_whole=not model.is_divided):
+        for unit, each in _passes(model.units[slice(*candidate.stages[stage])], kind):
             declared = unit_collectives(unit.kind, each, sharding, head_parts=model.head_parts, part=unit.part)
             compute, collective = unit_ns(len(declared), unit.kind, each, work[column])
             for before, after in _steps(unit.kind, declared, compute, collective):
@@ -77,17 +91,16 @@ def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, 
     return int(whole_nanoseconds(seconds - exposed)), int(whole_nanoseconds(exposed / num_collectives))
 
 
-def _passes(units: Sequence[Unit], kind: Kind, *, is_whole: bool) -> Iterator[tuple[Unit, Kind]]:
-    """The units' passes in the order in which an action runs them; R does what F did, but for a whole head."""
+def _passes(units: Sequence[Unit], kind: Kind) -> Iterator[tuple[Unit, Kind]]:
+    """The units' passes in the order in which an action runs them."""
     if kind is Kind.B:
         yield from ((unit, each) for unit in reversed(units) for each in (Kind.I, Kind.W))
     if kind is Kind.I:
         yield from ((unit, kind) for unit in reversed(units))
     if kind is Kind.W:
         yield from ((unit, kind) for unit in units)
-    if kind in (Kind.F, Kind.R):
-        is_made = {UnitKind.HEAD: kind is Kind.F or not is_whole}
-        yield from ((unit, Kind.F) for unit in units if is_made.get(unit.kind, True))
+    if kind is Kind.F:
+        yield from ((unit, kind) for unit in units)
 
 
 def _steps(

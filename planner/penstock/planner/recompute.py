@@ -36,7 +36,7 @@ import numpy as np
 from penstock.core.cluster import PENSTOCK
 from penstock.core.layout import REMADE_SLOTS, Operation, remaking
 from penstock.core.model import UnitKind
-from penstock.core.remaking import Remake, Remakes, full_remakes, uniform_remakes
+from penstock.core.remaking import OF_LAYERS, Remake, Remakes, full_remakes, uniform_remakes
 from penstock.core.schedule import Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.nanoseconds import whole_nanoseconds
@@ -46,9 +46,6 @@ from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, prefixes, unit_counts
 from penstock.planner.tables import memory_of
 from penstock.planner.work import Floats, Work
-
-KINDS = (UnitKind.ATTENTION, UnitKind.MLP)
-"""The units that make anything again: those of layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +83,7 @@ Savings = tuple[Saving, ...]
 def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -> Savings:
     """All that units of layers can give up of a micro-batch of ``batch`` sequences in these slices."""
     cost, work = problem.cost_of(tp), Work.of(batch, slices, prefixes(slices))
-    first = {kind: next(unit for unit in problem.model.units if unit.kind is kind) for kind in KINDS}
+    first = {kind: next(unit for unit in problem.model.units if unit.kind is kind) for kind in OF_LAYERS}
     found = []
     for kind, unit in first.items():
         for operation in remaking(problem.model, kind):
@@ -122,8 +119,8 @@ def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
 
 def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
     """The candidate with everything of layers made again."""
-    kinds = [Remake(unit=kind, count=1, operations=remaking(problem.model, kind)) for kind in KINDS]
-    counts = unit_counts(problem.model, candidate.stages)[:, [UNIT_KINDS.index(kind) for kind in KINDS]].tolist()
+    kinds = [Remake(unit=kind, count=1, operations=remaking(problem.model, kind)) for kind in OF_LAYERS]
+    counts = unit_counts(problem.model, candidate.stages)[:, [UNIT_KINDS.index(kind) for kind in OF_LAYERS]].tolist()
     again = (
         tuple(replace(each, count=count) for each, count in zip(kinds, row, strict=True) if count) for row in counts
     )
@@ -220,7 +217,7 @@ def _total_ns(savings: Savings, chosen: Sequence[int]) -> int:
 def _remakes(chosen: Mapping[Saving, int]) -> Remakes:
     """Of each kind, units that run the same again together; the first ones run most."""
     found = []
-    for kind in KINDS:
+    for kind in OF_LAYERS:
         own = {saving.operation: count for saving, count in chosen.items() if saving.unit is kind and count}
         before = 0
         for count in sorted(set(own.values())):
@@ -251,7 +248,7 @@ class Cut:
     @functools.cached_property
     def _running(self) -> tuple[Integers, Integers, Integers, dict[UnitKind, Integers]]:
         """Sums over the units before each."""
-        counts = {kind: _running(np.array([each is kind for each in self.kinds])) for kind in KINDS}
+        counts = {kind: _running(np.array([each is kind for each in self.kinds])) for kind in OF_LAYERS}
         return _running(self.unit_ns), _running(self.state_bytes), _running(self.held_bytes), counts
 
     def lacking_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
@@ -312,11 +309,6 @@ class Cut:
             low, high, best = (low, middle, found) if found is not None else (middle + 1, high, best)
         return best
 
-    def remakes(self, stage: int, first: int, stop: int) -> Remakes | None:
-        """What the stage over units [first, stop) makes again; none where it has no room for them."""
-        counts = {kind: int(count) for kind, count in self.counts(first, stop).items()}
-        return cheapest(self.savings, counts, float(self.needed_bytes(stage, first, stop)))
-
     def remakes_of_ranks(self, stages: Stages, owners: Sequence[int]) -> tuple[Remakes, ...] | None:
         """What these stages make again, those of a rank together, the first ones most; none if a rank has no room."""
         found: list[Remakes] = [()] * len(stages)
@@ -325,7 +317,7 @@ class Cut:
             counts = [{kind: int(n) for kind, n in self.counts(*stages[number]).items()} for number in own]
             lacking = sum(float(self.lacking_bytes(number, *stages[number])) for number in own)
             needed = max(lacking, 0.0) / max(float(self.regained[own[0]]), TINY)
-            together = {kind: sum(each[kind] for each in counts) for kind in KINDS}
+            together = {kind: sum(each[kind] for each in counts) for kind in OF_LAYERS}
             remakes = cheapest(self.savings, together, needed)
             if remakes is None:
                 return None

@@ -217,8 +217,10 @@ MOST_GROUPS_IN_TURN, IN_TURN = 16, 8
 PROMISING = 1.1
 """`later_meshes` have half of a budget, or a whole one if their least estimate is so many times below the best step."""
 
-RELIEVED_PART = 2
-"""Outlines whose ranks recompute have this part of a budget where others fit."""
+RELIEVED_PART = 12
+"""Outlines whose ranks recompute have this part of a budget where others fit, and one of `IN_TURN` parts where none do:
+each takes a second where models and pipelines are large.
+"""
 
 MOST_ABOVE_LEAST = 1.5
 """Of their outlines those are kept whose estimates are at most so many times the least."""
@@ -317,7 +319,7 @@ class _Search:
         """Open outlines whose ranks make again what they have no room for, as long as they promise a better step."""
         relieved = [found for each in self.outlines if (found := each.relieved) is not None]
         if relieved:
-            self._explore_more(relieved, RELIEVED_PART if self.fitting else 1)
+            self._explore_more(relieved, RELIEVED_PART if self.fitting else IN_TURN)
 
     def _promising(self, best: int) -> list[Outline]:
         """Outlines of ``pruned`` meshes that may be better than ``best``, and are not far above the best among them."""

@@ -112,6 +112,7 @@ def simulation_costs(
         again = np.stack([until[-1] for until in remade])
         if problem.software.recomputes_on_demand:
             compute[[INPUT_GRADIENT, BACKWARD]] += again
+            remade = tuple(np.zeros_like(until) for until in remade)
         else:
             compute[RECOMPUTE] = again + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
     transfers = transfer_table(problem, candidate, stage_ranks, devices)

@@ -9,7 +9,7 @@ from penstock.core.comparison import prediction_error
 from penstock.core.explanation import Trial, Variation
 from penstock.core.layout import num_parameters
 from penstock.core.plan import Alternative, Plan, Prediction
-from penstock.core.recomputation import RecomputeTime, recompute_times, together
+from penstock.core.recomputation import RecomputeTime, over_ranks, recompute_times
 from penstock.core.speed import Speed, speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_count, format_seconds, to_seconds
@@ -259,7 +259,7 @@ def _recompute(timelines: Sequence[Timeline], tp: int) -> Markup:
     for timeline in timelines:
         times, source = recompute_times(timeline), SOURCE_NAMES[timeline.source].lower()
         if times:
-            rows.append((element("b", f"{source}, all ranks"), *_recompute_cells(together(times), unit)))
+            rows.append((element("b", f"{source}, all ranks"), *_recompute_cells(over_ranks(times), unit)))
             rows += [
                 (f"{source}, {rank_name(timeline, rank, tp)}", *_recompute_cells(time, unit))
                 for rank, time in enumerate(times)

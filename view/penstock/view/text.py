@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from penstock.core.recomputation import recompute_times, together
+from penstock.core.recomputation import over_ranks, recompute_times
 from penstock.core.schedule import Kind, Schedule
 from penstock.core.timeline import Activity, Event, Timeline
 from penstock.view.axis import TimeUnit, round_ticks, time_unit
@@ -49,7 +49,7 @@ def _recompute_lines(timeline: Timeline, unit: TimeUnit, width: int) -> list[str
     times = recompute_times(timeline)
     if not times:
         return []
-    total = together(times)
+    total = over_ranks(times)
     return _wrap([f"recompute: {unit.text(total.total_ns / len(times))} per rank", total.hidden_text], width)
 
 

@@ -50,7 +50,7 @@ def retried(job: PipelineJob, name: str, resume_from: str | None) -> PipelineJob
 
 def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
     """The job with all pinned that ``plan`` decided, so that planning it again decides the same; but for stages and
-    recomputation that a job cannot pin (`Plan.blocks`, `Plan.recompute_pin`).
+    recomputation that a job cannot pin (`Plan.blocks`, `Plan.recompute_pin`), which the planner chooses again.
     """
     parallelism = ParallelismSpec(
         dp=plan.dp,
@@ -70,9 +70,11 @@ def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
 
 def _schedule(plan: Plan) -> str | ScheduleSpec:
     """By name where shape alone makes it; else its actions, in the one form of a list that jobs may pin. Of these the
-    plan's own recomputations are no part: where a list names one, its stage makes everything again.
+    plan's own recomputations are no part: where a list names one, its stage makes everything again. A plan whose
+    recomputations no pin says has its schedule by name, too: the planner chooses none for a list.
     """
-    if not plan.schedule.text:
+    is_chosen = any(plan.recompute) and plan.recompute_pin is None and plan.schedule.generator != CSV
+    if not plan.schedule.text or is_chosen:
         return plan.schedule.generator
     recorded = dataclasses.replace(plan, recompute=())
     return ScheduleSpec(generator=CSV, text=schedule_of(recorded).to_csv())

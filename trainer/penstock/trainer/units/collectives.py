@@ -96,7 +96,7 @@ class WaitingShards:
         self.waited_ns = 0
 
     def start(self, request: Request) -> Work:
-        """See `Shards`."""
+        """The collective, whose wait is timed."""
         return _Waiting(self._shards.start(request), self)
 
     def wait(self, work: Work) -> None:
@@ -112,7 +112,7 @@ class _Waiting:
     shards: WaitingShards
 
     def wait(self) -> None:
-        """See `Work`."""
+        """Until it is done; adds how long that took."""
         self.shards.wait(self.work)
 
 
