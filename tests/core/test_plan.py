@@ -323,7 +323,7 @@ def test_an_operation_is_named_once() -> None:
 
 def test_pins_are_of_layers_and_a_schedule_that_says_it_all_needs_none() -> None:
     """Not of the embedding, nor of parts of the head, whose activation would be a product with the vocabulary."""
-    divided = small_model().divided(2)
+    divided = small_model(Family.LLAMA).divided(2)
     of_pins = uniform_remakes(divided, (0, divided.num_units), tuple(Operation))
     assert {each.unit for each in of_pins} == {UnitKind.ATTENTION, UnitKind.MLP}
     assert {each.unit for each in full_remakes(divided, (0, divided.num_units))} == set(UnitKind)
