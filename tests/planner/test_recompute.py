@@ -229,6 +229,6 @@ def test_a_rank_with_room_makes_nothing_again(num_stages: int) -> None:
     )
     bounds = cut.best()
     assert bounds is not None
-    stages = list(itertools.pairwise(bounds))
+    stages = tuple(itertools.pairwise(bounds))
     assert {stop - first for first, stop in stages} == {64 // num_stages}
     assert cut.remakes_of_ranks(stages, range(num_stages)) == ()

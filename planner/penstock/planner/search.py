@@ -218,9 +218,7 @@ PROMISING = 1.1
 """`later_meshes` have half of a budget, or a whole one if their least estimate is so many times below the best step."""
 
 RELIEVED_PART = 12
-"""Outlines whose ranks recompute have this part of a budget where others fit, and one of `IN_TURN` parts where none do:
-each takes a second where models and pipelines are large.
-"""
+"""Outlines that recompute have this part of a budget where others fit: each may take a second."""
 
 MOST_ABOVE_LEAST = 1.5
 """Of their outlines those are kept whose estimates are at most so many times the least."""
