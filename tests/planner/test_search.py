@@ -22,7 +22,7 @@ from penstock.planner.room import Shortage
 from penstock.planner.search import Ending, Evaluation, NothingFitsError, Reporter, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
-WITHOUT_MOVES = Budget(candidates=10_000, actions=10**9, moves=0)
+WITHOUT_MOVES = Budget(candidates=10_000, opened=10_000, shortages=10_000, actions=10**10, moves=0)
 
 
 def everything(asked: Problem) -> list[Evaluation]:
