@@ -33,7 +33,7 @@ from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
-from penstock.core.units import format_count
+from penstock.core.units import MEBIBYTE, format_count
 from penstock.planner.decide import decide, realised
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
@@ -264,6 +264,30 @@ def described(plan: Plan) -> str:
         f"{model.family.value}, {model.layers} layers of width {model.hidden}, {plan.sequence_length} tokens, "
         f"{plan.global_batch} sequences per step, {plan.precision.value}"
     )
+
+
+COMPARED = ("predicted", "measured")
+
+
+def compared(contender: Contender, described_as: str) -> dict[str, Any]:
+    """A contender's steps and memory, as `compared_line` reads them."""
+    prediction = contender.prediction
+    return {
+        "plan": described_as,
+        "predicted_seconds": prediction.step_seconds,
+        "measured_seconds": contender.measured_seconds,
+        "step_seconds": contender.step_seconds,
+        "predicted_bytes": prediction.peak_bytes,
+        "measured_bytes": contender.peak_bytes,
+    }
+
+
+def compared_line(name: str, row: Mapping[str, Any]) -> str:
+    """Name, plan, seconds predicted and measured, error, and MiB of every rank predicted and measured."""
+    sizes = (" and ".join(f"{size / MEBIBYTE:.0f}" for size in row[f"{what}_bytes"]) for what in COMPARED)
+    error = row["predicted_seconds"] / row["measured_seconds"] - 1
+    times = f"{row['predicted_seconds']:.3f} | {row['measured_seconds']:.3f} | {error:+.1%}"
+    return f"| {name} | {row['plan']} | {times} | {' | '.join(sizes)} |"
 
 
 def _result(contender: Contender) -> dict[str, Any]:

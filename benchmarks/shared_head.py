@@ -10,6 +10,7 @@ makes the step at most 1.4 times as fast. Both plans are visited in turn, a bloc
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -18,7 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction import STEPS_PER_PLAN, Bench, Contender, described, example_job
+from benchmarks.prediction import (
+    COMPARED,
+    STEPS_PER_PLAN,
+    Bench,
+    Contender,
+    compared,
+    compared_line,
+    described,
+    example_job,
+)
 from benchmarks.quiet import MOST_DRIFT
 from benchmarks.support import write_results
 
@@ -61,15 +71,9 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def _row(contender: Contender) -> dict[str, Any]:
-    plan, prediction = contender.plan, contender.prediction
-    return {
-        "plan": f"{plan.microbatches_text}, {len(plan.slices)} slices, {plan.schedule.generator}{plan.head_text}",
-        "predicted_seconds": prediction.step_seconds,
-        "measured_seconds": contender.measured_seconds,
-        "step_seconds": contender.step_seconds,
-        "predicted_bytes": prediction.peak_bytes,
-        "measured_bytes": contender.peak_bytes,
-    }
+    plan = contender.plan
+    text = f"{plan.microbatches_text}, {len(plan.slices)} slices, {plan.schedule.generator}{plan.head_text}"
+    return compared(contender, text)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -90,20 +94,13 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "| pipeline of 2 | plan | predicted s | measured s | error | predicted MiB | measured MiB |",
         "|---|---|---:|---:|---:|---:|---:|",
     )
-    for name, row in rows.items():
-        sizes = (" and ".join(f"{each / 2**20:.0f}" for each in row[f"{what}_bytes"]) for what in _WHAT)
-        error = row["predicted_seconds"] / row["measured_seconds"] - 1
-        times = f"{row['predicted_seconds']:.3f} | {row['measured_seconds']:.3f} | {error:+.1%}"
-        yield f"| {name} | {row['plan']} | {times} | {' | '.join(sizes)} |"
-    faster = {what: rows[WHOLE][f"{what}_seconds"] / rows[SHARED][f"{what}_seconds"] for what in _WHAT}
+    yield from itertools.starmap(compared_line, rows.items())
+    faster = {what: rows[WHOLE][f"{what}_seconds"] / rows[SHARED][f"{what}_seconds"] for what in COMPARED}
     yield from (
         "",
         f"The shared head is {faster['measured']:.2f} times as fast (target 1.25; 1.4 by FLOPs), predicted "
         f"{faster['predicted']:.2f} (target: steps within 6 %).",
     )
-
-
-_WHAT = ("predicted", "measured")
 
 
 def main() -> int:

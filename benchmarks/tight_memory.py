@@ -11,14 +11,23 @@ then with 60 % of the least memory that any plan without recomputation needs: by
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction import Bench, Contender, described, example_job
+from benchmarks.prediction import (
+    FIRST_PROFILES,
+    Bench,
+    Contender,
+    compared,
+    compared_line,
+    described,
+    example_job,
+)
 from benchmarks.quiet import MOST_DRIFT
 from benchmarks.support import write_results
 
@@ -66,34 +75,26 @@ def least_bytes(of: PipelineJob, profile: Profile) -> int:
 PLANS = {ROOMY: ParallelismSpec(), TIGHT: ParallelismSpec(), FULL: ParallelismSpec(recompute=Recompute.FULL)}
 
 
-class TightBench(Bench):
-    """One whose plans have limits of their own."""
-
-    def __init__(self, root: Path, of: PipelineJob) -> None:
-        super().__init__(root, of)
-        self.limits: Mapping[str, int] = {}
-
-    def plans(self) -> list[Contender]:
-        """By the profiles so far."""
-        found = []
-        for name, pins in PLANS.items():
-            wanted = limited(self.job.with_spec(parallelism=pins), self.limits[name])
-            plan = decide(problem_from_profile(wanted.spec, self.profile)).plan
-            assert plan.prediction is not None
-            found.append(Contender(name, plan, plan.prediction))
-        return found
+def plans(bench: Bench, limit_bytes: int) -> list[Contender]:
+    """By the profiles so far; all but the first within the limit."""
+    contenders = []
+    for name, pins in PLANS.items():
+        wanted = bench.job.with_spec(parallelism=pins)
+        wanted = wanted if name == ROOMY else limited(wanted, limit_bytes)
+        plan = decide(problem_from_profile(wanted.spec, bench.profile)).plan
+        assert plan.prediction is not None
+        contenders.append(Contender(name, plan, plan.prediction))
+    return contenders
 
 
 def measured(folder: Path) -> dict[str, Any]:
     """All plans' steps and memory."""
-    bench = TightBench(folder, job())
-    for _ in range(2):
+    bench = Bench(folder, job())
+    for _ in range(FIRST_PROFILES):
         bench.measure()
-    roomy = bench.job.spec.resources.memory_per_rank
     least = least_bytes(bench.job, bench.profile)
     limit = int(SHARE * least) // MEBIBYTE * MEBIBYTE
-    bench.limits = {ROOMY: roomy, TIGHT: limit, FULL: limit}
-    contenders = bench.plans()
+    contenders = plans(bench, limit)
     rejected = bench.fill(contenders, STEPS)
     bench.weigh(contenders)
     return {
@@ -102,22 +103,16 @@ def measured(folder: Path) -> dict[str, Any]:
         "limit_bytes": limit,
         "constant_bytes": bench.profile.memory.constant_bytes,
         "rejected": rejected,
-        "rows": {each.name: _row(each) for each in contenders},
+        "rows": {contender.name: _row(contender) for contender in contenders},
     }
 
 
 def _row(contender: Contender) -> dict[str, Any]:
-    plan, prediction = contender.plan, contender.prediction
-    return {
-        "plan": f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.microbatches_text}, {len(plan.slices)} slices, "
-        f"{plan.schedule.generator}",
-        "recompute": [[each.to_manifest() for each in stage] for stage in plan.recompute],
-        "predicted_seconds": prediction.step_seconds,
-        "measured_seconds": contender.measured_seconds,
-        "step_seconds": contender.step_seconds,
-        "predicted_bytes": prediction.peak_bytes,
-        "measured_bytes": contender.peak_bytes,
-    }
+    plan = contender.plan
+    mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}"
+    text = f"{mesh}, {plan.microbatches_text}, {len(plan.slices)} slices, {plan.schedule.generator}"
+    recompute = [[remake.to_manifest() for remake in stage] for stage in plan.recompute]
+    return {**compared(contender, text), "recompute": recompute}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -139,20 +134,13 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "| memory | plan | predicted s | measured s | error | predicted MiB | measured MiB |",
         "|---|---|---:|---:|---:|---:|---:|",
     )
-    for name, row in rows.items():
-        sizes = (" and ".join(f"{each / MEBIBYTE:.0f}" for each in row[f"{what}_bytes"]) for what in _WHAT)
-        error = row["predicted_seconds"] / row["measured_seconds"] - 1
-        times = f"{row['predicted_seconds']:.3f} | {row['measured_seconds']:.3f} | {error:+.1%}"
-        yield f"| {name} | {row['plan']} | {times} | {' | '.join(sizes)} |"
+    yield from itertools.starmap(compared_line, rows.items())
     seconds = {name: row["measured_seconds"] for name, row in rows.items()}
     yield from (
         "",
         f"With the limit a step takes {seconds[TIGHT] / seconds[ROOMY] - 1:+.1%} (target at most +12 %); full "
         f"recomputation takes {seconds[FULL] / seconds[TIGHT]:.2f} times as long (target 1.15).",
     )
-
-
-_WHAT = ("predicted", "measured")
 
 
 def main() -> int:

@@ -333,8 +333,8 @@ def test_recomputations_of_a_schedule_of_which_nothing_is_said_are_older() -> No
     csv = ScheduleSpec(generator=CSV, text="0F0.0,0R0.0,0B0.0\n1F0.0,1B0.0\n")
     plan = small_plan(pp=2, slices=(4,))
     stages = plan.stages
-    assert replace(plan, schedule=csv).is_of_older_recomputation
+    assert replace(plan, schedule=csv).lacks_recompute
     named = replace(plan, schedule=csv, recompute=(full_remakes(plan.model, stages[0]), ()))
-    assert not named.is_of_older_recomputation
+    assert not named.lacks_recompute
     assert named.recompute_pin is None
-    assert not plan.is_of_older_recomputation
+    assert not plan.lacks_recompute

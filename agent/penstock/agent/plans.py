@@ -44,7 +44,7 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
         and _obeys_schedule(plan, pinned.schedule)
         and pinned.stages in (None, plan.blocks)
         and (pinned.recompute is None or plan.recomputes(pinned.recompute))
-        and not plan.is_of_older_recomputation
+        and not plan.lacks_recompute
     )
 
 

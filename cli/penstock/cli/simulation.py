@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.cli.output import terminal_width
@@ -21,29 +20,21 @@ def timeline_lines(plan: Plan, timeline: Timeline) -> list[RenderableType]:
     """The step as a picture of characters, and where the time of every rank goes."""
     from rich.table import Table
 
-    table = Table(*_headers(timeline), box=None, padding=(0, 2))
-    for row in _rows(timeline):
-        table.add_row(*row)
-    speed = plan.speed(to_seconds(timeline.step_ns))
-    told = [] if speed is None else [f"step {format_seconds(to_seconds(timeline.step_ns))}, {speed.text}"]
-    return [plan_line(plan), *told, "", gantt_text(timeline, width=terminal_width()), "", table]
-
-
-def _headers(timeline: Timeline) -> list[str]:
-    shards = ["of it for shards"] if timeline.collectives else []
-    recompute = ["of it recompute", "of that hidden"] if recompute_times(timeline) else []
-    return ["rank", "compute", *shards, *recompute, "other", "memory"]
-
-
-def _rows(timeline: Timeline) -> Iterator[list[str]]:
-    has_shards, again = timeline.collectives is not None, recompute_times(timeline)
+    has_shards, recompute = timeline.collectives is not None, recompute_times(timeline)
+    shards_columns = ["of it for shards"] if has_shards else []
+    recompute_columns = ["of it recompute", "of that hidden"] if recompute else []
+    columns = ("rank", "compute", *shards_columns, *recompute_columns, "other", "memory")
+    table = Table(*columns, box=None, padding=(0, 2))
     for rank in range(timeline.num_ranks):
         busy = timeline.busy_ns(rank)
         peak = format_bytes(timeline.peak_bytes[rank]) if timeline.peak_bytes else "–"
         waited = [_share(timeline.waited_ns(rank), timeline)] if has_shards else []
-        spent = [_share(again[rank].total_ns, timeline), f"{again[rank].hidden_share:.0%}"] if again else []
+        again = [_share(recompute[rank].total_ns, timeline), f"{recompute[rank].hidden_share:.0%}"] if recompute else []
         other = _share(timeline.step_ns - busy, timeline)
-        yield [str(rank), _share(busy, timeline), *waited, *spent, other, peak]
+        table.add_row(str(rank), _share(busy, timeline), *waited, *again, other, peak)
+    speed = plan.speed(to_seconds(timeline.step_ns))
+    told = [] if speed is None else [f"step {format_seconds(to_seconds(timeline.step_ns))}, {speed.text}"]
+    return [plan_line(plan), *told, "", gantt_text(timeline, width=terminal_width()), "", table]
 
 
 def _share(nanoseconds: int, timeline: Timeline) -> str:

@@ -195,7 +195,7 @@ class Machine:
 
     def _compute(self, rank: RankState, instruction: Instruction) -> None:
         action = instruction.action
-        if (action.kind is Kind.OVERLAP or action.children) and not action.is_pair:  # an F with children is none either
+        if (action.kind is Kind.OVERLAP or action.children) and not action.is_pair:  # other kinds have no children
             raise ViolationError("is no forward and backward of different micro-batches")
         children = {each.microbatch: (each, self._cell(rank, each)) for each in action.children or (action,)}
         for each, cell in children.values():

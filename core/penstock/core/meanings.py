@@ -114,7 +114,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two or more per rank",
         "recompute": (
             "what layers make again instead of keeping it for the backward: `none`, `selective` (norms and activation "
-            "functions) or `full`; left out, as little as memory asks for"
+            "functions) or `full`; left out, the planner chooses, where memory asks for it"
         ),
     },
     CheckpointSpec: {

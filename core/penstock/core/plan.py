@@ -280,21 +280,25 @@ class Plan(Manifest):
 
     def recomputes(self, pin: Recompute) -> bool:
         """Whether stages make again what the pin says, but for those with recomputations in the schedule itself."""
-        is_imported = self.schedule.generator == CSV
-        named = parse_schedule(self.schedule.text)[0].recomputed_stages if is_imported else frozenset[int]()
+        imported = self._imported_recompute_stages
         return all(
             remade_of(self.model, stage, uniform_remakes(self.model, stage, pin.operations)) == remade
             for number, (stage, remade) in enumerate(zip(self.stages, self.remade, strict=True))
-            if number not in named
+            if number not in imported
         )
 
     @property
-    def is_of_older_recomputation(self) -> bool:
-        """Whether its schedule has recomputations of which nothing is said: version 0.1.0 made everything again."""
-        if self.schedule.generator != CSV:
-            return False
-        named = parse_schedule(self.schedule.text)[0].recomputed_stages
-        return any(not self.recompute or not self.recompute[stage] for stage in named)
+    def lacks_recompute(self) -> bool:
+        """Whether its CSV schedule has an R of a stage that ``recompute`` says nothing of: version 0.1.0 had no such
+        field.
+        """
+        return any(not self.recompute or not self.recompute[stage] for stage in self._imported_recompute_stages)
+
+    @property
+    def _imported_recompute_stages(self) -> frozenset[int]:
+        """The stages that have an R in a CSV schedule."""
+        is_imported = self.schedule.generator == CSV
+        return parse_schedule(self.schedule.text)[0].recomputed_stages if is_imported else frozenset()
 
     @property
     def recompute_pin(self) -> Recompute | None:

@@ -82,5 +82,7 @@ class Timeline(Manifest):
     @property
     def collectives(self) -> Lost | None:
         """Share of the step in which ranks wait for their shards inside of actions; none where they do not."""
-        waited = [self.waited_ns(rank) for rank in range(self.num_ranks)]
+        waited = [0] * self.num_ranks
+        for event in self.events:
+            waited[event.rank] += event.collective_ns
         return Lost.of(waited, self.step_ns) if any(waited) else None

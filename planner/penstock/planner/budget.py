@@ -34,5 +34,7 @@ class Budget:
 
 
 def usual_budget(num_devices: int) -> Budget:
-    """Some 4 processor seconds for up to 64 devices, 10 for 1,024, 11 for 16,384 (`benchmarks/planning_speed.py`)."""
+    """Some 4 processor seconds for up to 64 devices, 10 for 1,024, 11 for 16,384, where nothing is recomputed
+    (`benchmarks/planning_speed.py`).
+    """
     return Budget(actions=round(2_500_000 * max(num_devices / 64, 1) ** 0.43))

@@ -5,9 +5,9 @@ a unit are chosen one by one: whatever is kept, each can run again from what com
 bytes takes operations by rising seconds per byte until it lacks none, units of a kind being alike. That greedy solution
 of a knapsack whose pieces are units is at most one unit's operation above the optimum, which is much where a stage has
 few. So it is improved by branch and bound, whose bound takes parts of pieces, to within `TOLERATED` of the optimum
-(`tests/planner/test_recompute.py` compares with an exact solver). Where pieces are many and much alike that ends early,
-and there the greedy solution is close. Lynx solves this by an integer program or, for the one policy of identical
-structures, by a heuristic (arXiv 2406.08756); here a stage of 96 layers takes microseconds.
+(`tests/planner/test_recompute.py` compares with an exact solver). It ends early where pieces are many and much alike;
+one piece above the optimum is little there. Lynx solves this by an integer program or, for the one policy of identical
+structures, by a heuristic (arXiv 2406.08756).
 
 Bytes. A rank that holds n micro-batches of its units has n times their bytes. What is given up comes back for the slice
 whose backward runs, so a byte that a unit gives up saves less than n: ``regained``, which two walks through the order
@@ -62,7 +62,7 @@ TOLERATED = 1.01
 """What is made again takes so many times the least at most, unless that takes more than `MOST_BRANCHES` to find."""
 
 MOST_BRANCHES = 300
-"""Choices that are looked at where the greedy one is not good enough: under a millisecond."""
+"""Choices that are looked at where the greedy one is not known to be good enough: a few milliseconds."""
 
 ROUNDING = 1e-9
 """Of sums of bytes as floating-point numbers."""

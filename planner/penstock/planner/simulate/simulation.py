@@ -81,24 +81,20 @@ _SEND = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}
 _RELEASE = {Kind.F: Kind.WAIT_SEND_F, Kind.B: Kind.WAIT_SEND_B, Kind.I: Kind.WAIT_SEND_B}
 
 
-@dataclass(frozen=True, slots=True)
 class _Waits:
     """How long ranks wait for their shards in compute actions."""
 
-    order: Order
-    costs: Costs
+    def __init__(self, order: Order, costs: Costs) -> None:
+        self._collectives = costs.collectives
+        self._places = np.stack([order.kinds, order.stages, order.columns], axis=1).astype(np.int64)
 
     def of(self, number: int, *, is_pair: bool) -> int:
         """In the action with this number, or in the pair that it ends."""
-        collectives = self.costs.collectives
-        if collectives is None:
+        if self._collectives is None:
             return 0
-        order = self.order
-        numbers = [number - 1, number] if is_pair else [number]
-        columns = np.stack([order.kinds, order.stages, order.columns], axis=1)[numbers].astype(np.int64)
-        places = [(kind, stage, column) for kind, stage, column in columns.tolist()]
-        waited = sum(map(collectives.waited_ns, places))
-        return waited - int(collectives.hidden_ns(columns[:1], columns[1:])[0]) if is_pair else waited
+        places = self._places[number - is_pair : number + 1]
+        waited = sum(self._collectives.waited_ns((kind, stage, column)) for kind, stage, column in places.tolist())
+        return waited - int(self._collectives.hidden_ns(places[:1], places[1:])[0]) if is_pair else waited
 
 
 def _events(order: Order, linked: Linked, times: StepTimes, waits: _Waits) -> Iterator[Event]:
