@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.core.layout import Operation, num_remade_units
-from penstock.core.model import Family
+from penstock.core.model import Family, UnitKind
 from penstock.core.plan import Plan
-from penstock.core.remaking import SELECTIVE, full_remakes, uniform_remakes
+from penstock.core.remaking import SELECTIVE, Remake, full_remakes, uniform_remakes
 from penstock.core.schedule import CSV, Action, Kind, ScheduleSpec
 from penstock.planner.realise import program_of, schedule_of
 from penstock.trainer.runtime import Batch, Runtime
@@ -165,7 +165,6 @@ def test_a_stage_that_runs_only_what_it_does_not_have_again_is_as_it_was() -> No
     plan = small_plan(pp=2, head_parts=2, layers=2)
     stages = ((0, 6), (6, 7))
     plan = replace(plan, stages=stages)
-    remakes = uniform_remakes(plan.model, stages[1], (Operation.NORM,))
-    assert remakes
+    remakes = (Remake(unit=UnitKind.HEAD, count=1, operations=(Operation.NORM,)),)
     assert set(remakes[0].operations) < set(full_remakes(plan.model, stages[1])[0].operations)
     check(replace(plan, recompute=((), remakes)), plan)
