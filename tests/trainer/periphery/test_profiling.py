@@ -48,7 +48,7 @@ from penstock.trainer.profiling.machine import (
     trainer_digest,
 )
 from penstock.trainer.profiling.parts import Workload, choose_parts
-from penstock.trainer.profiling.units import Key, UnitTimer, mean_and_spread
+from penstock.trainer.profiling.units import STEADY, Key, UnitTimer, mean_and_spread, steady_rounds
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model
 from tests.support.thread_shards import ThreadShard, ThreadShards
@@ -245,6 +245,25 @@ def test_spread_is_the_interquartile_range_over_the_mean(samples: list[float]) -
     low, _, high = statistics.quantiles(samples, n=4)
     assert min(samples) * (1 - 1e-9) <= mean <= statistics.fmean(samples) * (1 + 1e-9)
     assert spread == pytest.approx((high - low) / mean)
+
+
+ROUNDS = st.lists(st.lists(st.floats(1.0, STEADY), min_size=3, max_size=3), min_size=1, max_size=9)
+
+
+@given(ROUNDS, st.data())
+def test_rounds_during_which_something_else_used_the_machine_do_not_count(
+    seconds: list[list[float]], data: st.DataObject
+) -> None:
+    """A burst slows any part of a round; the first round stays as it is."""
+    slowed = data.draw(st.sets(st.integers(1, len(seconds) - 1))) if len(seconds) > 1 else set()
+    for number in slowed:
+        seconds[number][data.draw(st.integers(0, 2))] *= 2 * STEADY
+    assert steady_rounds(seconds) == [number for number in range(len(seconds)) if number not in slowed]
+
+
+def test_a_machine_that_is_slow_throughout_is_steady_and_idle_ranks_do_not_matter() -> None:
+    assert steady_rounds([[3.0, 0.0], [3.1, 0.0], [2.9, 0.0]]) == [0, 1, 2]
+    assert steady_rounds([[3.0, 0.0], [1.0, 0.0], [1.1, 0.0]]) == [1, 2]
 
 
 @pytest.mark.parametrize(("count", "cut"), [(4, 0), (5, 1), (20, 1), (21, 2), (48, 3)])

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,13 +33,18 @@ from penstock.trainer.profiling.links import measure_links, message_sizes
 from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
 from penstock.trainer.profiling.network import measure_collectives, measure_instruction, measure_optimizer
 from penstock.trainer.profiling.parts import Part, Workload, choose_parts
-from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread
+from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread, steady_rounds
 from penstock.trainer.shards import shards_of
 from penstock.trainer.together import concatenated, gather
 from penstock.trainer.units.collectives import NO_SHARDS, Shards
 from penstock.trainer.worker import Worker
 
-METHOD = "whole actions of one-unit stages, several blocks in turn; means, one rank alone and all together by turns"
+METHOD = (
+    "actions of one-unit stages, several blocks in turn; means of steady rounds, one rank alone and all by turns"
+)
+
+MOST_ROUNDS = 2
+"""Times the steady ones that a point needs."""
 
 _KERNELS_SHARE = 8
 """Of the memory that is left, this part is kept for what kernels allocate themselves."""
@@ -199,20 +204,34 @@ def _measure_units(
 
 def _unit_records(timer: UnitTimer, point: Point, seat: _Seat, *, crowded: bool) -> Iterator[UnitRecord]:
     """By turns the first rank, or the first group of shards, alone and all at once, so that what changes with time
-    changes both.
+    changes both. Rounds go on until enough of them are steady on all ranks; if that takes too many, the machine is not
+    steady, and all of them count.
     """
     visit = timer.visit(point) if seat.is_member else list
     visit()
-    alone: list[tuple[Key, Taken]] = []
-    together: list[tuple[Key, Taken]] = []
-    for _ in range(point.repeats):
+    rounds: list[tuple[Samples, Samples]] = []
+    seconds: list[list[float]] = []
+    counted: Sequence[int] = ()
+    while len(counted) < point.repeats and len(rounds) < MOST_ROUNDS * point.repeats:
         dist.barrier()
-        alone += visit() if seat.is_first else []
+        alone = visit() if seat.is_first else []
         dist.barrier()
-        together += visit()
-    pooled = _by_key(concatenated(together if crowded else []))
-    for key, samples in _by_key(alone).items():
+        rounds.append((alone, visit()))
+        seconds.append(concatenated([_total_seconds(samples) for samples in rounds[-1]]))
+        counted = steady_rounds(seconds)
+    if len(counted) < point.repeats:
+        counted = range(len(rounds))
+    pooled = _by_key(concatenated(_flat(rounds[i][1] for i in counted) if crowded else []))
+    for key, samples in _by_key(_flat(rounds[i][0] for i in counted)).items():
         yield _record(timer, point, key, samples, pooled[key])
+
+
+def _flat(samples: Iterable[Samples]) -> Samples:
+    return list(itertools.chain.from_iterable(samples))
+
+
+def _total_seconds(samples: Samples) -> float:
+    return sum(taken.device for _, taken in samples)
 
 
 def _by_key(samples: Samples) -> dict[Key, list[Taken]]:

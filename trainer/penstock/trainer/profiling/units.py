@@ -31,6 +31,10 @@ from penstock.trainer.units.views import slot_views
 from penstock.trainer.units.workspace import Workspace
 
 SLOWEST_SHARE, FEWEST_TO_CUT = 20, 5
+
+STEADY = 1.15
+"""Times the fastest of all rounds that a part of a steady round takes at most."""
+
 _GRADIENT_SCALE = 1e-6
 
 Key = tuple[UnitKind, Kind]
@@ -207,6 +211,19 @@ def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
 
 def _recompute(bench: _Bench, point: Point) -> Pass[object]:
     return bench.stage.recompute(bench.views, point.prefix, point.prefix + point.length, (frozenset(SELECTIVE),))
+
+
+def steady_rounds(seconds: Sequence[Sequence[float]]) -> list[int]:
+    """The rounds in which no part took much longer than in its fastest round: nothing else used the machine meanwhile.
+
+    ``seconds`` holds what each part of each round took; what does not take part takes none.
+    """
+    fastest = [min(column) for column in zip(*seconds, strict=True)]
+    return [
+        number
+        for number, row in enumerate(seconds)
+        if all(part <= STEADY * least for part, least in zip(row, fastest, strict=True))
+    ]
 
 
 def mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
