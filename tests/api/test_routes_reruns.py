@@ -242,12 +242,19 @@ def test_a_pinned_job_says_all_that_its_plan_decided() -> None:
 
 @pytest.mark.parametrize("pin", Recompute)
 def test_a_pinned_job_makes_again_what_its_plan_does(pin: Recompute) -> None:
-    """A plan that keeps everything has nothing to pin: the planner recomputes only for memory."""
     plan = tiny_plan()
     remakes = tuple(uniform_remakes(plan.model, stage, pin.operations) for stage in plan.stages)
     plan = replace(plan, recompute=remakes if any(remakes) else ())
     found = pinned(PipelineJob.from_manifest(job_manifest()), plan).spec.parallelism.recompute
-    assert found is (pin if plan.recompute else None)
+    assert found is pin
+
+
+def test_a_pinned_job_says_stage_by_stage_what_no_name_says() -> None:
+    plan = tiny_plan()
+    policy = (uniform_remakes(plan.model, plan.stages[0], (Operation.NORM,)), ())
+    job = pinned(PipelineJob.from_manifest(job_manifest()), replace(plan, recompute=policy))
+    assert job.spec.parallelism.recompute == policy
+    assert PipelineJob.from_manifest(job.to_manifest()) == job
 
 
 def test_a_pinned_list_of_actions_names_recomputation_only_where_the_plans_own_did() -> None:

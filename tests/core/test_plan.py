@@ -292,9 +292,22 @@ def test_a_plan_knows_the_pin_of_what_it_makes_again(pin: Recompute) -> None:
     remakes = tuple(uniform_remakes(plan.model, stage, pin.operations) for stage in plan.stages)
     plan = replace(plan, recompute=remakes)
     assert [each for each in Recompute if plan.recomputes(each)] == [pin]
-    assert plan.recompute_pin is (None if pin is Recompute.NONE else pin)
-    assert replace(plan, recompute=(remakes[0], ())).recompute_pin is None
+    assert plan.recompute_pin is pin
     assert Plan.from_manifest(plan.to_manifest()) == plan
+
+
+def test_a_plan_whose_stages_differ_is_pinned_stage_by_stage() -> None:
+    plan = small_plan(pp=2)
+    policy = (uniform_remakes(plan.model, plan.stages[0], (Operation.NORM,)), ())
+    plan = replace(plan, recompute=policy)
+    assert plan.recompute_pin == policy
+    assert plan.recomputes(policy)
+    assert not plan.recomputes((policy[0], policy[0]))
+    assert not plan.recomputes(policy[:1])
+    unpinnable = replace(small_plan(pp=2, head_parts=2), stages=((0, 7), (7, 9)))
+    assert unpinnable.blocks is None
+    remakes = (Remake(unit=UnitKind.MLP, count=1, operations=(Operation.NORM,)),)
+    assert replace(unpinnable, recompute=(remakes, ())).recompute_pin is None
 
 
 def test_stages_whose_schedule_recomputes_obey_every_pin() -> None:

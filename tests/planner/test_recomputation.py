@@ -23,6 +23,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide, draft_plan
 from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.order import Order, actions_of, from_schedule, to_schedule
+from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.realise import lowered, program_of
 from penstock.planner.recompute import pinned_remakes
@@ -232,6 +233,49 @@ def test_what_is_pinned_is_what_all_stages_make_again(schedule: str, pin: Recomp
     cells = 2 * len(plan.slices) + len(plan.remainder_slices)
     assert num_again == cells * sum(map(bool, expected))
     assert ("recomputes" in decision.chosen.candidate.label) == (pin is not Recompute.NONE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("schedule", "num_stages"), [("1f1b", 2), ("zb", 2), ("zbv", 4), (BRAIDED, 2)])
+def test_a_list_says_of_every_stage_what_it_makes_again(schedule: str, num_stages: int, seed: int) -> None:
+    """Planned as pinned, and again by what the plan itself is pinned as."""
+    blocks = (1.0,) * num_stages
+    described = cluster(num_nodes=1, devices_per_node=2)
+    model = dataclasses.replace(TINY_LLAMA, layers=num_stages)
+    stages = pinned_stages(blocks, model.num_units)
+    policy = random_remakes(model, stages, seed)
+    pins = {"pp": 2, "schedule": schedule, "stages": blocks, "slices": 2, "micro_batch": 1}
+    asked = problem(described, model=model, ranks=2, global_batch=4, recompute=policy, **pins)
+    plan = decide(asked, QUICK).plan
+    assert plan.stages == stages
+    assert plan.recompute == (policy if any(policy) else ())
+    assert plan.recomputes(policy)
+    again = dataclasses.replace(asked, pinned=dataclasses.replace(asked.pinned, recompute=plan.recompute_pin))
+    assert decide(again, QUICK).plan.program_digest == plan.program_digest
+
+
+NORMS_OF = {"unit": "mlp", "count": 1, "operations": ["norm"]}
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ({"recompute": [[], []]}, "recompute: says what each stage makes again, while stages are the planner's"),
+        ({"recompute": [[]], "stages": [1, 1]}, "recompute: is of 1 stages, and 2 are pinned"),
+        ({"recompute": [[{**NORMS_OF, "unit": "none"}], []], "stages": [1, 1]}, r"recompute\[0\]\[0\].unit: 'none'"),
+    ],
+)
+def test_a_list_of_other_stages_is_refused(pins: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ParallelismSpec.from_manifest(pins)
+
+
+def test_a_list_of_units_that_a_stage_has_not_is_refused() -> None:
+    pins = ParallelismSpec.from_manifest({"pp": 2, "stages": [1, 1], "recompute": [[], [{**NORMS_OF, "count": 2}]]})
+    described = cluster(num_nodes=1, devices_per_node=2)
+    asked = problem(described, model=dataclasses.replace(TINY_LLAMA, layers=2), ranks=2, global_batch=4)
+    with pytest.raises(UserError, match=r"parallelism.recompute\[1\]\[0\].count: 2 mlp units of a stage that has 1"):
+        decide(dataclasses.replace(asked, pinned=pins), QUICK)
 
 
 @pytest.mark.parametrize(("written", "pin"), [(True, Recompute.FULL), (False, Recompute.NONE), (None, None)])

@@ -52,6 +52,7 @@ from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.pod import PodBinding
 from penstock.core.profile import Profile
 from penstock.core.program import Instruction, RankProgram, Slot
+from penstock.core.remaking import Recompute, Remakes
 from penstock.core.schedule import Action, Group, Kind, ScheduleSpec
 from penstock.core.timeline import Activity, Event
 
@@ -98,6 +99,7 @@ BY_FIELD: dict[type, dict[str, Values]] = {
     ParallelismSpec: {
         "slices": st.none() | st.integers(1, 64) | st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple),
         "stages": st.none() | st.lists(HALVES, min_size=1, max_size=4).map(tuple),
+        "recompute": st.none() | st.sampled_from(Recompute),
     },
     Metadata: {"name": NAMES, "namespace": NAMES},
     Allowance: {
@@ -297,6 +299,9 @@ def _jobs(draw: st.DrawFn) -> JobSpec:
     slices = draw(st.sampled_from([None, cut, tuple(part for part in (cut, length - cut) if part)]))
     stages = draw(st.sampled_from([None, (layers - 0.5, 0.5)]))
     fields["parallelism"] = dataclasses.replace(fields["parallelism"], slices=slices, stages=stages, **degrees)
+    if stages is not None and draw(st.booleans()):
+        policy = tuple(draw(_of(Remakes)) for _ in stages)
+        fields["parallelism"] = dataclasses.replace(fields["parallelism"], recompute=policy)
     fields["resources"] = dataclasses.replace(fields["resources"], ranks=64)
     fields["training"] = dataclasses.replace(fields["training"], global_batch=8)
     return JobSpec(**fields)

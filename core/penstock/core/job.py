@@ -24,7 +24,7 @@ from penstock.core.manifest import (
 )
 from penstock.core.model import Family, ModelSpec
 from penstock.core.names import LABEL, require_name
-from penstock.core.remaking import RECOMPUTE_SCHEMA, Recompute, read_recompute
+from penstock.core.remaking import RecomputePin, read_recompute
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES
 
@@ -170,7 +170,8 @@ class ParallelismSpec(Manifest):
     (`penstock.core.sharding`), ``headParts`` how many parts of the vocabulary are units of their own, which several
     stages can share: 1 leaves the head whole. ``slices`` is a number of slices or their lengths; ``stages`` lists
     blocks per stage, halves allowed (a half is an attention or an MLP); ``schedule`` names a generator or a CSV file of
-    actions; ``recompute`` says what stages make again before their backward (`penstock.core.remaking`).
+    actions; ``recompute`` says what stages make again before their backward (`penstock.core.remaking`): all alike by a
+    name, or each by a list of its own.
     """
 
     dp: int | None = None
@@ -182,15 +183,33 @@ class ParallelismSpec(Manifest):
     slices: int | tuple[int, ...] | None = None
     schedule: str | ScheduleSpec | None = None
     stages: tuple[float, ...] | None = None
-    recompute: Recompute | None = field(default=None, metadata={"read": read_recompute, "schema": RECOMPUTE_SCHEMA})
+    recompute: RecomputePin | None = field(default=None, metadata={"read": read_recompute})
 
     def __post_init__(self) -> None:
-        require_all(self, self._check_blocks)
+        require_all(self, self._check_blocks, self._check_recompute)
 
     @property
     def is_sequence_parallel(self) -> bool:
         """Whether several shards divide hidden states by tokens."""
         return self.sequence_parallel is not False
+
+    def _check_recompute(self) -> None:
+        """A list is of the stages that are pinned, whose units are known then."""
+        if not isinstance(self.recompute, tuple):
+            return
+        where = "recompute"
+        if self.stages is None:
+            raise UserError(
+                what="says what each stage makes again, while stages are the planner's to choose",
+                where=where,
+                remedy="pin stages as well, or write none, selective or full",
+            )
+        if len(self.recompute) != len(self.stages):
+            raise UserError(
+                what=f"is of {len(self.recompute)} stages, and {len(self.stages)} are pinned",
+                where=where,
+                remedy="give one list per stage, an empty one for a stage that keeps everything",
+            )
 
     def _check_blocks(self) -> None:
         raise_all(

@@ -146,6 +146,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         **dict.fromkeys(("dp", "tp", "pp", "headParts"), _count(MOST_RANKS)),
         "microBatch": _count(MOST_BATCH),
         "slices": {**_count(MOST_SLICES), "minItems": 1, "maxItems": MOST_SLICES, "items": _count(MOST_WIDTH)},
+        "recompute": _list(2 * MOST_LAYERS + 2, items=_list(MOST_REMAKES)),
         "schedule": _text(MOST_PATH_CHARACTERS),
         "stages": {
             "minItems": 1,

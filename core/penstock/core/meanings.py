@@ -114,7 +114,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two or more per rank",
         "recompute": (
             "what layers make again instead of keeping it for the backward: `none`, `selective` (norms and activation "
-            "functions) or `full`; left out, the planner chooses, where memory asks for it"
+            "functions), `full`, or a list for each of the pinned `stages` of `{unit, count, operations}`, as in "
+            "`plan.json`; left out, the planner chooses, where memory asks for it"
         ),
     },
     CheckpointSpec: {

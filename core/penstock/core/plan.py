@@ -15,7 +15,7 @@ from penstock.core.layout import Precision, Remade
 from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
-from penstock.core.remaking import Recompute, Remakes, check_remakes, remade_of, uniform_remakes
+from penstock.core.remaking import Recompute, RecomputePin, Remakes, check_remakes, remade_of, uniform_remakes
 from penstock.core.schedule import CSV, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
 from penstock.core.speed import Speed, speed_of
@@ -278,12 +278,18 @@ class Plan(Manifest):
         last[0] -= len(self.stages) == self.head_parts  # the embedding
         return tuple(count / 2 for count in of_blocks) if last == [1] * self.head_parts else None
 
-    def recomputes(self, pin: Recompute) -> bool:
+    def recomputes(self, pin: RecomputePin) -> bool:
         """Whether stages make again what the pin says, but for those with recomputations in the schedule itself."""
         imported = self._imported_recompute_stages
+        if isinstance(pin, Recompute):
+            wanted = [uniform_remakes(self.model, stage, pin.operations) for stage in self.stages]
+        elif len(pin) == len(self.stages):
+            wanted = list(pin)
+        else:
+            return False
         return all(
-            remade_of(self.model, stage, uniform_remakes(self.model, stage, pin.operations)) == remade
-            for number, (stage, remade) in enumerate(zip(self.stages, self.remade, strict=True))
+            remade_of(self.model, stage, remakes) == remade
+            for number, (stage, remakes, remade) in enumerate(zip(self.stages, wanted, self.remade, strict=True))
             if number not in imported
         )
 
@@ -301,13 +307,14 @@ class Plan(Manifest):
         return parse_schedule(self.schedule.text)[0].recomputed_stages if is_imported else frozenset()
 
     @property
-    def recompute_pin(self) -> Recompute | None:
-        """What stages make again, as a job pins it; none where no pin says it, where they keep everything, and where
-        the schedule itself says all of it.
+    def recompute_pin(self) -> RecomputePin | None:
+        """What stages make again, as a job pins it: by a name where one says it, else stage by stage. None where that
+        would need stages that a job cannot pin (`blocks`), and where the schedule itself says all of it.
         """
-        if not any(self.recompute) or self.recomputes(Recompute.NONE):
+        named = next((pin for pin in Recompute if self.recomputes(pin)), None)
+        if named is Recompute.NONE and self._imported_recompute_stages:
             return None
-        return next((pin for pin in (Recompute.SELECTIVE, Recompute.FULL) if self.recomputes(pin)), None)
+        return named or (None if self.blocks is None else self.recompute)
 
     @property
     def head_text(self) -> str:

@@ -45,7 +45,7 @@ Remakes = tuple[Remake, ...]
 
 
 class Recompute(enum.StrEnum):
-    """What all units of layers make again, where a job pins it."""
+    """What all units of layers make again, where a job pins it by a name."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -60,17 +60,24 @@ class Recompute(enum.StrEnum):
 SELECTIVE = (Operation.NORM, Operation.ACTIVATE)
 
 
-RECOMPUTE_SCHEMA = {
-    "anyOf": [{"type": "string", "enum": [each.value for each in Recompute]}, {"type": "boolean"}, {"type": "null"}]
-}
-"""What `read_recompute` takes."""
+RecomputePin = Recompute | tuple[Remakes, ...]
+"""What a job pins: a name, or for every stage what it makes again, as a plan says it."""
 
 
-def read_recompute(value: Any, path: str) -> Recompute | None:
+def pinned_operations(pin: RecomputePin | None) -> tuple[Operation, ...]:
+    """The operations that some unit runs again by a pin; none without one."""
+    if isinstance(pin, Recompute):
+        return pin.operations
+    named = {operation for remakes in pin or () for remake in remakes for operation in remake.operations}
+    return tuple(operation for operation in Operation if operation in named)
+
+
+def read_recompute(value: Any, path: str) -> RecomputePin | None:
     """A job's pin; earlier versions knew true and false."""
     if isinstance(value, bool):
         return Recompute.FULL if value else Recompute.NONE
-    pin: Recompute | None = read_value(Recompute | None, value, path)
+    annotation = tuple[Remakes, ...] if isinstance(value, list | tuple) else Recompute | None
+    pin: RecomputePin | None = read_value(annotation, value, path)
     return pin
 
 

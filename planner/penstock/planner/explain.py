@@ -12,7 +12,7 @@ from penstock.core.job import Objective
 from penstock.core.layout import Operation
 from penstock.core.model import UnitKind
 from penstock.core.plan import Alternative, slices_text
-from penstock.core.remaking import Remake, remakes_text
+from penstock.core.remaking import Remake, pinned_operations, remakes_text
 from penstock.core.schedule import CSV
 from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
 from penstock.planner.candidate import Candidate
@@ -131,6 +131,8 @@ def pins(problem: Problem) -> tuple[str, ...]:
             value = str(value).lower()
         elif isinstance(value, Mapping):
             value = "imported" if value.get("generator") == CSV else value.get("generator", "imported")
+        elif name == "recompute" and isinstance(value, list):
+            value = "stage by stage"
         elif isinstance(value, list):
             value = "/".join(f"{each:g}" for each in value)
         told.append(f"{name} {value}")
@@ -215,7 +217,7 @@ def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tupl
     told = f"recomputation: {_made_again(problem, candidate)}"
     cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
     is_imported = imported is not None and bool(imported.recomputed_stages)
-    if problem.pinned.recompute is not None and problem.pinned.recompute.operations:
+    if pinned_operations(problem.pinned.recompute):
         return (f"{told}: pinned{', and as the schedule has it' if is_imported else ''}, {cost}",)
     if is_imported:
         return (f"{told}: as the schedule has it, {cost}",)

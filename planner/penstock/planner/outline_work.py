@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.core.layout import Operation
 from penstock.core.model import UnitKind
+from penstock.core.remaking import pinned_operations
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.cost import CostModel
 from penstock.planner.memory import state_bytes_per_parameter
@@ -170,7 +171,7 @@ class OutlineMemory:
         regained = held_by - 1 / work.counts
         per_unit = work.state_bytes[inner].mean() + held_by * work.held_bytes[inner].mean()
         if pinned is not None:
-            per_unit = per_unit - regained * work.given_up_bytes(pinned.operations) / len(inner)
+            per_unit = per_unit - regained * work.given_up_bytes(pinned_operations(pinned)) / len(inner)
         always = np.full(shape, float(work.cost.constant_bytes))
         always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
         of_head, parts = work.state_bytes[head] + held_by * work.held_bytes[head], problem.model.head_parts
@@ -226,8 +227,8 @@ class OutlineMemory:
 
     def pinned_seconds(self, problem: Problem, work: UnitWork, mesh: Mesh) -> float:
         """The same of what is pinned, in seconds."""
-        pinned = problem.pinned.recompute
-        if pinned is None or not pinned.operations:
+        operations = pinned_operations(problem.pinned.recompute)
+        if not operations:
             return 0.0
-        again = sum(each.duration_ns for each in work.savings() if each.operation in pinned.operations)
+        again = sum(each.duration_ns for each in work.savings() if each.operation in operations)
         return mesh.num_by_work * problem.model.layers / mesh.pp * again / NANOSECONDS_PER_SECOND

@@ -11,6 +11,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import ParallelismSpec
 from penstock.core.layout import num_remade_units
 from penstock.core.model import ModelSpec
+from penstock.core.remaking import check_remakes
 from penstock.core.schedule import Schedule
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.problem import (
@@ -64,6 +65,7 @@ def check_pins(problem: Problem, receive_ahead: int) -> None:
     _check_degrees(problem)
     _check_stages(problem)
     _check_parts(problem)
+    _check_recompute(problem)
 
 
 def _check_degrees(problem: Problem) -> None:
@@ -237,6 +239,18 @@ def _check_parts(problem: Problem) -> None:
                 where=f"{PINNED}.schedule",
                 remedy=f"let the parts of its R end at unit {kept}: {_units_of(model, stages[stage])}",
             )
+
+
+def _check_recompute(problem: Problem) -> None:
+    """Stages have the units that make something again."""
+    pinned = problem.pinned
+    if not isinstance(pinned.recompute, tuple) or pinned.stages is None:
+        return
+    parts = pinned.head_parts or 1
+    model = problem.model.divided(parts)
+    stages = pinned_stages(pinned.stages, model.num_units, parts)
+    for number, (stage, remakes) in enumerate(zip(stages, pinned.recompute, strict=True)):
+        check_remakes(model, stage, remakes, f"{PINNED}.recompute[{number}]")
 
 
 def _units_of(model: ModelSpec, stage: tuple[int, int]) -> str:

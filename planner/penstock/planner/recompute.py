@@ -36,7 +36,7 @@ import numpy as np
 from penstock.core.cluster import PENSTOCK
 from penstock.core.layout import REMADE_SLOTS, Operation, remaking
 from penstock.core.model import UnitKind
-from penstock.core.remaking import OF_LAYERS, Remake, Remakes, full_remakes, uniform_remakes
+from penstock.core.remaking import OF_LAYERS, Remake, Remakes, full_remakes, pinned_operations, uniform_remakes
 from penstock.core.schedule import Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.nanoseconds import whole_nanoseconds
@@ -110,10 +110,14 @@ def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
     """What is pinned for stages, or what the pinned schedule makes again of them; none if nothing is."""
     imported = imported_schedule(problem.pinned)
     named = frozenset[int]() if imported is None else imported.recomputed_stages
-    operations = problem.pinned.recompute.operations if problem.pinned.recompute else ()
+    pin = problem.pinned.recompute
+    if isinstance(pin, tuple):
+        again = list(pin)
+    else:
+        again = [uniform_remakes(problem.model, stage, pinned_operations(pin)) for stage in stages]
     return _trimmed(
-        full_remakes(problem.model, stage) if number in named else uniform_remakes(problem.model, stage, operations)
-        for number, stage in enumerate(stages)
+        full_remakes(problem.model, stage) if number in named else remakes
+        for number, (stage, remakes) in enumerate(zip(stages, again, strict=True))
     )
 
 

@@ -49,8 +49,8 @@ def retried(job: PipelineJob, name: str, resume_from: str | None) -> PipelineJob
 
 
 def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
-    """The job with all pinned that ``plan`` decided, so that planning it again decides the same; but for stages and
-    recomputation that a job cannot pin (`Plan.blocks`, `Plan.recompute_pin`), which the planner chooses again.
+    """The job with all pinned that ``plan`` decided, so that planning it again decides the same; but for stages
+    that a job cannot pin (`Plan.blocks`) and what these make again, which the planner chooses again.
     """
     parallelism = ParallelismSpec(
         dp=plan.dp,

@@ -39,9 +39,7 @@ from penstock.trainer.together import concatenated, gather
 from penstock.trainer.units.collectives import NO_SHARDS, Shards
 from penstock.trainer.worker import Worker
 
-METHOD = (
-    "actions of one-unit stages, several blocks in turn; means of steady rounds, one rank alone and all by turns"
-)
+METHOD = "actions of one-unit stages, several blocks in turn; means of steady rounds, one rank alone and all by turns"
 
 MOST_ROUNDS = 2
 """Times the steady ones that a point needs."""
