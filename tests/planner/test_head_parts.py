@@ -137,7 +137,7 @@ def test_a_border_inside_the_head_carries_two_hidden_states_down_and_one_up() ->
     stages = ((0, 3), (3, 5), (5, 6), (6, 8))
     candidate = Candidate(mesh=mesh, stages=stages, slices=(64,), schedule="zbv", head_parts=3)
     down, up = boundary_bytes(asked, candidate)
-    hidden, statistics = 64 * HEAVY.hidden * 4, 64 * 2 * 4
+    hidden, statistics = 64 * HEAVY.hidden * 4, 64 * 3 * 4
     assert down[:, 0].tolist() == [hidden, hidden, 2 * hidden + statistics]
     assert up[:, 0].tolist() == [hidden, hidden, hidden + statistics]
 

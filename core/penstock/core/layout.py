@@ -275,8 +275,13 @@ class Operation(enum.StrEnum):
     BACKWARD = "backward"
 
 
-NUM_STATISTICS = 2
-"""Numbers per token that parts of a head pass on: the log of the sum of exponentials, and the target's logit."""
+NUM_STATISTICS = 3
+"""Numbers per token that parts of a head pass on: the highest logit, the sum of exponentials of logits less the
+highest, and the target's logit.
+"""
+
+NUM_OWN_STATISTICS = 2
+"""The first of these, which a part keeps of its own rows."""
 
 INPUT, TOKENS, GRADIENT = "x", "tokens", "gradient"
 """What a unit is given: its input, for the embedding the token ids, and the gradient of its output."""
@@ -330,8 +335,8 @@ def _norm_statistics(spec: ModelSpec, rows: int) -> tuple[Saved, ...]:
 
 
 def _part_graph(spec: ModelSpec, t: int, sharding: Sharding, part: int) -> tuple[Saved, ...]:
-    """The softmax over the shard's rows of the part alone, without the targets', and the log of its sum of
-    exponentials; I brings that of all of the vocabulary. Only the first part has a norm, others are given the normed.
+    """The softmax over the shard's rows of the part alone, without the targets', and its statistics; I brings those of
+    all of the vocabulary. Only the first part has a norm, others are given the normed.
     """
     l, w, rows = SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS, sharding.rows(t)  # noqa: E741  the slot's name
     vocab = -(-len(spec.part_rows(part)) // sharding.tp)
@@ -339,7 +344,7 @@ def _part_graph(spec: ModelSpec, t: int, sharding: Sharding, part: int) -> tuple
         *(_norm_statistics(spec, rows) if part == 0 else ()),
         _saved("normed", (rows, spec.hidden), l, Operation.PROJECT if part else Operation.NORM, INPUT),
         _saved("probabilities", (t, vocab), l, Operation.ACTIVATE, "normed"),
-        _saved("own_lse", (t,), l, Operation.ACTIVATE, "normed", accumulate=True),
+        _saved("own_statistics", (NUM_OWN_STATISTICS, t), l, Operation.ACTIVATE, "normed", accumulate=True),
         _saved("statistics", (NUM_STATISTICS, t), w, Operation.BACKWARD, GRADIENT, accumulate=True),
     )
 

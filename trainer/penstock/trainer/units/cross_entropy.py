@@ -58,13 +58,13 @@ def divided_cross_entropy(
     return losses_C.masked_fill_(labels_C < 0, 0.0).sum()
 
 
-def softmax_without_targets(logits_CV: Tensor, index_C1: Tensor, is_own_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave in ``logits`` their softmax, zero at targets: those at ``index`` where ``is_own``. The log of the sum of
-    exponentials, and the target's logit, zero where it is not here.
+def softmax_without_targets(logits_CV: Tensor, index_C1: Tensor, is_own_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Leave in ``logits`` their softmax, zero at targets: those at ``index`` where ``is_own``. The highest logit m, the
+    sum of exponentials of logit - m, and the target's logit, zero where it is not here.
     """
     target_C = logits_CV.gather(1, index_C1)[:, 0].mul_(is_own_C)
     highest_C = logits_CV.amax(1)
     _aten._softmax.out(logits_CV, 1, False, out=logits_CV)
-    lse_C = highest_C.sub_(logits_CV.amax(1).log_())
+    sum_C = logits_CV.amax(1).reciprocal_()
     logits_CV.scatter_(1, index_C1, logits_CV.gather(1, index_C1).masked_fill_(is_own_C[:, None], 0.0))
-    return lse_C, target_C
+    return highest_C, sum_C, target_C

@@ -1,21 +1,25 @@
 """The parts of a divided head that one stage has: final norm, logits and loss as a chain of units (ADR 0042).
 
-A part has some rows W of the vocabulary. Let E be the log of the sum of exponentials of a token's logits there, and P
-their softmax as if there were no other rows. F takes the log e of the sum of exponentials of all rows before, and the
-addend A, their softmax times their rows, and passes on
+A part has some rows W of the vocabulary. Of a token's logits there let M be the highest, Z the sum of exponentials of
+logit - M, and P their softmax as if there were no other rows. F takes m and z of all rows before, and the addend A,
+their softmax times their rows, and passes on
 
-    e' = log(exp(e) + exp(E)),    A' = exp(e - e') A + exp(E - e') P W
+    m' = max(m, M),    z' = z exp(m - m') + Z exp(M - m'),    A' = (z exp(m - m') / z') A + (Z exp(M - m') / z') P W
 
 which is FlashAttention's rule for blocks of keys (arXiv 2205.14135, section 3.1), and the target's logit y. The last
-part has e and y of all of the vocabulary, and so the loss e - y and the gradient of the norm's output.
+part has m, z and y of all of the vocabulary, and so the loss log z + (m - y) and the gradient of the norm's output.
 
-The target's own row is left out of P. Its coefficient is exp(y - e) - 1, which for a token that is predicted well is
-small, while its softmax is not: sums of a narrow type would keep little of that difference. The stage that has the row
-adds it once e is known: the one with the last part in F, others in I, which passes e and y on along with the gradient.
-W multiplies P, as F left it, by exp(E - e). It needs nothing of other parts and comes at any time after I.
+m and z are passed on apart. Their log of the sum of exponentials, m + log z, is rounded by the size of m: where logits
+are near 700, fp32 leaves it 3e-5 off, and with it every softmax that is taken from it.
 
-Of several shards each has some rows of every part: E and P are of these, e and y of all shards' rows. Neighbouring
-parts in one stage count as one.
+The target's own row is left out of P. Its coefficient is exp(y - m) / z - 1, which for a token that is predicted well
+is small, while its softmax is not: sums of a narrow type would keep little of that difference. The stage that has the
+row adds it once m and z are known: the one with the last part in F, others in I, which passes m, z and y on along with
+the gradient. W multiplies P, as F left it, by Z exp(M - m) / z. It needs nothing of other parts and comes at any time
+after I.
+
+Of several shards each has some rows of every part: M, Z and P are of these, m, z and y of all shards' rows.
+Neighbouring parts in one stage count as one.
 
 Shape letters: B sequences, N tokens of the slice, T = B N, C tokens of one chunk, H hidden, V rows of the vocabulary
 that the shard has of a part, S shards; P, R and U as in `penstock.trainer.units.division`.
@@ -28,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from penstock.core.layout import HEAD_CHUNK_TOKENS, NUM_STATISTICS, Operation, Operations, SlotKind
+from penstock.core.layout import HEAD_CHUNK_TOKENS, NUM_OWN_STATISTICS, NUM_STATISTICS, Operation, Operations, SlotKind
 from penstock.core.model import Family, ModelSpec, Unit
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.collectives import Gather, Pass
@@ -39,7 +43,7 @@ from penstock.trainer.units.norm import build_norm
 from penstock.trainer.units.views import SlotViews
 from penstock.trainer.units.workspace import Workspace
 
-_LSE, _TARGET = range(NUM_STATISTICS)
+_HIGHEST, _SUM, _TARGET = range(NUM_STATISTICS)
 
 
 class HeadParts:
@@ -73,41 +77,41 @@ class HeadParts:
         num_tokens = len(labels_T)
         normed_TH = yield from self._normed(views, x_RH, num_tokens)
         passed_on = self._passed_on(views)
-        sum_RH, statistics_2T = passed_on["dnormed" if self.has_last else "addend"], passed_on["statistics"]
-        before_T = self._begin(views, statistics_2T)
+        sum_RH, statistics_3T = passed_on["dnormed" if self.has_last else "addend"], passed_on["statistics"]
+        before_3T = self._begin(views, statistics_3T)
         addend_PH = division.take(num_tokens, normed_TH.shape[1], normed_TH.dtype)
         addend_TH = division.without_padding(addend_PH, num_tokens)
-        yield from self._advance(views, normed_TH, labels_T, statistics_2T, addend_TH)
+        yield from self._advance(views, normed_TH, labels_T, statistics_3T, addend_TH)
         total_UH = yield from division.summed(addend_PH, sum_RH, num_tokens)
         sum_UH, own = division.own(sum_RH, num_tokens), self._own_tokens(num_tokens)
         if not self.has_first:
             earlier_UH = division.own(views[SlotKind.INPUT][self._first]["addend"], num_tokens)
-            share_U = (before_T[own] - statistics_2T[_LSE, own]).exp_()
+            share_U = _share(before_3T[:, own], statistics_3T[:, own])
             torch.addcmul(total_UH, earlier_UH, share_U[:, None], out=sum_UH)
         elif total_UH is not sum_UH:
             sum_UH.copy_(total_UH)
         if not self.has_last:
             return None
         sum_UH.mul_(_valid(labels_T[own], self._wide).mul_(scale)[:, None])
-        return self._summed_loss(statistics_2T, labels_T)
+        return self._summed_loss(statistics_3T, labels_T)
 
     def loss(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor) -> Pass[Tensor | None]:
         """The summed loss alone, as F returns it; what passes on has statistics but no addend."""
         labels_T = labels_BN.reshape(-1)
         normed_TH = yield from self._normed(views, x_RH, len(labels_T))
         if self.has_last:
-            statistics_2T = self._workspace.take(NUM_STATISTICS, len(labels_T), dtype=self._wide)
+            statistics_3T = self._workspace.take(NUM_STATISTICS, len(labels_T), dtype=self._wide)
         else:
-            statistics_2T = self._passed_on(views)["statistics"]
-        self._begin(views, statistics_2T)
-        yield from self._advance(views, normed_TH, labels_T, statistics_2T, None)
-        return self._summed_loss(statistics_2T, labels_T) if self.has_last else None
+            statistics_3T = self._passed_on(views)["statistics"]
+        self._begin(views, statistics_3T)
+        yield from self._advance(views, normed_TH, labels_T, statistics_3T, None)
+        return self._summed_loss(statistics_3T, labels_T) if self.has_last else None
 
     def logits_at(self, views: SlotViews, x_RH: Tensor | None, row: int) -> Pass[Tensor]:
         """Logits of the parts' rows for the token that follows row ``row`` of the slice, in the accumulate type; on
         every shard.
         """
-        num_tokens = len(views[SlotKind.LINEAR_INPUTS][self._first]["own_lse"])
+        num_tokens = views[SlotKind.LINEAR_INPUTS][self._first]["own_statistics"].shape[1]
         normed_TH = yield from self._normed(views, x_RH, num_tokens)
         logits_V = normed_TH.new_empty(0, dtype=self._wide)
         for part in self._parts.values():
@@ -135,18 +139,18 @@ class HeadParts:
     ) -> Pass[None]:
         """I: from ``g_in``, or after the last part ``h``, the gradient of x in ``dx``, or ``g_out``; W's statistics."""
         received = views[SlotKind.HEAD_GRADIENT if self.has_last else SlotKind.RECEIVED_GRADIENT][self._last]
-        statistics_2T, labels_T, division = received["statistics"], labels_BN.reshape(-1), self._division
-        views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"].copy_(statistics_2T)
+        statistics_3T, labels_T, division = received["statistics"], labels_BN.reshape(-1), self._division
+        views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"].copy_(statistics_3T)
         num_tokens = len(labels_T)
         self._workspace.reset()
         dnormed_UH = division.own(received["dnormed"], num_tokens)
         if not self.has_last:
-            targets_UH = yield from self._target_rows(received["dnormed"], statistics_2T, labels_T, scale)
+            targets_UH = yield from self._target_rows(received["dnormed"], statistics_3T, labels_T, scale)
             dnormed_UH = targets_UH.add_(dnormed_UH)
         if not self.has_first:
             sent = views[SlotKind.SENT_GRADIENT][self._first]
             division.own(sent["dnormed"], num_tokens).copy_(dnormed_UH)
-            sent["statistics"].copy_(statistics_2T)
+            sent["statistics"].copy_(statistics_3T)
         elif len(dnormed_UH):
             assert self._norm is not None
             x_UH, dx_UH = (division.own(_needed(each), num_tokens) for each in (x_RH, dx_RH))
@@ -156,16 +160,16 @@ class HeadParts:
         """W: add the gradients of the parts' rows."""
         labels_T = labels_BN.reshape(-1)
         normed_TH = yield from self._kept_normed(views, len(labels_T))
-        statistics_2T = views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"]
+        statistics_3T = views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"]
         scale_T = _valid(labels_T, self._wide).mul_(scale)
-        target_T = _target_coefficients(statistics_2T, labels_T).mul_(scale)
+        target_T = _target_coefficients(statistics_3T, labels_T).mul_(scale)
         scaled_CH, rows_CH = self._take_rows(normed_TH), self._take_rows(normed_TH, self._wide)
         for chunk in _chunks(len(labels_T)):
             seen_CH, labels_C = normed_TH[chunk], labels_T[chunk]
             scaled_CH, rows_CH = scaled_CH[: len(labels_C)], rows_CH[: len(labels_C)]
             for index, part in self._parts.items():
                 kept = views[SlotKind.LINEAR_INPUTS][index]
-                share_C = (kept["own_lse"][chunk] - statistics_2T[_LSE, chunk]).exp_().mul_(scale_T[chunk])
+                share_C = _share(kept["own_statistics"][:, chunk], statistics_3T[:, chunk]).mul_(scale_T[chunk])
                 torch.mul(seen_CH, share_C[:, None], out=scaled_CH)
                 accumulate_product(part.gradient_VH, part.probabilities(kept)[chunk], scaled_CH)
                 coefficient_C = target_T[chunk] * part.vocabulary.holds(labels_C)
@@ -205,39 +209,36 @@ class HeadParts:
     def _passed_on(self, views: SlotViews) -> Mapping[str, Tensor]:
         return views[SlotKind.HEAD_GRADIENT if self.has_last else SlotKind.OUTPUT][self._last]
 
-    def _begin(self, views: SlotViews, statistics_2T: Tensor) -> Tensor:
-        """Set the statistics to those of all rows before; a copy of the log of their sum of exponentials."""
+    def _begin(self, views: SlotViews, statistics_3T: Tensor) -> Tensor:
+        """Set the statistics to those of all rows before; a copy of them."""
         if self.has_first:
-            statistics_2T[_LSE].fill_(-torch.inf)
-            statistics_2T[_TARGET].zero_()
+            _clear(statistics_3T)
         else:
-            statistics_2T.copy_(views[SlotKind.INPUT][self._first]["statistics"])
-        return statistics_2T[_LSE].clone()
+            statistics_3T.copy_(views[SlotKind.INPUT][self._first]["statistics"])
+        return statistics_3T.clone()
 
     def _advance(
         self,
         views: SlotViews,
         normed_TH: Tensor,
         labels_T: Tensor,
-        statistics_2T: Tensor,
+        statistics_3T: Tensor,
         addend_TH: Tensor | None,
     ) -> Pass[None]:
         """Take the parts' rows into the statistics; the shard's share of their addend, targets' rows included if this
         is the last part, is written to ``addend``.
         """
         rows_CH = None if addend_TH is None else self._take_rows(normed_TH)
-        shared_S2C = self._take_shared(len(labels_T))
+        shared_S3C = self._take_shared(len(labels_T))
         for chunk, wide in self._chunks(normed_TH):
-            own_2C, addend_CH = self._own_rows(views, normed_TH, labels_T, chunk, wide, addend_TH, rows_CH)
-            total_2C = yield from self._over_shards(own_2C, shared_S2C)
-            lse_C, target_C = statistics_2T[:, chunk]
-            torch.logaddexp(lse_C, total_2C[_LSE], out=lse_C)
-            target_C.add_(total_2C[_TARGET])
+            own_3C, addend_CH = self._own_rows(views, normed_TH, labels_T, chunk, wide, addend_TH, rows_CH)
+            total_3C = yield from self._over_shards(own_3C, shared_S3C)
+            _take_in(statistics_3T[:, chunk], total_3C)
             if addend_CH is None or rows_CH is None:
                 continue
-            addend_CH.mul_((own_2C[_LSE] - lse_C).exp_()[:, None])
+            addend_CH.mul_(_share(own_3C, statistics_3T[:, chunk])[:, None])
             if self.has_last:
-                coefficient_C = _target_coefficients(statistics_2T[:, chunk], labels_T[chunk])
+                coefficient_C = _target_coefficients(statistics_3T[:, chunk], labels_T[chunk])
                 self._add_target_rows(addend_CH, labels_T[chunk], coefficient_C, rows_CH)
 
     def _own_rows(
@@ -250,42 +251,42 @@ class HeadParts:
         addend_TH: Tensor | None,
         rows_CH: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The statistics [2, C] and the addend [C, H] of the shard's own rows of all parts."""
-        own_2C = labels_T.new_zeros(NUM_STATISTICS, chunk.stop - chunk.start, dtype=self._wide)
-        own_2C[_LSE].fill_(-torch.inf)
+        """The statistics [3, C] and the addend [C, H] of the shard's own rows of all parts."""
+        own_3C = _clear(labels_T.new_empty(NUM_STATISTICS, chunk.stop - chunk.start, dtype=self._wide))
         addend_CH = None if addend_TH is None else addend_TH[chunk]
         for number, (index, part) in enumerate(self._parts.items()):
             kept = views[SlotKind.LINEAR_INPUTS][index]
-            lse_C, target_C, probabilities_CV = part.project(kept, normed_TH, labels_T, chunk, wide)
-            before_C = own_2C[_LSE].clone()
-            torch.logaddexp(before_C, lse_C, out=own_2C[_LSE])
-            own_2C[_TARGET].add_(target_C)
+            part_3C, probabilities_CV = part.project(kept, normed_TH, labels_T, chunk, wide)
+            before_3C = own_3C.clone()
+            _take_in(own_3C, part_3C)
             if addend_CH is None or rows_CH is None:
                 continue
             if number == 0:
                 torch.mm(probabilities_CV, part.weight_VH, out=addend_CH)
                 continue
-            product_CH = torch.mm(probabilities_CV, part.weight_VH, out=rows_CH[: len(lse_C)])
-            addend_CH.mul_((before_C - own_2C[_LSE]).exp_()[:, None])
-            addend_CH.addcmul_(product_CH, (lse_C - own_2C[_LSE]).exp_()[:, None])
-        return own_2C, addend_CH
+            product_CH = torch.mm(probabilities_CV, part.weight_VH, out=rows_CH[: len(addend_CH)])
+            addend_CH.mul_(_share(before_3C, own_3C)[:, None])
+            addend_CH.addcmul_(product_CH, _share(part_3C, own_3C)[:, None])
+        return own_3C, addend_CH
 
-    def _over_shards(self, own_2C: Tensor, shared_S2C: Tensor | None) -> Pass[Tensor]:
+    def _over_shards(self, own_3C: Tensor, shared_S3C: Tensor | None) -> Pass[Tensor]:
         """The statistics of all shards' rows."""
-        if shared_S2C is None:
-            return own_2C
-        shape = (shared_S2C.shape[0], *own_2C.shape)
-        some_S2C = shared_S2C.view(-1)[: shape[0] * own_2C.numel()].view(shape)
-        some_S2C[self._division.shard].copy_(own_2C)
-        yield Gather(some_S2C.flatten(0, 1))
-        return torch.stack([some_S2C[:, _LSE].logsumexp(0), some_S2C[:, _TARGET].sum(0)])
+        if shared_S3C is None:
+            return own_3C
+        shape = (shared_S3C.shape[0], *own_3C.shape)
+        some_S3C = shared_S3C.view(-1)[: shape[0] * own_3C.numel()].view(shape)
+        some_S3C[self._division.shard].copy_(own_3C)
+        yield Gather(some_S3C.flatten(0, 1))
+        highest_SC, sum_SC, target_SC = some_S3C.unbind(1)
+        highest_C = highest_SC.amax(0)
+        return torch.stack([highest_C, (highest_SC - highest_C).exp_().mul_(sum_SC).sum(0), target_SC.sum(0)])
 
-    def _target_rows(self, like_RH: Tensor, statistics_2T: Tensor, labels_T: Tensor, scale: float) -> Pass[Tensor]:
+    def _target_rows(self, like_RH: Tensor, statistics_3T: Tensor, labels_T: Tensor, scale: float) -> Pass[Tensor]:
         """The rows [U, H] of targets that these parts have, times their coefficients, in the workspace."""
         division, num_tokens = self._division, len(labels_T)
         rows_PH = division.take(num_tokens, like_RH.shape[1], like_RH.dtype).zero_()
         rows_TH = division.without_padding(rows_PH, num_tokens)
-        coefficient_T = _target_coefficients(statistics_2T, labels_T).mul_(scale)
+        coefficient_T = _target_coefficients(statistics_3T, labels_T).mul_(scale)
         rows_CH = self._take_rows(rows_TH)
         for chunk in _chunks(num_tokens):
             self._add_target_rows(rows_TH[chunk], labels_T[chunk], coefficient_T[chunk], rows_CH)
@@ -324,9 +325,9 @@ class HeadParts:
         own = self._division.own_tokens(num_tokens)
         return slice(own.start, own.stop)
 
-    def _summed_loss(self, statistics_2T: Tensor, labels_T: Tensor) -> Tensor:
+    def _summed_loss(self, statistics_3T: Tensor, labels_T: Tensor) -> Tensor:
         """Of valid labels; each token counts on the first shard."""
-        losses_T = statistics_2T[_LSE] - statistics_2T[_TARGET]
+        losses_T = statistics_3T[_SUM].log().add_(statistics_3T[_HIGHEST] - statistics_3T[_TARGET])
         loss = losses_T.masked_fill_(labels_T < 0, 0.0).sum()
         return loss if self._division.shard == 0 else torch.zeros_like(loss)
 
@@ -355,8 +356,9 @@ class _Part:
 
     def project(
         self, kept: Mapping[str, Tensor], normed_TH: Tensor, labels_T: Tensor, chunk: slice, wide: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """E, the target's logit where the shard has it, and P without the target [C, V] of a chunk; keep E and P.
+    ) -> tuple[Tensor, Tensor]:
+        """M, Z and the target's logit where the shard has it, and P without the target [C, V] of a chunk; keep M, Z and
+        P.
 
         A forward that leaves nothing behind has memory for P of one chunk alone.
         """
@@ -368,11 +370,11 @@ class _Part:
             wide_CV = wide[: narrow_CV.numel()].view(narrow_CV.shape).copy_(narrow_CV)
         labels_C = labels_T[chunk]
         index_C1, is_own_C = self.vocabulary.rows(labels_C)[:, None], self.vocabulary.holds(labels_C)
-        lse_C, target_C = softmax_without_targets(wide_CV, index_C1, is_own_C)
+        own_3C = torch.stack(softmax_without_targets(wide_CV, index_C1, is_own_C))
         if wide is not None:
             narrow_CV.copy_(wide_CV)
-        kept["own_lse"][chunk].copy_(lse_C)
-        return lse_C, target_C, narrow_CV
+        kept["own_statistics"][:, chunk].copy_(own_3C[:NUM_OWN_STATISTICS])
+        return own_3C, narrow_CV
 
     def logits(self, normed_H: Tensor, wide: torch.dtype) -> Pass[Tensor]:
         """Of all shards' rows of the part."""
@@ -394,11 +396,33 @@ def _valid(labels_T: Tensor, dtype: torch.dtype) -> Tensor:
     return (labels_T >= 0).to(dtype)
 
 
-def _target_coefficients(statistics_2T: Tensor, labels_T: Tensor) -> Tensor:
-    """exp(y - e) - 1, zero for labels that do not count: these have no y, and the exponential of any -e may be
+def _clear(statistics_3C: Tensor) -> Tensor:
+    """Set the statistics to those of no rows."""
+    statistics_3C[_HIGHEST].fill_(-torch.inf)
+    statistics_3C[_SUM:].zero_()
+    return statistics_3C
+
+
+def _take_in(statistics_3C: Tensor, more_3C: Tensor) -> None:
+    """Make of the statistics of some rows those of ``more`` rows as well."""
+    before_C = statistics_3C[_HIGHEST].clone()
+    highest_C = torch.maximum(before_C, more_3C[_HIGHEST], out=statistics_3C[_HIGHEST])
+    more_C = (more_3C[_HIGHEST] - highest_C).exp_().mul_(more_3C[_SUM])
+    statistics_3C[_SUM].mul_(before_C.sub_(highest_C).exp_()).add_(more_C)
+    statistics_3C[_TARGET].add_(more_3C[_TARGET])
+
+
+def _share(some_3C: Tensor, all_3C: Tensor) -> Tensor:
+    """Z exp(M - m) / z: what some rows have of the softmax over all rows."""
+    return (some_3C[_HIGHEST] - all_3C[_HIGHEST]).exp_().mul_(some_3C[_SUM]).div_(all_3C[_SUM])
+
+
+def _target_coefficients(statistics_3T: Tensor, labels_T: Tensor) -> Tensor:
+    """exp(y - m) / z - 1, zero for labels that do not count: these have no y, and the exponential of any -m may be
     infinite.
     """
-    return (statistics_2T[_TARGET] - statistics_2T[_LSE]).masked_fill_(labels_T < 0, 0.0).expm1_()
+    ahead_T = (statistics_3T[_TARGET] - statistics_3T[_HIGHEST]).sub_(statistics_3T[_SUM].log())
+    return ahead_T.masked_fill_(labels_T < 0, 0.0).expm1_()
 
 
 def _needed(tensor: Tensor | None) -> Tensor:

@@ -121,7 +121,7 @@ class _UnitBytes:
         """F: the norm of all shards' tokens, the addend, targets' rows and logits of a chunk, and what shards share.
         I: targets' rows, of all shards' tokens, of a chunk and of the shard's own, and the norm's product; the last
         part, whose targets' rows are in F, has no more than its F. W: the norm of all shards' tokens, and twice that of
-        a chunk, scaled.
+        a chunk, scaled. Of a loss alone the last part has the statistics in place of the addend.
         """
         chunk, hidden = min(self.tokens, HEAD_CHUNK_TOKENS), self.spec.hidden
         tp, by_tokens = self.sharding.tp, self.sharding.by_tokens
@@ -129,7 +129,7 @@ class _UnitBytes:
         logits = self._wide(chunk, vocab) if self.precision.compute_bytes != self.precision.accumulate_bytes else 0
         shared = self._wide(tp * NUM_STATISTICS, chunk) if tp > 1 else 0
         rows = self._narrow(chunk, hidden)
-        forward = self._gathered + self._hidden + rows + logits + shared
+        forward = self._gathered + max(self._hidden + rows, self._wide(NUM_STATISTICS, self.tokens)) + logits + shared
         own = self._narrow(self.sharding.rows(self.tokens), hidden) if by_tokens else 0
         backward = self._hidden + rows + own + (self._product if part == 0 else 0)
         weights = self._gathered + rows + self._wide(chunk, hidden)
