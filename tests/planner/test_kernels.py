@@ -272,6 +272,34 @@ def test_a_head_in_parts_is_never_cheaper_than_whole(
     assert parts * of_part >= sum(float(whole.unit_seconds(UnitKind.HEAD, kind, work)) for kind in PASSES)
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("gradients", GradientType)
+def test_where_memory_takes_all_of_the_time_a_part_takes_what_it_reads_and_writes(
+    parts: int, tp: int, gradients: GradientType
+) -> None:
+    """In bytes, of whole hidden states: products with their matrices, streams of T tokens, gradients read and added."""
+    streams = dataclasses.replace(FREE_MEMORY, peak_flops=1e30, memory_bandwidth=1e9)
+    model = dataclasses.replace(LLAMA, vocab=parts * tp * 512).divided(parts)
+    software = dataclasses.replace(NO_LAUNCH, gradient_type=gradients)
+    cost = times(model, streams, software, tp, sequence_parallel=False)
+    t, h, v, wide = 96, model.hidden, 512, 4
+    width, gradient = 2, wide if gradients is GradientType.FP32 else 2
+    product = width * (t * h + t * v + h * v)
+    softmax = 16 * t * v
+    weights = width * t * (v + h) + 2 * gradient * h * v
+    scaled, targets = width * 2 * t * h, width * t * h + t * h * (wide + wide + 2 * gradient)
+    statistics = 2 * 3 * wide * t
+    expected = {
+        Kind.F: 2 * product + softmax + width * t * h * (6 + 2 / parts) + statistics,
+        Kind.I: width * t * h * (6 + 5 + 5 / parts) + statistics,
+        Kind.W: weights + scaled + targets,
+    }
+    for kind, num_bytes in expected.items():
+        seconds = float(cost.unit_seconds(UnitKind.HEAD, kind, Work.of(1, t, 0)))
+        assert 1e9 * seconds == pytest.approx(num_bytes, rel=1e-6), kind
+
+
 def test_every_pass_of_a_part_does_something() -> None:
     for software in (NO_LAUNCH, SoftwareSpec(head_in_forward=False)):
         assert all(has_work(UnitKind.HEAD, kind, software, head_parts=2) for kind in PASSES)

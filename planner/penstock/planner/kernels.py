@@ -33,8 +33,10 @@ the heads. Norms, residuals and dropout of hidden states are the same on all sha
 of the shard's rows (`penstock.core.sharding`).
 
 A part of a divided head (`penstock.core.model.DividedModel`) multiplies twice in F, once for its logits and once for
-their addend of the gradient at its input, and once in W. F also reads and writes the state that goes down the chain of
-parts, and I passes the gradient on. The norm of the first part counts as if all shared it.
+their addend of the gradient at its input, and once in W. F makes the softmax of its logits, which W takes as it is, and
+reads and writes the state that goes down the chain of parts. I passes the gradient on and adds the targets' rows, which
+the last part does in F. W scales the normed, and adds it to the targets' rows. The norm of the first part counts as if
+all shared it.
 
 Example: up projection of GPT-3 6.7B (n = 16384, k = 4096) on an A100 (share 0.755 of 312e12, edge 66, depth 55). 6,144
 tokens: 824.6 GFLOP become 848.1, 3.60 ms or 229 TFLOP/s. 64 tokens: compute 75 us and memory 79 us make 97 us, and with
@@ -220,23 +222,26 @@ class KernelTimes:
             total.gradient_product(vocab, hidden)
 
     def _add_head_part(self, total: _Pass, kind: Kind) -> None:
-        """F: addend and normed are read and written, the addend twice. W is charged the second of two passes over the
-        logits, which penstock makes in F.
+        """F: all passes over the logits; addend and normed are read and written, the addend twice. I: a row of targets
+        is zeroed, read, and added to the gradient. W: the normed is scaled twice, in the accumulate type as well, which
+        is added to the targets' rows.
         """
-        hidden, parts = self.model.hidden, self.model.head_parts
-        vocab, numbers = head_rows(self.model, self.sharding), 2 * NUM_STATISTICS * self.precision.accumulate_bytes
+        hidden, parts, wide = self.model.hidden, self.model.head_parts, self.precision.accumulate_bytes
+        vocab, numbers = head_rows(self.model, self.sharding), 2 * NUM_STATISTICS * wide
         if kind is Kind.F:
             total.hidden_rows(2 * hidden / parts)
             total.product(vocab, hidden)
-            total.rows(0, self._loss_bytes * vocab / 2, kernels=3)
+            total.rows(0, self._loss_bytes * vocab, kernels=6)
             total.product(hidden, vocab)
             total.hidden_stream(6 * hidden, numbers)
         elif kind is Kind.I:
-            total.hidden_stream(2 * hidden, numbers)
+            total.stream(6 * hidden, kernels=3)
+            total.hidden_stream(5 * hidden, numbers)
             total.hidden_rows(5 * hidden / parts)
         else:
-            total.rows(0, self._loss_bytes * vocab / 2, kernels=3)
+            total.stream(2 * hidden)
             total.gradient_product(vocab, hidden)
+            total.stream(hidden, 2 * hidden * (wide + self._gradient_bytes), kernels=2)
 
     @property
     def _loss_bytes(self) -> int:
