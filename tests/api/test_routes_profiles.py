@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from penstock.api.auth.identity import Role
 from penstock.api.service import Service
 from penstock.core.fitness import OLDEST_SECONDS
+from penstock.core.model import UnitKind
 from penstock.core.profile import LinkRecord, MemoryRecord, Profile, TransientRecord
 from penstock.core.schedule import Kind
 from tests.support.planning import profile_for
@@ -81,11 +82,33 @@ def test_links_are_matrices_by_sender_and_receiver(service: Service, client: Tes
 
 def test_memory_of_passes_is_told(service: Service, client: TestClient) -> None:
     unit = profile_for(SPEC).units[0].unit
-    taken = TransientRecord(unit=unit, kind=Kind.F, batch=1, length=16, prefix=0, num_bytes=77)
+    taken = TransientRecord(unit=unit, kind=Kind.F, batch=1, length=16, prefix=0, num_bytes=77, tp=2, head_parts=3)
     measured = profile_for(SPEC, memory=MemoryRecord(constant_bytes=5, transients=(taken,)))
     keep_profile(service, measured)
     found = client.get(f"/v1/profiles/{measured.digest}").json()["memory"]
     assert found["constantBytes"] == 5
     assert found["transients"] == [
-        {"unit": unit.value, "kind": "F", "batch": 1, "length": 16, "prefix": 0, "numBytes": 77}
+        {
+            "unit": unit.value,
+            "kind": "F",
+            "batch": 1,
+            "length": 16,
+            "prefix": 0,
+            "numBytes": 77,
+            "tp": 2,
+            "headParts": 3,
+        }
+    ]
+
+
+def test_layers_say_of_which_division_they_are(service: Service, client: TestClient) -> None:
+    plain = profile_for(SPEC)
+    divided = [
+        dataclasses.replace(record, tp=2, head_parts=3 if record.unit is UnitKind.HEAD else 1) for record in plain.units
+    ]
+    measured = dataclasses.replace(plain, units=(*plain.units, *divided))
+    keep_profile(service, measured)
+    layers = client.get(f"/v1/profiles/{measured.digest}").json()["layers"]
+    assert [(layer["unit"], layer["tp"], layer["headParts"]) for layer in layers] == [
+        (record.unit.value, record.tp, record.head_parts) for record in measured.units
     ]

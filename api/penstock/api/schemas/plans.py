@@ -117,6 +117,7 @@ class LayerView(Wire):
     samples: int
     held_out: bool = Field(description="Whether it tests the fit and takes no part in it.")
     tp: int = Field(description="Shards of the unit, of which this is one's pass.")
+    head_parts: int = Field(description="Units that the head is divided into, of which this is one's pass; else 1.")
 
 
 Matrix = list[list[float | None]]
@@ -139,6 +140,8 @@ class TransientView(Wire):
     length: int
     prefix: int
     num_bytes: int
+    tp: int = Field(description="Shards of the unit, of which these are one's bytes.")
+    head_parts: int = Field(description="Units that the head is divided into, of which these are one's bytes; else 1.")
 
 
 class MemoryView(Wire):
