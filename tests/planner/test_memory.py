@@ -120,6 +120,33 @@ def test_what_megatron_keeps_goes_with_the_operations_that_make_it(tp: int) -> N
     assert spared == 5 * length**2 * model.heads // tp + attended + lse
 
 
+def remade_bytes(layers: int, *, on_demand: bool) -> tuple[int, int]:
+    """What stays from F to backward in a stage of so many layers that make everything again, and what comes back."""
+    model = ModelSpec(family=Family.GPT2, layers=layers, hidden=256, heads=8, vocab=128, positions=256)
+    stages = ((0, 1), (1, model.num_units - 1), (model.num_units - 1, model.num_units))
+    memory = StageMemory(
+        model=model,
+        precision=Precision.BF16,
+        stages=stages,
+        batch=2,
+        software=SoftwareSpec(attention=AttentionKernel.UNFUSED, dropout=True, recomputes_on_demand=on_demand),
+        sequence_length=256,
+        recompute=tuple(full_remakes(model, stage) for stage in stages),
+    )
+    kept, again = (memory.together_bytes(tuple(slots), [256]) for slots in (REMADE_SLOTS, REMADE_SLOTS.values()))
+    return int(kept[1, 0]), int(again[1, 0])
+
+
+@pytest.mark.parametrize("layers", [2, 3, 7])
+def test_on_demand_one_layer_comes_back_at_a_time(layers: int) -> None:
+    """The output of a stage's last layer lies elsewhere, so a layer is what two have more than one."""
+    layer = remade_bytes(2, on_demand=False)[1] - remade_bytes(1, on_demand=False)[1]
+    assert remade_bytes(1, on_demand=True) == remade_bytes(1, on_demand=False)
+    assert remade_bytes(layers, on_demand=True)[1] == layer
+    assert remade_bytes(layers, on_demand=True)[0] == remade_bytes(layers, on_demand=False)[0]
+    assert remade_bytes(layers, on_demand=False)[1] > (layers - 1) * layer
+
+
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_tensor_parallelism_divides_what_it_splits(model: ModelSpec, tp: int) -> None:

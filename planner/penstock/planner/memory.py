@@ -5,7 +5,9 @@ figure of a plan is its Program's arena; these are what the search goes by befor
 
 A described software stack may keep more than penstock's own trainer: one byte per element of each dropout mask, and
 with unfused attention the softmax, its mask and what the mask leaves of it, (2 + 1 + 2) bytes per score in bf16
-(Korthikanti et al., arXiv 2205.05198, section 4.1: 5 a s^2 b of a layer's s b h (34 + 5 a s / h)).
+(Korthikanti et al., arXiv 2205.05198, section 4.1: 5 a s^2 b of a layer's s b h (34 + 5 a s / h)). One that recomputes
+on demand, layer by layer inside of its backward, holds what one layer makes again at a time; penstock's R makes all of
+a stage's before its backward.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ class StageMemory:
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
         if slot in REMADE_SLOTS.values():
-            return self._remade_bytes(slot, tokens)
+            return self._remade_bytes(slot, tokens, of_one_layer=self.software.recomputes_on_demand)
         one = self._one
         sizes = _unit_table(one, slot, tuple(tokens))
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
@@ -154,12 +156,15 @@ class StageMemory:
     def _one(self) -> _UnitMemory:
         return _UnitMemory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
 
-    def _remade_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
-        """[stages, len(tokens)]: bytes of ``ra`` or ``rl``, which ``a`` or ``l`` has less of."""
+    def _remade_bytes(self, slot: SlotKind, tokens: Sequence[int], *, of_one_layer: bool = False) -> Integers:
+        """[stages, len(tokens)]: bytes of ``ra`` or ``rl``, which ``a`` or ``l`` has less of; of all units, or of the
+        largest of each kind.
+        """
         table = np.zeros((len(self.stages), len(tokens)), dtype=np.int64)
         for number, remakes in enumerate(self.recompute):
             if remakes:
-                table[number] = _stage_remade_bytes(self._one, slot, tuple(tokens), self.stages[number], remakes)
+                stage = self.stages[number]
+                table[number] = _stage_remade_bytes(self._one, slot, tuple(tokens), stage, remakes, of_one_layer)
         return table
 
     def _border_bytes(self, one: _UnitMemory, slot: SlotKind, tokens: Sequence[int], hidden: Integers) -> Integers:
@@ -301,9 +306,16 @@ def _shared_by_parts(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) 
 
 @functools.lru_cache(maxsize=65_536)
 def _stage_remade_bytes(
-    one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...], stage: tuple[int, int], remakes: Remakes
+    one: _UnitMemory,
+    slot: SlotKind,
+    tokens: tuple[int, ...],
+    stage: tuple[int, int],
+    remakes: Remakes,
+    of_one_layer: bool,
 ) -> Integers:
-    """[tokens]: bytes of ``ra`` or ``rl`` of a stage of units [first, stop). Units that are alike are counted once."""
+    """[tokens]: bytes of ``ra`` or ``rl`` of a stage of units [first, stop), or of the largest of each kind of them.
+    Units that are alike are counted once.
+    """
     first, stop = stage
     head = one.model.first_head_unit
     counts: Counter[tuple[Unit, Operations, frozenset[str]]] = Counter()
@@ -312,10 +324,12 @@ def _stage_remade_bytes(
             alike = unit if unit.kind is UnitKind.HEAD else Unit(index=0, kind=unit.kind)
             shared = SHARED_BY_PARTS if unit.part and unit.index > first else frozenset()
             counts[alike, operations, frozenset({"y"}) if unit.index == stop - 1 and stop <= head else shared] += 1
-    table = np.zeros(len(tokens), dtype=np.int64)
+    of_kinds = np.zeros((len(UNIT_KINDS), len(tokens)), dtype=np.int64)
     for (unit, operations, elsewhere), count in counts.items():
-        sizes = [one.remade_bytes(unit, slot, length, operations, elsewhere) for length in tokens]
-        table += count * np.array(sizes, dtype=np.int64)
+        sizes = np.array([one.remade_bytes(unit, slot, length, operations, elsewhere) for length in tokens])
+        of_kind = of_kinds[UNIT_KINDS.index(unit.kind)]
+        of_kind[:] = np.maximum(of_kind, sizes) if of_one_layer else of_kind + count * sizes
+    table: Integers = of_kinds.sum(axis=0)
     table.setflags(write=False)
     return table
 
