@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from penstock.core.errors import UserError
 from penstock.core.invariants import prove
 from penstock.core.job import ParallelismSpec
 from penstock.core.layout import Operation
+from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.remaking import Recompute, full_remakes, uniform_remakes
 from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec, flatten
@@ -276,6 +278,42 @@ def test_a_list_of_units_that_a_stage_has_not_is_refused() -> None:
     asked = problem(described, model=dataclasses.replace(TINY_LLAMA, layers=2), ranks=2, global_batch=4)
     with pytest.raises(UserError, match=r"parallelism.recompute\[1\]\[0\].count: 2 mlp units of a stage that has 1"):
         decide(dataclasses.replace(asked, pinned=pins), QUICK)
+
+
+@pytest.mark.parametrize("stages", [(6.0, 2.0, 2.0, 2.0), (5.0, 3.0, 2.0, 2.0)])
+@pytest.mark.parametrize("share", [0.7, 0.85, 0.95])
+def test_pinned_stages_of_unequal_length_recompute_what_does_not_fit(stages: tuple[float, ...], share: float) -> None:
+    """Where ranks with equal shares of the layers would have room; as fast as with any pin that fits."""
+
+    def planned(limit: int, **pinned: Any) -> Plan:
+        asked = problem(
+            cluster(num_nodes=4),
+            ranks=4,
+            model=ModelSpec(family=Family.LLAMA, layers=12, hidden=256, heads=4, vocab=64),
+            sequence_length=512,
+            global_batch=8,
+            dp=1,
+            tp=1,
+            pp=4,
+            micro_batch=1,
+            slices=1,
+            schedule="1f1b",
+            stages=stages,
+            **pinned,
+        )
+        return decide(dataclasses.replace(asked, memory_limit_bytes=limit), QUICK).plan
+
+    roomy = planned(2**40, recompute=Recompute.NONE).prediction
+    assert roomy is not None
+    limit = int(share * max(roomy.peak_bytes))
+    free = planned(limit).prediction
+    assert free is not None
+    assert max(free.peak_bytes) <= limit
+    for pin in Recompute:
+        with contextlib.suppress(UserError):
+            pinned = planned(limit, recompute=pin).prediction
+            assert pinned is not None
+            assert free.step_seconds <= pinned.step_seconds
 
 
 @pytest.mark.parametrize(("written", "pin"), [(True, Recompute.FULL), (False, Recompute.NONE), (None, None)])

@@ -143,6 +143,12 @@ def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
     return np.minimum(held, mesh.num_by_work)
 
 
+def _most_units(problem: Problem, mesh: Mesh, num_units: Floats) -> Floats:
+    """[slicings]: units of the rank with most, as if its stages were the longest of those that are pinned."""
+    pinned = problem.pinned.stages or ()
+    return np.maximum(num_units, 2.0 * max(pinned, default=0.0) * len(pinned)) / mesh.pp
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OutlineMemory:
     """Bytes of the ranks of a mesh that share layers evenly, [ranks, slicings] unless said otherwise.
@@ -184,7 +190,7 @@ class OutlineMemory:
         if parts > 1:
             num_units += parts * (of_head / per_unit).min(axis=0)
         given_up, half = np.zeros(shape), problem.memory_limit_bytes / 2
-        if may_recompute(problem) and (always + num_units / mesh.pp * per_unit > half).any():
+        if may_recompute(problem) and (always + _most_units(problem, mesh, num_units) * per_unit > half).any():
             given_up = regained * work.given_up_bytes() / len(inner)
         return cls(always=always, per_unit=per_unit, given_up=given_up, num_units=num_units)
 
@@ -210,7 +216,8 @@ class OutlineMemory:
         shares = np.clip((held - limit) / np.maximum(share * self.given_up, 1), 0, 1)
         again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
         least = self._dealt(self.per_unit - self.given_up)
-        is_wanted = np.any(held > NEARLY_FULL * limit, axis=0)
+        most = always + _most_units(problem, mesh, self.num_units) * per_unit
+        is_wanted = np.any(most > NEARLY_FULL * limit, axis=0)
         return [
             Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
             for again_ns, num_bytes, wanted in zip(again.tolist(), least.tolist(), is_wanted.tolist(), strict=True)
