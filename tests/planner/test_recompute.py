@@ -195,6 +195,22 @@ def test_no_other_stages_and_policies_are_faster(cut: Cut) -> None:
         assert slowest(cut, bounds) <= LYNX_OPT * min(of_bounds)
 
 
+@settings(max_examples=150)
+@given(cuts())
+def test_what_stages_take_lies_between_what_is_known_without_a_search(cut: Cut) -> None:
+    """Parts of units take no longer, and greedy choices at least as long; all are infinite for the same stages, but for
+    roundings of what is needed.
+    """
+    num_places = len(cut.unit_ns) - len(cut.in_flight) + 1
+    for stage in range(len(cut.in_flight)):
+        for first, stop in itertools.combinations_with_replacement(range(num_places if stage else 1), 2):
+            units = stage + first, stage + 1 + stop
+            least, greedy = (float(table[first, stop]) for table in cut.tables_of(stage))
+            assert least <= cut.stage_ns(stage, *units) * (1 + 1e-9)
+            assert cut.stage_ns(stage, *units) <= greedy
+            assert (cut.stage_ns(stage, *units) == math.inf) == (greedy == math.inf)
+
+
 def test_the_example_of_the_theory() -> None:
     """Two ranks, ten units, room for 60 bytes: four and six units."""
     saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)

@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
+from penstock.core.remaking import remade_of
 from penstock.core.schedule import Kind
+from penstock.core.scratch import scratch_bytes
+from penstock.core.sharding import Sharding
 from penstock.planner.cost import CostModel
 from penstock.planner.fit import measured_cost
+from penstock.planner.remake import remake_until_ns
 from penstock.planner.stagecost import (
     PASSES,
     UNIT_KINDS,
     Stages,
     UnitTable,
+    first_like,
     pass_seconds,
     prefixes,
     stage_costs,
@@ -26,6 +32,7 @@ from penstock.planner.stagecost import (
 )
 from penstock.planner.work import Work
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured, problem, profile
+from tests.support.remaking import random_remakes
 
 MODELS = st.sampled_from([TINY_LLAMA, TINY_GPT2])
 SLICES = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(tuple)
@@ -42,6 +49,7 @@ def contended() -> CostModel:
     return measured_cost(profile(units))
 
 
+COST = problem().cost_of(1)
 COSTS = st.sampled_from([contended(), problem().cost_of(1), problem().cost_of(2)])
 
 
@@ -96,3 +104,20 @@ def test_a_slice_costs_its_three_passes(
     for counts, row in zip(unit_counts(model, stages), expected.tolist(), strict=True):
         seconds = pass_seconds(cost, batch, slices, prefixes(slices))
         assert stage_slice_ns(cost, counts, seconds).tolist() == pytest.approx(row, rel=1e-5, abs=6)
+
+
+@given(st.sampled_from([TINY_LLAMA, TINY_GPT2, TINY_LLAMA.divided(3)]), st.integers(0, 2**32), st.data())
+def test_stages_like_others_are_what_these_are(model: ModelSpec, seed: int, data: st.DataObject) -> None:
+    """They begin with the first units of their kinds, and make as much again in as much time and memory."""
+    for stage in data.draw(partitions(model)):
+        like = first_like(model, stage)
+        kinds, kinds_of_like = ([unit.kind for unit in model.units[slice(*each)]] for each in (stage, like))
+        assert kinds == kinds_of_like
+        assert like[0] <= min(stage[0], 2) or stage[1] > model.first_head_unit
+        (remakes,) = random_remakes(model, (stage,), seed)
+        remade = remade_of(model, stage, remakes)
+        assert remade_of(model, like, remakes) == remade
+        times = [remake_until_ns(COST, model, each, (7, 5), 2, remade).tolist() for each in (stage, like)]
+        assert times[0] == times[1]
+        bytes_of = [scratch_bytes(model, Precision.BF16, *each, 2, 7, Sharding(2), remade) for each in (stage, like)]
+        assert bytes_of[0] == bytes_of[1]

@@ -40,7 +40,7 @@ from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.remaking import Remakes, remade_of
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
-from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
+from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, first_like, unit_counts
 from penstock.planner.work import MOST_BYTES
 
 
@@ -55,7 +55,7 @@ def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
     return precision.accumulate_bytes if gradient_type is GradientType.FP32 else precision.compute_bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StageMemory:
     """Bytes of stages on one shard, for micro-batches of ``batch`` sequences of ``sequence_length`` tokens, as the
     ``software`` stack holds them.
@@ -85,14 +85,14 @@ class StageMemory:
             elements = elements - np.array(has_embedding) * (self._part_counts @ np.array(rows)) * self.model.hidden
         return elements
 
-    @property
+    @functools.cached_property
     def _body_counts(self) -> Integers:
         """[stages, unit kinds]: how many units of each kind a stage has, of all but the head."""
         counts = unit_counts(self.model, self.stages).copy()
         counts[:, UNIT_KINDS.index(UnitKind.HEAD)] = 0
         return counts
 
-    @property
+    @functools.cached_property
     def _part_counts(self) -> Integers:
         """[stages, parts of the head]: 1 where a stage has the part; a whole head is the only one."""
         first, stop = np.array(self.stages).T[:, :, None] - self.model.first_head_unit
@@ -152,9 +152,9 @@ class StageMemory:
         table = table - np.outer(more_parts, _shared_by_parts(one, slot, tuple(tokens)))
         return table - self._remade_bytes(REMADE_SLOTS[slot], tokens) if slot in REMADE_SLOTS else table
 
-    @property
+    @functools.cached_property
     def _one(self) -> _UnitMemory:
-        return _UnitMemory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
+        return _unit_memory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
 
     def _remade_bytes(self, slot: SlotKind, tokens: Sequence[int], *, of_one_layer: bool = False) -> Integers:
         """[stages, len(tokens)]: bytes of ``ra`` or ``rl``, which ``a`` or ``l`` has less of; of all units, or of the
@@ -163,7 +163,7 @@ class StageMemory:
         table = np.zeros((len(self.stages), len(tokens)), dtype=np.int64)
         for number, remakes in enumerate(self.recompute):
             if remakes:
-                stage = self.stages[number]
+                stage = first_like(self.model, self.stages[number])
                 table[number] = _stage_remade_bytes(self._one, slot, tuple(tokens), stage, remakes, of_one_layer)
         return table
 
@@ -216,9 +216,9 @@ def _summed_parameters(model: ModelSpec, sharding: Sharding) -> Integers:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _UnitMemory:
-    """What `StageMemory` counts, of one unit."""
+    """What `StageMemory` counts, of one unit. Tables are kept by it, so it is compared by its identity."""
 
     model: ModelSpec
     precision: Precision
@@ -277,6 +277,19 @@ class _UnitMemory:
         return kept * self.batch * self.sharding.heads(self.model) * tokens * self.sequence_length
 
 
+@functools.lru_cache(maxsize=4_096)
+def _unit_memory(
+    model: ModelSpec,
+    precision: Precision,
+    batch: int,
+    sharding: Sharding,
+    software: SoftwareSpec,
+    sequence_length: int,
+) -> _UnitMemory:
+    """Always the same object, as long as it is kept."""
+    return _UnitMemory(model, precision, batch, sharding, software, sequence_length)
+
+
 @functools.lru_cache(maxsize=2_048)
 def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
     """[unit kinds, tokens]; asked for again and again with the slices of a few slicings."""
@@ -326,12 +339,27 @@ def _stage_remade_bytes(
             counts[alike, operations, frozenset({"y"}) if unit.index == stop - 1 and stop <= head else shared] += 1
     of_kinds = np.zeros((len(UNIT_KINDS), len(tokens)), dtype=np.int64)
     for (unit, operations, elsewhere), count in counts.items():
-        sizes = np.array([one.remade_bytes(unit, slot, length, operations, elsewhere) for length in tokens])
+        sizes = _unit_remade_bytes(one, slot, tokens, unit, operations, elsewhere)
         of_kind = of_kinds[UNIT_KINDS.index(unit.kind)]
         of_kind[:] = np.maximum(of_kind, sizes) if of_one_layer else of_kind + count * sizes
     table: Integers = of_kinds.sum(axis=0)
     table.setflags(write=False)
     return table
+
+
+@functools.lru_cache(maxsize=8_192)
+def _unit_remade_bytes(
+    one: _UnitMemory,
+    slot: SlotKind,
+    tokens: tuple[int, ...],
+    unit: Unit,
+    operations: Operations,
+    elsewhere: frozenset[str],
+) -> Integers:
+    """[tokens]: the same of one unit."""
+    distinct, places = np.unique(tokens, return_inverse=True)
+    sizes = [one.remade_bytes(unit, slot, length, operations, elsewhere) for length in distinct.tolist()]
+    return np.array(sizes, dtype=np.int64)[places]
 
 
 @functools.lru_cache(maxsize=2_048)

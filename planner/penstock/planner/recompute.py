@@ -70,6 +70,9 @@ ROUNDING = 1e-9
 SHORTER = 3
 """So many ends of the stages in front are followed at once."""
 
+MOST_NEEDED = 2.0**62
+"""Bytes: more are never there to be given up."""
+
 TINY = 1e-9
 """Bytes that are regained of one that is given up, where none are."""
 
@@ -195,7 +198,8 @@ def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[
             if is_better:
                 branch([*chosen, count], left, spent)
 
-    branch([], needed_bytes, 0)
+    if TOLERATED * bound_ns(0, needed_bytes) < least_ns:
+        branch([], needed_bytes, 0)
     return best
 
 
@@ -212,6 +216,31 @@ def _greedy(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[in
         chosen[place] -= spared
         missing += spared * savings[place].num_bytes
     return chosen
+
+
+def _least_ns(savings: Savings, counts: Mapping[UnitKind, Integers], needed_bytes: Floats) -> Floats:
+    """At least what it takes to give up so many bytes, elementwise, as if parts of units could."""
+    missing, total = needed_bytes, np.zeros(needed_bytes.shape)
+    for saving in savings:
+        number = np.minimum(counts[saving.unit], np.maximum(missing, 0) / saving.num_bytes)
+        total = total + number * saving.duration_ns
+        missing = missing - number * saving.num_bytes
+    return np.where(missing > ROUNDING * needed_bytes, np.inf, total)
+
+
+def _greedy_ns(savings: Savings, counts: Mapping[UnitKind, Integers], needed_bytes: Floats) -> Floats:
+    """What `_greedy` chooses takes, elementwise; infinite where there is not enough."""
+    missing = np.ceil(np.minimum(needed_bytes, MOST_NEEDED)).astype(np.int64)
+    chosen = []
+    for saving in savings:
+        chosen.append(np.clip(-(-missing // saving.num_bytes), 0, counts[saving.unit]))
+        missing = missing - chosen[-1] * saving.num_bytes
+    is_short, total = missing > 0, np.zeros(missing.shape)
+    for place in sorted(range(len(savings)), key=lambda place: savings[place].duration_ns, reverse=True):
+        spared = np.minimum(chosen[place], np.maximum(-missing, 0) // savings[place].num_bytes)
+        missing += spared * savings[place].num_bytes
+        total += (chosen[place] - spared) * savings[place].duration_ns
+    return np.where(is_short, np.inf, total)
 
 
 def _total_ns(savings: Savings, chosen: Sequence[int]) -> int:
@@ -272,18 +301,34 @@ class Cut:
         """How many units of each kind are among [first, stop), elementwise."""
         return {kind: running[stop] - running[first] for kind, running in self._running[3].items()}
 
-    def least_ns(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
-        """At least the time of the stage with what it makes again, elementwise, as if parts of units could; infinite
-        where it has no room for its units.
+    def tables_of(self, stage: int) -> tuple[Floats, Floats]:
+        """[first, stop]: at least the time of the stage with what it makes again, as if parts of units could; and what
+        it takes where that is chosen greedily. Infinite where it has no room for its units.
+
+        Place x of ``first`` is unit stage + x, place y of ``stop`` is unit stage + 1 + y: all stages have units.
         """
-        running_ns = self._running[0]
-        total = (running_ns[stop] - running_ns[first]).astype(np.float64)
-        missing, counts = self.needed_bytes(stage, first, stop), self.counts(first, stop)
-        for saving in self.savings:
-            number = np.minimum(counts[saving.unit], np.maximum(missing, 0) / saving.num_bytes)
-            total = total + number * saving.duration_ns
-            missing = missing - number * saving.num_bytes
-        return np.where(missing > ROUNDING * self.needed_bytes(stage, first, stop), np.inf, total)
+        if stage not in self._known_tables:
+            num_places = len(self.unit_ns) - len(self.in_flight) + 1
+            firsts = stage + np.arange(num_places if stage else 1)[:, None]
+            stops = stage + 1 + np.arange(num_places)
+            needed, counts = self.needed_bytes(stage, firsts, stops), self.counts(firsts, stops)
+            own_ns = np.where(firsts < stops, (self._running[0][stops] - self._running[0][firsts]), np.inf)
+            if needed.any():
+                again = _least_ns(self.savings, counts, needed), _greedy_ns(self.savings, counts, needed)
+                self._known_tables[stage] = own_ns + again[0], own_ns + again[1]
+            else:
+                self._known_tables[stage] = own_ns, own_ns
+        return self._known_tables[stage]
+
+    @functools.cached_property
+    def _known_tables(self) -> dict[int, tuple[Floats, Floats]]:
+        return {}
+
+    def _takes_at_most(self, most_ns: int, stage: int, first: int, stop: int) -> bool:
+        """Whether the stage with what it makes again takes no longer. Most of them tell it without a search."""
+        at = first - stage, stop - stage - 1
+        least, greedy = self.tables_of(stage)
+        return bool(least[at] <= most_ns and (greedy[at] <= most_ns or self.stage_ns(stage, first, stop) <= most_ns))
 
     def stage_ns(self, stage: int, first: int, stop: int) -> float:
         """The time of the stage with what it makes again; infinite where it has no room for its units."""
@@ -338,9 +383,9 @@ class Cut:
         for stage in reversed(range(len(self.in_flight))):
             longer: dict[int, tuple[int, ...]] = {}
             for stop, bounds in reached.items():
-                firsts = np.arange(stage, stop) if stage else np.arange(min(stop, 1))
-                possible = firsts[self.least_ns(stage, firsts, np.full(len(firsts), stop)) <= most_ns].tolist()
-                fits = (first for first in possible if self.stage_ns(stage, first, stop) <= most_ns)
+                possible = np.flatnonzero(self.tables_of(stage)[0][:, stop - stage - 1] <= most_ns)
+                firsts = (stage + place for place in possible.tolist())
+                fits = (first for first in firsts if self._takes_at_most(most_ns, stage, first, stop))
                 for first in itertools.islice(fits, SHORTER):
                     longer.setdefault(first, (first, *bounds))
             reached = dict(sorted(longer.items())[:SHORTER])

@@ -62,6 +62,13 @@ def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
     return counts
 
 
+def first_like(model: ModelSpec, stage: tuple[int, int]) -> tuple[int, int]:
+    """The first stage with units of the same kinds, if it has layers alone: what is known of one is known of all."""
+    first, stop = stage
+    before = (first - 1) // 2 * 2 if first and stop <= model.first_head_unit else 0
+    return first - before, stop - before
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageCosts:
     """Nanoseconds [pass, stage, slice] of F, I and W, alone; and the factor (parts per million) by which

@@ -27,7 +27,7 @@ from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.simulate.memory import Shape
-from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, unit_counts
+from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, first_like, unit_counts
 from penstock.planner.work import Floats, head_rows, rows_of
 
 Flags = npt.NDArray[np.bool_]
@@ -140,16 +140,14 @@ def recomputation_ns(problem: Problem, candidate: Candidate) -> tuple[Integers, 
     shapes = [(candidate.slices, mesh.microbatch)]
     if mesh.remainder:
         shapes.append((candidate.remainder_slices, mesh.remainder))
-    return tuple(
-        np.concatenate(
-            [
-                remake_until_ns(cost, problem.model, stage, *shape, remade_of(problem.model, stage, remakes))
-                for shape in shapes
-            ],
-            axis=1,
-        )
-        for stage, remakes in zip(candidate.stages, candidate.recompute, strict=True)
-    )
+
+    @functools.cache
+    def until_ns(stage: tuple[int, int], remakes: Remakes) -> Integers:
+        remade = remade_of(problem.model, stage, remakes)
+        return np.concatenate([remake_until_ns(cost, problem.model, stage, *each, remade) for each in shapes], axis=1)
+
+    stages = [first_like(problem.model, stage) for stage in candidate.stages]
+    return tuple(until_ns(*each) for each in zip(stages, candidate.recompute, strict=True))
 
 
 def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:
@@ -397,6 +395,7 @@ def _scratch_table(problem: Problem, candidate: Candidate) -> Integers:
     table = np.zeros(len(candidate.stages), dtype=np.int64)
     for number, (stage, remakes) in enumerate(zip(candidate.stages, candidate.recompute, strict=True)):
         if remakes:
+            stage = first_like(model, stage)
             remade = remade_of(model, stage, remakes)
             table[number] = max(
                 _scratch_bytes(model, problem.precision, stage, *shape, sharding, remade) for shape in shapes
