@@ -351,3 +351,24 @@ def test_recomputations_of_a_schedule_of_which_nothing_is_said_are_older() -> No
     assert not named.lacks_recompute
     assert named.recompute_pin is None
     assert not plan.lacks_recompute
+
+
+# The optimizer's state over replicas
+
+
+def test_replicas_may_divide_the_state_of_the_optimizer() -> None:
+    plan = small_plan(dp=2, zero=1)
+    assert plan.to_manifest()["zero"] == 1
+    assert Plan.from_manifest(plan.to_manifest()) == plan
+    assert [pin for pin in (None, 0, 1) if plan.obeys_zero(pin)] == [None, 1]
+    assert "zero" not in small_plan(dp=2).to_manifest()
+
+
+def test_one_replica_divides_nothing() -> None:
+    assert all(small_plan().obeys_zero(pin) for pin in (None, 0, 1))
+    with pytest.raises(UserError, match="between replicas, of which there is one") as error:
+        small_plan(zero=1)
+    assert error.value.where == "zero"
+    with pytest.raises(UserError, match="2 is not") as error:
+        small_plan(dp=2, zero=2)
+    assert error.value.where == "zero"

@@ -97,6 +97,7 @@ BY_FIELD: dict[type, dict[str, Values]] = {
     },
     DataSpec: {"sequence_length": st.integers(1, 64)},
     ParallelismSpec: {
+        "zero": st.sampled_from([None, 0, 1]),
         "slices": st.none() | st.integers(1, 64) | st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple),
         "stages": st.none() | st.lists(HALVES, min_size=1, max_size=4).map(tuple),
         "recompute": st.none() | st.sampled_from(Recompute),

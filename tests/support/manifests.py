@@ -50,8 +50,8 @@ spec:
              epsilon: 1e-9, weightDecay: 0}, schedule: wsd, warmupSteps: 5, minLearningRate: 0, decayShare: 1,
              clip: 2, precision: bf16, seed: -3, validateEvery: 20}
   resources: {device: cuda, ranks: 4, minRanks: 2, memoryPerRank: 8Gi, threadsPerRank: 3}
-  parallelism: {dp: 2, tp: 1, pp: 2, headParts: 1, microBatch: 2, slices: [512, 512], schedule: zb, stages: [4.5, 3.5],
-                recompute: false}
+  parallelism: {dp: 2, tp: 1, pp: 2, headParts: 1, zero: 1, microBatch: 2, slices: [512, 512], schedule: zb,
+                stages: [4.5, 3.5], recompute: false}
   objective: cost
   pricePerDeviceHour: 2.5
   checkpoint: {everySteps: 20, keep: 3, resumeFrom: "out://7b0c/1/40"}

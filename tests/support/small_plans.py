@@ -45,6 +45,7 @@ def small_plan(
     remainder: int = 0,
     remainder_slices: tuple[int, ...] = (),
     head_parts: int = 1,
+    zero: int = 0,
 ) -> Plan:
     """A plan with stages of nearly equal numbers of units, as many as the schedule has unless told otherwise."""
     model = small_model(family, layers=layers)
@@ -60,6 +61,7 @@ def small_plan(
         slices=slices,
         stages=even_stages(model.divided(head_parts).num_units, num_stages or pp * per_rank),
         head_parts=head_parts,
+        zero=zero,
         schedule=recipe,
         remainder=remainder,
         remainder_slices=remainder_slices,

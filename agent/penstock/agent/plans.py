@@ -40,6 +40,7 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
         and peak <= resources.memory_per_rank
         and all(wanted in (None, found) for wanted, found in degrees)
         and is_divided_alike
+        and plan.obeys_zero(pinned.zero)
         and _obeys_slices(plan, pinned.slices)
         and _obeys_schedule(plan, pinned.schedule)
         and pinned.stages in (None, plan.blocks)

@@ -171,7 +171,8 @@ class ParallelismSpec(Manifest):
     stages can share: 1 leaves the head whole. ``slices`` is a number of slices or their lengths; ``stages`` lists
     blocks per stage, halves allowed (a half is an attention or an MLP); ``schedule`` names a generator or a CSV file of
     actions; ``recompute`` says what stages make again before their backward (`penstock.core.remaking`): all alike by a
-    name, or each by a list of its own.
+    name, or each by a list of its own. ``zero: 1`` divides the optimizer's state between the replicas, if there are
+    several.
     """
 
     dp: int | None = None
@@ -179,6 +180,7 @@ class ParallelismSpec(Manifest):
     sequence_parallel: bool | None = None
     pp: int | None = None
     head_parts: int | None = None
+    zero: int | None = None
     micro_batch: int | None = None
     slices: int | tuple[int, ...] | None = None
     schedule: str | ScheduleSpec | None = None

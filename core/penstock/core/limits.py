@@ -33,6 +33,8 @@ MOST_LINKS = 100_000
 MOST_COSTS = 10_000
 MOST_SLICES = 65_536
 MOST_STAGES = 1024
+MOST_ZERO = 1
+"""Of the stages of ZeRO, those there are: 0 is none, 1 divides the state of the optimizer."""
 MOST_OPERATIONS = 8
 MOST_REMAKES = 2 * 2**MOST_OPERATIONS
 """Of a stage: each set of operations of both kinds of unit of a layer, once."""
@@ -144,6 +146,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     },
     "ParallelismSpec": {
         **dict.fromkeys(("dp", "tp", "pp", "headParts"), _count(MOST_RANKS)),
+        "zero": _up_to(MOST_ZERO),
         "microBatch": _count(MOST_BATCH),
         "slices": {**_count(MOST_SLICES), "minItems": 1, "maxItems": MOST_SLICES, "items": _count(MOST_WIDTH)},
         "recompute": _list(2 * MOST_LAYERS + 2, items=_list(MOST_REMAKES)),
@@ -248,6 +251,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "LinkOverride": dict.fromkeys(("source", "target"), _up_to(MOST_NODES - 1)),
     "Plan": {
         **dict.fromkeys(("dp", "tp", "pp", "headParts"), _count(MOST_RANKS)),
+        "zero": _up_to(MOST_ZERO),
         **dict.fromkeys(("microbatch", "numMicrobatches", "receiveAhead"), _count(MOST_BATCH)),
         "slices": _list(MOST_SLICES, minItems=1, items=_count(MOST_WIDTH)),
         "remainder": _up_to(MOST_BATCH),

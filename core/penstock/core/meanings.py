@@ -108,6 +108,10 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "headParts": (
             "parts of the vocabulary that are units of their own, for several stages to share the head; 1: whole"
         ),
+        "zero": (
+            "`1`: replicas divide the optimizer's state between them (ZeRO-1), `0`: each has all of it; left out, the "
+            "planner chooses"
+        ),
         "microBatch": "sequences in one micro-batch; the last one of a step has what is left",
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
         "schedule": "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",

@@ -121,6 +121,8 @@ class Plan(Manifest):
     ``recompute`` says of every stage what its units make again before their backward (`penstock.core.remaking`); none
     where all stages keep everything.
     ``head_parts`` units share the head's vocabulary, the last of ``model.units`` (`penstock.core.model.DividedModel`).
+    With ``zero`` 1 the replicas divide the optimizer's state between them (ZeRO-1, `penstock.core.replicas`); with one
+    replica it is 0.
     Each pipeline rank's units are shared by ``tp`` shards, hidden states by tokens with ``sequence_parallel``
     (`penstock.core.sharding`).
     ``placement`` maps pipeline ranks (dp-major: replica * pp + stage's rank) to the number of their first device; their
@@ -144,6 +146,7 @@ class Plan(Manifest):
     remainder: int = 0
     remainder_slices: tuple[int, ...] = ()
     head_parts: int = 1
+    zero: int = 0
     recompute: tuple[Remakes, ...] = ()
     program_digest: str = ""
     profile_digest: str = ""
@@ -155,9 +158,22 @@ class Plan(Manifest):
         require_limits(self)
         object.__setattr__(self, "model", self.model.divided(self.head_parts))
         self._check_stages()
+        self._check_zero()
         self._check_placement()
         self._check_remainder()
         self._check_recompute()
+
+    def _check_zero(self) -> None:
+        if self.zero and self.dp == 1:
+            raise UserError(
+                what=f"{self.zero} divides the optimizer's state between replicas, of which there is one",
+                where="zero",
+                remedy="write 0, or leave it out",
+            )
+
+    def obeys_zero(self, pin: int | None) -> bool:
+        """Whether it divides the optimizer's state as the pin says; one replica has nothing to divide."""
+        return self.dp == 1 or pin in (None, self.zero)
 
     def _check_recompute(self) -> None:
         if self.recompute and len(self.recompute) != len(self.stages):
@@ -360,8 +376,8 @@ class Plan(Manifest):
 
         Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
         do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
-        for CUDA alone, which 0.1.0 cannot run, ``remainder``, ``head_parts`` and ``recompute`` where there are any,
-        which 0.1.0 refuses.
+        for CUDA alone, which 0.1.0 cannot run, ``remainder``, ``head_parts``, ``recompute`` and ``zero`` where
+        there are any, which 0.1.0 refuses.
         """
         alternatives = tuple(dataclasses.replace(each, speed=None) for each in self.alternatives)
         if self.prediction is None:

@@ -40,14 +40,16 @@ class Kind(enum.StrEnum):
     START_REDUCE = "START_REDUCE"
     WAIT_REDUCE = "WAIT_REDUCE"
     STEP = "STEP"
+    START_GATHER = "START_GATHER"
+    WAIT_GATHER = "WAIT_GATHER"
 
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 
 
 class Group(enum.StrEnum):
-    """The ranks that a reduction joins: replicas, tensor-parallel peers, the copies of a tied matrix, all ranks for the
-    norm.
+    """The ranks that a reduction or a gather joins: replicas, tensor-parallel peers, the copies of a tied matrix, all
+    ranks for the norm.
     """
 
     DP = "dp"

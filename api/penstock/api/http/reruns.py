@@ -58,6 +58,7 @@ def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
         sequence_parallel=None if plan.sequence_parallel else False,
         pp=plan.pp,
         head_parts=plan.head_parts,
+        zero=plan.zero,
         micro_batch=plan.microbatch,
         slices=plan.slices,
         schedule=_schedule(plan),

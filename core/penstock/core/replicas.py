@@ -1,0 +1,65 @@
+"""How replicas divide the optimizer's state of a stage between them (ZeRO-1, Rajbhandari et al., arXiv 1910.02054).
+
+Replica r of dp steps the range [r s, (r + 1) s) of the stage's flat parameters: it alone holds their moments and master
+weights, ends the reduction with the sum of their gradients, and sends the new weights to the others. All shards are
+equally large, as NCCL's collectives want them, and s is a multiple of `BLOCK`.
+
+Gradients are squared and summed in blocks of `BLOCK` elements, counted from the start of each tensor, so that the norm
+does not depend on how replicas divide them (`penstock.trainer.norm`). No block may lie in two shards, so a tensor that
+a bound of shards cuts begins at a multiple of `BLOCK`. At most dp - 1 tensors of a stage are cut, and each leaves a gap
+of less than `BLOCK` elements before it, which hold zeros.
+
+Example with blocks of 4: tensors of 3, 10 and 2 elements, and 2 replicas. Of 15 elements a shard has 8. The second
+tensor would begin at 3 and be cut at 8, which is in its second block. It begins at 4, and the stage ends at 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+BLOCK = 4096
+"""Elements: 16 KiB of fp32, small next to any message and large next to its overhead."""
+
+
+def largest_shard(num_elements: int, dp: int) -> int:
+    """No shard of a stage with so many elements has more, gaps included; all of them where there is one replica."""
+    return num_elements if dp == 1 else (-(-num_elements // (dp * BLOCK)) + 1) * BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLayout:
+    """Where the tensors of a stage begin in its flat buffers, of ``total`` elements, and the elements of a shard."""
+
+    offsets: tuple[int, ...]
+    shard_elements: int
+    total: int
+
+    def shard(self, replica: int) -> slice:
+        """The range of the flat buffers that a replica steps."""
+        return slice(replica * self.shard_elements, (replica + 1) * self.shard_elements)
+
+
+def replica_layout(sizes: Sequence[int], dp: int) -> ReplicaLayout:
+    """The layout of tensors with so many elements, in their order, for ``dp`` replicas; without gaps for one."""
+    if dp == 1:
+        offsets, stop = _packed(sizes, 0)
+        return ReplicaLayout(offsets, stop, stop)
+    least = -(-sum(sizes) // (dp * BLOCK)) * BLOCK
+    for shard_elements in count(max(least, BLOCK), BLOCK):
+        offsets, stop = _packed(sizes, shard_elements)
+        if stop <= dp * shard_elements:
+            return ReplicaLayout(offsets, shard_elements, dp * shard_elements)
+    raise AssertionError("the shards grow")
+
+
+def _packed(sizes: Sequence[int], bound: int) -> tuple[tuple[int, ...], int]:
+    """Where tensors begin and the last one ends, if those that a multiple of ``bound`` would cut begin a block."""
+    offsets, start = [], 0
+    for size in sizes:
+        if bound and start // bound != (start + size - 1) // bound:
+            start = -(-start // BLOCK) * BLOCK
+        offsets.append(start)
+        start += size
+    return tuple(offsets), start
