@@ -36,8 +36,8 @@ from penstock.core.serialization.files import write_json
 from penstock.core.units import MEBIBYTE, format_count
 from penstock.planner.decide import decide, realised
 from penstock.planner.evaluate import Simulated
+from penstock.planner.judge import Evaluation
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.search import Evaluation
 from penstock.trainer.comm import Mesh
 from penstock.trainer.prepare import prepare_data
 

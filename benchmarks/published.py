@@ -34,13 +34,14 @@ from penstock.core.remaking import Recompute
 from penstock.core.schedule import Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
+from penstock.planner.judge import Evaluation
 from penstock.planner.outlines import outlines
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.recompute import pinned_remakes
 from penstock.planner.schedules.registry import find
 from penstock.planner.schedules.seeds import depths, usual_depth
-from penstock.planner.search import Evaluation, with_h1
+from penstock.planner.search import with_h1
 from penstock.planner.stagecost import equal_slices
 from penstock.planner.work import Work
 

@@ -15,11 +15,11 @@ from penstock.planner import evaluate
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import MAKING, Simulated
+from penstock.planner.judge import Evaluation
 from penstock.planner.order import to_schedule
 from penstock.planner.outlines import SCHEDULES
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.variants import QUICK_FROM
-from penstock.planner.search import Evaluation
 from penstock.planner.tables import devices_in_order
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 

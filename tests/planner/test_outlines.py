@@ -15,9 +15,9 @@ from penstock.core.serialization import yamltext
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
+from penstock.planner.judge import Evaluation
 from penstock.planner.outlines import NUM_SLICES, Outline, outlines, slice_counts
 from penstock.planner.problem import meshes, problem_from_cluster
-from penstock.planner.search import Evaluation
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
 from tests.support.repository import ROOT
 

@@ -12,6 +12,7 @@ from penstock.core.program import Reduction
 from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
+from penstock.planner.judge import Evaluation, OrderBound
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import RECOMPUTE, Order
 from penstock.planner.outlines import REPEATING
@@ -26,7 +27,6 @@ from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec,
 from penstock.planner.schedules.v_shape import ZBV
 from penstock.planner.schedules.variants import QUICK_FROM, Growing, Variants
 from penstock.planner.schedules.zero_bubble import ZB
-from penstock.planner.search import Evaluation, OrderBound
 from penstock.planner.simulate import kernel
 from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_linked
 from penstock.planner.simulate.bound import lower_bound_ns

@@ -17,9 +17,10 @@ from penstock.core.schedule import CSV
 from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
 from penstock.planner.candidate import Candidate
 from penstock.planner.floor import floor_ns, grid
+from penstock.planner.judge import Evaluation
 from penstock.planner.outlines import owners_of_stages
 from penstock.planner.problem import Problem, all_meshes, imported_schedule
-from penstock.planner.search import Evaluation, Result
+from penstock.planner.search import Result
 from penstock.planner.stagecost import unit_counts
 from penstock.planner.tables import recomputation_ns
 

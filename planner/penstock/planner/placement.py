@@ -19,8 +19,8 @@ import numpy as np
 
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import VARIED, Simulated, owners_of
+from penstock.planner.judge import Evaluation
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.search import Evaluation
 from penstock.planner.tables import devices_in_order
 from penstock.planner.work import Floats
 

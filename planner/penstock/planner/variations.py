@@ -38,11 +38,11 @@ from penstock.core.units import bytes_apart, format_count, to_seconds
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
+from penstock.planner.judge import Reporter
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.replay import candidate_of, placement_of
 from penstock.planner.schedules.registry import BUILT_IN
-from penstock.planner.search import Reporter
 
 FASTER = 1.1
 MORE_BYTES = 10 * 2**30

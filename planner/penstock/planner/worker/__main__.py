@@ -23,9 +23,9 @@ from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, to_seconds
 from penstock.planner.decide import best_plans, decide
+from penstock.planner.judge import Evaluation, Reporter
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.replay import num_actions, simulated
-from penstock.planner.search import Evaluation, Reporter
 from penstock.planner.variations import problem_for, same_plan_variations, searched_variations, with_variations
 from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Question
 
