@@ -14,6 +14,7 @@ from penstock.core.errors import NoRoomError, ProgramError
 from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Reduction
+from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Action, Group, Kind, Part
 from penstock.planner.lowering import lower
 from tests.support.corruption import corrupt
@@ -429,6 +430,53 @@ def test_a_reduction_may_start_as_soon_as_its_stage_is_complete_and_has_to_be_ov
         prove(moved(program, 0, "2WAIT_REDUCE(dp)", before="0STEP"))
     with pytest.raises(ProgramError, match=r"0START_REDUCE\(norm\): runs before 0WAIT_REDUCE\(dp\)"):
         prove(without(program, 0, "0WAIT_REDUCE(dp)"))
+
+
+GATHER_REFUSALS: list[tuple[str, Callable[[Program], Program]]] = [
+    (
+        r"rank 0, 2START_GATHER\(dp\): gathers parameters before STEP",
+        lambda p: moved(p, 0, "2START_GATHER(dp)", before="0STEP"),
+    ),
+    (
+        r"rank 0, 0WAIT_GATHER\(dp\): waits for a gather that is not under way",
+        lambda p: moved(p, 0, "0WAIT_GATHER(dp)", before="0START_GATHER(dp)"),
+    ),
+    (
+        r"rank 1, end of the Program: ends without 3WAIT_GATHER\(dp\)",
+        lambda p: without(without(p, 1, "3START_GATHER(dp)"), 1, "3WAIT_GATHER(dp)"),
+    ),
+    (
+        r"rank 1, end of the Program: ends without 3WAIT_GATHER\(dp\)",
+        lambda p: without(p, 1, "3WAIT_GATHER(dp)"),
+    ),
+    (
+        r"rank 0, 0START_GATHER\(dp\): starts a gather that was started before",
+        lambda p: replaced(p, 0, "2START_GATHER(dp)", lambda i: replace(i, action=replace(i.action, stage=0))),
+    ),
+    (
+        r"rank 0, 1START_GATHER\(dp\): is no gather of its rank",
+        lambda p: replaced(p, 0, "0START_GATHER(dp)", lambda i: replace(i, action=replace(i.action, stage=1))),
+    ),
+    (
+        r"rank 0, 0START_GATHER\(norm\): is no gather of its rank",
+        lambda p: replaced(p, 0, "0START_GATHER(dp)", lambda i: replace(i, action=replace(i.action, group=Group.NORM))),
+    ),
+    (r"rank 0, 0START_GATHER\(dp\): is no gather of its rank", lambda p: replace(p, zero=0)),
+    (
+        r"zero 1 divides the optimizer's state between replicas",
+        lambda p: replace(p, reductions=tuple(each for each in p.reductions if each.group is not Group.DP)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "corruption"), GATHER_REFUSALS, ids=[reason for reason, _ in GATHER_REFUSALS])
+def test_parameters_of_every_stage_are_gathered_once_after_the_step(
+    reason: str, corruption: Callable[[Program], Program]
+) -> None:
+    program = lowered(TWO_STAGES_EACH, dp=True, zero=1)
+    prove(program, sizes=one_line_each, num_places=NUM_PLACES)
+    with pytest.raises(ProgramError, match=reason):
+        prove(corruption(program), sizes=one_line_each)
 
 
 def test_a_reduction_over_the_pipeline_waits_for_the_last_to_start_it() -> None:

@@ -400,6 +400,23 @@ def test_reductions_of_devices_with_places_start_after_all_compute() -> None:
     assert row[-11:-5] == [*at_once(0, "tp"), "0START_REDUCE(dp)", *at_once(2, "tp"), "2START_REDUCE(dp)"]
 
 
+@pytest.mark.parametrize("late_receives", [False, True])
+def test_parameters_that_replicas_divide_are_gathered_after_the_step(late_receives: bool) -> None:
+    """All gathers of a rank start before one is waited for."""
+    program = lowered(TWO_STAGES_EACH, dp=True, zero=1, late_receives=late_receives)
+    for rank in (0, 1):
+        row = actions(program, rank)
+        own = (rank, rank + 2)
+        assert row[-5:] == [
+            f"{rank}STEP",
+            *(f"{stage}START_GATHER(dp)" for stage in own),
+            *(f"{stage}WAIT_GATHER(dp)" for stage in own),
+        ]
+    without = lowered(TWO_STAGES_EACH, dp=True, late_receives=late_receives)
+    assert [actions(program, rank)[:-4] for rank in (0, 1)] == [actions(without, rank) for rank in (0, 1)]
+    assert program.digest != without.digest
+
+
 @settings(max_examples=60)
 @given(cases())
 def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> None:

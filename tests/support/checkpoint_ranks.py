@@ -18,6 +18,7 @@ from penstock.core.layout import Parameter, Precision, declared_parameters
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
+from penstock.core.sharding import Piece
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Tensors
 from penstock.trainer.checkpoint_shards import Held, HeldShard
@@ -71,8 +72,11 @@ class AllShards(HeldShard):
         shards = (HeldShard(self.declared, self.tp, shard) for shard in range(self.tp))
         parts = (shard.held(name, cut(parameter, tensor, self.tp, shard.shard)) for shard in shards)
         written = [owned for part in parts for owned in part.owned()]
-        memory = torch.cat([values for _, values in written], parameter.axis)
-        return Held(memory, parameter.shape, parameter.axis, tuple(piece for piece, _ in written))
+        memory = torch.cat([values.reshape(box.chunk(parameter.shape)[1]) for box, values in written], parameter.axis)
+        lines = [(box.rows, box.columns)[parameter.axis] for box, _ in written]
+        return Held(
+            memory, parameter.shape, parameter.axis, tuple(Piece(each.start, each.stop, True) for each in lines)
+        )
 
 
 def save_divided(root: Path, model: ModelSpec, tp: int, kinds: tuple[str, ...] = PARTS) -> Path:

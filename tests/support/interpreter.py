@@ -99,6 +99,8 @@ class _Rank:
         self.norm: int | None = None
         self.remade: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.started: dict[tuple[Group | None, int], dict[str, int]] = {}
+        self.stepped: dict[str, int] = {}
+        self.gathering: dict[int, dict[str, int]] = {}
 
     @property
     def next(self) -> Instruction | None:
@@ -402,7 +404,7 @@ class _Interpreter:
             raise Crash("waits for a reduction that it did not start")
         if group is Group.DP:
             own = rank.started[group, stage]
-            names = [f"v{stage}", f"u{stage}", *["e"][: stage == 0], *["head"][: stage == len(self.case.stages) - 1]]
+            names = self._names(stage)
             summed = {name: NUM_REPLICAS * own.get(name, 0) % PRIME for name in names if name in rank.weights}
             rank.gradients.update(summed)
             return
@@ -424,7 +426,26 @@ class _Interpreter:
         if rank.norm is None:
             raise Crash("steps without the norm")
         for name, value in rank.weights.items():
-            rank.weights[name] = (value - rank.norm * rank.gradients[name]) % PRIME
+            rank.stepped[name] = (value - rank.norm * rank.gradients[name]) % PRIME
+        if not self.case.zero:
+            rank.weights.update(rank.stepped)
+
+    def start_gather(self, rank: _Rank, instruction: Instruction) -> None:
+        """Other replicas have what is there now."""
+        if instruction.action.stage in rank.gathering:
+            raise Crash("gathers twice")
+        rank.gathering[instruction.action.stage] = dict(rank.stepped)
+
+    def finish_gather(self, rank: _Rank, instruction: Instruction) -> None:
+        stage = instruction.action.stage
+        if stage not in rank.gathering:
+            raise Crash("waits for a gather that it did not start")
+        stepped = rank.gathering[stage]
+        rank.weights.update({name: stepped[name] for name in self._names(stage) if name in stepped})
+
+    def _names(self, stage: int) -> list[str]:
+        """The weights of a stage."""
+        return [f"v{stage}", f"u{stage}", *["e"][: stage == 0], *["head"][: stage == len(self.case.stages) - 1]]
 
 
 _SEND_WAITS = frozenset({Kind.WAIT_SEND_F, Kind.WAIT_SEND_B})
@@ -446,6 +467,8 @@ _TABLE: dict[Kind, Callable[[_Interpreter, _Rank, Instruction], None]] = {
     Kind.START_REDUCE: _Interpreter.start_reduction,
     Kind.WAIT_REDUCE: _Interpreter.finish_reduction,
     Kind.STEP: _Interpreter.optimize,
+    Kind.START_GATHER: _Interpreter.start_gather,
+    Kind.WAIT_GATHER: _Interpreter.finish_gather,
 }
 
 

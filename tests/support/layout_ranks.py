@@ -40,7 +40,7 @@ def train_some(
     """The losses of these steps, from the newest checkpoint below ``root`` on if there is one; then save another."""
     mesh = Mesh.of(plan)
     own = program.ranks[mesh.pipeline_rank(me.rank)]
-    stages = build_stages(plan, own, shard=mesh.shard(me.rank), device=CPU, seed=SEED)
+    stages = build_stages(plan, own, shard=mesh.shard(me.rank), replica=mesh.replica(me.rank), device=CPU, seed=SEED)
     optimizers = {number: AdamW(stage.parameters, TRAINING) for number, stage in stages.items()}
     transport = ProcessGroupTransport(me.groups, program, mesh, me.rank)
     runtime = Runtime(
@@ -52,9 +52,9 @@ def train_some(
     if steps.start:
         (newest, *_) = checkpoint.find_checkpoints(root)
         checkpoint.load(newest.folder, tensors, plan.model, shard=shard, group=group)
-        for number, stage in stages.items():
-            stage.parameters.refresh_compute()
-            optimizers[number].num_steps = steps.start
+        for optimizer in optimizers.values():
+            optimizer.num_steps = steps.start
+        runtime.take_over_weights()
     losses = [_loss(runtime, plan, mesh.replica(me.rank), step, is_reversed) for step in steps]
     checkpoint.save(root, 1, steps.stop, tensors, plan.model, plan.precision, keep=1, shard=shard, group=group)
     return losses

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +26,20 @@ SEED = 0
 
 
 class GradientKeeper:
-    """An optimizer that changes nothing: it keeps the gradients of the step and clears them."""
+    """An optimizer that changes nothing: it keeps the gradients of the step and clears them. Those that another replica
+    has the sums of are not a number.
+    """
 
     def __init__(self, parameters: StageParameters) -> None:
         self._parameters = parameters
         self.kept: dict[str, Tensor] = {}
 
     def step(self, step: int, squared_norm: Tensor) -> None:
-        self.kept = {name: gradient.clone() for name, gradient in self._parameters.gradients.items()}
-        self._parameters.gradient_flat.zero_()
+        parameters = self._parameters
+        kept = torch.full_like(parameters.gradient_flat, torch.nan)
+        kept[parameters.own] = parameters.own_gradient_flat
+        self.kept = parameters.by_name(kept)
+        parameters.gradient_flat.zero_()
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def train(plan: Plan, program: Program, rank: int, transport: Transport) -> Rank
     """One training step and one evaluation of the same sequences; slots are poisoned when freed."""
     mesh = Mesh.of(plan)
     of_rank, shard = program.ranks[mesh.pipeline_rank(rank)], mesh.shard(rank)
-    stages = build_stages(plan, of_rank, shard=shard, device=CPU, seed=SEED)
+    stages = build_stages(plan, of_rank, shard=shard, replica=mesh.replica(rank), device=CPU, seed=SEED)
     keepers = {number: GradientKeeper(stage.parameters) for number, stage in stages.items()}
     runtime = Runtime(
         plan, program, rank, stages=stages, optimizers=keepers, transport=transport, device=CPU, poison=True
@@ -84,6 +90,27 @@ def train(plan: Plan, program: Program, rank: int, transport: Transport) -> Rank
             for number, keeper in keepers.items()
         },
     )
+
+
+def put_together(plan: Plan, results: Sequence[RankResult]) -> list[RankResult]:
+    """The results with what replicas divide put together, so that every replica has all sums."""
+    num_ranks = plan.pp * plan.tp
+    whole = []
+    for rank, result in enumerate(results):
+        peers = results[rank % num_ranks :: num_ranks]
+        gradients = {
+            stage: {name: _put_together([peer.gradients[stage][name] for peer in peers]) for name in named}
+            for stage, named in result.gradients.items()
+        }
+        whole.append(replace(result, gradients=gradients))
+    return whole
+
+
+def _put_together(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Each element from the one replica that has it."""
+    assert (np.sum([~np.isnan(part) for part in parts], axis=0) == 1).all()
+    total: npt.NDArray[np.float64] = np.nansum(parts, axis=0)
+    return total
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,11 @@ def small_plan(
     return with_stages(plan, plan.stages)
 
 
+def widened(plan: Plan) -> Plan:
+    """The same with a model of some hundred thousand parameters, so that replicas can divide every stage."""
+    return replace(plan, model=replace(plan.model, hidden=64, ffn_hidden=112, vocab=160))
+
+
 def with_stages(plan: Plan, stages: tuple[tuple[int, int], ...]) -> Plan:
     """The plan with these stages; those that have an R in its schedule make everything again."""
     plan = replace(plan, stages=stages, recompute=())

@@ -59,6 +59,7 @@ class Case:
     num_units: tuple[int, ...]
     remainder_slices: tuple[int, ...] = ()
     keep_pairs: bool = False
+    zero: int = 0
 
     def sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
         """Bytes of a slot: proportional to its tokens, gradients of attention twice as wide."""
@@ -106,6 +107,7 @@ class Case:
             dp=self.dp,
             tp=self.tp,
             tie=self.tie,
+            zero=self.zero,
             num_units=self.num_units,
             keep_pairs=self.keep_pairs,
         )
@@ -133,9 +135,9 @@ def schedules(draw: st.DrawFn, *, pairing: bool = False) -> Schedule:
 
 
 @st.composite
-def _ties(draw: st.DrawFn, stage_ranks: Sequence[int]) -> tuple[int, ...]:
-    """None, or the first stage and some at the end, where the ends are on different ranks."""
-    if stage_ranks[0] == stage_ranks[-1] or draw(st.booleans()):
+def _ties(draw: st.DrawFn, stage_ranks: Sequence[int], *, dp: bool) -> tuple[int, ...]:
+    """None, or the first stage and some at the end, where the ends are on different ranks or there are replicas."""
+    if len(stage_ranks) == 1 or (stage_ranks[0] == stage_ranks[-1] and not dp) or draw(st.booleans()):
         return ()
     return (0, *range(draw(st.integers(1, len(stage_ranks) - 1)), len(stage_ranks)))
 
@@ -151,6 +153,7 @@ def cases(draw: st.DrawFn) -> Case:
     last = draw(st.integers(0, whole.num_slices)) if whole.num_microbatches > 1 else 0
     schedule = in_parts(whole, num_units, draw(st.integers(0, 2**32))).with_remainder(last)
     lengths = st.integers(1, 5)
+    dp = draw(st.booleans())
     return Case(
         schedule=schedule,
         slices=tuple(draw(st.lists(lengths, min_size=schedule.num_slices, max_size=schedule.num_slices))),
@@ -158,9 +161,10 @@ def cases(draw: st.DrawFn) -> Case:
         stages=tuple(draw(_stage_widths()) for _ in range(schedule.num_stages)),
         receive_ahead=draw(st.integers(1, 3)),
         late_receives=draw(st.booleans()),
-        dp=draw(st.booleans()),
+        dp=dp,
         tp=draw(st.booleans()),
-        tie=draw(_ties(schedule.stage_ranks)),
+        tie=draw(_ties(schedule.stage_ranks, dp=dp)),
+        zero=draw(st.integers(0, int(dp))),
         num_units=num_units,
         remainder_slices=tuple(draw(st.lists(lengths, min_size=last, max_size=last))),
         keep_pairs=keep_pairs,

@@ -43,7 +43,7 @@ class ThreadedRun:
 
     def _stages(self, rank: int) -> Mapping[int, Stage]:
         own, shard = self.program.ranks[self.mesh.pipeline_rank(rank)], self.mesh.shard(rank)
-        return build_stages(self.plan, own, shard=shard, device=CPU, seed=SEED)
+        return build_stages(self.plan, own, shard=shard, replica=self.mesh.replica(rank), device=CPU, seed=SEED)
 
     def _runtime(self, rank: int, fabric: Fabric) -> Runtime:
         return Runtime(

@@ -160,15 +160,22 @@ def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
     for reduction in program.reductions:
         if reduction.ranks != members[reduction.group]:
             raise ProgramError(reason=f"the reduction over {reduction.group} must not join the ranks {reduction.ranks}")
+    if program.zero and Group.DP not in groups:
+        raise ProgramError(
+            reason=f"zero {program.zero} divides the optimizer's state between replicas, of which it has one"
+        )
 
 
 def _tied_ranks(program: Program, stage_ranks: Sequence[int]) -> tuple[int, ...] | None:
-    """Those of the stages that a tied matrix is on: the first and some at the end, of several ranks; else none."""
+    """Those of the stages that a tied matrix is on: the first and some at the end; else none. They are of several
+    ranks, but where there are replicas: copies on one rank are summed before their sums over replicas.
+    """
     last = program.num_stages - 1
     tied = next((each.stages for each in program.reductions if each.group is Group.TIE), ()) or (0, last)
     is_right = len(tied) > 1 and tied[0] == 0 < tied[1] and list(tied[1:]) == list(range(tied[1], last + 1))
     ranks = tuple(sorted({stage_ranks[stage] for stage in tied})) if is_right else ()
-    return ranks if len(ranks) > 1 else None
+    has_replicas = any(each.group is Group.DP for each in program.reductions)
+    return ranks if len(ranks) > 1 or (ranks and has_replicas) else None
 
 
 def _run(machine: Machine) -> None:

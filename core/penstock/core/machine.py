@@ -2,9 +2,9 @@
 
 A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the message was sent,
 WAIT_SEND until the peer posted its receive, WAIT_REDUCE until every rank of its group has started the reduction. SEND,
-POST_RECV and START_REDUCE never wait. Replicas and shards run the same Program, so a reduction over them (dp, tp) has
-been started by all once it was started here. A rank makes no choice, so whatever the speeds, every instruction finds
-the same contents: one run of this machine stands for all.
+POST_RECV, START_REDUCE and START_GATHER never wait. Replicas and shards run the same Program, so a reduction or gather
+over them (dp, tp) has been started by all once it was started here. A rank makes no choice, so whatever the speeds,
+every instruction finds the same contents: one run of this machine stands for all.
 
 What a slot holds is counted: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
 allowed order; any other slot is full at 1. Whose data it is follows from its name, which every instruction is held to.
@@ -121,7 +121,6 @@ class RankState:
         self.step = 0
         self.cells: list[tuple[int, Action]] = []
         self.reducing = reducing
-        self.stepped = False
 
     @property
     def pending(self) -> Instruction | None:
@@ -135,8 +134,13 @@ class Machine:
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
         owners, num_cells = pipeline.stage_ranks, pipeline.num_cells
+        gathers = program.zero > 0
         self.ranks = [
-            RankState(rank, pipeline.bytes_of, Reducing(rank.rank, program.reductions, owners, num_cells))
+            RankState(
+                rank,
+                pipeline.bytes_of,
+                Reducing(rank.rank, program.reductions, owners, num_cells, gathers=gathers),
+            )
             for rank in program.ranks
         ]
         self.pipeline = pipeline
@@ -168,6 +172,8 @@ class Machine:
             Kind.START_REDUCE: self._start_reduction,
             Kind.WAIT_REDUCE: self._reduced,
             Kind.STEP: self._optimize,
+            Kind.START_GATHER: self._start_gather,
+            Kind.WAIT_GATHER: self._gathered,
         }
 
     def advance(self, rank: RankState) -> Wait | None:
@@ -187,8 +193,9 @@ class Machine:
     def finish(self, rank: RankState) -> None:
         """Require that a rank at its end has done everything and left nothing."""
         rank.lifetimes.finish()
-        if not rank.stepped:
+        if not rank.reducing.is_stepped:
             raise ViolationError("ends without STEP")
+        rank.reducing.require_gathered()
 
     # Compute: each action once, in its turn, on the right slots, which hold what it needs. The children of a pair run
     # in turns, a part of one and a part of the other: each finds what was there before either began.
@@ -371,10 +378,13 @@ class Machine:
         rank.reducing.finish(instruction.action)
 
     def _optimize(self, rank: RankState, instruction: Instruction) -> None:
-        rank.reducing.require_over()
-        if rank.stepped:
-            raise ViolationError("runs twice")
-        rank.stepped = True
+        rank.reducing.step()
+
+    def _start_gather(self, rank: RankState, instruction: Instruction) -> None:
+        rank.reducing.start_gather(instruction.action)
+
+    def _gathered(self, rank: RankState, instruction: Instruction) -> None:
+        rank.reducing.finish_gather(instruction.action)
 
 
 def _lines(stage_ranks: Sequence[int]) -> dict[tuple[Kind, int, int], _Line]:

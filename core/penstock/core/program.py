@@ -134,7 +134,7 @@ class Reduction(Manifest):
     """A group that sums over ranks, and the ranks of the pipeline that belong to it (dp, tp: each joins its peers).
 
     That over tie joins the ``stages`` that hold rows of the tied matrix, by default the first and the last: the first
-    one with each of the others that is on another rank.
+    one with each of the others. Those on its own rank are summed there, without a message.
     """
 
     group: Group
@@ -142,12 +142,9 @@ class Reduction(Manifest):
     stages: tuple[int, ...] = ()
 
     def tied_of(self, stage_ranks: Sequence[int], rank: int) -> list[int]:
-        """The stages of a rank whose gradients its one reduction over tie sums: of the rank of the first stage that
-        alone, since others of it are summed there.
-        """
+        """The stages of a rank whose gradients its one reduction over tie sums."""
         stages = self.stages or (0, len(stage_ranks) - 1)
-        own = [stage for stage in dict.fromkeys(stages) if stage_ranks[stage] == rank]
-        return own[:1] if rank == stage_ranks[0] else own
+        return [stage for stage in dict.fromkeys(stages) if stage_ranks[stage] == rank]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +152,9 @@ class Program(Manifest):
     """All ranks' programs of one pipeline replica, for slices of given capacities (tokens).
 
     Those of a last micro-batch that is smaller than the others are ``remainder_capacities``; none: it is like them.
-    ``reductions`` are in the order in which a gradient passes through them.
+    ``reductions`` are in the order in which a gradient passes through them. With ``zero`` 1 that over dp leaves each
+    replica the sums of its shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered
+    over dp.
     """
 
     ranks: tuple[RankProgram, ...]
@@ -166,6 +165,7 @@ class Program(Manifest):
     late_receives: bool = False
     reductions: tuple[Reduction, ...] = ()
     remainder_capacities: tuple[int, ...] = ()
+    zero: int = 0
 
     def is_remainder(self, microbatch: int | None) -> bool:
         """Whether the micro-batch is the smaller one at the end."""
@@ -189,8 +189,8 @@ class Program(Manifest):
 
         A START_REDUCE with its WAIT_REDUCE directly behind it counts as one REDUCE, which they were up to 0.1.0.
         Left out is what follows from the plan that has the digest: ``receive_ahead``, ``late_receives``,
-        ``reductions``, the capacities and ``transient_bytes``. Stored plans hold digests: another choice would
-        refuse them all.
+        ``reductions``, ``zero``, the capacities and ``transient_bytes``. Stored plans hold digests: another choice
+        would refuse them all.
         """
         text = hashlib.sha256()
         for rank in self.ranks:

@@ -1,9 +1,12 @@
-"""The part of the proof about one rank's gradients: each is complete, then reduced in order, then used.
+"""The part of the proof about one rank's gradients: each is complete, then reduced in order, then used, once.
 
 A stage's gradients are complete after its last W. They are summed over the copies of a tied matrix (tie), then over
 shards where each has only an addend (tp, stage by stage), then over replicas (dp, stage by stage), and count in the
 norm, after which STEP uses them. START_REDUCE and WAIT_REDUCE bracket the time in which a reduction may read and write
 its gradients.
+
+Where replicas divide the optimizer's state, each steps a shard of every stage's parameters, so after STEP each stage's
+are gathered over dp, once, between START_GATHER and WAIT_GATHER.
 """
 
 from __future__ import annotations
@@ -20,11 +23,21 @@ _Piece = tuple[Group, int]
 
 
 class Reducing:
-    """Follows the reductions of ``rank``, whose stages have ``num_cells`` weight gradients each."""
+    """Follows the reductions of ``rank``, whose stages have ``num_cells`` weight gradients each, and its gathers, which
+    there are where ``gathers``.
+    """
 
-    def __init__(self, rank: int, reductions: Sequence[Reduction], stage_ranks: Sequence[int], num_cells: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        reductions: Sequence[Reduction],
+        stage_ranks: Sequence[int],
+        num_cells: int,
+        *,
+        gathers: bool = False,
+    ) -> None:
         self._stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
-        self._num_cells = num_cells
+        self._num_cells, self._gathers = num_cells, gathers
         self._num_gradients: Counter[int] = Counter()
         ties = [each.tied_of(stage_ranks, rank) for each in reductions if each.group is Group.TIE]
         self._tied = [stage for stages in ties for stage in stages]
@@ -32,6 +45,14 @@ class Reducing:
         self._pieces = [piece for group in groups for piece in self._pieces_of(group)]
         self._started: list[_Piece] = []
         self._over: list[_Piece] = []
+        self._is_stepped = False
+        self._ungathered = set(self._stages if gathers else ())
+        self._gathering: set[int] = set()
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether STEP has run."""
+        return self._is_stepped
 
     def _pieces_of(self, group: Group) -> list[_Piece]:
         if group.is_of_peers:
@@ -75,13 +96,42 @@ class Reducing:
             raise ViolationError("waits for a reduction that is over")
         self._over.append(piece)
 
-    def require_over(self) -> None:
-        """Raise `ViolationError` unless all gradients are there and all reductions over."""
+    def step(self) -> None:
+        """STEP; raises `ViolationError` unless all gradients are there and all reductions over."""
+        if self._is_stepped:
+            raise ViolationError("runs twice")
+        self._is_stepped = True
         for stage in self._stages:
             self._require_gradients(stage)
         for piece in self._pieces:
             if piece not in self._over:
                 raise ViolationError(f"runs before {_waits_for(piece)}")
+
+    def start_gather(self, action: Action) -> None:
+        """START_GATHER; raises `ViolationError` before STEP and for parameters that are gathered already."""
+        self._require_gathered_stage(action)
+        if not self._is_stepped:
+            raise ViolationError("gathers parameters before STEP")
+        if action.stage in self._gathering or action.stage not in self._ungathered:
+            raise ViolationError("starts a gather that was started before")
+        self._gathering.add(action.stage)
+
+    def finish_gather(self, action: Action) -> None:
+        """WAIT_GATHER; raises `ViolationError` unless its gather is under way."""
+        self._require_gathered_stage(action)
+        if action.stage not in self._gathering:
+            raise ViolationError("waits for a gather that is not under way")
+        self._gathering.remove(action.stage)
+        self._ungathered.remove(action.stage)
+
+    def require_gathered(self) -> None:
+        """Raise `ViolationError` unless all parameters are gathered that have to be."""
+        for stage in sorted(self._ungathered):
+            raise ViolationError(f"ends without {stage}WAIT_GATHER({Group.DP})")
+
+    def _require_gathered_stage(self, action: Action) -> None:
+        if action.group is not Group.DP or not self._gathers or action.stage not in self._stages:
+            raise ViolationError("is no gather of its rank")
 
     def _piece(self, action: Action) -> _Piece:
         for piece in self._pieces:

@@ -3,7 +3,8 @@
 On CUDA a transfer is two NCCL kernels, one on each device. The model:
 
 - Kernels are launched in program order: SEND and POST_RECV launch one, on the stream of their channel, which is that of
-  one communicator. START_REDUCE launches one on the stream of its group. A WAIT makes the compute stream wait for one.
+  one communicator. START_REDUCE and START_GATHER launch one on the stream of their group. A WAIT makes the compute
+  stream wait for one.
 - A kernel can start once the compute before its launch and the kernel before it on its stream have ended. Then it
   *spins*: it occupies multiprocessors until its peer's kernel runs too, and the transfer ends for both.
 - A device has ``K`` places for such kernels. Which of several that can start takes a free place is its own choice.
@@ -67,6 +68,9 @@ _SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 _LAUNCHES = _SENDS | {Kind.POST_RECV_F, Kind.POST_RECV_B}
 _WAITS = frozenset({Kind.WAIT_SEND_F, Kind.WAIT_SEND_B, Kind.WAIT_RECV_F, Kind.WAIT_RECV_B})
 
+_STARTS = frozenset({Kind.START_REDUCE, Kind.START_GATHER})
+_ENDS = frozenset({Kind.WAIT_REDUCE, Kind.WAIT_GATHER})
+
 _Stream = Channel | tuple[Group, int]
 """A channel, or a group on one of its ranks."""
 
@@ -118,9 +122,9 @@ class _Devices:
         """Move ``rank`` until it ends or has to wait for another one."""
         while (instruction := rank.pending) is not None:
             kind, channel = instruction.action.kind, instruction.channel
-            if kind is Kind.START_REDUCE:
+            if kind in _STARTS:
                 self._start_reduction(rank, instruction.action)
-            elif kind is Kind.WAIT_REDUCE:
+            elif kind in _ENDS:
                 if not self._reduced(rank, instruction.action):
                     return
             elif channel is not None and kind in _LAUNCHES:

@@ -70,6 +70,7 @@ def lower(
     dp: bool,
     tp: bool = False,
     tie: tuple[int, ...] = (),
+    zero: int = 0,
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
@@ -77,10 +78,11 @@ def lower(
     """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` where it has one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
-    are due (`penstock.planner.passes.transfers`); ``dp``, ``tp`` and ``tie`` (stages) say which reductions there are
-    (`penstock.planner.passes.reductions`); ``num_units`` of every stage keep something that R makes again (by default
-    as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of overlapped actions is one instruction;
-    all other overlaps, and without it all, run their children one after the other.
+    are due (`penstock.planner.passes.transfers`); ``dp``, ``tp`` and ``tie`` (stages) say which reductions there are,
+    ``zero`` whether parameters are gathered (`penstock.planner.passes.reductions`); ``num_units`` of every stage keep
+    something that R makes again (by default as many as the parts of the schedule's R name). With ``keep_pairs`` a pair
+    of overlapped actions is one instruction; all other overlaps, and without it all, run their children one after the
+    other.
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
     own_slices = remainder.slices if remainder else ()
@@ -99,7 +101,7 @@ def lower(
         return own if schedule.is_remainder(microbatch) else usual
 
     drafts = [
-        add_reductions(row, rank, owners, reductions, late=late_receives)
+        add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0)
         for rank, row in enumerate(add_transfers(ordered, receive_ahead, late_receives))
     ]
     ranks = []
@@ -117,6 +119,7 @@ def lower(
         late_receives=late_receives,
         reductions=reductions,
         remainder_capacities=own_slices,
+        zero=zero,
     )
 
 

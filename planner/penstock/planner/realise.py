@@ -82,6 +82,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         dp=plan.dp > 1,
         tp=has_shared_gradients(plan.model, plan.sharding),
         tie=tied_stages(plan.model, plan.stages),
+        zero=plan.zero,
         num_units=_num_units(plan),
         transients=transients,
         keep_pairs=plan.tp > 1,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.core.job import Decay, OptimizerSpec, TrainingSpec
 from penstock.core.layout import Precision
-from penstock.core.model import Family
+from penstock.core.model import Family, ModelSpec
 from penstock.trainer.optimizer import AdamW, learning_rate
 from penstock.trainer.parameters import StageParameters
 from tests.support.small_plans import small_model
@@ -194,3 +194,30 @@ def test_a_gradient_that_is_not_finite_spoils_nothing(squared_norm: float) -> No
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert optimizer.num_steps == 1
     assert not parameters.gradient_flat.any()
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP64])
+@pytest.mark.parametrize("dp", [2, 3])
+def test_replicas_that_divide_the_state_take_the_step_of_one(precision: Precision, dp: int) -> None:
+    """To the last bit, with clipping."""
+    spec = ModelSpec(family=Family.GPT2, layers=2, hidden=48, heads=4, vocab=97, positions=61)
+    options: dict[str, Any] = {"precision": precision, "device": CPU, "seed": 0}
+    whole = StageParameters(spec, 0, spec.num_units, **options)
+    replicas = [StageParameters(spec, 0, spec.num_units, dp=dp, replica=r, **options) for r in range(dp)]
+    optimizers = [AdamW(parameters, training(clip=0.3, warmup_steps=0)) for parameters in (whole, *replicas)]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(3):
+        gradients = {name: torch.randn(g.shape, generator=generator) for name, g in whole.gradients.items()}
+        for parameters, optimizer in zip((whole, *replicas), optimizers, strict=True):
+            for name, gradient in parameters.gradients.items():
+                gradient.copy_(gradients[name])
+            optimizer.step(step, torch.tensor(7.0, dtype=torch.float64))
+    for own, optimizer in zip(replicas, optimizers[1:], strict=True):
+        for flat, flat_of_one in (
+            (own.master_flat, whole.master_flat),
+            *zip(optimizer.moments.values(), optimizers[0].moments.values(), strict=True),
+        ):
+            for name, part in own.own_parts(flat).items():
+                start = own.starts[name]
+                assert torch.equal(part, whole.by_name(flat_of_one)[name].flatten()[start : start + len(part)])
+        assert torch.equal(own.compute_flat[own.own], own.master_flat.to(own.compute_flat.dtype))

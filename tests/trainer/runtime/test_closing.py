@@ -20,6 +20,7 @@ from penstock.trainer.closing import Closing
 from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.parameters import StageParameters
+from penstock.trainer.squared_norm import Stretch
 from tests.support.small_plans import small_model, small_plan
 from tests.support.worker_pool import CPU
 
@@ -50,11 +51,12 @@ class FakeParameters:
         kv = self.gradients["kv"]
         return (kv[1:2], kv[2:4])
 
-    def counted_gradients(self) -> list[tuple[str, Tensor]]:
+    def counted_stretches(self) -> list[Stretch]:
         """The first of those that hold the same counts it; the rows of ``kv`` before the copies are its own."""
-        counted = [("divided", self.gradients["divided"]), ("kv", self.gradients["kv"][:1])]
-        counted += [("norm", self.gradients["norm"])] if self.shard == 0 else []
-        return counted + ([("kv", self.gradients["kv"][1:])] if self.shard % KV_COPIES == 0 else [])
+        counted = [(0, 6), (10, 13)]
+        counted += [(6, 10)] if self.shard == 0 else []
+        counted += [(13, 22)] if self.shard % KV_COPIES == 0 else []
+        return [Stretch(self.gradient_flat, 0, *bounds) for bounds in counted]
 
 
 class Alone(FakeParameters):

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction, RankProgram
 from penstock.core.run.rank_status import BETWEEN_STEPS
-from penstock.core.schedule import Kind
+from penstock.core.schedule import Action, Kind
 from penstock.planner.realise import program_of
 from penstock.trainer.interpreter import Interpreter, Operation
 from tests.support.small_plans import small_plan
@@ -35,9 +35,14 @@ class Diary:
     compute = free = step = _operation
 
     def reduction(self, instruction: Instruction) -> Callable[[], DiaryWork]:
-        action = instruction.action
+        return self._collective(instruction.action, Kind.WAIT_REDUCE)
+
+    def gather(self, instruction: Instruction) -> Callable[[], DiaryWork]:
+        return self._collective(instruction.action, Kind.WAIT_GATHER)
+
+    def _collective(self, action: Action, kind: Kind) -> Callable[[], DiaryWork]:
         self.bound.append(str(action))
-        wait = replace(action, kind=Kind.WAIT_REDUCE)
+        wait = replace(action, kind=kind)
 
         def start() -> DiaryWork:
             self.write(str(action))
@@ -126,6 +131,17 @@ def test_everything_runs_in_program_order_every_step(program: RankProgram) -> No
     interpreter.run(1)
     assert diary.entries == once * 2
     assert len(diary.bound) == num_bound, "a step binds nothing anew"
+
+
+def test_gathers_are_started_and_waited_for_like_reductions() -> None:
+    """Those of one stage over one group, too."""
+    program = program_of(small_plan(pp=1, dp=2, zero=1)).ranks[0]
+    diary = Diary()
+    interpret(program, diary, array("q", (0, 0))).run(0)
+    assert diary.entries[-7:] == [
+        *("0START_REDUCE(dp)", "0WAIT_REDUCE(dp)", "0START_REDUCE(norm)", "0WAIT_REDUCE(norm)"),
+        *("0STEP", "0START_GATHER(dp)", "0WAIT_GATHER(dp)"),
+    ]
 
 
 def test_cursor_and_marks_follow(program: RankProgram) -> None:

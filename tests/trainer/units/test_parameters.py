@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, num_parameters, shared_parameters, stage_parameters
 from penstock.core.model import Family, ModelSpec
+from penstock.core.replicas import BLOCK, largest_shard
 from penstock.core.sharding import Sharding
 from penstock.trainer.parameters import StageParameters
 from tests.support.sharded_pipeline import joined
@@ -103,7 +104,70 @@ def test_bf16_products_use_a_copy_renewed_on_request() -> None:
 
 def test_fp32_products_use_the_masters_themselves() -> None:
     stage = _make(LLAMA, 0, 3)
-    assert stage.compute_flat is stage.master_flat
+    assert stage.compute_flat.data_ptr() == stage.master_flat.data_ptr()
+
+
+# Replicas that divide the optimizer's state
+
+WIDE_LLAMA = ModelSpec(family=Family.LLAMA, layers=2, hidden=48, heads=4, kv_heads=1, vocab=97, ffn_hidden=80)
+WIDE_GPT2 = ModelSpec(family=Family.GPT2, layers=2, hidden=48, heads=4, vocab=97, positions=61)
+
+
+def _replicas(spec: ModelSpec, dp: int, precision: Precision, tp: int = 1, shard: int = 0) -> list[StageParameters]:
+    units = (0, spec.num_units)
+    options = {"sharding": Sharding(tp), "shard": shard, "precision": precision, "device": CPU, "seed": 0, "dp": dp}
+    return [StageParameters(spec, *units, replica=replica, **options) for replica in range(dp)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", [WIDE_LLAMA, WIDE_GPT2])
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("dp", [2, 3, 8])
+def test_replicas_divide_masters_and_begin_alike(spec: ModelSpec, precision: Precision, dp: int) -> None:
+    whole, replicas = _make(spec, 0, spec.num_units, precision), _replicas(spec, dp, precision)
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in whole.master}
+    for own in replicas:
+        assert own.is_divided
+        assert len(own.master_flat) == len(own.own_gradient_flat) <= largest_shard(len(whole.master_flat), dp)
+        assert all(torch.equal(own.compute[name], whole.compute[name]) for name in whole.compute)
+        assert all(torch.equal(view, whole.master[name]) for name, view in own.master.items())
+        for name, part in own.own_parts(own.master_flat).items():
+            assert sum(map(len, parts[name])) == own.starts[name]
+            parts[name].append(part)
+    for name, pieces in parts.items():
+        assert torch.equal(torch.cat(pieces), whole.master[name].flatten())
+
+
+@pytest.mark.parametrize("spec", [WIDE_LLAMA, WIDE_GPT2])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_replicas_count_every_gradient_once(spec: ModelSpec, tp: int) -> None:
+    counts: dict[str, int] = {}
+    for shard in range(tp):
+        for own in _replicas(spec, 3, Precision.FP32, tp, shard):
+            for stretch in own.counted_stretches():
+                assert own.own.start <= stretch.start < stretch.stop <= own.own.stop
+                assert all(
+                    (bound - stretch.origin) % BLOCK == 0 for bound in (stretch.start,) if bound == own.own.start
+                )
+                stretch.flat[stretch.start : stretch.stop].fill_(1.0)
+            for name, gradient in own.gradients.items():
+                counts[name] = counts.get(name, 0) + int(gradient.sum())
+    assert counts == {name: parameter.num_elements for name, parameter in own.declared.items()}
+
+
+@pytest.mark.parametrize("spec", [WIDE_LLAMA, WIDE_GPT2])
+def test_wide_copies_of_norms_and_biases_add_up(spec: ModelSpec) -> None:
+    """Each replica renews what it steps; the rest is zero, so that a sum over replicas gives all of them."""
+    replicas = _replicas(spec, 3, Precision.BF16)
+    for number, own in enumerate(replicas):
+        own.master_flat.fill_(number + 1.0)
+        own.refresh_compute()
+        assert set(own.compute_flat[own.own].tolist()) == {number + 1.0}
+    flats = [own.wide_flat for own in replicas if own.wide_flat is not None]
+    total = torch.stack(flats).sum(dim=0)
+    owners = torch.arange(len(own.compute_flat)) // len(own.master_flat) + 1.0
+    assert torch.equal(total, owners[own.num_decayed :])
+    names = {name for name, parameter in own.declared.items() if not parameter.decay}
+    assert own.master.keys() == names
 
 
 def test_load_takes_its_own_names_from_a_larger_set() -> None:
@@ -178,10 +242,12 @@ def test_shards_count_every_gradient_once(spec: ModelSpec, tp: int, sequence_par
     shards = _shards(spec, Sharding(tp, sequence_parallel))
     counts: dict[str, int] = {}
     for shard in shards:
-        for name, view in shard.counted_gradients():
-            assert not view.any(), f"{name} is counted twice on a shard"
-            view.fill_(1.0)
-            counts[name] = counts.get(name, 0) + view.numel()
+        for stretch in shard.counted_stretches():
+            counted = stretch.flat[stretch.start : stretch.stop]
+            assert not counted.any(), "is counted twice on a shard"
+            counted.fill_(1.0)
+        for name, gradient in shard.gradients.items():
+            counts[name] = counts.get(name, 0) + int(gradient.sum())
     assert counts == {name: parameter.num_elements for name, parameter in shards[0].declared.items()}
 
 

@@ -16,6 +16,11 @@ name and whole shape too, and say which rows (axis 0) or columns (axis 1) of it 
     {"name": "weights/head.weight", "dtype": "float32", "shape": [257, 16],
      "part": {"axis": 0, "start": 128, "stop": 257}, "file": "__3_0.distcp", ...}
 
+Where replicas divide the optimizer's state, each writes a stretch of the elements of these pieces: some rows, and at
+its ends parts of a row, whose entries name the columns, too:
+
+     "part": {"axis": 0, "start": 130, "stop": 131, "columns": [0, 12]}
+
 Together the parts of a tensor must make up all of it, each element once. Nothing says which run wrote them: a rank of
 any other fills what it holds (`penstock.trainer.checkpoint_shards`) from the parts that have something of it.
 
@@ -44,6 +49,7 @@ import pickle
 import re
 import struct
 import zipfile
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +73,6 @@ from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.serialization.files import sync_file
-from penstock.core.sharding import Piece
 from penstock.core.units import format_bytes
 from penstock.trainer.checkpoint_shards import Box, Held
 from penstock.trainer.together import FailedError
@@ -89,14 +94,16 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part(Manifest):
-    """Rows (axis 0) or columns (axis 1) [start, stop) of a tensor."""
+    """Rows (axis 0) or columns (axis 1) [start, stop) of a tensor, or of these rows some ``columns`` [first, last)."""
 
     axis: int
     start: int
     stop: int
+    columns: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        return f"{_LINES[self.axis]} {self.start} to {self.stop}"
+        columns = "" if self.columns is None else ", {} {} to {}".format(_LINES[1], *self.columns)
+        return f"{_LINES[self.axis]} {self.start} to {self.stop}{columns}"
 
 
 _LINES = ("rows", "columns")
@@ -127,6 +134,10 @@ class StoredTensor(Manifest):
             raise _wrong(f"divides {self.name} along axis {part.axis}, of {len(self.shape)}")
         if not 0 <= part.start < part.stop <= self.shape[part.axis]:
             raise _wrong(f"holds {part} of {self.name}, which has {self.shape[part.axis]}")
+        if part.columns is not None:
+            first, last = part.columns
+            if part.axis != 0 or len(self.shape) != len(_LINES) or not 0 <= first < last <= self.shape[1]:
+                raise _wrong(f"holds {part} of {self.name}, whose shape is {list(self.shape)}")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -138,7 +149,8 @@ class StoredTensor(Manifest):
         """What the archive holds of the tensor."""
         if self.part is None:
             return Box.of(self.shape)
-        return Box.of(self.shape, self.part.axis, self.part.start, self.part.stop)
+        box = Box.of(self.shape, self.part.axis, self.part.start, self.part.stop)
+        return box if self.part.columns is None else Box(box.rows, range(*self.part.columns))
 
     @property
     def content_bytes(self) -> int:
@@ -194,12 +206,13 @@ def _described(metadata: Metadata, result: WriteResult) -> StoredTensor:
     stored = metadata.state_dict_metadata[result.index.fqn]
     assert isinstance(stored, TensorStorageMetadata), "a checkpoint holds tensors only"
     (chunk,) = (chunk for chunk in stored.chunks if chunk.offsets == result.index.offset)
+    stops = [offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)]
     divided = [axis for axis, size in enumerate(stored.size) if chunk.sizes[axis] != size]
     part = None
     if divided:
-        (axis,) = divided
-        start = chunk.offsets[axis]
-        part = Part(axis=axis, start=start, stop=start + chunk.sizes[axis])
+        axis, *others = divided
+        columns = (chunk.offsets[1], stops[1]) if others else None
+        part = Part(axis=axis, start=chunk.offsets[axis], stop=stops[axis], columns=columns)
     return StoredTensor(
         name=result.index.fqn,
         dtype=_DTYPE_NAMES[stored.properties.dtype],
@@ -212,7 +225,7 @@ def _described(metadata: Metadata, result: WriteResult) -> StoredTensor:
 
 
 class PiecePlanner(DefaultSavePlanner):
-    """PyTorch's planner for ranks that hold pieces of tensors: it writes each piece that its rank owns by itself. What
+    """PyTorch's planner for ranks that hold parts of tensors: it writes each part that its rank owns by itself. What
     equal ranks of replicas own, one of them writes.
     """
 
@@ -225,8 +238,10 @@ class PiecePlanner(DefaultSavePlanner):
         """What this rank offers to write."""
         items = []
         for name, held in self._held:
-            for piece, memory in held.owned():
-                item = _item(name, held, piece, memory)
+            for box, memory_rc in held.owned():
+                offsets, sizes = map(torch.Size, box.chunk(held.shape))
+                memory = memory_rc.reshape(sizes)
+                item = _item(name, torch.Size(held.shape), offsets, memory)
                 assert item.index.offset is not None, "an index of a tensor has one"
                 self._memory[name, item.index.offset] = memory
                 items.append(item)
@@ -239,9 +254,7 @@ class PiecePlanner(DefaultSavePlanner):
         return _writable(self._memory[index.fqn, index.offset])
 
 
-def _item(name: str, held: Held, piece: Piece, memory: Tensor) -> WriteItem:
-    size = torch.Size(held.shape)
-    offsets = torch.Size(piece.start if axis == held.axis else 0 for axis in range(len(size)))
+def _item(name: str, size: torch.Size, offsets: torch.Size, memory: Tensor) -> WriteItem:
     return WriteItem(
         index=MetadataIndex(name, offsets),
         type=WriteItemType.TENSOR if memory.shape == size else WriteItemType.SHARD,
@@ -292,7 +305,12 @@ def _in_order(parts: Sequence[StoredTensor]) -> Parts:
     divided = [stored.part for stored in ordered if stored.part is not None]
     if not divided and len(parts) == 1:
         return (first,)
-    if len(divided) < len(parts) or len({part.axis for part in divided}) > 1:
+    if len(divided) < len(parts):
+        raise FailedError(f"is corrupt: its index names a tensor twice, {first.name}")
+    if any(part.columns for part in divided):
+        _require_tiling(first, [part.box for part in ordered])
+        return tuple(ordered)
+    if len({part.axis for part in divided}) > 1:
         raise FailedError(f"is corrupt: its index names a tensor twice, {first.name}")
     axis = divided[0].axis
     end, reached = first.shape[axis], 0
@@ -307,8 +325,30 @@ def _in_order(parts: Sequence[StoredTensor]) -> Parts:
     return tuple(ordered)
 
 
-def _start(tensor: StoredTensor) -> int:
-    return 0 if tensor.part is None else tensor.part.start
+def _require_tiling(tensor: StoredTensor, boxes: Sequence[Box]) -> None:
+    """Raise `FailedError` unless the boxes make up all of the tensor, each element once. From row to row it keeps the
+    columns that boxes cover, in order: time grows with the number of boxes and its logarithm.
+    """
+    events = [(box.rows.start, 1, box.columns) for box in boxes] + [(box.rows.stop, 0, box.columns) for box in boxes]
+    starts: list[int] = []
+    stops: list[int] = []
+    for _, is_begin, columns in sorted(events, key=lambda event: event[:2]):
+        at = bisect_left(starts, columns.start)
+        if not is_begin:
+            del starts[at], stops[at]
+            continue
+        if (at and stops[at - 1] > columns.start) or (at < len(starts) and starts[at] < columns.stop):
+            raise FailedError(f"is corrupt: its index has parts of {tensor.name} twice")
+        starts.insert(at, columns.start)
+        stops.insert(at, columns.stop)
+    missing = Box.of(tensor.shape).size - sum(box.size for box in boxes)
+    if missing:
+        raise FailedError(f"is corrupt: its index lacks {missing} elements of {tensor.name}")
+
+
+def _start(tensor: StoredTensor) -> tuple[int, int]:
+    box = tensor.box
+    return (box.rows.start, box.columns.start)
 
 
 def _read(folder: Path, sizes: Mapping[str, int]) -> tuple[StoredTensor, ...]:

@@ -1,17 +1,20 @@
 """The end of a step on one rank: gradients reduced, the global norm, the optimizers, and what the step came to.
 
+Where replicas divide the optimizer's state (`penstock.core.replicas`), gradients are reduce-scattered, each replica
+takes the norm of its sums and steps its shard, and the new parameters are gathered over replicas.
+
 Gradients that shards have only an addend of are many and small: a stage's are packed into one buffer, summed and
 unpacked, those of all shards and then those of the shards that hold copies of the same key/value heads.
 
 One vector is summed over all ranks; each rank fills its own cells, so one message both adds and gathers:
 
-    squared gradient norm | summed loss | ranks asked to stop | peak bytes of rank 0, 1, ...
+    limbs of the squared gradient norm | summed loss | ranks asked to stop | peak bytes of rank 0, 1, ...
 
 The host reads it at the very end of the step, after the optimizers were launched: the one time in a step that it waits
 for the device. What clips, and what keeps weights from a norm that is not finite, is computed on the device. While the
-device works on the rest of the step, the host may do something else: ``meanwhile`` of `Closing.begin`. Of the norm each
-element of the model counts once, on the first replica and the shard that owns it, of the loss each token once, on the
-first shard.
+device works on the rest of the step, the host may do something else: ``meanwhile`` of `Closing.begin`. Of the norm,
+which is added up exactly (`penstock.trainer.squared_norm`), each element of the model counts once, on the shard that
+owns it and the first replica that has its sum, of the loss each token once, on the first shard.
 """
 
 from __future__ import annotations
@@ -34,11 +37,12 @@ from penstock.trainer import memory
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.shards import InTurn, in_turn
+from penstock.trainer.shards import AllOf, InTurn, in_turn
+from penstock.trainer.squared_norm import NUM_LIMBS, SquaredNorm
 from penstock.trainer.units.collectives import Work
 
 _TIED = "embedding.weight"
-_SQUARED_NORM, _LOSS, _STOP, _NUM_SUMS = 0, 1, 2, 3
+_LOSS, _STOP, _NUM_SUMS = NUM_LIMBS, NUM_LIMBS + 1, NUM_LIMBS + 2
 
 
 class Optimizer(Protocol):
@@ -121,18 +125,24 @@ class Closing:
         self._transport = transport
         self._stop_requested = stop_requested
         self._optimizers = [optimizers[stage] for stage in sorted(optimizers)]
-        self._flat_gradients = {stage: own.gradient_flat for stage, own in parameters.items()}
+        self._parameters, self._is_divided = parameters, plan.zero > 0
         self._tied = list(_ties(plan, mesh, rank, stage_ranks, parameters))
+        self._ties_with_norm = plan.dp == 1 and all(tie.other is not None for tie in self._tied)
         views = [each for own in parameters.values() for each in (own.shared_gradients, own.copied_gradients)]
         most = max((sum(view.numel() for view in each) for each in views), default=0)
         memory = torch.empty(most, dtype=accumulate_dtype(plan.precision), device=device)
         self._shared = {stage: _Packed(own.shared_gradients, memory) for stage, own in parameters.items()}
         self._copied = {stage: _Packed(own.copied_gradients, memory) for stage, own in parameters.items()}
-        self._counted = [
-            gradient for stage in sorted(parameters) for _, gradient in parameters[stage].counted_gradients()
-        ]
+        self._squared_norm = SquaredNorm(
+            [stretch for stage in sorted(parameters) for stretch in parameters[stage].counted_stretches()]
+            if self._is_divided or mesh.replica(rank) == 0
+            else [],
+            device,
+        )
         self._sums = torch.zeros(_NUM_SUMS + mesh.num_ranks, dtype=torch.float64, device=device)
         self._values = self._sums.tolist()
+        self._total = self._sums.new_zeros(())
+        self._ungathered: set[int] = set()
         self._gradient_norm = 0.0
         self._peak_bytes = 0
         self._earlier_peak_bytes = 0
@@ -152,7 +162,7 @@ class Closing:
     @property
     def totals(self) -> Totals:
         """Of the newest step."""
-        _, loss_sum, stop, *peaks = self._values
+        loss_sum, stop, *peaks = self._values[_LOSS:]
         return Totals(
             loss_sum=loss_sum,
             gradient_norm=self._gradient_norm,
@@ -163,7 +173,10 @@ class Closing:
     def reduction(self, action: Action, losses: Tensor) -> Callable[[], Work]:
         """What starts the reduction of ``action``; ``losses`` holds this rank's part of the loss."""
         if action.group is Group.DP:
-            return partial(self._transport.all_reduce, Group.DP, self._flat_gradients[action.stage])
+            flat = self._parameters[action.stage].gradient_flat
+            if self._is_divided:
+                return partial(self._transport.reduce_scatter, flat)
+            return partial(self._transport.all_reduce, Group.DP, flat)
         if action.group is Group.TIE:
             return self._start_tied
         if action.group is Group.TP:
@@ -172,27 +185,64 @@ class Closing:
         return partial(self._start_norm, losses)
 
     def step(self) -> None:
-        """The optimizers' step, which ends the step."""
+        """The optimizers' step, which ends the step where no gathers follow."""
+        self._total.copy_(self._squared_norm.total(self._sums[:NUM_LIMBS]))
         for optimizer in self._optimizers:
-            optimizer.step(self._step, self._sums[_SQUARED_NORM])
-        self._peak_bytes = memory.peak_bytes(self._device)
-        self._meanwhile()
-        self._values = self._sums.tolist()
-        self._gradient_norm = finite_norm(self._step, self._values[_SQUARED_NORM])
+            optimizer.step(self._step, self._total)
+        self._ungathered = set(self._parameters) if self._is_divided else set()
+        self._end_if_over()
+
+    def gather(self, stage: int) -> Callable[[], Work]:
+        """What starts the exchange of a stage's parameters over the replicas that have stepped them. The last one that
+        is waited for ends the step.
+        """
+        start = partial(self._start_gather, self._parameters[stage])
+        return lambda: _Gather(start(), partial(self._gathered, stage))
+
+    def gather_all(self) -> None:
+        """Exchange the parameters of all stages, where replicas divide them; all ranks call it together."""
+        for stage in sorted(self._parameters) if self._is_divided else ():
+            self._start_gather(self._parameters[stage]).wait()
+
+    def refresh_compute(self) -> None:
+        """Renew what products use of this rank's masters."""
+        for parameters in self._parameters.values():
+            parameters.refresh_compute()
 
     def warm_up(self) -> None:
         """Let the optimizers run once without a change of weights, moments or counts; gradients are cleared."""
-        self._sums.fill_(math.nan)
+        self._total.fill_(math.nan)
         for optimizer in self._optimizers:
-            optimizer.step(0, self._sums[_SQUARED_NORM])
+            optimizer.step(0, self._total)
         self._sums.tolist()
 
+    def _start_gather(self, parameters: StageParameters) -> Work:
+        """What products use and, where norms use wider weights, those: each is zero but where it was stepped."""
+        works = [self._transport.all_gather(parameters.compute_flat)]
+        if parameters.wide_flat is not None:
+            works.append(self._transport.all_reduce(Group.DP, parameters.wide_flat))
+        return AllOf(works)
+
+    def _gathered(self, stage: int) -> None:
+        self._ungathered.discard(stage)
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._ungathered:
+            return
+        self._peak_bytes = memory.peak_bytes(self._device)
+        self._meanwhile()
+        self._values = self._sums.tolist()
+        self._gradient_norm = finite_norm(self._step, float(self._total))
+
     def _start_tied(self) -> Work:
-        """With each other rank that has the same rows, in the order of stages and one after the other: the proof counts
-        one kernel of the tie's that is under way (`penstock.core.residency`).
+        """Between this rank's stages, then with each other rank that has the same rows, in the order of stages and one
+        after the other: the proof counts one kernel of the tie's that is under way (`penstock.core.residency`).
         """
-        ties = (tie for tie in self._tied if tie.other is None)
-        return in_turn([partial(self._transport.sum_tied, tie.peer, tie.gradient) for tie in ties])
+        self._sum_own_copies()
+        ties = [tie for tie in self._tied if tie.other is None]
+        starts = [partial(self._transport.sum_tied, tie.peer, tie.gradient) for tie in ties]
+        return in_turn(starts) if starts else AllOf([])
 
     def _start_shared(self, stage: int) -> Work:
         """One sum after the other, so that of the two one kernel is under way."""
@@ -200,10 +250,12 @@ class Closing:
         return InTurn(first, lambda: self._copied[stage].start(self._transport.sum_copies))
 
     def _start_norm(self, losses: Tensor) -> Work:
-        self._sum_own_copies()
+        if self._ties_with_norm:
+            self._sum_own_copies()
+        elif not self._is_divided:
+            self._match_own_copies()
         sums = self._sums.zero_()
-        if self._mesh.replica(self._rank) == 0:
-            sums[_SQUARED_NORM] = self._squared_norm()
+        sums[:NUM_LIMBS] = self._squared_norm.limbs()
         if self._mesh.shard(self._rank) == 0:
             sums[_LOSS] = losses.sum()
         sums[_STOP].fill_(self._stop_requested())  # an assignment would copy a number of the host, and wait
@@ -211,18 +263,29 @@ class Closing:
         return self._transport.all_reduce(Group.NORM, sums)
 
     def _sum_own_copies(self) -> None:
-        """Rows tied between two stages of this rank are summed here; between ranks, by the reduction over tie."""
+        """Sum the rows that two stages of this rank share."""
         for tie in self._tied:
             if tie.other is not None:
                 tie.gradient.add_(tie.other)
+        self._match_own_copies()
+
+    def _match_own_copies(self) -> None:
+        """Make them equal to the last bit: an all-reduce may have added them up in different orders."""
+        for tie in self._tied:
+            if tie.other is not None:
                 tie.other.copy_(tie.gradient)
 
-    def _squared_norm(self) -> Tensor:
-        """Tensor by tensor, so that it hardly depends on how the model is divided."""
-        norms = [torch.linalg.vector_norm(gradient) for gradient in self._counted]
-        if not norms:
-            return torch.zeros((), dtype=torch.float64, device=self._device)
-        return torch.stack(norms).double().square().sum()
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """A gather under way; ``over`` is called once it was waited for."""
+
+    work: Work
+    over: Callable[[], None]
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.over()
 
 
 def finite_norm(step: int, squared_norm: float) -> float:

@@ -27,8 +27,9 @@ from torch import Tensor
 from penstock.core.plan import Plan
 from penstock.core.program import Channel, Program, Reduction
 from penstock.core.schedule import Group
+from penstock.trainer.reduce_scatter import HostReduceScatter
 from penstock.trainer.shards import irecv, isend, shards_of, under_way
-from penstock.trainer.units.collectives import NO_SHARDS, Shards, Work
+from penstock.trainer.units.collectives import NO_SHARDS, Gather, Scatter, Shards, Work
 
 MAX_BLOCKS = 4
 """Thread blocks of one kernel that sends or receives on CUDA. `penstock.core.residency.NUM_PLACES` of them spin at once
@@ -64,6 +65,14 @@ class Transport(Messages, Protocol):
         """Replace ``tensor`` by its sum over the group's ranks, which must not change until the work is done. NORM is
         every rank of every replica; TIE has groups of two (`sum_tied`).
         """
+
+    def reduce_scatter(self, tensor: Tensor) -> Work:
+        """Replace this replica's part of ``tensor``, of equal parts in the order of replicas, by its sum over them. It
+        must not change until the work is done, and what the other parts hold is of no use then.
+        """
+
+    def all_gather(self, tensor: Tensor) -> Work:
+        """Replace the other replicas' parts of ``tensor`` by theirs, of equal parts in the order of replicas."""
 
     def sum_copies(self, tensor: Tensor) -> Work:
         """The same over the shards that hold copies of the same key/value heads, where there are copies."""
@@ -249,6 +258,7 @@ class ProcessGroupTransport:
     def __init__(self, groups: ProcessGroups, program: Program, mesh: Mesh, rank: int) -> None:
         """``rank`` is the global one."""
         replica, pipeline_rank, shard = mesh.replica(rank), mesh.pipeline_rank(rank), mesh.shard(rank)
+        self._replica, self._num_replicas = replica, mesh.dp
         self._ends: dict[Channel, tuple[int, dist.ProcessGroup]] = {}
         for channel in program.channels:
             if pipeline_rank in (channel.source, channel.target):
@@ -259,6 +269,11 @@ class ProcessGroupTransport:
         for reduction in program.reductions:
             if reduction.group is Group.DP:
                 self._groups[Group.DP] = groups[GroupName(Group.DP, mesh.peers(pipeline_rank, shard))]
+        self._replicas = NO_SHARDS
+        if program.zero:
+            self._replicas = shards_of(self._groups[Group.DP], groups.device)
+        on_host = program.zero and groups.device.type != "cuda"
+        self._reduce_scatter = HostReduceScatter(self._groups[Group.DP]) if on_host else None
         self._tied = {
             peer: groups[GroupName(Group.TIE, mesh.ranks(replica, pair, shard))]
             for peer, pair in tied_peers(program, pipeline_rank).items()
@@ -280,6 +295,16 @@ class ProcessGroupTransport:
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
         """See `Transport`."""
         return under_way(dist.all_reduce(tensor, group=self._groups[group], async_op=True))
+
+    def reduce_scatter(self, tensor: Tensor) -> Work:
+        """See `Transport`."""
+        if self._reduce_scatter is not None:
+            return self._reduce_scatter.start(tensor)
+        return self._replicas.start(Scatter(tensor, tensor.chunk(self._num_replicas)[self._replica]))
+
+    def all_gather(self, tensor: Tensor) -> Work:
+        """See `Transport`."""
+        return self._replicas.start(Gather(tensor))
 
     def sum_copies(self, tensor: Tensor) -> Work:
         """See `Transport`."""

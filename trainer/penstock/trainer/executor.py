@@ -129,6 +129,10 @@ class StageExecutor:
         """See `penstock.trainer.interpreter.Executor`."""
         return self._closing.step
 
+    def gather(self, instruction: Instruction) -> Callable[[], Work]:
+        """See `penstock.trainer.interpreter.Executor`."""
+        return self._closing.gather(instruction.action.stage)
+
     def evaluate(self, instruction: Instruction) -> Operation:
         """F without gradients, for the same instruction."""
         stage, views, (start, stop) = self._place(instruction)
@@ -284,6 +288,10 @@ class EvaluationExecutor:
         raise _not_evaluated(instruction)
 
     def step(self, instruction: Instruction) -> Operation:
+        """No part of evaluation."""
+        raise _not_evaluated(instruction)
+
+    def gather(self, instruction: Instruction) -> Callable[[], Work]:
         """No part of evaluation."""
         raise _not_evaluated(instruction)
 

@@ -41,6 +41,9 @@ class Executor(Protocol):
     def step(self, instruction: Instruction) -> Operation:
         """The optimizer's step."""
 
+    def gather(self, instruction: Instruction) -> Callable[[], Work]:
+        """What starts the exchange of parameters over replicas."""
+
 
 class Recorder(Protocol):
     """Keeps the times at which instructions begin and end."""
@@ -77,7 +80,7 @@ class Interpreter:
         self._executor = executor
         self._transport = transport
         self._cursor = cursor
-        self._in_flight: dict[tuple[Channel, int] | tuple[Group, int], Work] = {}
+        self._in_flight: dict[tuple[Channel, int] | tuple[Kind, Group, int], Work] = {}
         self._instructions = tuple(instructions)
         self._calls = tuple((index, self._bind(instruction)) for index, instruction in self._instructions)
 
@@ -138,7 +141,13 @@ class Interpreter:
         return self._executor.free(instruction)
 
     def _start_reduce(self, instruction: Instruction) -> Operation:
-        start, key, in_flight = self._executor.reduction(instruction), _reduction(instruction), self._in_flight
+        return self._begin_collective(self._executor.reduction(instruction), instruction)
+
+    def _start_gather(self, instruction: Instruction) -> Operation:
+        return self._begin_collective(self._executor.gather(instruction), instruction)
+
+    def _begin_collective(self, start: Callable[[], Work], instruction: Instruction) -> Operation:
+        key, in_flight = _collective(instruction.action.kind, instruction), self._in_flight
 
         def begin() -> None:
             in_flight[key] = start()
@@ -146,7 +155,13 @@ class Interpreter:
         return begin
 
     def _wait_reduce(self, instruction: Instruction) -> Operation:
-        key, in_flight = _reduction(instruction), self._in_flight
+        return self._wait_collective(Kind.START_REDUCE, instruction)
+
+    def _wait_gather(self, instruction: Instruction) -> Operation:
+        return self._wait_collective(Kind.START_GATHER, instruction)
+
+    def _wait_collective(self, start: Kind, instruction: Instruction) -> Operation:
+        key, in_flight = _collective(start, instruction), self._in_flight
         return lambda: in_flight.pop(key).wait()
 
     def _step(self, instruction: Instruction) -> Operation:
@@ -172,6 +187,8 @@ _TABLE: dict[Kind, Callable[[Interpreter, Instruction], Operation]] = {
     Kind.START_REDUCE: Interpreter._start_reduce,
     Kind.WAIT_REDUCE: Interpreter._wait_reduce,
     Kind.STEP: Interpreter._step,
+    Kind.START_GATHER: Interpreter._start_gather,
+    Kind.WAIT_GATHER: Interpreter._wait_gather,
 }
 
 
@@ -188,8 +205,8 @@ def _transfer(instruction: Instruction) -> tuple[Channel, int]:
     return _channel(instruction), instruction.sequence
 
 
-def _reduction(instruction: Instruction) -> tuple[Group, int]:
-    """Group and stage, which no other reduction of the rank has."""
+def _collective(start: Kind, instruction: Instruction) -> tuple[Kind, Group, int]:
+    """The kind that starts it, group and stage, which no other reduction or gather of the rank has."""
     action = instruction.action
     assert action.group is not None, f"{action} names no group"
-    return action.group, action.stage
+    return start, action.group, action.stage

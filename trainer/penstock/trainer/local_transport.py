@@ -186,6 +186,15 @@ class LocalTransport:
         """See `penstock.trainer.comm.Transport`."""
         return self._fabric.meet(self._members(group), self._rank, Sum(tensor))
 
+    def reduce_scatter(self, tensor: Tensor) -> LocalMeeting:
+        """See `penstock.trainer.comm.Transport`."""
+        own = tensor.chunk(self._fabric.mesh.dp)[self._replica]
+        return self._fabric.meet(self._members(Group.DP), self._rank, Scatter(tensor, own))
+
+    def all_gather(self, tensor: Tensor) -> LocalMeeting:
+        """See `penstock.trainer.comm.Transport`."""
+        return self._fabric.meet(self._members(Group.DP), self._rank, Gather(tensor))
+
     def sum_copies(self, tensor: Tensor) -> LocalMeeting:
         """See `penstock.trainer.comm.Transport`."""
         return self._fabric.meet(self._fabric.mesh.copies(self._rank), self._rank, Sum(tensor))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from penstock.core.job import Decay, TrainingSpec
 from penstock.trainer.parameters import FlatParameters
+
+Flats = Sequence[Tensor]
+"""Masters, gradients and both moments of the same elements."""
+
+_VECTOR = 64
+"""Elements: as many as any CPU's vector register holds, and more."""
 
 
 def learning_rate(training: TrainingSpec, step: int) -> float:
@@ -31,19 +39,19 @@ def learning_rate(training: TrainingSpec, step: int) -> float:
 
 
 class AdamW:
-    """AdamW over two flat ranges: the matrices, which decay, and the rest.
+    """AdamW over two flat ranges of what this replica steps: the matrices, which decay, and the rest.
 
     ``moments`` are laid out like the parameters' ``master_flat``. The kernel is torch's own and called directly:
     ``torch.optim`` would load a compiler, five seconds and 160 MB in every rank, before its first step.
     """
 
     def __init__(self, parameters: FlatParameters, training: TrainingSpec) -> None:
-        self._parameters, self._training = parameters, training
+        self.parameters, self._training = parameters, training
         self.moments = {name: torch.zeros_like(parameters.master_flat) for name in ("exp_avg", "exp_avg_sq")}
         self._num_steps = torch.zeros((), device=parameters.master_flat.device)
-        cut, decay = parameters.num_decayed, training.optimizer.weight_decay
-        ranges = [(slice(0, cut), decay), (slice(cut, None), 0.0)]
-        self._ranges = [(part, decay) for part, decay in ranges if parameters.master_flat[part].numel()]
+        cut, decay = parameters.own_decayed, training.optimizer.weight_decay
+        flats = (parameters.master_flat, parameters.own_gradient_flat, *self.moments.values())
+        self._ranges = [(_Range([flat[:cut] for flat in flats]), decay), (_Range([flat[cut:] for flat in flats]), 0.0)]
 
     @property
     def num_steps(self) -> int:
@@ -63,21 +71,19 @@ class AdamW:
         norm = _root(squared_norm)
         clip = torch.full_like(norm, self._training.clip)  # a number over a tensor would be rounded twice
         factor = torch.where(norm > clip, clip / (norm + 1e-6), 1.0)
-        self._parameters.gradient_flat.mul_(factor)
+        self.parameters.own_gradient_flat.mul_(factor)
         is_unusable = torch.logical_not(norm.isfinite()).to(self._num_steps.dtype)
         self._num_steps += 1 - is_unusable
-        for part, weight_decay in self._ranges:
-            self._update(part, learning_rate(self._training, step), weight_decay, is_unusable)
-        self._parameters.gradient_flat.zero_()
-        self._parameters.refresh_compute()
+        rate = learning_rate(self._training, step)
+        for own, weight_decay in self._ranges:
+            own.update(partial(self._update, rate=rate, weight_decay=weight_decay, is_unusable=is_unusable))
+        self.parameters.gradient_flat.zero_()
+        self.parameters.refresh_compute()
 
-    def _update(self, part: slice, rate: float, weight_decay: float, is_unusable: Tensor) -> None:
+    def _update(self, flats: Flats, *, rate: float, weight_decay: float, is_unusable: Tensor) -> None:
         optimizer = self._training.optimizer
         torch.ops.aten._fused_adamw_(
-            [self._parameters.master_flat[part]],
-            [self._parameters.gradient_flat[part]],
-            [self.moments["exp_avg"][part]],
-            [self.moments["exp_avg_sq"][part]],
+            *([flat] for flat in flats),
             [],
             [self._num_steps],
             lr=rate,
@@ -89,6 +95,34 @@ class AdamW:
             maximize=False,
             found_inf=is_unusable,
         )
+
+
+class _Range:
+    """A range of masters, gradients and moments, updated in the same way wherever its elements lie.
+
+    On CPUs the kernel updates the last few elements, less than a vector register, by other instructions, which round
+    otherwise. Replicas that divide the range would update others in this way than one that has all of it. So what is
+    left of a multiple of `_VECTOR` elements is updated in memory that is one.
+    """
+
+    def __init__(self, flats: Flats) -> None:
+        size = len(flats[0])
+        rest = size % _VECTOR if flats[0].device.type == "cpu" else 0
+        self._whole = [flat[: size - rest] for flat in flats]
+        self._rest = [flat[size - rest :] for flat in flats]
+        self._padded = [flat.new_zeros(_VECTOR) for flat in flats]
+
+    def update(self, update: Callable[[Flats], None]) -> None:
+        """Call ``update`` with all of it."""
+        if len(self._whole[0]):
+            update(self._whole)
+        if len(self._rest[0]):
+            views = [padded[: len(rest)] for padded, rest in zip(self._padded, self._rest, strict=True)]
+            for view, rest in zip(views, self._rest, strict=True):
+                view.copy_(rest)
+            update(self._padded)
+            for view, rest in zip(views, self._rest, strict=True):
+                rest.copy_(view)
 
 
 def _root(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A stage's trained tensors in flat buffers: master weights, gradients, and the copy used in products.
+"""A stage's trained tensors in flat buffers: master weights, gradients, and what products use.
 
 Of tensors that shards divide (`penstock.core.sharding`) a shard has its pieces, one after the other; names are global.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from torch import Tensor
 from penstock.core.errors import UserError
 from penstock.core.layout import Parameter, Precision, declared_parameters
 from penstock.core.model import ModelSpec
+from penstock.core.replicas import replica_layout
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
+from penstock.trainer.squared_norm import Stretch
 
 _STD = 0.02
 _POSITION_STD = 0.01
@@ -27,28 +29,60 @@ class FlatParameters:
     """What an optimizer steps: flat buffers of ``total`` elements, of which weight decay applies to the first
     ``num_decayed``.
 
-    ``compute_flat`` is what products use: ``master_flat`` itself, or its bf16 copy, renewed by `refresh_compute` after
-    every change of the masters.
+    ``own`` is the range of them that this replica steps, by default all. ``master_flat`` has that alone, as
+    `own_gradient_flat` has its gradients; ``gradient_flat`` and ``compute_flat`` have everything. ``compute_flat`` is
+    what products use: the masters themselves and those of other replicas, or bf16 copies, of which `refresh_compute`
+    renews this replica's after every change of its masters.
     """
 
-    def __init__(self, total: int, num_decayed: int, *, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self, total: int, num_decayed: int, *, precision: Precision, device: torch.device, own: slice | None = None
+    ) -> None:
         wide, narrow = accumulate_dtype(precision), compute_dtype(precision)
-        self.num_decayed = num_decayed
-        self.master_flat = torch.empty(total, dtype=wide, device=device)
+        self.num_decayed, self.own = num_decayed, slice(0, total) if own is None else own
         self.gradient_flat = torch.zeros(total, dtype=wide, device=device)
-        self.compute_flat = self.master_flat if narrow == wide else torch.empty(total, dtype=narrow, device=device)
+        self.compute_flat = torch.zeros(total, dtype=narrow, device=device)
+        if narrow != wide:
+            self.master_flat = torch.zeros(self.own.stop - self.own.start, dtype=wide, device=device)
+        else:
+            self.master_flat = self.compute_flat if own is None else self.compute_flat[own]
+
+    @property
+    def own_gradient_flat(self) -> Tensor:
+        """The gradients of what this replica steps."""
+        return self.gradient_flat[self.own]
+
+    @property
+    def own_decayed(self) -> int:
+        """To how many of the first elements of the masters weight decay applies."""
+        return min(max(self.num_decayed - self.own.start, 0), self.own.stop - self.own.start)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether other replicas step parts of it."""
+        return len(self.master_flat) < len(self.gradient_flat)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether products use a copy of another type than the masters'."""
+        return self.compute_flat.dtype != self.master_flat.dtype
 
     def refresh_compute(self) -> None:
-        """Renew the copy used in products; nothing to do where it is the master itself."""
-        if self.compute_flat is not self.master_flat:
-            self.compute_flat.copy_(self.master_flat)
+        """Renew what products use of this replica's masters; nothing to do where it is the masters themselves."""
+        if self.has_copy:
+            self.compute_flat[self.own].copy_(self.master_flat)
 
 
 class StageParameters(FlatParameters):
     """The parameters of units [first, stop) that one shard holds, by global name.
 
-    ``master``, ``gradients`` and ``compute`` are views of the flat buffers: decayed tensors first, then the others,
-    each in the units' order. ``declared`` says what they are parts of, and of which shape.
+    ``gradients`` and ``compute`` are views of the flat buffers: decayed tensors first, then the others, each in the
+    units' order. ``declared`` says what they are parts of, and of which shape. Of ``dp`` replicas that divide the
+    optimizer's state this is ``replica``; by default it is not divided (`penstock.core.replicas`).
+
+    ``master`` has the views that are as wide as the masters: of all tensors, but where other replicas have the masters
+    of products' copies. Then it has those without weight decay, norms and biases, which the host's norms use: they are
+    of ``wide_flat``, of which each replica renews its own part. On CUDA norms use ``compute``, and there are none.
     """
 
     def __init__(
@@ -59,6 +93,8 @@ class StageParameters(FlatParameters):
         *,
         sharding: Sharding = WHOLE,
         shard: int = 0,
+        dp: int = 1,
+        replica: int = 0,
         precision: Precision,
         device: torch.device,
         seed: int,
@@ -67,28 +103,79 @@ class StageParameters(FlatParameters):
         self.sharding, self.shard = sharding, shard
         self.declared = _in_flat_order(spec, first, stop)
         self._shapes = {name: p.shard_shape(sharding.tp, shard) for name, p in self.declared.items()}
-        num_decayed = sum(math.prod(self._shapes[name]) for name, p in self.declared.items() if p.decay)
-        total = sum(math.prod(shape) for shape in self._shapes.values())
-        super().__init__(total, num_decayed, precision=precision, device=device)
-        self.master = self.by_name(self.master_flat)
+        layout = replica_layout([math.prod(shape) for shape in self._shapes.values()], dp)
+        self._offsets = dict(zip(self._shapes, layout.offsets, strict=True))
+        num_decayed = max((self._place(name).stop for name, p in self.declared.items() if p.decay), default=0)
+        own = layout.shard(replica)
+        super().__init__(layout.total, num_decayed, precision=precision, device=device, own=own)
         self.gradients = self.by_name(self.gradient_flat)
-        self.compute = self.master if self.compute_flat is self.master_flat else self.by_name(self.compute_flat)
+        self.compute = self.by_name(self.compute_flat)
+        self.wide_flat, self.master = self._wide_views()
         for name, parameter in self.declared.items():
-            self.master[name].copy_(self._own_part(parameter, initial_value(spec, parameter, seed)))
-        self.refresh_compute()
+            self._set(name, initial_value(spec, parameter, seed))
+
+    def _wide_views(self) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if not self.has_copy:
+            return None, self.compute
+        if not self.is_divided:
+            return None, self.by_name(self.master_flat)
+        if self.master_flat.is_cuda:
+            return None, {}
+        start = self.num_decayed
+        wide_flat = self.master_flat.new_zeros(len(self.compute_flat) - start)
+        names = [name for name, parameter in self.declared.items() if not parameter.decay]
+        return wide_flat, {name: self._view(name, wide_flat, start) for name in names}
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a buffer that is laid out like `master_flat`."""
-        views, offset = {}, 0
-        for name, shape in self._shapes.items():
-            num_elements = math.prod(shape)
-            views[name] = flat[offset : offset + num_elements].view(shape)
-            offset += num_elements
-        return views
+        """Views of a buffer that is laid out like `gradient_flat`."""
+        return {name: self._view(name, flat) for name in self._shapes}
+
+    def _view(self, name: str, flat: Tensor, start: int = 0) -> Tensor:
+        """That of a tensor, of a buffer that begins at element ``start`` of the others."""
+        place = self._place(name)
+        return flat[place.start - start : place.stop - start].view(self._shapes[name])
+
+    def _place(self, name: str) -> slice:
+        offset = self._offsets[name]
+        return slice(offset, offset + math.prod(self._shapes[name]))
+
+    def own_parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a buffer that is laid out like `master_flat`: whole tensors or, where it is divided, what it has of
+        them, flat, from element `starts` on.
+        """
+        if not self.is_divided:
+            return self.by_name(flat)
+        return {
+            name: flat[part.start - self.own.start : part.stop - self.own.start] for name, part in self._own_places()
+        }
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """Where the parts of tensors begin that this replica steps, in elements; none where it steps all of them."""
+        places = self._own_places() if self.is_divided else ()
+        return {name: part.start - self._offsets[name] for name, part in places}
+
+    def _own_places(self) -> Iterator[tuple[str, slice]]:
+        """What this replica steps of the tensors, by their places in the flat buffers."""
+        for name in self._shapes:
+            place = self._place(name)
+            part = slice(max(place.start, self.own.start), min(place.stop, self.own.stop))
+            if part.start < part.stop:
+                yield name, part
+
+    def refresh_compute(self) -> None:
+        """See `FlatParameters`; the wide copy of norms and biases is zero where it is not this replica's, to be summed
+        over all.
+        """
+        super().refresh_compute()
+        if self.wide_flat is not None:
+            start, stop = (max(bound - self.num_decayed, 0) for bound in (self.own.start, self.own.stop))
+            self.wide_flat.zero_()
+            self.wide_flat[start:stop].copy_(self.master_flat[self.own_decayed :])
 
     def load(self, tensors: Mapping[str, Tensor], where: str = "") -> None:
-        """Copy the shard's part of the named tensors, which are whole, into the masters; ``tensors`` may hold more than
-        this stage needs.
+        """Copy the shard's part of the named tensors, which are whole, to masters and copies; ``tensors`` may hold more
+        than this stage needs.
 
         Raises UserError, before anything is changed, for a missing name or another shape.
         """
@@ -103,9 +190,19 @@ class StageParameters(FlatParameters):
                     where=where,
                     remedy="make spec.model match the weights",
                 )
-        for name, parameter in self.declared.items():
-            self.master[name].copy_(self._own_part(parameter, tensors[name]))
-        self.refresh_compute()
+        for name in self.declared:
+            self._set(name, tensors[name])
+
+    def _set(self, name: str, whole: Tensor) -> None:
+        """Copy the shard's part of a tensor to wherever it stands."""
+        value = self._own_part(self.declared[name], whole).to(self.master_flat.dtype)
+        self.compute[name].copy_(value)
+        if name in self.master:
+            self.master[name].copy_(value)
+        part = self.own_parts(self.master_flat).get(name)
+        if part is not None:
+            start = self.starts.get(name, 0)
+            part.view(-1).copy_(value.reshape(-1)[start : start + part.numel()])
 
     def _own_part(self, parameter: Parameter, whole: Tensor) -> Tensor:
         """The shard's pieces of a whole tensor, one after the other."""
@@ -136,21 +233,34 @@ class StageParameters(FlatParameters):
             if block.copies(tp) > 1
         )
 
-    def counted_gradients(self) -> list[tuple[str, Tensor]]:
-        """Gradients that this shard counts in the model's norm, with their names, so that all stages and shards
-        together count every element once: what it holds first of all shards.
+    def counted_stretches(self) -> Iterator[Stretch]:
+        """The gradients that this shard counts in the model's norm, of those that this replica has the sums of, so that
+        all stages, shards and, where they divide them, replicas together count every element once: what it holds first
+        of all shards.
         """
-        counted = []
-        for name, parameter in self.declared.items():
-            if parameter.is_copy:
-                continue
-            pieces = parameter.pieces(self.sharding.tp, self.shard)
-            if all(piece.is_owner for piece in pieces):
-                counted.append((name, self.gradients[name]))
-            else:
-                parts = zip(self._parts(name), pieces, strict=True)
-                counted += [(name, part) for part, piece in parts if piece.is_owner]
-        return counted
+        for name, part in self._own_places():
+            for counted in self._counted(name):
+                start, stop = max(part.start, counted.start), min(part.stop, counted.stop)
+                if start < stop:
+                    yield Stretch(self.gradient_flat, self._offsets[name], start, stop)
+
+    def _counted(self, name: str) -> Iterator[slice]:
+        """Which parts of a tensor this shard counts, by their places in the flat buffers. Tensors with pieces that
+        other shards hold, too, are divided by rows.
+        """
+        parameter, place = self.declared[name], self._place(name)
+        if parameter.is_copy:
+            return
+        pieces = parameter.pieces(self.sharding.tp, self.shard)
+        if all(piece.is_owner for piece in pieces):
+            yield place
+            return
+        start, row = place.start, math.prod(self._shapes[name][1:])
+        for piece in pieces:
+            stop = start + piece.size * row
+            if piece.is_owner:
+                yield slice(start, stop)
+            start = stop
 
     def _parts(self, name: str) -> tuple[Tensor, ...]:
         """Views of a gradient's pieces."""

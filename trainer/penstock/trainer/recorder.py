@@ -137,7 +137,7 @@ _ACTIVITIES = {
     **dict.fromkeys((*COMPUTE_KINDS, Kind.OVERLAP), Activity.COMPUTE),
     **dict.fromkeys((Kind.POST_RECV_F, Kind.POST_RECV_B, Kind.SEND_F, Kind.SEND_B), Activity.TRANSFER),
     **dict.fromkeys((Kind.WAIT_RECV_F, Kind.WAIT_RECV_B, Kind.WAIT_SEND_F, Kind.WAIT_SEND_B), Activity.WAIT),
-    **dict.fromkeys((Kind.START_REDUCE, Kind.WAIT_REDUCE), Activity.REDUCE),
+    **dict.fromkeys((Kind.START_REDUCE, Kind.WAIT_REDUCE, Kind.START_GATHER, Kind.WAIT_GATHER), Activity.REDUCE),
     Kind.STEP: Activity.STEP,
 }
 

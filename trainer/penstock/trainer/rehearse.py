@@ -57,14 +57,15 @@ def wait(duration_ns: int) -> None:
 
 
 def predicted_ns(predicted: Timeline, pipeline_rank: int) -> dict[str, int]:
-    """Nanoseconds of every action of a rank that a prediction gives a length: compute, reductions and step.
+    """Nanoseconds of every action of a rank that a prediction gives a length: compute, reductions, step and gathers.
 
-    A reduction lasts as long as it is under way, by the text of its start. What the rank waits for the others of its
-    pipeline is left out, since it waits for them by meeting them.
+    A reduction or gather lasts as long as it is under way, by the text of its start. What the rank waits for the others
+    of its pipeline is left out, since it waits for them by meeting them.
     """
     own = [event for event in predicted.events if event.rank == pipeline_rank]
     timed = [event for event in own if event.activity in (Activity.COMPUTE, Activity.STEP)]
-    timed += [event for event in own if parse_action(event.action).kind is Kind.START_REDUCE]
+    starts = (Kind.START_REDUCE, Kind.START_GATHER)
+    timed += [event for event in own if parse_action(event.action).kind in starts]
     return {event.action: event.duration_ns for event in timed}
 
 
@@ -126,6 +127,14 @@ class PacedTransport:
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
         """Sum over the transport."""
         return self.transport.all_reduce(group, tensor)
+
+    def reduce_scatter(self, tensor: Tensor) -> Work:
+        """Sum over the transport."""
+        return self.transport.reduce_scatter(tensor)
+
+    def all_gather(self, tensor: Tensor) -> Work:
+        """Gather over the transport."""
+        return self.transport.all_gather(tensor)
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:
         """Sum over the transport."""
@@ -195,7 +204,7 @@ class WaitingExecutor:
         return start
 
     def _meet(self, group: Group) -> Work:
-        if group is Group.TP:
+        if group is Group.TP or (group is Group.TIE and not self._tied):
             return AllOf([])
         if group is Group.TIE:
             return in_turn([partial(self._transport.sum_tied, rank, torch.ones(1)) for rank in self._tied])
@@ -209,6 +218,10 @@ class WaitingExecutor:
     def step(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
         return self._waiting(instruction)
+
+    def gather(self, instruction: Instruction) -> Callable[[], Work]:
+        """See `reduction`."""
+        return self.reduction(instruction)
 
     def _waiting(self, instruction: Instruction) -> Operation:
         duration_ns, pace = self._durations_ns.get(str(instruction.action), 0), self._pace

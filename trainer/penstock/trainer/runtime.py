@@ -108,7 +108,8 @@ class Runtime:
         """Run every kernel of a step once, so that no step loads kernels, sets up libraries or allocates for the first
         time. All ranks call it together, when no message is under way; weights and moments stay as they are.
 
-        Order: compute, on whatever lies in the arena; then the reductions, in the Program's order; then the optimizers.
+        Order: compute, on whatever lies in the arena; then the reductions, in the Program's order; then the optimizers;
+        then the gathers.
         """
         instructions = self._program.instructions
         self._executor.warm_up(instructions)
@@ -116,6 +117,12 @@ class Runtime:
             if instruction.action.kind is Kind.START_REDUCE:
                 self._executor.reduction(instruction)().wait()
         self._closing.warm_up()
+        self._closing.gather_all()
+
+    def take_over_weights(self) -> None:
+        """Compute from now on with what was copied into the masters; all ranks call it together."""
+        self._closing.refresh_compute()
+        self._closing.gather_all()
 
     def without_messages(self) -> Interpreter:
         """The step's compute actions alone, on whatever lies in the arena: what they take while no other rank computes.

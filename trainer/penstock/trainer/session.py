@@ -53,8 +53,14 @@ class Session:
         self._feed = BatchFeed(self._share, (self._num_samples, self.plan.sequence_length), worker.device)
         self._validation = validation_batches(self.job, prepared, VALIDATION_SEQUENCES)
         own = self.program.ranks[self.mesh.pipeline_rank(worker.rank)]
-        shard, seed = self.mesh.shard(worker.rank), self.job.spec.training.seed
-        self._stages = build_stages(self.plan, own, shard=shard, device=worker.device, seed=seed)
+        self._stages = build_stages(
+            self.plan,
+            own,
+            shard=self.mesh.shard(worker.rank),
+            replica=self.mesh.replica(worker.rank),
+            device=worker.device,
+            seed=self.job.spec.training.seed,
+        )
         self._optimizers = {n: AdamW(stage.parameters, self.job.spec.training) for n, stage in self._stages.items()}
         self.runtime = Runtime(
             self.plan,
@@ -151,9 +157,9 @@ class Session:
         return step
 
     def _take_over(self, num_steps: int) -> None:
-        for number, stage in self._stages.items():
-            stage.parameters.refresh_compute()
-            self._optimizers[number].num_steps = num_steps
+        for optimizer in self._optimizers.values():
+            optimizer.num_steps = num_steps
+        self.runtime.take_over_weights()
 
     def save(self, step: int, attempt: int) -> Checkpoint:
         """A checkpoint after ``step`` steps; raises `RunError` if it could not be written."""

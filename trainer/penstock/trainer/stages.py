@@ -24,10 +24,10 @@ def _computed(program: RankProgram) -> Iterator[Action]:
 
 
 def build_stages(
-    plan: Plan, program: RankProgram, *, shard: int = 0, device: torch.device, seed: int
+    plan: Plan, program: RankProgram, *, shard: int = 0, replica: int = 0, device: torch.device, seed: int
 ) -> dict[int, Stage]:
     """One shard of the rank's stages by number, freshly initialised, sharing one workspace: their actions run one at a
-    time, but for those of pairs.
+    time, but for those of pairs. ``replica`` matters where replicas divide the optimizer's state.
     """
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}
     longest = max(plan.size_of(each) * max(plan.slices_of(each)) for each in (0, plan.num_microbatches - 1))
@@ -46,6 +46,8 @@ def build_stages(
                 *units,
                 sharding=plan.sharding,
                 shard=shard,
+                dp=plan.dp if plan.zero else 1,
+                replica=replica if plan.zero else 0,
                 precision=plan.precision,
                 device=device,
                 seed=seed,

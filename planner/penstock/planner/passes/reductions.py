@@ -1,4 +1,4 @@
-"""Pass 3, reductions: where every rank starts and waits for the sums of gradients, and its optimizer's step.
+"""Pass 3, reductions: where every rank starts and waits for the sums of gradients, its optimizer's step, and gathers.
 
 Gradients of a tied matrix are summed over its copies (tie), of which a divided head has one per stage. Those that each
 shard has only an addend of are summed over shards (tp), then those of each stage over replicas (dp), then their squares
@@ -10,17 +10,24 @@ joins, each of which sums the result of the one before:
 - On the host reductions run next to compute, so the chain of a stage begins directly after its last W and the messages
   that follow it, if its rank still has compute after that, and goes on up to the first that is not waited for. The rest
   follows after all compute, before the norm. With one stage per rank nothing is left to compute.
-- A rank with several stages of a divided tied head sums their rows in one reduction over tie, after all compute.
+- A rank with several stages of a tied matrix sums their rows in one reduction over tie, after all compute. Without
+  replicas a rank that has all of them sums them with the norm instead.
 - With ``late_receives``, for NCCL, all chains begin after all compute. A reduction is a kernel there, with as many
   thread blocks as NCCL chooses; next to those of the channels it would break what `penstock.core.residency` relies on.
 
 So the terms of every sum and their order are the same wherever reductions start.
 
+Where replicas divide the optimizer's state (`penstock.core.replicas`), the parameters of all stages are gathered over
+them directly after STEP: all gathers start, then all are waited for.
+
 Example, two stages per rank, split backward, dp. Rank 0 ends with stage 2, then stage 0:
 
     2W0 · 2START_REDUCE(dp) · 0I0 · 0W0 · 0START_REDUCE(dp) · 2WAIT_REDUCE(dp) · 0WAIT_REDUCE(dp) · 0START_REDUCE(norm)
 
-With tp, 2START_REDUCE(tp) · 2WAIT_REDUCE(tp) stand before 2START_REDUCE(dp), and likewise for stage 0.
+With tp, 2START_REDUCE(tp) · 2WAIT_REDUCE(tp) stand before 2START_REDUCE(dp), and likewise for stage 0. With zero 1 the
+rank ends with
+
+    0STEP · 0START_GATHER(dp) · 2START_GATHER(dp) · 0WAIT_GATHER(dp) · 2WAIT_GATHER(dp)
 """
 
 from __future__ import annotations
@@ -40,11 +47,13 @@ def reductions_of(
     """The groups of a pipeline, in the order in which a gradient passes through them.
 
     ``dp`` says whether there are other replicas, ``tp`` whether shards have gradients to sum, and ``tie`` names the
-    stages that hold rows of a tied matrix.
+    stages that hold rows of a tied matrix. Rows that stages of one rank share are summed over replicas, too: before
+    that they are summed there, so that replicas may divide the sums.
     """
     everyone = tuple(range(max(stage_ranks) + 1))
     tied_ranks = tuple(sorted({stage_ranks[stage] for stage in tie}))
-    reductions = [Reduction(Group.TIE, tied_ranks, tie)] if len(tied_ranks) > 1 else []
+    is_tied = len(tied_ranks) > 1 or (dp and len(tie) > 1)
+    reductions = [Reduction(Group.TIE, tied_ranks, tie)] if is_tied else []
     reductions += [Reduction(Group.TP, everyone)] if tp else []
     reductions += [Reduction(Group.DP, everyone)] if dp else []
     return (*reductions, Reduction(Group.NORM, everyone))
@@ -57,8 +66,11 @@ def add_reductions(
     reductions: Sequence[Reduction],
     *,
     late: bool,
+    gathers: bool = False,
 ) -> list[Draft]:
-    """The drafts of ``rank`` with the reductions that it joins, and STEP; with ``late`` all stand at the end."""
+    """The drafts of ``rank`` with the reductions that it joins, STEP and, where it ``gathers`` parameters, that; with
+    ``late`` all stand at the end.
+    """
     own = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
     groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
     ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
@@ -84,7 +96,10 @@ def add_reductions(
     if Group.DP in groups:
         begun = dict.fromkeys(stage for stage in (*early, *untied) if stage in untied)
         row += [_wait(Group.DP, stage) for stage in (*begun, *tied)]
-    return [*row, _start(Group.NORM, own[0]), _wait(Group.NORM, own[0]), Draft(Action(Kind.STEP, own[0]))]
+    row += [_start(Group.NORM, own[0]), _wait(Group.NORM, own[0]), Draft(Action(Kind.STEP, own[0]))]
+    for kind in (Kind.START_GATHER, Kind.WAIT_GATHER) if gathers else ():
+        row += [Draft(Action(kind, stage, group=Group.DP)) for stage in own]
+    return row
 
 
 def _begun(stage: int, chain: Sequence[Group]) -> Iterator[Draft]:

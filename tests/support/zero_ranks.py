@@ -1,0 +1,87 @@
+"""What ranks of a `tests.support.worker_pool` do to train with a divided state of the optimizer, or a whole one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.core.job import OptimizerSpec, TrainingSpec
+from penstock.core.plan import Plan
+from penstock.core.program import Program
+from penstock.trainer.comm import Mesh, ProcessGroupTransport
+from penstock.trainer.optimizer import AdamW
+from penstock.trainer.runtime import Batch, Runtime
+from penstock.trainer.stages import build_stages
+from tests.support.pipeline_ranks import SEED, sample
+from tests.support.worker_pool import CPU, PoolRank
+
+CLIP = 0.05
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Of every step; the weights that products use, by stage, as a digest."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[int, str]
+    state_bytes: int
+    clip: float = CLIP
+
+
+def train_steps(me: PoolRank, plan: Plan, program: Program, num_steps: int) -> Trained:
+    """Steps with clipping and weight decay on the same batch."""
+    mesh = Mesh.of(plan)
+    stages = build_stages(
+        plan,
+        program.ranks[mesh.pipeline_rank(me.rank)],
+        shard=mesh.shard(me.rank),
+        replica=mesh.replica(me.rank),
+        device=CPU,
+        seed=SEED,
+    )
+    training = TrainingSpec(
+        steps=num_steps,
+        global_batch=plan.global_batch,
+        clip=CLIP,
+        warmup_steps=0,
+        optimizer=OptimizerSpec(learning_rate=1e-2),
+    )
+    optimizers = {number: AdamW(stage.parameters, training) for number, stage in stages.items()}
+    runtime = Runtime(
+        plan,
+        program,
+        me.rank,
+        stages=stages,
+        optimizers=optimizers,
+        transport=ProcessGroupTransport(me.groups, program, mesh, me.rank),
+        device=CPU,
+        poison=True,
+    )
+    ids, labels = sample(plan.model.vocab, plan.global_batch, plan.sequence_length)
+    share = plan.num_sequences
+    own = slice(mesh.replica(me.rank) * share, (mesh.replica(me.rank) + 1) * share)
+    batch = Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=int((labels >= 0).sum()))
+    totals = [runtime.train_step(step, batch) for step in range(num_steps)]
+    return Trained(
+        losses=[each.loss_sum for each in totals],
+        norms=[each.gradient_norm for each in totals],
+        weights={number: _digest(stage.parameters.compute) for number, stage in stages.items()},
+        state_bytes=sum(map(_state_bytes, optimizers.values())),
+    )
+
+
+def _state_bytes(optimizer: AdamW) -> int:
+    """Of moments, and of masters that are not what products use."""
+    parameters = optimizer.parameters
+    masters = parameters.master_flat.nbytes if parameters.has_copy else 0
+    return masters + sum(moment.nbytes for moment in optimizer.moments.values())
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    content = hashlib.sha256()
+    for name, tensor in tensors.items():
+        content.update(f"{name} {tensor.dtype}".encode() + tensor.double().numpy().tobytes())
+    return content.hexdigest()

@@ -1,0 +1,125 @@
+"""The reduce-scatter of gradients over replicas on the host: each replica ends with the sum of its own part.
+
+gloo's makes a copy of the whole. Here every two replicas exchange their parts in rounds of at most `ROUND_BYTES`, and
+each adds what it receives, in the order of replicas, to its own part, in place. While a round is added up, the next one
+is under way: two rounds' memory is all that it takes. A replica sends and receives (n - 1) / n of the whole, as in a
+ring. The result depends on nothing but the addends: of two replicas it is the all-reduce's.
+
+A round needs somebody to add it up before the one after the next can begin, so a thread of its own does them, as gloo's
+do for its collectives: the rank computes meanwhile. NumPy adds on that thread alone, where torch would start a team of
+threads. Requests follow each other in the order in which they were started, the same on all replicas.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.trainer.shards import irecv, isend
+from penstock.trainer.units.collectives import Work
+
+ROUND_BYTES = 2 * 2**20
+"""Received by one rank in one round, from all others together."""
+
+
+class HostReduceScatter:
+    """Reduce-scatters over ``group``, whose members are the replicas in their order."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._replica, self._num_replicas = dist.get_rank(group), dist.get_world_size(group)
+        ranks = dist.get_process_group_ranks(group)
+        self._others = {replica: rank for replica, rank in enumerate(ranks) if replica != self._replica}
+        self._memory = torch.empty(0)
+        self._thread = _Thread()
+
+    def start(self, flat: Tensor) -> Work:
+        """Begin to replace this replica's part of ``flat``, one of equal ones, by its sum over replicas."""
+        return _Started(self._thread.run(lambda: self._run(flat)))
+
+    def _run(self, flat: Tensor) -> None:
+        parts = flat.chunk(self._num_replicas)
+        own = parts[self._replica]
+        count = max(ROUND_BYTES // (len(self._others) * flat.itemsize), 1)
+        rounds = self._rounds(flat.dtype, min(count, len(own)))
+        under_way: Callable[[], None] | None = None
+        for number, start in enumerate(range(0, len(own), count)):
+            pieces = [part[start : start + count] for part in parts]
+            began = self._begin(pieces, rounds[number % len(rounds)])
+            if under_way is not None:
+                under_way()
+            under_way = began
+        if under_way is not None:
+            under_way()
+
+    def _rounds(self, dtype: torch.dtype, count: int) -> Tensor:
+        """[2, other replicas, elements]: what two rounds receive, in memory that is kept."""
+        shape = (2, len(self._others), count)
+        if self._memory.dtype != dtype or self._memory.numel() < 2 * len(self._others) * count:
+            self._memory = torch.empty(shape, dtype=dtype)
+        return self._memory.view(-1)[: 2 * len(self._others) * count].view(shape)
+
+    def _begin(self, pieces: Sequence[Tensor], received: Tensor) -> Callable[[], None]:
+        """Exchange one round; what ends it."""
+        own = pieces[self._replica]
+        addends = {self._replica: own}
+        works: list[Work] = []
+        for (replica, rank), memory in zip(self._others.items(), received, strict=True):
+            addends[replica] = memory[: len(own)]
+            works.append(irecv(addends[replica], rank, self._group))
+            works.append(isend(pieces[replica], rank, self._group))
+        in_order = [addends[replica].numpy() for replica in range(self._num_replicas)]
+
+        def end() -> None:
+            for work in works:
+                work.wait()
+            total = in_order[0]
+            for replica, addend in enumerate(in_order[1:], start=1):
+                total = np.add(total, addend, out=in_order[self._replica if replica >= self._replica else 0])
+
+        return end
+
+
+class _Started:
+    """Something that a thread does."""
+
+    def __init__(self, done: Future[None]) -> None:
+        self._done = done
+
+    def wait(self) -> None:
+        """Block until it is done; raises what it raised."""
+        self._done.result()
+
+
+class _Thread:
+    """Runs one thing after the other, in a thread that nobody waits for at the end of the process."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, task: Callable[[], None]) -> Future[None]:
+        """Run it after what was given before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="reduce-scatter", daemon=True)
+            self._thread.start()
+        done: Future[None] = Future()
+        self._tasks.put((task, done))
+        return done
+
+    def _work(self) -> None:
+        while True:
+            task, done = self._tasks.get()
+            try:
+                task()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)

@@ -1,0 +1,109 @@
+"""The squared norm of gradients, the same to the last bit however replicas divide them.
+
+A sum of floats depends on the order of its terms, and clipping passes a difference in the last bit on to every weight.
+So the squares of each *block* of 4,096 elements of a tensor (`penstock.core.replicas.BLOCK`) are summed in fp64, in an
+order that follows from the block alone, and the blocks' sums are added exactly, in which no order matters.
+
+- A block is a row of a matrix of always the same shape, whose rows are summed at once. The last block of a tensor is
+  filled up with zeros. No block lies in two replicas' shards.
+- A block's sum, a double, is cut into *limbs* of 24 bits on a fixed grid: limb k counts multiples of 2^(24 k - 312).
+  Each limb is a whole number, held in a double, and 2^29 of them add up below 2^53: exactly, over devices, too.
+  The squares of fp32 lie between 2^-298 and 2^256, a block's sum below 2^268: 24 limbs hold all of it, the last one
+  with a few bits more. What is below 2^-312 is dropped, a norm of 2^-156. Of larger sums of fp64 the last limb is
+  rounded.
+
+Example with limbs of 4 bits on a grid from 1: the sums 300 and 20 are 12, 2, 1 and 4, 1, 0, together 16, 3, 1: 320.
+
+Considered instead: a norm of each tensor, whose bits depend on how tensors are divided, and a sum of the blocks' sums
+in one order, which needs all of them in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from penstock.core.replicas import BLOCK
+
+NUM_LIMBS = 24
+_SCALES = [math.ldexp(1.0, 24 * limb - 312) for limb in range(NUM_LIMBS)]
+
+_HOST_ROWS, _DEVICE_ROWS = 32, 512
+"""Blocks that are squared at once: 1 MiB in a core's cache, or 16 MiB, so that a device has enough to do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Elements [start, stop) of a flat buffer, whose blocks are counted from ``origin``."""
+
+    flat: Tensor
+    origin: int
+    start: int
+    stop: int
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """[start, stop) of what comes before the first bound of blocks, of whole blocks, and of what comes after."""
+        first = self.origin + -(-(self.start - self.origin) // BLOCK) * BLOCK
+        last = self.origin + (self.stop - self.origin) // BLOCK * BLOCK
+        bounds = (self.start, min(first, self.stop), max(last, min(first, self.stop)), self.stop)
+        for start, stop in pairwise(bounds):
+            if start < stop:
+                yield start, stop
+
+
+class SquaredNorm:
+    """The sum of squares of ``stretches``, in limbs; bound to their memory once."""
+
+    def __init__(self, stretches: Iterable[Stretch], device: torch.device) -> None:
+        rows = _HOST_ROWS if device.type == "cpu" else _DEVICE_ROWS
+        self._squares = torch.zeros(rows, BLOCK, dtype=torch.float64, device=device)
+        self._fills = list(_fills(stretches, self._squares))
+        self._sums = torch.zeros(len(self._fills), rows, dtype=torch.float64, device=device)
+        self._scales = torch.tensor(_SCALES, dtype=torch.float64, device=device)
+
+    def limbs(self) -> Tensor:
+        """[limbs]: what of the sum is in each, to be added to those of others. Not a number where the sum is none."""
+        for copies, sums in zip(self._fills, self._sums, strict=True):
+            self._squares.zero_()
+            for target, source in copies:
+                target.copy_(source)
+            torch.sum(self._squares.square_(), dim=1, out=sums)
+        return limbs_of(self._sums.view(-1))
+
+    def total(self, limbs: Tensor) -> Tensor:
+        """The sum, a scalar, of limbs that were added up; the same bits from the same limbs."""
+        return (limbs * self._scales).sum()
+
+
+def _fills(stretches: Iterable[Stretch], squares: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The copies that fill ``squares`` each time: targets in it, and their sources."""
+    copies: list[tuple[Tensor, Tensor]] = []
+    row = 0
+    for stretch in stretches:
+        for start, stop in stretch.parts():
+            while start < stop:
+                count = min(max((stop - start) // BLOCK, 1), len(squares) - row)
+                end = min(start + count * BLOCK, stop)
+                copies.append((squares[row : row + count].view(-1)[: end - start], stretch.flat[start:end]))
+                row, start = row + count, end
+                if row == len(squares):
+                    yield copies
+                    copies, row = [], 0
+    if copies:
+        yield copies
+
+
+def limbs_of(sums: Tensor) -> Tensor:
+    """[limbs] of the exact sum of doubles that are not negative."""
+    limbs = sums.new_zeros(NUM_LIMBS)
+    rest = sums
+    for limb in reversed(range(NUM_LIMBS)):
+        whole = torch.floor(rest / _SCALES[limb])
+        limbs[limb] = whole.sum()
+        rest = rest - whole * _SCALES[limb]
+    return limbs
