@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from penstock.core.sharding import Block
 from penstock.trainer import checkpoint, checkpoint_index
 from penstock.trainer.checkpoint_index import StoredTensor, _pieces, _Section, fill
 from penstock.trainer.checkpoint_shards import Box, HeldShard
+from penstock.trainer.together import FailedError
 from tests.support.checkpoint_ranks import blank, cut, save_divided, shard_of, stored_tensors, stored_value
 from tests.support.planted import seal
 from tests.support.small_plans import small_model
@@ -305,3 +308,67 @@ def test_damage_within_a_part_is_noticed(folder: Path) -> None:
     data.write_bytes(content)
     with pytest.raises(checkpoint.CorruptError, match=r"__0_0\.distcp is not what was written"):
         checkpoint.read_weights(folder)
+
+
+# Replicas that divide the optimizer's state
+
+
+def stretches(
+    model: ModelSpec, stages: list[tuple[int, int]], tp: int, bounds: list[int]
+) -> list[tuple[dict[str, dict[str, torch.Tensor]], HeldShard]]:
+    """What each rank holds, where replicas divide every tensor of every shard at these bounds, out of 100."""
+    held = []
+    for shard in range(tp):
+        tensors, of_shard = stored_tensors(model, stages, tp, shard, WEIGHTS), shard_of(model, stages, tp, shard)
+        for first, last in pairwise((0, *sorted(bounds), 100)):
+            own, starts = {}, {}
+            for name, tensor in tensors["weights"].items():
+                start, stop = tensor.numel() * first // 100, tensor.numel() * last // 100
+                if start < stop:
+                    own[name], starts[name] = tensor.flatten()[start:stop].clone(), start
+            held.append(({"weights": own}, dataclasses.replace(of_shard, starts=starts)))
+    return held
+
+
+@settings(max_examples=40)
+@given(models(), st.data())
+def test_any_replicas_and_shards_read_what_any_others_wrote(
+    tmp_path_factory: pytest.TempPathFactory, model: ModelSpec, data: st.DataObject
+) -> None:
+    """Stretches begin and end anywhere in a row; written parts have every element once."""
+    whole, cuts = [(0, model.num_units)], st.lists(st.integers(1, 99), max_size=4)
+    written_by, read_by = (data.draw(st.sampled_from(degrees(model))) for _ in range(2))
+    folder = tmp_path_factory.mktemp("stretches")
+    writers = stretches(model, whole, written_by, data.draw(cuts))
+    parts: dict[str, list[StoredTensor]] = {}
+    for number, (tensors, shard) in enumerate(writers):
+        for name, tensor in tensors["weights"].items():
+            for box, memory_rc in shard.held(name, tensor).owned():
+                file = f"{number}-{name}-{box.rows.start}-{box.columns.start}"
+                stored = _stored(folder / file, shard.declared[name], box, memory_rc)
+                parts.setdefault(name, []).append(stored)
+    parts = {name: list(checkpoint_index._in_order(each)) for name, each in parts.items()}
+    for tensors, shard in stretches(model, whole, read_by, data.draw(cuts)):
+        for name, expected in tensors["weights"].items():
+            own = torch.full_like(expected, torch.nan)
+            for stored in parts[name]:
+                fill(folder, stored, shard.held(name, own))
+            assert torch.equal(own, expected)
+    name, some = max(parts.items(), key=lambda item: len(item[1]))
+    if len(some) > 1:
+        chosen = data.draw(st.integers(0, len(some) - 1))
+        with pytest.raises(FailedError, match=f"lacks .* of {name}"):
+            checkpoint_index._in_order([*some[:chosen], *some[chosen + 1 :]])
+        with pytest.raises(FailedError, match=f"of {name} twice"):
+            checkpoint_index._in_order([*some, some[chosen]])
+
+
+def _stored(path: Path, parameter: Parameter, box: Box, memory_rc: torch.Tensor) -> StoredTensor:
+    """A part written to a file of its own, as the index describes it."""
+    offsets, sizes = box.chunk(parameter.shape)
+    torch.save(memory_rc.reshape(sizes).clone(), path)
+    part = checkpoint_index.part_of(parameter.shape, offsets, sizes)
+    size = path.stat().st_size
+    return StoredTensor(
+        name=parameter.name, dtype="float32", shape=parameter.shape, part=part, file=path.name, offset=0, num_bytes=size
+    )

@@ -206,22 +206,25 @@ def _described(metadata: Metadata, result: WriteResult) -> StoredTensor:
     stored = metadata.state_dict_metadata[result.index.fqn]
     assert isinstance(stored, TensorStorageMetadata), "a checkpoint holds tensors only"
     (chunk,) = (chunk for chunk in stored.chunks if chunk.offsets == result.index.offset)
-    stops = [offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True)]
-    divided = [axis for axis, size in enumerate(stored.size) if chunk.sizes[axis] != size]
-    part = None
-    if divided:
-        axis, *others = divided
-        columns = (chunk.offsets[1], stops[1]) if others else None
-        part = Part(axis=axis, start=chunk.offsets[axis], stop=stops[axis], columns=columns)
     return StoredTensor(
         name=result.index.fqn,
         dtype=_DTYPE_NAMES[stored.properties.dtype],
         shape=tuple(stored.size),
-        part=part,
+        part=part_of(stored.size, chunk.offsets, chunk.sizes),
         file=result.storage_data.relative_path,
         offset=result.storage_data.offset,
         num_bytes=result.storage_data.length,
     )
+
+
+def part_of(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> Part | None:
+    """What an index says of a part of a tensor; nothing of all of it."""
+    stops = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+    divided = [axis for axis, size in enumerate(shape) if sizes[axis] != size]
+    if not divided:
+        return None
+    axis, *others = divided
+    return Part(axis=axis, start=offsets[axis], stop=stops[axis], columns=(offsets[1], stops[1]) if others else None)
 
 
 class PiecePlanner(DefaultSavePlanner):
