@@ -43,6 +43,8 @@ from penstock.trainer.units.collectives import Work
 
 _TIED = "embedding.weight"
 _LOSS, _STOP, _NUM_SUMS = NUM_LIMBS, NUM_LIMBS + 1, NUM_LIMBS + 2
+_SQUARED_NORM = 0
+"""Where the limbs were, once they are added up."""
 
 
 class Optimizer(Protocol):
@@ -141,7 +143,6 @@ class Closing:
         )
         self._sums = torch.zeros(_NUM_SUMS + mesh.num_ranks, dtype=torch.float64, device=device)
         self._values = self._sums.tolist()
-        self._total = self._sums.new_zeros(())
         self._ungathered: set[int] = set()
         self._gradient_norm = 0.0
         self._peak_bytes = 0
@@ -186,9 +187,9 @@ class Closing:
 
     def step(self) -> None:
         """The optimizers' step, which ends the step where no gathers follow."""
-        self._total.copy_(self._squared_norm.total(self._sums[:NUM_LIMBS]))
+        self._sums[_SQUARED_NORM] = self._squared_norm.total(self._sums[:NUM_LIMBS])
         for optimizer in self._optimizers:
-            optimizer.step(self._step, self._total)
+            optimizer.step(self._step, self._sums[_SQUARED_NORM])
         self._ungathered = set(self._parameters) if self._is_divided else set()
         self._end_if_over()
 
@@ -211,9 +212,9 @@ class Closing:
 
     def warm_up(self) -> None:
         """Let the optimizers run once without a change of weights, moments or counts; gradients are cleared."""
-        self._total.fill_(math.nan)
+        self._sums.fill_(math.nan)
         for optimizer in self._optimizers:
-            optimizer.step(0, self._total)
+            optimizer.step(0, self._sums[_SQUARED_NORM])
         self._sums.tolist()
 
     def _start_gather(self, parameters: StageParameters) -> Work:
@@ -233,7 +234,7 @@ class Closing:
         self._peak_bytes = memory.peak_bytes(self._device)
         self._meanwhile()
         self._values = self._sums.tolist()
-        self._gradient_norm = finite_norm(self._step, float(self._total))
+        self._gradient_norm = finite_norm(self._step, self._values[_SQUARED_NORM])
 
     def _start_tied(self) -> Work:
         """Between this rank's stages, then with each other rank that has the same rows, in the order of stages and one

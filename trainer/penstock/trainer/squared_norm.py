@@ -101,9 +101,9 @@ def _fills(stretches: Iterable[Stretch], squares: Tensor) -> Iterator[list[tuple
 def limbs_of(sums: Tensor) -> Tensor:
     """[limbs] of the exact sum of doubles that are not negative."""
     limbs = sums.new_zeros(NUM_LIMBS)
-    rest = sums
+    rest, whole = sums.clone(), torch.empty_like(sums)
     for limb in reversed(range(NUM_LIMBS)):
-        whole = torch.floor(rest / _SCALES[limb])
-        limbs[limb] = whole.sum()
-        rest = rest - whole * _SCALES[limb]
+        torch.div(rest, _SCALES[limb], rounding_mode="floor", out=whole)
+        torch.sum(whole, dim=0, keepdim=True, out=limbs[limb : limb + 1])
+        rest.sub_(whole, alpha=_SCALES[limb])
     return limbs
