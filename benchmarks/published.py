@@ -3,17 +3,16 @@
     ./dev bench published
 
 Rows come from `benchmarks/data/published`, or from a folder that is named: A100 steps without recomputation (arXiv
-2401.10241), a layer with and without sequence parallelism (arXiv 2205.05198, table 4), and TeraPipe's ten settings on
-V100 with its uniform sweep of setting 9 (arXiv 2102.07988), and shared heads (`benchmarks.published_heads`). Each
-device kind has one description (`penstock.core.devices`), each software stack one, taken from the paper's text and its
-public code. Nothing is fitted to a row: what misses is printed with its reason. Published memory is read as GiB.
+2401.10241) and with all of it (arXiv 2104.04473), layers and steps with and without sequence parallelism
+(`benchmarks.published_shards`), TeraPipe's ten settings on V100 with its uniform sweep of setting 9 (arXiv 2102.07988),
+and shared heads (`benchmarks.published_heads`). Each device kind has one description (`penstock.core.devices`), each
+software stack one, taken from the paper's text and its public code. Nothing is fitted to a row: what misses is printed
+with its reason. Published memory is read as GiB.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import itertools
 import json
 import statistics
 import sys
@@ -22,16 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import published_heads
+from benchmarks import published_heads, published_shards
+from benchmarks.published_rows import MEGATRON, Row, a100_cluster, even_stages, job, rows_of, summary
 from benchmarks.support import write_results
 
 from penstock.core.cluster import AttentionKernel, ClusterSpec, Fusion, GradientType, LinkSpec, SoftwareSpec, Transfers
 from penstock.core.devices import cluster_of, device_kind
-from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
-from penstock.core.layout import Precision
-from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.job import ParallelismSpec
+from penstock.core.model import Family, ModelSpec
 from penstock.core.remaking import Recompute
-from penstock.core.schedule import Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import Evaluation
@@ -43,7 +41,6 @@ from penstock.planner.schedules.registry import find
 from penstock.planner.schedules.seeds import depths, usual_depth
 from penstock.planner.search import with_h1
 from penstock.planner.stagecost import equal_slices
-from penstock.planner.work import Work
 
 DATA = Path(__file__).parent / "data" / "published"
 FIGURES = frozenset({2, 4, 7})
@@ -53,23 +50,6 @@ COUNTED = (5, 8, 9, 10)
 """Those of its settings whose speed-up is held to the bar."""
 
 BAR = {"paper mean": 0.04, "paper worst": 0.09, "mean": 0.06, "worst": 0.15, "memory": 0.10, "speed-up": 0.12}
-
-MEGATRON = SoftwareSpec(
-    recomputes_on_demand=True,
-    attention=AttentionKernel.UNFUSED,
-    dropout=True,
-    fusion=Fusion.GROUPED,
-    launch_seconds=8e-6,
-    transfers=Transfers.EXCHANGED,
-    head_in_forward=False,
-)
-"""Megatron-LM before FlashAttention, on which the zero-bubble authors built (their section 5.1 and branch
-`legacy-main`): fused bias and activation, bias, dropout and residual, and scaled masked softmax; dropout 0.1; gradients
-added in fp32 by the products; point-to-point exchanges that both sides wait for."""
-
-SHARDED = dataclasses.replace(MEGATRON, overlapped_collectives=True)
-"""The same with the backward's collectives next to its products, which the paper on sequence parallelism has (section
-6.2)."""
 
 ZERO_BUBBLE = dataclasses.replace(MEGATRON, transfers=Transfers.OVERLAPPED)
 """The same with the authors' own runtime, which sends while it computes."""
@@ -111,41 +91,6 @@ SCHEDULE_NAMES = {"interleaved": "interleaved-1f1b"}
 UNLIMITED = 2**49
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One published step and its simulation."""
-
-    paper: str
-    name: str
-    published: float
-    predicted: float
-    published_gib: float | None = None
-    predicted_gib: float | None = None
-
-    @property
-    def error(self) -> float:
-        """Signed share by which the simulation is off."""
-        return self.predicted / self.published - 1
-
-    @property
-    def memory_error(self) -> float | None:
-        """The same of the fullest rank's memory."""
-        if self.published_gib is None or self.predicted_gib is None:
-            return None
-        return self.predicted_gib / self.published_gib - 1
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def a100_cluster(num_nodes: int, software: SoftwareSpec) -> ClusterSpec:
-    """HGX A100 nodes with four cards of 200 Gb/s RoCE: "8 GPUs a node, RoCE between nodes" is all that is said."""
-    return dataclasses.replace(cluster_of(device_kind("a100-80"), num_nodes), nics_per_node=4, software=software)
-
-
 def p3_cluster(num_nodes: int) -> ClusterSpec:
     """AWS p3.16xlarge: eight V100-16 with NVLink, one card of 25 Gb/s.
 
@@ -161,17 +106,6 @@ def p3_cluster(num_nodes: int) -> ClusterSpec:
     )
 
 
-def job(model: ModelSpec, length: int, batch: int, ranks: int, memory: int, **pinned: Any) -> JobSpec:
-    """A job with what it pins. Neither paper's trainer divides hidden states by tokens."""
-    return JobSpec(
-        model=model,
-        data=DataSpec(source="", sequence_length=length),
-        training=TrainingSpec(global_batch=batch, steps=1, precision=Precision.BF16),
-        resources=ResourcesSpec(device=Device.CPU, ranks=ranks, memory_per_rank=memory),
-        parallelism=ParallelismSpec(sequence_parallel=False, **pinned),
-    )
-
-
 def layers_per_stage(layers: int, num_stages: int) -> tuple[float, ...]:
     """As the zero-bubble authors balance stages: the first and the last have a layer less, for embedding and head.
 
@@ -181,11 +115,6 @@ def layers_per_stage(layers: int, num_stages: int) -> tuple[float, ...]:
     if rest or num_stages < 2:
         return even_stages(layers, num_stages)
     return (per_stage - 1.0, *[float(per_stage)] * (num_stages - 2), per_stage - 1.0)
-
-
-def even_stages(layers: int, num_stages: int) -> tuple[float, ...]:
-    """Layers per stage, the longer ones first."""
-    return tuple(float(layers // num_stages + (stage < layers % num_stages)) for stage in range(num_stages))
 
 
 ZB_2P = 1 + depths(8).index(2 * usual_depth(8))
@@ -268,29 +197,6 @@ def a100_row(row: Mapping[str, str]) -> Row:
         published_gib=float(row["peak_gb"]) if row["peak_gb"] else None,
         predicted_gib=max(evaluation.peak_bytes) / 2**30,
     )
-
-
-def layer_rows(folder: Path) -> Iterator[Row]:
-    """F and B of one layer on tensor-parallel A100s of a node."""
-    for row in rows_of(folder / "a100_layers.csv"):
-        tp, batch, length = (int(row[name]) for name in ("tp", "microbatch", "sequence_length"))
-        sizes = {name: int(row[name]) for name in ("layers", "hidden", "heads", "vocab")}
-        model = ModelSpec(family=Family.GPT2, positions=length, **sizes)
-        by_tokens = row["sequence_parallel"] == "yes"
-        wanted = job(model, length, batch, tp, 80 * 10**9, dp=1, tp=tp, pp=1)
-        pinned = dataclasses.replace(wanted.parallelism, sequence_parallel=by_tokens)
-        wanted = dataclasses.replace(wanted, parallelism=pinned)
-        cost = problem_from_cluster(wanted, a100_cluster(1, SHARDED)).cost_of(tp)
-        work = Work.of(batch, length, 0)
-        shards = f"tp {tp}, {'by tokens' if by_tokens else 'whole'}"
-        for passes, published in (((Kind.F,), "forward_ms"), ((Kind.I, Kind.W), "backward_ms")):
-            units = itertools.product((UnitKind.ATTENTION, UnitKind.MLP), passes)
-            yield Row(
-                paper="sequence parallelism",
-                name=f"{row['name']} layer, {shards}, {published.removesuffix('_ms')}",
-                published=float(row[published]) / 1e3,
-                predicted=sum(float(cost.unit_seconds(unit, kind, work)) for unit, kind in units),
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -403,16 +309,6 @@ def sweep(folder: Path) -> Iterator[Row]:
         )
 
 
-def summary(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean and worst absolute error, and the bias."""
-    errors = [row.error for row in rows]
-    return {
-        "mean": statistics.fmean(map(abs, errors)),
-        "worst": max(map(abs, errors)),
-        "bias": statistics.fmean(errors),
-    }
-
-
 def measure(folder: Path) -> dict[str, Any]:
     """Everything, as data."""
     steps = list(a100_rows(folder))
@@ -420,10 +316,7 @@ def measure(folder: Path) -> dict[str, Any]:
         paper: summary([row for row in steps if row.paper == paper]) for paper in dict.fromkeys(r.paper for r in steps)
     }
     memory = [abs(row.memory_error) for row in steps if row.memory_error is not None]
-    layers = list(layer_rows(folder))
     return {
-        "layers": [{**dataclasses.asdict(row), "error": row.error} for row in layers],
-        "layers_summary": summary(layers),
         "steps": [{**dataclasses.asdict(row), "error": row.error, "memory_error": row.memory_error} for row in steps],
         "papers": papers,
         "overall": summary(steps),
@@ -433,18 +326,28 @@ def measure(folder: Path) -> dict[str, Any]:
         "settings": [
             {**dataclasses.asdict(each), "speedup_error": each.speedup_error} for each in terapipe_settings(folder)
         ],
+        **published_shards.measure(folder),
         **published_heads.measure(folder),
     }
 
 
+PAPERS = {
+    "Without recomputation (arXiv 2401.10241)": "zero-bubble",
+    "Everything made again (arXiv 2104.04473)": "narayanan",
+}
+STEP_HEADER = (
+    "| step | published s | simulated s | off | published GB | simulated GiB | off |",
+    "|---|---:|---:|---:|---:|---:|---:|",
+)
+
+
 def markdown(results: Mapping[str, Any]) -> str:
     """The tables for people."""
-    lines = ["# Published steps against their simulation on described hardware", "", results["machine"], ""]
-    lines += [
-        "| step | published s | simulated s | off | published GB | simulated GiB | off |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines += [_step_line(row) for row in results["steps"]]
+    lines = ["# Published steps against their simulation on described hardware", "", results["machine"]]
+    for title, paper in PAPERS.items():
+        rows = [row for row in results["steps"] if row["paper"] == paper]
+        lines += ["", f"{title}:", ""] if rows else []
+        lines += [*STEP_HEADER, *map(_step_line, rows)] if rows else []
     lines += ["", "| paper | mean | worst | bias | bar |", "|---|---:|---:|---:|---|"]
     for paper, errors in results["papers"].items():
         lines.append(_summary_line(paper, errors, "paper mean", "paper worst"))
@@ -454,14 +357,11 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"Memory: mean {results['mean_memory_error']:.1%}, worst {results['worst_memory_error']:.1%} "
         f"(bar {BAR['memory']:.0%}).",
     ]
-    lines += ["", "One layer, in milliseconds (arXiv 2205.05198, table 4):", ""]
-    lines += ["| pass | published | simulated | off |", "|---|---:|---:|---:|"]
-    lines += [
-        f"| {row['name']} | {1e3 * row['published']:.1f} | {1e3 * row['predicted']:.2f} | {row['error']:+.1%} |"
-        for row in results["layers"]
-    ]
+    lines += ["", *published_shards.markdown(results)]
     lines += ["", "| | mean | worst | bias | bar |", "|---|---:|---:|---:|---|"]
     lines.append(_summary_line("layers", results["layers_summary"], "paper mean", "paper worst"))
+    if results["sharded_steps_summary"]:
+        lines.append(_summary_line("steps", results["sharded_steps_summary"], "paper mean", "paper worst"))
     lines += [
         "",
         "TeraPipe, setting 9 with equal slices:",
