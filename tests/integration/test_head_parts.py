@@ -1,13 +1,11 @@
 """Gradients of whole steps with a head in parts, from real processes, against the unsliced model in one process.
 
-Every pair of values of two factors occurs in some case. Parts are alone in the last stages, or wherever equal numbers
-of units put them.
+Every pair of values of two factors (`tests.support.shared_heads`) occurs in some case.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,47 +18,11 @@ from penstock.planner.realise import program_of
 from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded
-from tests.support.small_plans import even_stages, looped_schedule, plan_of_case, small_plan, with_stages
+from tests.support.shared_heads import FACTORS, is_allowed, plan_of
+from tests.support.small_plans import looped_schedule, parts_alone, small_plan, with_stages
 from tests.support.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("worker-pool")
-
-VIRTUAL = {"zbv": 2, "v-half": 2, "interleaved-zb": 3, "interleaved-1f1b": 2}
-"""Stages per rank; one where not named."""
-
-FACTORS: dict[str, tuple[Any, ...]] = {
-    "head_parts": (2, 3, 4),
-    "alone": (True, False),
-    "tp": (1, 2),
-    "sequence_parallel": (True, False),
-    "family": tuple(Family),
-    "slices": ((6,), (3, 1, 2)),
-    "schedule": ("gpipe", "1f1b", "zb-h1", "zb", "zbv", "v-half", "interleaved-1f1b", "interleaved-zb"),
-    "pp": (1, 2, 3),
-    "dp": (1, 2),
-    "num_microbatches": (1, 3),
-}
-
-
-def is_allowed(case: dict[str, Any]) -> bool:
-    """Loops want a pipeline, and only shards divide tokens."""
-    is_loop = case["schedule"].startswith("interleaved")
-    return (case["pp"] > 1 or not is_loop) and (case["tp"] > 1 or case["sequence_parallel"])
-
-
-def plan_of(case: dict[str, Any]) -> Plan:
-    """The small model's plan for a case."""
-    plan = plan_of_case(case, VIRTUAL, head_parts=case["head_parts"])
-    stages = parts_alone(plan) if case["alone"] else plan.stages
-    return replace(plan, stages=stages, tp=case["tp"], sequence_parallel=case["sequence_parallel"])
-
-
-def parts_alone(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """As many stages of one part each at the end as there are parts, or stages after the first."""
-    num_alone = min(plan.head_parts, len(plan.stages) - 1)
-    rest = plan.model.num_units - num_alone
-    bounds = [*range(rest, plan.model.num_units + 1)]
-    return (*even_stages(rest, len(plan.stages) - num_alone), *pairwise(bounds))
 
 
 def name_of(case: dict[str, Any]) -> str:
@@ -78,8 +40,11 @@ def check(pool: WorkerPool, plan: Plan) -> None:
     check_sharded(plan, pool.run(train_rank, plan, program, num_ranks=plan.num_ranks))
 
 
-def test_the_cases_are_few() -> None:
+def test_the_cases_are_few_and_hold_every_pair() -> None:
     assert len(CASES) <= 40
+    assert {(case["tp"], case["schedule"]) for case in CASES} == {
+        (tp, schedule) for tp in FACTORS["tp"] for schedule in FACTORS["schedule"]
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)

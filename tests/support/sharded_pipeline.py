@@ -18,9 +18,10 @@ from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stages import stage_numbers
-from tests.support.pipeline_ranks import SEED, RankResult, expected
+from tests.support.pipeline_ranks import SEED, GradientKeeper, RankResult, expected
 from tests.support.stage_pipeline import HandPipeline, evaluate, fill_rows, gradient_error, joined_over_stages
 from tests.support.thread_shards import ThreadShards
+from tests.support.threaded_run import ThreadedRun
 from tests.support.worker_pool import CPU
 
 
@@ -166,5 +167,17 @@ def check_sharded(plan: Plan, results: Sequence[RankResult]) -> None:
     kept = [
         {stage: {name: torch.from_numpy(array) for name, array in of.items()} for stage, of in result.gradients.items()}
         for result in results
+    ]
+    assert gradient_error(joined_gradients(plan, kept), wanted.gradients) < 1e-10
+
+
+def check_threads(plan: Plan) -> None:
+    """The same of a step over the in-process transport."""
+    run = ThreadedRun(plan)
+    wanted = expected(plan.model, plan.global_batch, plan.sequence_length)
+    assert run.train_step() == pytest.approx([wanted.loss] * plan.num_ranks, rel=1e-12)
+    kept = [
+        {stage: keeper.kept for stage, keeper in own.items() if isinstance(keeper, GradientKeeper)}
+        for own in run.optimizers
     ]
     assert gradient_error(joined_gradients(plan, kept), wanted.gradients) < 1e-10

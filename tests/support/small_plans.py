@@ -104,6 +104,14 @@ def even_stages(num_units: int, num_stages: int) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(bounds))
 
 
+def parts_alone(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """As many stages of one part each at the end as there are parts, or stages after the first."""
+    num_alone = min(plan.head_parts, len(plan.stages) - 1)
+    rest = plan.model.num_units - num_alone
+    bounds = [*range(rest, plan.model.num_units + 1)]
+    return (*even_stages(rest, len(plan.stages) - num_alone), *pairwise(bounds))
+
+
 def remade_units(num_stages: int, *, layers: int = 3) -> list[int]:
     """Of every stage of `small_plan`, how many units R makes again."""
     model = small_model(Family.LLAMA, layers=layers)

@@ -13,10 +13,10 @@ from penstock.planner.realise import program_of
 from penstock.trainer.closing import Optimizer
 from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
-from penstock.trainer.runtime import Runtime
+from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from penstock.trainer.stages import build_stages
-from tests.support.pipeline_ranks import SEED, GradientKeeper
+from tests.support.pipeline_ranks import SEED, GradientKeeper, sample
 from tests.support.worker_pool import CPU
 
 T = TypeVar("T")
@@ -57,6 +57,19 @@ class ThreadedRun:
             stop_requested=lambda: rank in self.stop_requests,
             poison=self.poison,
         )
+
+    def train_step(self, step: int = 0) -> list[float]:
+        """The losses that every rank has after one step of the sample."""
+        plan = self.plan
+        ids, labels = sample(plan.model.vocab, plan.global_batch, plan.sequence_length)
+        num_valid, share = int((labels >= 0).sum()), plan.global_batch // plan.dp
+
+        def one(rank: int, runtime: Runtime) -> float:
+            own = slice(self.mesh.replica(rank) * share, (self.mesh.replica(rank) + 1) * share)
+            batch = Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=num_valid)
+            return runtime.train_step(step, batch).loss_sum
+
+        return self.on_every_rank(one)
 
     def on_every_rank(self, act: Callable[[int, Runtime], T]) -> list[T]:
         """Call ``act(rank, runtime)`` on all ranks at once; their results, or the first rank's error."""

@@ -11,11 +11,9 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.planner.realise import program_of
 from penstock.trainer.optimizer import AdamW
-from penstock.trainer.runtime import Batch, Runtime
-from tests.support.pipeline_ranks import GradientKeeper, expected, sample, train_rank
-from tests.support.sharded_pipeline import check_sharded, joined_gradients
+from tests.support.pipeline_ranks import train_rank
+from tests.support.sharded_pipeline import check_sharded, check_threads
 from tests.support.small_plans import looped_schedule, small_plan
-from tests.support.stage_pipeline import gradient_error
 from tests.support.threaded_run import ThreadedRun
 from tests.support.worker_pool import WorkerPool
 
@@ -50,33 +48,9 @@ PLANS = {
 NAMES = list(PLANS)
 
 
-def threaded(run: ThreadedRun, step: int = 0) -> list[float]:
-    """The losses that every rank has after one step."""
-    plan = run.plan
-    ids, labels = sample(plan.model.vocab, plan.global_batch, plan.sequence_length)
-    share = plan.global_batch // plan.dp
-
-    def one(rank: int, runtime: Runtime) -> float:
-        own = slice(run.mesh.replica(rank) * share, (run.mesh.replica(rank) + 1) * share)
-        num_valid = int((labels >= 0).sum())
-        return runtime.train_step(
-            step, Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=num_valid)
-        ).loss_sum
-
-    return run.on_every_rank(one)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_threads_find_the_whole_models_gradients(name: str) -> None:
-    plan = PLANS[name]
-    run = ThreadedRun(plan)
-    wanted = expected(plan.model, plan.global_batch, plan.sequence_length)
-    assert threaded(run) == pytest.approx([wanted.loss] * plan.num_ranks, rel=1e-12)
-    kept = [
-        {stage: keeper.kept for stage, keeper in own.items() if isinstance(keeper, GradientKeeper)}
-        for own in run.optimizers
-    ]
-    assert gradient_error(joined_gradients(plan, kept), wanted.gradients) < 1e-10
+    check_threads(PLANS[name])
 
 
 @POOLED
@@ -97,7 +71,7 @@ def test_training_is_the_same_however_many_shards_there_are(family: Family, sequ
     def losses(plan: Plan) -> list[float]:
         run = ThreadedRun(plan, make_optimizer=lambda stage: AdamW(stage.parameters, training))
         run.on_every_rank(lambda rank, runtime: runtime.warm_up())
-        return [threaded(run, step)[0] for step in range(4)]
+        return [run.train_step(step)[0] for step in range(4)]
 
     plan = small_plan(family=family, pp=2, num_microbatches=2)
     alone = losses(plan)
