@@ -201,14 +201,24 @@ def test_what_stages_take_lies_between_what_is_known_without_a_search(cut: Cut) 
     """Parts of units take no longer, and greedy choices at least as long; all are infinite for the same stages, but for
     roundings of what is needed.
     """
-    num_places = len(cut.unit_ns) - len(cut.in_flight) + 1
     for stage in range(len(cut.in_flight)):
-        for first, stop in itertools.combinations_with_replacement(range(num_places if stage else 1), 2):
-            units = stage + first, stage + 1 + stop
-            least, greedy = (float(table[first, stop]) for table in cut.tables_of(stage))
-            assert least <= cut.stage_ns(stage, *units) * (1 + 1e-9)
-            assert cut.stage_ns(stage, *units) <= greedy
-            assert (cut.stage_ns(stage, *units) == math.inf) == (greedy == math.inf)
+        for stop in range(stage + 1, len(cut.unit_ns) + 1):
+            for first, (least, greedy) in enumerate(cut.times_of(stage, stop).T.tolist(), start=stage):
+                assert least <= cut.stage_ns(stage, first, stop) * (1 + 1e-9)
+                assert cut.stage_ns(stage, first, stop) <= greedy
+                assert (cut.stage_ns(stage, first, stop) == math.inf) == (greedy == math.inf)
+
+
+@settings(max_examples=150)
+@given(cuts(), st.floats(1, 1.5))
+def test_whether_stages_can_take_so_long_is_known_without_the_best(cut: Cut, factor: float) -> None:
+    bounds = cut.best()
+    if bounds is None:
+        assert cut.can_take(0)
+        return
+    longest = slowest(cut, bounds)
+    assert cut.can_take(factor * longest)
+    assert not cut.can_take(longest / LYNX_OPT - 1)
 
 
 def test_the_example_of_the_theory() -> None:

@@ -7,6 +7,7 @@ programme. Boundaries are moved later, where the simulator finds that faster.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -59,11 +60,15 @@ class Proposer:
         return replace(self, problem=problem, room=replace(self.room, problem=problem))
 
     def candidates(
-        self, outline: Outline, is_worth_it: Callable[[Candidate], bool] = lambda balanced: True
+        self,
+        outline: Outline,
+        is_worth_it: Callable[[Candidate], bool] = lambda balanced: True,
+        most_ns: Callable[[Mesh], float] = lambda mesh: math.inf,
     ) -> Iterator[Candidate | Shortage]:
         """Its candidates, and of those slicings for which no stages fit what they lack.
 
-        Slicings whose time-balanced stages are not ``is_worth_it`` are passed over before any are made to fit. A whole
+        Slicings whose time-balanced stages are not ``is_worth_it`` are passed over before any are made to fit, and so
+        are stages that recompute if with all micro-batches they take longer than ``most_ns`` of the mesh. A whole
         sequence that does not fit on one rank is cut into as few slices as do: their transients are smaller.
         """
         for slices in dict.fromkeys(self.slicings(outline)):
@@ -71,18 +76,18 @@ class Proposer:
             if not is_worth_it(balanced):
                 continue
             if outline.recomputes:
-                yield from self._recomputing(outline, balanced)
+                yield from self._recomputing(outline, balanced, most_ns(outline.mesh) / outline.mesh.num_by_work)
             else:
                 fitted = list(self.room.fitted(balanced))
                 if outline.mesh.pp == 1 and self.problem.pinned.slices is None:
                     fitted = self._cut(outline, fitted)
                 yield from fitted
 
-    def _recomputing(self, outline: Outline, balanced: Candidate) -> Fitted:
-        """Candidates whose ranks make again what they have no room for; on one rank also with more slices, which need
-        to make less again, up to those that make nothing again.
+    def _recomputing(self, outline: Outline, balanced: Candidate, most_ns: float) -> Fitted:
+        """Candidates whose ranks make again what they have no room for, and take at most ``most_ns`` for a micro-batch;
+        on one rank also with more slices, which need to make less again, up to those that make nothing again.
         """
-        found = list(self.room.recomputing(balanced))
+        found = list(self.room.recomputing(balanced, most_ns))
         fitting, least = [each for each in found if isinstance(each, Candidate)], found
         is_free = outline.mesh.pp == 1 and self.problem.pinned.slices is None
         for count in NUM_SLICES[1:] if is_free else ():
@@ -90,9 +95,9 @@ class Proposer:
             if makes_nothing_again or count > self.problem.sequence_length // self.problem.quantum:
                 break
             slices = equal_slices(self.problem.sequence_length, count)
-            found = list(self.room.recomputing(self._balanced(outline, slices)))
+            found = list(self.room.recomputing(self._balanced(outline, slices), most_ns))
             fitting += [each for each in found if isinstance(each, Candidate)]
-            least = min(least, found, key=_missing_bytes)
+            least = min(filter(None, (least, found)), key=_missing_bytes, default=[])
         return [*fitting] or least
 
     def _cut(self, outline: Outline, whole: Fitted) -> Fitted:

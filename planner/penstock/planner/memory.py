@@ -140,10 +140,10 @@ class StageMemory:
         if slot in REMADE_SLOTS.values():
             return self._remade_bytes(slot, tokens, of_one_layer=self.software.recomputes_on_demand)
         one = self._one
+        if slot in HIDDEN_STATE_SLOTS:
+            return self._border_bytes(one, slot, tokens, _hidden_table(one, tuple(tokens)))
         sizes = _unit_table(one, slot, tuple(tokens))
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
-        if slot in HIDDEN_STATE_SLOTS:
-            return self._border_bytes(one, slot, tokens, hidden)
         table: Integers = self._body_counts @ sizes + self._part_counts @ _part_table(one, slot, tuple(tokens))
         if slot is SlotKind.ACTIVATIONS:
             leaves = [first < stop <= self.model.first_head_unit for first, stop in self.stages]
@@ -298,6 +298,14 @@ def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> In
     table: Integers = np.array(sizes, dtype=np.int64)[:, places]
     table.setflags(write=False)
     return table
+
+
+@functools.lru_cache(maxsize=2_048)
+def _hidden_table(one: _UnitMemory, tokens: tuple[int, ...]) -> Integers:
+    """[tokens]: bytes of a hidden state, which every slot of it has as many of."""
+    distinct, places = np.unique(tokens, return_inverse=True)
+    sizes = [one.slot_bytes(UnitKind.EMBEDDING, SlotKind.INPUT, count) for count in distinct.tolist()]
+    return np.array(sizes, dtype=np.int64)[places]
 
 
 @functools.lru_cache(maxsize=2_048)

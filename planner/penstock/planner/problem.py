@@ -21,6 +21,7 @@ from penstock.core.plan import microbatches_text
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
+from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.passes.rounds import can_join
 from penstock.planner.schedules.registry import find
@@ -177,6 +178,10 @@ class Problem:
         if self.objective is Objective.COST:
             return duration_ns * num_devices
         return duration_ns + (duration_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
+
+    def longest_ns(self, score: float, num_devices: int) -> float:
+        """A step on so many devices with more nanoseconds has a larger score."""
+        return score * NANOSECONDS_PER_SECOND / self.score(NANOSECONDS_PER_SECOND, num_devices)
 
     def host_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The hosts of devices, elementwise."""

@@ -38,6 +38,7 @@ from penstock.core.layout import REMADE_SLOTS, Operation, remaking
 from penstock.core.model import UnitKind
 from penstock.core.remaking import OF_LAYERS, Remake, Remakes, full_remakes, pinned_operations, uniform_remakes
 from penstock.core.schedule import Kind
+from penstock.planner import recompute_kernel as kernel
 from penstock.planner.candidate import Candidate
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Problem, imported_schedule
@@ -64,17 +65,8 @@ TOLERATED = 1.01
 MOST_BRANCHES = 300
 """Choices that are looked at where the greedy one is not known to be good enough: a few milliseconds."""
 
-ROUNDING = 1e-9
-"""Of sums of bytes as floating-point numbers."""
-
 SHORTER = 3
 """So many ends of the stages in front are followed at once."""
-
-MOST_NEEDED = 2.0**62
-"""Bytes: more are never there to be given up."""
-
-TINY = 1e-9
-"""Bytes that are regained of one that is given up, where none are."""
 
 PRECISION = 1_000
 """The part of the least time of the slowest stage that it need not be known to."""
@@ -170,16 +162,6 @@ def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[
         return None
     least_ns, num_branches = _total_ns(savings, best), 0
 
-    def bound_ns(place: int, missing: int) -> float:
-        """What the rest costs at least: with parts of pieces; infinite where there is not enough of it."""
-        total = 0.0
-        for saving, count in zip(savings[place:], most[place:], strict=True):
-            if missing <= count * saving.num_bytes:
-                return total + max(missing, 0) / saving.num_bytes * saving.duration_ns
-            total += count * saving.duration_ns
-            missing -= count * saving.num_bytes
-        return math.inf if missing > 0 else total
-
     def branch(chosen: list[int], missing: int, spent_ns: int) -> None:
         nonlocal best, least_ns, num_branches
         place, num_branches = len(chosen), num_branches + 1
@@ -192,15 +174,26 @@ def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[
         saving = savings[place]
         for count in range(min(most[place], -(-missing // saving.num_bytes)), -1, -1):
             left, spent = missing - count * saving.num_bytes, spent_ns + count * saving.duration_ns
-            is_better = TOLERATED * (spent + bound_ns(place + 1, left)) < least_ns
+            is_better = TOLERATED * (spent + _bound_ns(savings, most, place + 1, left)) < least_ns
             if num_branches >= MOST_BRANCHES or not (is_better or left <= 0):
                 break
             if is_better:
                 branch([*chosen, count], left, spent)
 
-    if TOLERATED * bound_ns(0, needed_bytes) < least_ns:
+    if TOLERATED * _bound_ns(savings, most, 0, needed_bytes) < least_ns:
         branch([], needed_bytes, 0)
     return best
+
+
+def _bound_ns(savings: Savings, most: Sequence[int], place: int, missing: int) -> float:
+    """What savings from a place on cost at least: with parts of pieces; infinite where there is not enough of them."""
+    total = 0.0
+    for saving, count in zip(savings[place:], most[place:], strict=True):
+        if missing <= count * saving.num_bytes:
+            return total + max(missing, 0) / saving.num_bytes * saving.duration_ns
+        total += count * saving.duration_ns
+        missing -= count * saving.num_bytes
+    return math.inf if missing > 0 else total
 
 
 def _greedy(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[int] | None:
@@ -216,31 +209,6 @@ def _greedy(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[in
         chosen[place] -= spared
         missing += spared * savings[place].num_bytes
     return chosen
-
-
-def _least_ns(savings: Savings, counts: Mapping[UnitKind, Integers], needed_bytes: Floats) -> Floats:
-    """At least what it takes to give up so many bytes, elementwise, as if parts of units could."""
-    missing, total = needed_bytes, np.zeros(needed_bytes.shape)
-    for saving in savings:
-        number = np.minimum(counts[saving.unit], np.maximum(missing, 0) / saving.num_bytes)
-        total = total + number * saving.duration_ns
-        missing = missing - number * saving.num_bytes
-    return np.where(missing > ROUNDING * needed_bytes, np.inf, total)
-
-
-def _greedy_ns(savings: Savings, counts: Mapping[UnitKind, Integers], needed_bytes: Floats) -> Floats:
-    """What `_greedy` chooses takes, elementwise; infinite where there is not enough."""
-    missing = np.ceil(np.minimum(needed_bytes, MOST_NEEDED)).astype(np.int64)
-    chosen = []
-    for saving in savings:
-        chosen.append(np.clip(-(-missing // saving.num_bytes), 0, counts[saving.unit]))
-        missing = missing - chosen[-1] * saving.num_bytes
-    is_short, total = missing > 0, np.zeros(missing.shape)
-    for place in sorted(range(len(savings)), key=lambda place: savings[place].duration_ns, reverse=True):
-        spared = np.minimum(chosen[place], np.maximum(-missing, 0) // savings[place].num_bytes)
-        missing += spared * savings[place].num_bytes
-        total += (chosen[place] - spared) * savings[place].duration_ns
-    return np.where(is_short, np.inf, total)
 
 
 def _total_ns(savings: Savings, chosen: Sequence[int]) -> int:
@@ -294,41 +262,40 @@ class Cut:
     def needed_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
         """What the stage has to give up of a micro-batch over units [first, stop), elementwise."""
         lacking = self.lacking_bytes(stage, first, stop)
-        needed: Floats = np.where(lacking > 0, lacking / max(self.regained[stage], TINY), 0.0)
+        needed: Floats = np.where(lacking > 0, lacking / max(self.regained[stage], kernel.TINY), 0.0)
         return needed
 
     def counts(self, first: Integers | int, stop: Integers | int) -> dict[UnitKind, Integers]:
         """How many units of each kind are among [first, stop), elementwise."""
         return {kind: running[stop] - running[first] for kind, running in self._running[3].items()}
 
-    def tables_of(self, stage: int) -> tuple[Floats, Floats]:
-        """[first, stop]: at least the time of the stage with what it makes again, as if parts of units could; and what
-        it takes where that is chosen greedily. Infinite where it has no room for its units.
-
-        Place x of ``first`` is unit stage + x, place y of ``stop`` is unit stage + 1 + y: all stages have units.
+    def times_of(self, stage: int, stop: int) -> Floats:
+        """[LEAST GREEDY, firsts]: what the stage takes over units before ``stop`` from unit ``stage`` on or a later
+        one, as far as it is known without a search (`penstock.planner.recompute_kernel`).
         """
-        if stage not in self._known_tables:
-            num_places = len(self.unit_ns) - len(self.in_flight) + 1
-            firsts = stage + np.arange(num_places if stage else 1)[:, None]
-            stops = stage + 1 + np.arange(num_places)
-            needed, counts = self.needed_bytes(stage, firsts, stops), self.counts(firsts, stops)
-            own_ns = np.where(firsts < stops, (self._running[0][stops] - self._running[0][firsts]), np.inf)
-            if needed.any():
-                again = _least_ns(self.savings, counts, needed), _greedy_ns(self.savings, counts, needed)
-                self._known_tables[stage] = own_ns + again[0], own_ns + again[1]
-            else:
-                self._known_tables[stage] = own_ns, own_ns
-        return self._known_tables[stage]
+        if (stage, stop) not in self._known_times:
+            times = np.empty((2, stop - stage if stage else 1))
+            kernel.price(*self._tables, self._stages[stage], stage, stop, times)
+            self._known_times[stage, stop] = times
+        return self._known_times[stage, stop]
 
     @functools.cached_property
-    def _known_tables(self) -> dict[int, tuple[Floats, Floats]]:
+    def _known_times(self) -> dict[tuple[int, int], Floats]:
         return {}
 
-    def _takes_at_most(self, most_ns: int, stage: int, first: int, stop: int) -> bool:
-        """Whether the stage with what it makes again takes no longer. Most of them tell it without a search."""
-        at = first - stage, stop - stage - 1
-        least, greedy = self.tables_of(stage)
-        return bool(least[at] <= most_ns and (greedy[at] <= most_ns or self.stage_ns(stage, first, stop) <= most_ns))
+    @functools.cached_property
+    def _tables(self) -> tuple[Integers, Integers, Integers]:
+        """``units``, ``savings`` and ``by_time`` of the kernel."""
+        *running, counts = self._running
+        kinds = list(counts)
+        rows = [(kinds.index(each.unit), each.num_bytes, each.duration_ns) for each in self.savings]
+        savings = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        by_time = np.argsort(-savings[:, kernel.AGAIN_NS], kind="stable")
+        return np.stack([*running, *counts.values()], axis=1), savings, by_time
+
+    @functools.cached_property
+    def _stages(self) -> Floats:
+        return np.stack([self.in_flight, self.regained, self.limit_bytes], axis=1)
 
     def stage_ns(self, stage: int, first: int, stop: int) -> float:
         """The time of the stage with what it makes again; infinite where it has no room for its units."""
@@ -346,17 +313,24 @@ class Cut:
     def _known_ns(self) -> dict[tuple[int, int, int], float]:
         return {}
 
+    def can_take(self, most_ns: float) -> bool:
+        """Whether there are stages that have room and take no longer than ``most_ns``, or none that have room."""
+        return most_ns >= self._most_ns or self._within(int(most_ns)) is not None or self._within(self._most_ns) is None
+
     def best(self) -> tuple[int, ...] | None:
         """The bounds whose slowest stage takes least; none where no stages have room."""
-        total_ns, again_ns = int(self.unit_ns.sum()), sum(each.duration_ns for each in self.savings)
-        low = max(total_ns // len(self.in_flight), int(self.unit_ns.max()))
-        high = total_ns + again_ns * len(self.unit_ns)
+        low, high = max(int(self.unit_ns.sum()) // len(self.in_flight), int(self.unit_ns.max())), self._most_ns
         best = self._within(high)
         while best is not None and low + low // PRECISION < high:
             middle = (low + high) // 2
             found = self._within(middle)
             low, high, best = (low, middle, found) if found is not None else (middle + 1, high, best)
         return best
+
+    @property
+    def _most_ns(self) -> int:
+        """No stage takes longer, whatever it makes again."""
+        return int(self.unit_ns.sum()) + sum(each.duration_ns for each in self.savings) * len(self.unit_ns)
 
     def remakes_of_ranks(self, stages: Stages, owners: Sequence[int]) -> tuple[Remakes, ...] | None:
         """What these stages make again, those of a rank together, the first ones most; none if a rank has no room."""
@@ -365,7 +339,7 @@ class Cut:
             own = [number for number, owner in enumerate(owners) if owner == rank]
             counts = [{kind: int(n) for kind, n in self.counts(*stages[number]).items()} for number in own]
             lacking = sum(float(self.lacking_bytes(number, *stages[number])) for number in own)
-            needed = max(lacking, 0.0) / max(float(self.regained[own[0]]), TINY)
+            needed = max(lacking, 0.0) / max(float(self.regained[own[0]]), kernel.TINY)
             together = {kind: sum(each[kind] for each in counts) for kind in OF_LAYERS}
             remakes = cheapest(self.savings, together, needed)
             if remakes is None:
@@ -383,13 +357,19 @@ class Cut:
         for stage in reversed(range(len(self.in_flight))):
             longer: dict[int, tuple[int, ...]] = {}
             for stop, bounds in reached.items():
-                possible = np.flatnonzero(self.tables_of(stage)[0][:, stop - stage - 1] <= most_ns)
-                firsts = (stage + place for place in possible.tolist())
-                fits = (first for first in firsts if self._takes_at_most(most_ns, stage, first, stop))
-                for first in itertools.islice(fits, SHORTER):
+                for first in self._firsts(most_ns, stage, stop):
                     longer.setdefault(first, (first, *bounds))
             reached = dict(sorted(longer.items())[:SHORTER])
         return reached.get(0)
+
+    def _firsts(self, most_ns: int, stage: int, stop: int) -> list[int]:
+        """The first few units from which on the stage takes no longer. Most of them are known without a search."""
+        least, greedy = self.times_of(stage, stop)
+        possible = stage + (least <= most_ns).nonzero()[0]
+        if (greedy[possible[:SHORTER] - stage] <= most_ns).all():
+            return [int(first) for first in possible[:SHORTER]]
+        fits = (first for first in possible.tolist() if self.stage_ns(stage, first, stop) <= most_ns)
+        return list(itertools.islice(fits, SHORTER))
 
 
 def _running(values: Integers) -> Integers:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,9 @@ STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half":
 SPARED = (0.25, 0.5)
 """Parts of what ranks hold without recomputation that are left besides to orders that are told their room."""
 
+MOST_KNOWN = 256
+"""Walks whose bytes are kept: the same are asked for with other margins, and when a candidate needs more."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
@@ -83,6 +87,7 @@ class Room:
     receive_ahead: int
     _walks: dict[tuple[object, ...], Walk] = field(default_factory=dict)
     _known_savings: dict[tuple[object, ...], Savings] = field(default_factory=dict)
+    _known_bytes: dict[tuple[Candidate, Walk], tuple[Integers, Integers]] = field(default_factory=dict)
 
     def fitted(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         """The candidate, whose stages are balanced by time, with stages that fit; with several for an order that is
@@ -99,18 +104,20 @@ class Room:
                 seen.add(found.stages)
                 yield found
 
-    def recomputing(self, shape: Candidate) -> Iterator[Candidate | Shortage]:
+    def recomputing(self, shape: Candidate, most_ns: float = math.inf) -> Iterator[Candidate | Shortage]:
         """The candidate with stages and what they make again, so that every rank has room. With several for an order
         that is told its room: with more of it, it waits less. Where that finds none, it is fitted with everything made
-        again.
+        again. Nothing where stages take longer than ``most_ns`` for a micro-batch.
         """
         walks = list(self._walks_of(shape))
-        found = [self._recomputing(shape, *each) for each in walks]
-        if shape.schedule in STANDS_FOR:
+        found = [self._recomputing(shape, *each, most_ns=most_ns) for each in walks]
+        if shape.schedule in STANDS_FOR and found[0] is not None:
             _, kept = self._bytes(dataclasses.replace(shape, recompute=()), walks[0][0])
             margins = [(part * kept).astype(np.int64) for part in SPARED]
-            found += [self._recomputing(shape, *walks[0], margin=each) for each in margins]
+            found += [self._recomputing(shape, *walks[0], margin=each, most_ns=most_ns) for each in margins]
         fitting = [each for each in found if isinstance(each, Candidate)]
+        if None in found and not fitting:
+            return
         if not fitting:
             full = list(self._offers(fully_recomputed(self.problem.divided(shape.head_parts), shape)))
             fitting = [self.leaner(each) or each for each in full if isinstance(each, Candidate)]
@@ -151,9 +158,10 @@ class Room:
         *,
         keeps_stages: bool = False,
         margin: Integers | None = None,
-    ) -> Candidate | Shortage:
+        most_ns: float = math.inf,
+    ) -> Candidate | Shortage | None:
         """The candidate with stages and what they make again, so that every rank has room, and a ``margin`` besides, by
-        the walks with everything kept and with everything made again.
+        the walks with everything kept and with everything made again. None where stages take longer than ``most_ns``.
         """
         keeps_stages = keeps_stages or self.problem.pinned.stages is not None
         problem, limit = self.problem.divided(shape.head_parts), self.problem.memory_limit_bytes
@@ -166,6 +174,8 @@ class Room:
                 return trial
             _, lean = self._bytes(fully_recomputed(problem, trial), again)
             cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
+            if not keeps_stages and not cut.can_take(most_ns):
+                return None
             bounds = None if keeps_stages else cut.best()
             stages = trial.stages if bounds is None else tuple(itertools.pairwise(bounds))
             remakes = cut.remakes_of_ranks(stages, owners)
@@ -294,7 +304,15 @@ class Room:
         return Shortage(candidate=balanced, missing_bytes=max(min(needed) - limit, 1))
 
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
-        """[ranks]: what is always there, and the slots at their high water."""
+        """[ranks]: what is always there, and the slots at their high water; what was counted last is kept."""
+        key = (candidate, walk)
+        if key not in self._known_bytes:
+            if len(self._known_bytes) == MOST_KNOWN:
+                del self._known_bytes[next(iter(self._known_bytes))]
+            self._known_bytes[key] = self._counted_bytes(candidate, walk)
+        return self._known_bytes[key]
+
+    def _counted_bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
         owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages))
         problem = self.problem.divided(candidate.head_parts)
         sizes = stage_memory(problem, candidate).slot_bytes

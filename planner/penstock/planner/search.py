@@ -26,10 +26,10 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
@@ -184,7 +184,7 @@ class _Search:
 
     def best_score(self) -> int | None:
         """The smallest score that fits so far."""
-        return min((self.rank(each)[0] for each in self.fitting), default=None)
+        return min((self.score(each.candidate.mesh, each.step_ns) for each in self.fitting), default=None)
 
     def explore(self, among: list[Outline], budget: Budget) -> None:
         """Open outlines by what they should take, until what is left is far above the best, or the budget is spent."""
@@ -253,7 +253,7 @@ class _Search:
         found: list[Outline] = []
 
         def most_ns(mesh: Mesh) -> float:
-            return least * NANOSECONDS_PER_SECOND / self.score(mesh, NANOSECONDS_PER_SECOND)
+            return self.problem.longest_ns(least, mesh.num_devices)
 
         for outline in outlines_of(self.problem, itertools.chain.from_iterable(self.pruned), most_ns):
             found.append(outline)
@@ -294,7 +294,7 @@ class _Search:
             return
         self.opened.add(outline)
         num_candidates = 0
-        for candidate in self.judge.proposer.candidates(outline, self._is_worth_room):
+        for candidate in self.judge.proposer.candidates(outline, self._is_worth_room, self._far_ns):
             if isinstance(candidate, Shortage):
                 self.shortages.append(candidate)
                 self.reporter.no_room(candidate)
@@ -327,9 +327,8 @@ class _Search:
 
     def _judge_leaner(self, found: Evaluation) -> None:
         """Judge it with as much more made again as ranks lacked, a few times."""
-        lacking, candidate = [0] * len(found.peak_bytes), found.candidate
+        lacking, candidate, limit = [0] * len(found.peak_bytes), found.candidate, self.problem.memory_limit_bytes
         for _ in range(MOST_LEANER):
-            limit = self.problem.memory_limit_bytes
             lacking = [more + max(peak - limit, 0) for more, peak in zip(lacking, found.peak_bytes, strict=True)]
             leaner = self.judge.proposer.room.leaner(candidate, lacking)
             if leaner is None or self._ruled_out(leaner) is not None:
@@ -338,16 +337,18 @@ class _Search:
             if self.fits(found):
                 return
 
+    def _far_ns(self, mesh: Mesh) -> float:
+        """Steps on the mesh that take as long are far from the best."""
+        best = self.best_score()
+        return math.inf if best is None else self.problem.longest_ns(FAR * best, mesh.num_devices)
+
     def _is_worth_room(self, balanced: Candidate) -> bool:
         """Whether stages balanced by time, which are hardly ever slower than those that fit, are not ruled out."""
-        best = self.best_score()
-        if best is None:
+        bound_ns = self.judge.bound_ns(balanced) if self.fitting else 0
+        if bound_ns < self._far_ns(balanced.mesh):
             return True
-        bound_ns = self.judge.bound_ns(balanced)
-        is_far = self.score(balanced.mesh, bound_ns) >= FAR * best
-        if is_far:
-            self.ruled_out.append(RuledOut(candidate=balanced, bound_ns=bound_ns))
-        return not is_far
+        self.ruled_out.append(RuledOut(candidate=balanced, bound_ns=bound_ns))
+        return False
 
     def _ruled_out(self, candidate: Candidate) -> RuledOut | None:
         """Why the candidate need not be simulated, if so."""
@@ -374,8 +375,7 @@ class _Search:
         last, where the list has them not, the same with a slice fewer and one more. ``actions`` is the budget of all.
         """
         known = {key_of(each): each for each in self.outlines}
-        limit = len(self.seen) + self.budget.neighbours
-        visited = set[object]()
+        limit, visited = len(self.seen) + self.budget.neighbours, set[object]()
         while self._affordable(limit, actions):
             best = min(self.fitting, key=self.rank).candidate
             key = (best.mesh, len(best.slices), best.schedule, best.head_parts, any(best.recompute))

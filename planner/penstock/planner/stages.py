@@ -136,24 +136,23 @@ def best_partitions(problem: StagesProblem, *, count: int = 1) -> tuple[StagePar
     return tuple(_partition(problem, _cheapest(tables, bottleneck_ns)) for bottleneck_ns in bottlenecks)
 
 
-def balanced_bounds(unit_ns: Sequence[int] | Sequence[Sequence[int]], num_stages: int) -> tuple[int, ...]:
+def balanced_bounds(unit_ns: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """The bounds of the partition with the smallest bottleneck, whatever its stages hold.
 
     Units whose times are beyond what can be added are dealt evenly.
     """
-    nothing, none = [0] * len(unit_ns), [0] * num_stages
-    found = best_partitions(
-        StagesProblem(
-            unit_ns=unit_ns,
-            resident_bytes=nothing,
-            in_flight_bytes=nothing,
-            in_flight=[0.0] * num_stages,
-            limit_bytes=none,
-        )
-    )
-    if isinstance(found, MemoryShortage):
+    units = np.zeros((len(unit_ns) + 1, kernel.FIRST_NS + 1), dtype=np.int64)
+    units[1:, kernel.FIRST_NS] = np.cumsum(unit_ns, dtype=np.int64)
+    if not 1 <= num_stages <= len(unit_ns):
+        raise ValueError(f"{len(unit_ns)} units cannot fill {num_stages} stages")
+    bottleneck_ns = int(float(kernel.smallest_longest(units[:, kernel.FIRST_NS].copy(), num_stages)))  # as it is scaled
+    if bottleneck_ns >= kernel.FORBIDDEN:
         return tuple(len(unit_ns) * stage // num_stages for stage in range(num_stages + 1))
-    return found[0].bounds
+    stages = np.zeros((num_stages, kernel.MOST_FROM_ODD + 1), dtype=np.int64)
+    stages[:, [kernel.MOST_FROM_EVEN, kernel.MOST_FROM_ODD]] = len(unit_ns)
+    factors = np.zeros((num_stages, kernel.SLOWDOWN + 1))
+    factors[:, kernel.SLOWDOWN] = 1.0
+    return _cheapest((units, stages, factors), bottleneck_ns)
 
 
 def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]) -> tuple[int, ...]:

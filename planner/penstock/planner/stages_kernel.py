@@ -53,6 +53,28 @@ def smallest_largest(units: Ints, stages: Ints, factors: Floats, lacking: bool, 
 
 
 @numba.njit(cache=True, nogil=True)
+def smallest_longest(running: Ints, num_stages: int) -> int:
+    """The same of nanoseconds alone, of which ``running`` [u + 1] are sums, by bisection: the least time within which
+    stages that each take as many units as they can are no more than ``num_stages``. Fewer can be divided further.
+    """
+    low, high = 0, running[-1]
+    for unit in range(len(running) - 1):
+        low = max(low, running[unit + 1] - running[unit])
+    while low < high:
+        middle = low + (high - low) // 2
+        count, first = 1, 0
+        for stop in range(1, len(running)):
+            if running[stop] - running[first] > middle:
+                count, first = count + 1, stop - 1
+        if count <= num_stages:
+            high = middle
+        else:
+            low = middle + 1
+    smallest: int = low
+    return smallest
+
+
+@numba.njit(cache=True, nogil=True)
 def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest: int, shift: int, bounds: Ints) -> None:
     """Fill ``bounds`` [k + 1] with those of the partition whose largest cost is ``largest`` and whose squares of
     costs without their last ``shift`` bits (the costs themselves of what is lacking) have the smallest sum; among

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -310,11 +311,13 @@ def tie_seconds(
     counts[stage_ranks[0]] = 0
     others = np.flatnonzero(counts)
     first, peers = int(devices[stage_ranks[0]]), np.asarray(devices)[others]
-    links = np.stack([counts[others], problem.host_of(peers) == problem.host_of(first), *cost.transfer(first, peers)])
-    _, like, times = np.unique(links, axis=1, return_index=True, return_counts=True)
+    is_near = problem.host_of(peers) == problem.host_of(first)
+    columns = (column.tolist() for column in (counts[others], is_near, *cost.transfer(first, peers)))
+    alike: dict[tuple[int, bool, float, float], list[int]] = {}
+    for *links, peer in zip(*columns, peers.tolist(), strict=True):
+        alike.setdefault((links[0], links[1], links[2], links[3]), []).append(peer)
     seconds: float = sum(
-        number * cost.all_reduce_seconds(int(counts[others[place]]) * of_part, (first, int(peers[place])))
-        for place, number in zip(like.tolist(), times.tolist(), strict=True)
+        len(own) * cost.all_reduce_seconds(links[0] * of_part, (first, own[0])) for links, own in sorted(alike.items())
     )
     return seconds
 
@@ -395,12 +398,26 @@ def _scratch_table(problem: Problem, candidate: Candidate) -> Integers:
     table = np.zeros(len(candidate.stages), dtype=np.int64)
     for number, (stage, remakes) in enumerate(zip(candidate.stages, candidate.recompute, strict=True)):
         if remakes:
-            stage = first_like(model, stage)
-            remade = remade_of(model, stage, remakes)
+            stage, remade = _shortest_like(model, stage, remakes)
             table[number] = max(
                 _scratch_bytes(model, problem.precision, stage, *shape, sharding, remade) for shape in shapes
             )
     return table
+
+
+def _shortest_like(model: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> tuple[tuple[int, int], Remade]:
+    """A stage that needs the same, whose forward makes its units one after the other: without layers that make the same
+    again as others. The last units keep their place.
+    """
+    first, stop = first_like(model, stage)
+    remade = remade_of(model, (first, stop), remakes)
+    if first == 0 or stop > model.first_head_unit:
+        return (first, stop), remade
+    layers = [remade[place : place + 2] for place in range(0, len(remade), 2)]
+    num_last = 1 + len(layers[-1]) % 2
+    distinct = [*dict.fromkeys(layers[:-num_last]), *layers[-num_last:]]
+    shortest = tuple(itertools.chain.from_iterable(distinct))
+    return (first, first + len(shortest)), shortest
 
 
 @functools.lru_cache(maxsize=65_536)
