@@ -1,7 +1,7 @@
 """Charts of a run as plotly figures, which are plain data: ``{"data": […], "layout": {…}}``.
 
-Colours are written ``var(--name)`` with the names of `penstock.view.theme`; whoever shows a figure puts in the palette
-of light or dark (`assets/report.js` does). Nothing here loads plotly: its JavaScript draws, its schema is for tests.
+Colours are written ``var(--name)`` with the names of `penstock.view.theme`; the page that shows a figure sets the light
+or dark palette (`assets/report.js` does). Nothing here loads plotly: its JavaScript draws, its schema is for tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Figure = dict[str, Any]
 
 
 def layout(x: str, y: str, *, height: int = 320, legend: bool = False) -> dict[str, Any]:
-    """The look that all charts share, with titles of both axes."""
+    """The style that all charts share, with titles of both axes."""
     axis = {"gridcolor": "var(--line)", "linecolor": "var(--line)", "zeroline": False, "automargin": True}
     title = {"font": {"size": 12}, "standoff": 8}
     return {

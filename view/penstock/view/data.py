@@ -1,6 +1,6 @@
-"""What a report is made from: core types and plain numbers, filled in by whoever has the run directory.
+"""Input of a report: core types and plain numbers, read from the run directory by the caller.
 
-Everything but the job's name, phase and command may be missing; the report then says what was left out and why.
+Everything but the job's name, phase and command may be missing; the report then says which sections it omits, and why.
 """
 
 from __future__ import annotations

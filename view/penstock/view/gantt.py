@@ -1,8 +1,8 @@
-"""A step as a picture: one row per rank, time to the right, as one SVG text.
+"""A step as a picture: one row per rank, time to the right, as one SVG document.
 
 Solid bars are compute, coloured by kind and shaded by micro-batch; where many short ones share a bar, its height is
-divided by their shares of the time. A thin line at half height is waiting, an empty track idle time that nobody
-accounted for. The two slim strips below a row are transfers of activations and of gradients. Several timelines share
+divided by their shares of the time. A thin line at half height is waiting, an empty track idle time of unknown
+cause. The two slim strips below a row are transfers of activations and of gradients. Several timelines share
 one time scale. Tooltips are ``<title>`` elements and need no script.
 """
 
@@ -42,7 +42,7 @@ def gantt(
 ) -> str:
     """One or more timelines of a step, from the top down on a common scale, as an SVG document.
 
-    ``width`` is in pixels, margins apart; from 600 on there is room for names and busy shares. With two timelines, the
+    ``width`` is in pixels, margins apart; from 600 on there is space for names and busy shares. With two timelines, the
     difference of the second from the first is stated. A row of a step that was not measured stands for ``tp`` ranks.
     Raises `ValueError` for none.
     """
@@ -65,7 +65,7 @@ def gantt(
 
 
 _OUTLINED: Final = 5.0
-"""Bars that are on average narrower than this many pixels have no outline, which would be all one sees of them."""
+"""Bars that are on average narrower than this many pixels have no outline, which would hide them."""
 
 
 def _document(parts: Sequence[Markup], frame: Frame, height: float, **attributes: str) -> str:
@@ -87,7 +87,7 @@ _MARGIN: Final = 10.0
 
 
 def _header(frame: Frame) -> float:
-    """Room above the rows: a line, or two where name and facts would meet."""
+    """Height above the rows: a line, or two where name and facts would meet."""
     return 26.0 if frame.is_wide else 42.0
 
 
@@ -105,9 +105,9 @@ def _fit(timelines: Sequence[Timeline], frame: Frame, most_spans: int) -> list[t
     """The lanes of all timelines, gathered below one pixel, or coarser until the picture is small enough."""
     pixels = 1.0
     while True:
-        found = [lanes(timeline, pixels / frame.scale) for timeline in timelines]
-        if sum(row.num_spans for rows in found for row in rows) <= most_spans or pixels > frame.plot:
-            return found
+        rows_by_timeline = [lanes(timeline, pixels / frame.scale) for timeline in timelines]
+        if sum(row.num_spans for rows in rows_by_timeline for row in rows) <= most_spans or pixels > frame.plot:
+            return rows_by_timeline
         pixels *= 1.5
 
 
@@ -175,11 +175,11 @@ def _end_of(first: Timeline, frame: Frame, top: float, height: float) -> Markup:
 
 
 def _grid(frame: Frame, top: float, bottom: float) -> Markup:
-    found = []
+    marks = []
     ticks = round_ticks(frame.plot / frame.scale / frame.unit.nanoseconds, max(2, int(frame.plot / 80)))
     for tick in ticks:
         x = frame.left + tick * frame.unit.nanoseconds * frame.scale
-        found.append(element("line", x1=x, x2=x, y1=top - 4, y2=bottom, class_="grid"))
-        found.append(element("text", f"{tick:.6g}", x=x, y=bottom + 14, class_="middle"))
-    found.append(element("text", frame.unit.name, x=frame.left + frame.plot + 10, y=bottom + 14))
-    return element("g", *found)
+        marks.append(element("line", x1=x, x2=x, y1=top - 4, y2=bottom, class_="grid"))
+        marks.append(element("text", f"{tick:.6g}", x=x, y=bottom + 14, class_="middle"))
+    marks.append(element("text", frame.unit.name, x=frame.left + frame.plot + 10, y=bottom + 14))
+    return element("g", *marks)

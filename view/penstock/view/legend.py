@@ -59,14 +59,14 @@ def _entries(timelines: Sequence[Timeline]) -> list[tuple[tuple[str, ...], str]]
     events = [event for timeline in timelines for event in timeline.events]
     held = {_class(event) for event in events}
     kinds = [(kind.value.lower(), f"{kind.value} {name}") for kind, name in KIND_NAMES.items()]
-    found: list[tuple[tuple[str, ...], str]] = [
+    entries: list[tuple[tuple[str, ...], str]] = [
         ((class_,), words) for class_, words in (*kinds, *_OTHERS) if class_ in held
     ]
     actions = [action_of(event.action) for event in events if event.activity is Activity.COMPUTE]
     if any(action and action.microbatch for action in actions):
         shades = tuple(f"f m{i}" for i in range(NUM_SHADES))
-        found.insert(sum(class_ in held for class_, _ in kinds), (shades, "shade: micro-batch"))
-    return found
+        entries.insert(sum(class_ in held for class_, _ in kinds), (shades, "shade: micro-batch"))
+    return entries
 
 
 _OTHERS: Final = (

@@ -1,7 +1,7 @@
 """The shell of a self-contained page: styles, the drawings' palette, plotly's own JavaScript and the figures' data.
 
 The page holds everything it shows. A Content-Security-Policy forbids it to ask for more, so it works from ``file://``
-and gives nothing away; whatever came from data was escaped on its way into `Markup`.
+and gives nothing away; all data was escaped on its way into `Markup`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _scripts(figures: Mapping[str, Figure]) -> str:
 
 
 def figures_json(figures: Mapping[str, Figure]) -> Markup:
-    """What `assets/report.js` draws."""
+    """The figures that `assets/report.js` draws."""
     data = json_in_html({"figures": figures, "palettes": {"light": LIGHT, "dark": DARK}})
     return Markup(f'<script type="application/json" id="figures">{data}</script>')
 

@@ -1,4 +1,4 @@
-"""Charts of what was measured beside what was predicted: memory of the ranks, the fit of the cost model, the links."""
+"""Charts of measurements next to predictions: memory of the ranks, the fit of the cost model, the links."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def curves(records: Sequence[UnitRecord], kind: Kind) -> Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitError:
-    """Mean absolute relative errors of one unit's kind: on records the fit has seen, and on those held out."""
+    """Mean absolute relative errors of one unit's kind: on records of the fit, and on those held out."""
 
     unit: UnitKind
     kind: Kind
@@ -194,14 +194,14 @@ class FitError:
 
 def fit_errors(points: Sequence[FitPoint]) -> tuple[FitError, ...]:
     """The errors of every (unit, kind) there is a record of, in the units' order."""
-    found = []
+    errors = []
     for unit in UnitKind:
         for kind in _KIND_SYMBOLS:
             chosen = [p for p in points if p.record.unit is unit and p.record.kind is kind]
             if chosen:
                 seen, held_out = (_mean_error([p for p in chosen if p.record.held_out is h]) for h in (False, True))
-                found.append(FitError(unit=unit, kind=kind, seen=seen, held_out=held_out, num_records=len(chosen)))
-    return tuple(found)
+                errors.append(FitError(unit=unit, kind=kind, seen=seen, held_out=held_out, num_records=len(chosen)))
+    return tuple(errors)
 
 
 def _mean_error(points: Sequence[FitPoint]) -> float | None:

@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs nothing else.
 
 It answers in order: what came out, what was planned and why, whether the step went as predicted, whether the model
-learned, whether memory and costs were predicted well, what the model writes, and how to do it again.
+learned, whether memory and costs were predicted well, what the model writes, and how to repeat the run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def figures_of_merit(data: ReportData) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One number of the headline, its unit, and what stands below it."""
+    """One number of the headline, its unit, and the line below it."""
 
     name: str
     value: str

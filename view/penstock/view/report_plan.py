@@ -30,7 +30,7 @@ _NONE: Final = Markup()
 
 
 def plan_section(data: ReportData) -> Section:
-    """What was decided: stages by slices to scale, and the numbers behind them."""
+    """The plan: stages by slices to scale, and the numbers behind them."""
     if data.plan is None:
         return left_out("plan", "The plan", "this run has no plan; it ended before planning.")
     plan = data.plan
@@ -39,7 +39,7 @@ def plan_section(data: ReportData) -> Section:
 
 
 def _made_again(plan: Plan) -> Markup:
-    """What the stages make again before their backwards; nothing where all keep everything."""
+    """The units that stages recompute before their backwards; empty where all keep everything."""
     rows = [(stage_name(plan, stage), made_again(plan, stage) or "nothing") for stage in range(len(plan.stages))]
     if not any(plan.recompute):
         return _NONE
@@ -91,8 +91,8 @@ def why_section(data: ReportData) -> Section:
     if plan.prediction:
         parts.append(_step_parts(plan, plan.prediction, "five" if plan.reasons else "full"))
     explanation = plan.prediction.explanation if plan.prediction else None
-    told = (_trials(explanation.trials), _variations(explanation.variations)) if explanation else ()
-    body = join((element("div", *parts, class_="grid"), *told, _alternatives(plan), _rejected(plan)))
+    details = (_trials(explanation.trials), _variations(explanation.variations)) if explanation else ()
+    body = join((element("div", *parts, class_="grid"), *details, _alternatives(plan), _rejected(plan)))
     return Section(anchor=anchor, title=title, body=body)
 
 
@@ -176,15 +176,15 @@ def _trials(trials: Sequence[Trial]) -> Markup:
 
 
 def _variations(variations: Sequence[Variation]) -> Markup:
-    """What changed jobs and hardware would give, the most helpful first."""
+    """Predicted speeds of changed jobs and hardware, the most helpful first."""
     if not variations:
         return Markup()
     rows: list[tuple[str, ...]] = []
-    speeds = speed_columns([each.speed for each in variations])
-    for each, fast in zip(variations, speeds.rows, strict=True):
-        step = "" if each.step_seconds is None else format_seconds(each.step_seconds)
-        gain = "" if each.gain is None else signed(each.gain)
-        rows.append((each.change, step, *fast, gain, each.refusal or each.how))
+    speeds = speed_columns([variation.speed for variation in variations])
+    for variation, fast in zip(variations, speeds.rows, strict=True):
+        step = "" if variation.step_seconds is None else format_seconds(variation.step_seconds)
+        gain = "" if variation.gain is None else signed(variation.gain)
+        rows.append((variation.change, step, *fast, gain, variation.refusal or variation.how))
     headers = ("change", "step", *speeds.headers, "gain", "how")
     note = element("p", "Gain is in tokens per second per device.", class_="note")
     return card(table(headers, rows, numbers=range(1, len(headers) - 1)), note, title="What would help")
@@ -237,7 +237,7 @@ def step_section(data: ReportData, chooser: Markup = _NONE) -> Section:
     anchor, title = "step", "One step, predicted and measured"
     timelines = [timeline for timeline in (data.predicted, data.measured) if timeline is not None]
     if not timelines:
-        return left_out(anchor, title, "neither a prediction nor a recorded step is at hand.")
+        return left_out(anchor, title, "there is neither a prediction nor a recorded step.")
     notes = {
         (True, False): "No step was recorded in this run, so only the prediction is shown.",
         (False, True): "The plan carries no predicted timeline, so only the recorded step is shown.",
@@ -253,7 +253,7 @@ def step_section(data: ReportData, chooser: Markup = _NONE) -> Section:
 
 
 def _recompute(timelines: Sequence[Timeline], tp: int) -> Markup:
-    """What ranks make again in the drawn steps, and how much of it is hidden; nothing where none does."""
+    """Recomputation of the ranks in the drawn steps, and its hidden part; empty where no rank recomputes."""
     unit = time_unit(max(timeline.step_ns for timeline in timelines))
     rows: list[tuple[str, ...]] = []
     for timeline in timelines:
@@ -268,14 +268,14 @@ def _recompute(timelines: Sequence[Timeline], tp: int) -> Markup:
         return _NONE
     note = (
         "Recomputation is hidden as far as its rank would have waited for a message in its place. "
-        "What is exposed delays the gradients that its rank sends, or the end of its step."
+        "The exposed part delays the gradients that its rank sends, or the end of its step."
     )
     listing = table(("", "made again in", "hidden", "exposed", "hidden part"), rows, numbers=(1, 2, 3, 4))
     return card(listing, paragraphs([note]), title="Recomputation")
 
 
 def _recompute_cells(time: RecomputeTime, unit: TimeUnit) -> tuple[str, ...]:
-    spent = (unit.text(each) for each in (time.total_ns, time.hidden_ns, time.exposed_ns))
+    spent = (unit.text(duration_ns) for duration_ns in (time.total_ns, time.hidden_ns, time.exposed_ns))
     return (*spent, f"{time.hidden_share:.1%}")
 
 
@@ -303,7 +303,7 @@ def _speed_of(timeline: Timeline | None, plan: Plan | None) -> Speed | None:
 
 
 def _other(timeline: Timeline, all_of_them: Sequence[Timeline], plan: Plan | None) -> Markup:
-    """Another sampled step, folded; the pictures share the room of one."""
+    """Another sampled step, folded; the pictures share the space of one."""
     share, speed = MAX_SPANS // len(all_of_them), _speed_of(timeline, plan)
     fast = "" if speed is None else f", {speed.text}"
     taken = time_unit(timeline.step_ns).text(timeline.step_ns)
@@ -325,7 +325,7 @@ def compute_difference(first: Timeline, second: Timeline) -> str:
 
 
 def _shards_difference(first: Timeline, second: Timeline) -> str:
-    """How long ranks waited for their shards while they computed, where that is known of both."""
+    """How long ranks waited for their shards while they computed, where both timelines recorded it."""
     if first.collectives is None or second.collectives is None:
         return ""
     return f" Waiting for shards: {second.collectives.text}; predicted {first.collectives.text}."

@@ -80,7 +80,7 @@ def _bucket_text(run: RunCurves) -> Iterator[str]:
 def memory_section(data: ReportData) -> Section:
     """Memory of every rank by cause, predicted and measured."""
     if not data.memory:
-        return left_out("memory", "Memory", "no prediction of the ranks' memory is at hand.")
+        return left_out("memory", "Memory", "there is no prediction of the ranks' memory.")
     place = chart("memory", "Memory of every rank")
     limit = "" if data.memory_limit_bytes is None else f" of {format_bytes(data.memory_limit_bytes)} allowed"
     largest = max(rank.predicted_bytes for rank in data.memory)
@@ -164,7 +164,7 @@ def samples_section(data: ReportData) -> Section:
     for sample in data.samples:
         rest = sample.text.removeprefix(sample.prompt)
         cards.append(card(element("pre", element("b", sample.prompt), rest), class_="half"))
-    note = paragraphs(["Sampled from the trained model; what it was given is highlighted."])
+    note = paragraphs(["Sampled from the trained model; the prompt is highlighted."])
     body = Markup(note + element("div", *cards, class_="grid"))
     return Section(anchor="samples", title="What the model writes", body=body)
 
@@ -197,7 +197,7 @@ def _machine(profile: Profile) -> dict[str, str]:
 
 
 def command_section(data: ReportData) -> Section:
-    """The command that does it again, and what it has to agree with."""
+    """The command that repeats the run, and the versions that it needs."""
     parts = [card(element("pre", data.command))]
     if data.plan:
         digests = {"plan": data.plan.digest, "program": data.plan.program_digest, "profile": data.plan.profile_digest}

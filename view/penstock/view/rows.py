@@ -17,7 +17,7 @@ from penstock.view.theme import KIND_NAMES, NUM_SHADES, kind_variable
 
 
 class Labels(enum.Enum):
-    """What bars say, the same all over a picture: micro-batch and slice, the slice alone, or nothing."""
+    """Labels of bars, the same all over a picture: micro-batch and slice, the slice alone, or nothing."""
 
     FULL = enum.auto()
     SLICE = enum.auto()
@@ -53,7 +53,7 @@ class Frame:
 
     @property
     def is_wide(self) -> bool:
-        """Whether there is room for more than the bars."""
+        """Whether there is space for more than the bars."""
         return self.width >= 600
 
 
@@ -80,14 +80,14 @@ def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Mark
     baseline = y + frame.bar / 2 + 4
     name = rank_name(timeline, rank, frame.tp)
     narrow = name.split()[-1].partition("–")[0]  # the first one's number
-    found = [element("text", name if frame.is_wide else narrow, x=0, y=baseline)]
+    margin = [element("text", name if frame.is_wide else narrow, x=0, y=baseline)]
     edge = frame.left + frame.plot
     if frame.is_wide and timeline.step_ns:
         busy = f"{timeline.busy_ns(rank) / timeline.step_ns:.0%} busy"
-        found.append(element("text", busy, x=edge + 64, y=baseline, class_="end"))
+        margin.append(element("text", busy, x=edge + 64, y=baseline, class_="end"))
     if rank < len(timeline.peak_bytes):
-        found.append(element("text", format_bytes(timeline.peak_bytes[rank]), x=frame.width, y=baseline, class_="end"))
-    return found
+        margin.append(element("text", format_bytes(timeline.peak_bytes[rank]), x=frame.width, y=baseline, class_="end"))
+    return margin
 
 
 def rank_name(timeline: Timeline, row: int, tp: int) -> str:
@@ -152,7 +152,7 @@ _CHARACTER: Final = 6.2
 
 
 def choose_labels(all_lanes: Sequence[Sequence[Lanes]], frame: Frame) -> Labels:
-    """The longest form that four of five compute bars have room for."""
+    """The longest form that fits in four of five compute bars."""
     bars = [span for rows in all_lanes for row in rows for span in row.bars if compute_kind(span.action)]
     for labels in (Labels.FULL, Labels.SLICE):
         if frame.bar >= 11 and sum(_has_room(span, labels, frame) for span in bars) >= 0.8 * len(bars):
@@ -167,13 +167,13 @@ def _has_room(span: Span, labels: Labels, frame: Frame) -> bool:
 
 
 def _words(span: Span, labels: Labels) -> str:
-    """What ``labels`` say of the bar: of a pair both actions, the upper one first."""
+    """The bar's label in the form ``labels``: of a pair both actions, the upper one first."""
     actions = (action_of(event.action) for event, _ in span.mix)
     return " ".join(filter(None, (labels.text(action) for action in actions if action)))
 
 
 def _label(span: Span, frame: Frame) -> list[Markup]:
-    """What ``frame.labels`` say of the bar, where it has room."""
+    """The bar's label in the form ``frame.labels``, where it fits."""
     if span.action is None or not compute_kind(span.action) or not _has_room(span, frame.labels, frame):
         return []
     text = _words(span, frame.labels)

@@ -117,17 +117,17 @@ def carries_gradient(event: Event) -> bool:
 
 def gather(events: Iterable[Event], shortest_ns: float) -> tuple[Span, ...]:
     """Spans in the order of ``events`` (by start); runs of short ones become spans of at most 2 x ``shortest_ns``."""
-    found: list[Span] = []
+    spans: list[Span] = []
     run: list[Event] = []
     for event in events:
         if run and not _joins(run, event, shortest_ns):
-            found.append(_merge(run))
+            spans.append(_merge(run))
             run = []
         if event.duration_ns >= shortest_ns:
-            found.append(_merge([event]))
+            spans.append(_merge([event]))
         else:
             run.append(event)
-    return (*found, _merge(run)) if run else tuple(found)
+    return (*spans, _merge(run)) if run else tuple(spans)
 
 
 def _joins(run: Sequence[Event], event: Event, shortest_ns: float) -> bool:

@@ -1,7 +1,7 @@
 """A plan as a picture: the model's depth downward, a sequence's tokens to the right, one tile per stage and slice.
 
 Both directions are to scale: a tile is as high as its stage has units and as wide as its slice has tokens. The rail on
-the left of the tiles shows every unit; the text beside it names what the stage owns.
+the left of the tiles shows every unit; the text next to it names the stage's units.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Frame:
 
     @property
     def is_wide(self) -> bool:
-        """Whether names stand beside the tiles (else above them)."""
+        """Whether names stand next to the tiles (else above them)."""
         return self.width >= 600
 
 
@@ -83,7 +83,7 @@ _TWO_LINES: Final = 30.0
 def _frame(plan: Plan, width: int) -> _Frame:
     smallest = min(stop - first for first, stop in plan.stages)
     num_units = plan.model.num_units
-    # At most about 380 pixels high, but a stage's name has to fit beside its tiles, and the whole on a screen or two.
+    # At most about 380 pixels high, but a stage's name has to fit next to its tiles, and the whole on a screen or two.
     unit = max(min(16.0, 380.0 / num_units), min(14.0 / smallest, 900.0 / num_units))
     prefix = "stage 00: " if smallest * unit < _TWO_LINES else ""
     names = max(text_width(prefix + owned_units(plan, i)) for i in range(len(plan.stages)))
@@ -157,7 +157,7 @@ def _tiles(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
 
 
 def _columns(plan: Plan, frame: _Frame) -> Iterator[tuple[int, int, str]]:
-    """(first token, tokens, which slices); neighbours too narrow to see share a column: a picture stays small."""
+    """(first token, tokens, which slices); neighbours too narrow to draw share a column: a picture stays small."""
     narrowest = max(2.0, frame.width * len(plan.stages) / _MAX_TILES)
     start, length, first = 0, 0, 0
     for index, tokens in enumerate(plan.slices):
@@ -168,7 +168,7 @@ def _columns(plan: Plan, frame: _Frame) -> Iterator[tuple[int, int, str]]:
 
 
 def _caption(plan: Plan, stage: int, frame: _Frame) -> list[str]:
-    """What stands above a stage's tiles where there is no room next to them."""
+    """The heading above a stage's tiles where it does not fit next to them."""
     return wrapped(f"{stage_name(plan, stage)}: {owned_units(plan, stage)}", frame.width)
 
 
@@ -212,13 +212,13 @@ def stage_name(plan: Plan, stage: int) -> str:
 
 
 def owned_units(plan: Plan, stage: int) -> str:
-    """What a stage owns in words: ``embedding, blocks 0–3, attention of 4``."""
+    """A stage's units in words: ``embedding, blocks 0–3, attention of 4``."""
     first, stop = plan.stages[stage]
     return ", ".join(_words(plan.model.units[first:stop], plan.head_parts))
 
 
 def made_again(plan: Plan, stage: int) -> str:
-    """What a stage makes again before its backwards, in words; empty where it keeps everything."""
+    """The units that a stage recomputes before its backwards, in words; empty where it keeps everything."""
     remakes = plan.recompute[stage] if plan.recompute else ()
     return remakes_text(plan.model, plan.stages[stage], remakes)
 

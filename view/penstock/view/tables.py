@@ -16,8 +16,8 @@ def table(
 ) -> Markup:
     """A table that scrolls sideways where it must; columns in ``numbers`` align right, row ``chosen`` stands out.
 
-    A last column of words gets the room that numbers do not need; on narrow screens it goes below its row, and above it
-    the first column where numbers leave no room.
+    A last column of words gets the width that numbers do not need; on narrow screens it goes below its row, and the
+    first column above it where numbers leave no space.
     """
     head = (heading(text, **_align(i, numbers)) for i, text in enumerate(headers))
     body = []

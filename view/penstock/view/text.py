@@ -88,7 +88,7 @@ def _fill(event: Event) -> str:
 
 
 _FORMS: Final = ("{kind}{microbatch}.{slice}", "{kind}", "")
-"""What bars may say; the same all over a picture."""
+"""Forms of bar names; the same all over a picture."""
 
 
 def _choose_form(events: Sequence[Event], columns_per_ns: float) -> str:
@@ -102,7 +102,7 @@ def _choose_form(events: Sequence[Event], columns_per_ns: float) -> str:
 
 
 def _name(event: Event, columns_per_ns: float, form: str) -> str:
-    """The bar's name in ``form``; empty where it has no room or is not compute."""
+    """The bar's name in ``form``; empty where it does not fit or is not compute."""
     action = action_of(event.action)
     kind = compute_kind(action) if event.activity is Activity.COMPUTE else None
     if action is None or kind is None:
@@ -132,7 +132,7 @@ def _axis(columns: int, longest: int) -> str:
 
 
 def _legend(events: Sequence[Event]) -> list[str]:
-    """What the fills mean, for those that ``events`` hold."""
+    """The legend of the fills that ``events`` hold."""
     kinds = {compute_kind(action_of(e.action)) for e in events if e.activity is Activity.COMPUTE}
     activities = {event.activity for event in events}
     compute = [f"{kind.value}{fill} {KIND_NAMES[kind]}" for kind, fill in _FILL.items() if kind in kinds]

@@ -1,6 +1,6 @@
 """Timelines as Chrome's trace events, which Perfetto and chrome://tracing open.
 
-Every timeline is a process, every rank a track of complete events; transfers have tracks of their own beside their
+Every timeline is a process, every rank a track of complete events; transfers have tracks of their own next to their
 rank, as they run while the rank computes. An arrow leads from each transfer to the compute that waited for it. Where
 several ranks send the same, replicas or shards, the first sends to the first that needs it, the second to the second.
 
@@ -23,7 +23,7 @@ _TRACKS_PER_RANK: Final = 100
 """Track numbers of a rank: the first for its own events, the rest for transfers that overlap each other."""
 
 _Key = tuple[str, int, int | None, int | None]
-"""A message by what it carries: direction F or B, the stage it is for, micro-batch and slice."""
+"""Key of a message: direction F or B, the stage it is for, micro-batch and slice."""
 
 
 def trace(timelines: Sequence[Timeline]) -> str:
@@ -50,7 +50,7 @@ def _tid(rank: int, lane: int) -> int:
 
 def _tracks(timeline: Timeline) -> list[tuple[int, int]]:
     """(rank, lane) of every event: lane 0, or for a transfer the first lane that is free when it starts."""
-    found = [(event.rank, 0) for event in timeline.events]
+    tracks = [(event.rank, 0) for event in timeline.events]
     free_from: dict[int, list[int]] = {}
     starts = [(e.start_ns, i) for i, e in enumerate(timeline.events) if e.activity is Activity.TRANSFER]
     for start, index in sorted(starts):
@@ -58,8 +58,8 @@ def _tracks(timeline: Timeline) -> list[tuple[int, int]]:
         lanes = free_from.setdefault(event.rank, [])
         lane = next((i for i, free in enumerate(lanes) if free <= start), len(lanes))
         lanes[lane : lane + 1] = [event.stop_ns]
-        found[index] = (event.rank, lane + 1)
-    return found
+        tracks[index] = (event.rank, lane + 1)
+    return tracks
 
 
 def _metadata(kind: str, name: str, pid: int, tid: int) -> dict[str, Any]:
@@ -73,10 +73,10 @@ def _complete(event: Event, pid: int, tid: int) -> dict[str, Any]:
     if action is not None:
         args |= {"stage": action.stage, "microbatch": action.microbatch, "slice": action.slice}
     if action is not None and action.children:
-        of_each = [
-            {"stage": each.stage, "microbatch": each.microbatch, "slice": each.slice} for each in action.children
+        fields_of_children = [
+            {"stage": child.stage, "microbatch": child.microbatch, "slice": child.slice} for child in action.children
         ]
-        args |= {name: [each[name] for each in of_each] for name in of_each[0]}
+        args |= {name: [fields[name] for fields in fields_of_children] for name in fields_of_children[0]}
         args["overlapped"] = [str(child) for child in action.children]
     if event.collective_ns:
         args["waitedForShardsUs"] = event.collective_ns / 1e3
@@ -109,7 +109,7 @@ def _flows(timeline: Timeline, tracks: Sequence[tuple[int, int]], pid: int) -> I
 
 
 def _sent(event: Event) -> _Key | None:
-    """What a transfer carries; ``1SEND_F3.2`` is for stage 2, ``1SEND_B3.2`` for stage 0."""
+    """The message of a transfer; ``1SEND_F3.2`` is for stage 2, ``1SEND_B3.2`` for stage 0."""
     action = action_of(event.action)
     if event.activity is not Activity.TRANSFER or action is None or action.kind not in (Kind.SEND_F, Kind.SEND_B):
         return None
@@ -128,7 +128,7 @@ def _senders(timeline: Timeline) -> dict[_Key, list[int]]:
 
 
 def _users(timeline: Timeline) -> dict[_Key, list[Event]]:
-    """The first compute event of every rank that needs a message, by what it carries, in the order of ranks."""
+    """The first compute event of every rank that needs a message, by the message, in the order of ranks."""
     users: dict[_Key, dict[int, Event]] = {}
     for event in sorted(timeline.events, key=lambda e: e.start_ns):
         action = action_of(event.action) if event.activity is Activity.COMPUTE else None
