@@ -1,1 +1,1 @@
-"""The line to a cluster, for whoever talks to one: transport, watches, and what penstock calls things there."""
+"""Kubernetes API access for all components: transport, watches, and the names that penstock uses in a cluster."""

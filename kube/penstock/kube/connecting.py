@@ -1,4 +1,4 @@
-"""The cluster that is meant: the one that this process runs in, else the one that kubectl would ask."""
+"""Choice of the cluster: the one that this process runs in, else kubectl's current context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.errors import UserError
 
 
 def connect(num_connections: int) -> ApiClient:
-    """Connections to the cluster, so many at once; raises `UserError` if none is meant."""
+    """Client with at most ``num_connections`` connections; raises `UserError` without a Kubernetes configuration."""
     client = Configuration()
     client.connection_pool_maxsize = num_connections
     try:
@@ -23,8 +23,8 @@ def connect(num_connections: int) -> ApiClient:
 
 def _outside(client: Configuration) -> None:
     try:
-        named = os.environ.get("KUBECONFIG") or None  # as it is now; the client looks when it is imported
+        named = os.environ.get("KUBECONFIG") or None  # the client library would use its value at import
         config.load_kube_config(config_file=named, client_configuration=client)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
-        remedy = "run it in a pod, or name a file that kubectl can use in KUBECONFIG"
-        raise UserError(what=f"no cluster is meant: {error}", where="KUBECONFIG", remedy=remedy) from None
+        remedy = "run inside a pod, or set KUBECONFIG to a file that kubectl can use"
+        raise UserError(what=f"no Kubernetes configuration found: {error}", where="KUBECONFIG", remedy=remedy) from None

@@ -1,4 +1,4 @@
-"""What penstock calls things in a cluster: labels, annotations, and the names of what belongs to a job.
+"""Names that penstock uses in a cluster: labels, annotations, and the names of a job's objects.
 
 Names of children follow from the job's and the attempt's number, so that making one twice is refused by the cluster.
 """
@@ -14,13 +14,13 @@ JOB_KIND = "PipelineJob"
 PROFILE_KIND = "ClusterProfile"
 
 OPERATOR_MANAGER = "penstock-operator"
-"""Who owns what the operator applies."""
+"""Field manager of the operator's applies."""
 
 SERVICE_MANAGER = "penstock-service"
-"""Who owns what the service applies."""
+"""Field manager of the service's applies."""
 
 SERVICE_LEASE = "penstock-service"
-"""Renewed as long as a service is there; its holder is the one that mirrors."""
+"""Renewed as long as a service runs; its holder is the instance that mirrors the cluster."""
 
 JOB_LABEL = f"{GROUP}/job"
 UID_LABEL = f"{GROUP}/job-uid"
@@ -29,36 +29,36 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 BINDING_ANNOTATION = f"{GROUP}/binding"
 STOP_ANNOTATION = f"{GROUP}/stop"
 REMINDER_ANNOTATION = f"{GROUP}/reminder"
-"""Which of the two above a pod was reminded of. Nobody reads it; that it changes makes a kubelet write both again."""
+"""The last of the two above that was set on a pod. No program reads it: a change makes the kubelet rewrite both."""
 
 SUBMITTER_ANNOTATION = f"{GROUP}/submitted-by"
 REQUEST_ANNOTATION = f"{GROUP}/request"
-"""On a job that the service made: for whom, and by which request if that had a key."""
+"""On a job that the service made: its submitter, and the request's key if it had one."""
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-"""What Kueue reads of a JobSet, https://kueue.sigs.k8s.io/docs/tasks/run/jobsets; the second also of a PipelineJob."""
+"""Labels that Kueue reads on a JobSet, https://kueue.sigs.k8s.io/docs/tasks/run/jobsets; the second also on a job."""
 
 HOST_LABEL = "kubernetes.io/hostname"
 
 BATCH_GROUP, JOBSET_GROUP = "batch", "jobset.x-k8s.io"
 BATCH_JOB_KIND, JOBSET_KIND = "Job", "JobSet"
-"""What an attempt's pods are controlled by, and what that is controlled by."""
+"""An attempt's JobSet controls a Job, which controls the pods."""
 
 RANKS_JOB = "ranks"
 """The one replicated job of an attempt's JobSet."""
 
 TRAINER_CONTAINER = "trainer"
 REPORTER_CONTAINER = "reporter"
-"""In every pod: where its ranks run, and what brings their records to the service."""
+"""The two containers of every pod: one runs its ranks, one ships their records to the service."""
 
 INGEST_AUDIENCE = "penstock-ingest"
 PEOPLE_AUDIENCE = "penstock"
-"""What a token has to be meant for: a pod's that reports, and a person's."""
+"""Required audiences of tokens: of a pod that reports, and of a person."""
 
 PROFILE_FILE = "profile.json.gz"
-"""Where a ConfigMap holds a measurement."""
+"""The key of a ConfigMap under which it holds a profile."""
 
 
 def attempt_name(job: str, attempt: int) -> str:
@@ -72,12 +72,12 @@ def ranks_job_name(job: str, attempt: int) -> str:
 
 
 def profile_prefix(job: str) -> str:
-    """With what the names of a job's measurements begin."""
+    """Prefix of the names of a job's profiles."""
     return f"{job}-profile-a"
 
 
 def profile_name(job: str, attempt: int) -> str:
-    """The name of the ConfigMap that holds what an attempt measured."""
+    """The name of the ConfigMap that holds the profile of an attempt."""
     return f"{profile_prefix(job)}{attempt}"
 
 

@@ -27,7 +27,7 @@ def unpacked(text: str) -> Any:
 
 
 def packed_plan(plan: Plan) -> dict[str, str]:
-    """The files of a plan: one for ranks, and what only people read in one of its own."""
+    """The files of a plan: one for ranks, and one with the parts that only people read."""
     files = {PLAN_FILE: packed(plan.for_ranks.to_manifest())}
     return {**files, CONFIDENCE_FILE: packed(plan.confidence)} if plan.confidence else files
 

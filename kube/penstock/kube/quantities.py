@@ -8,6 +8,6 @@ from kubernetes.utils import parse_quantity
 
 
 def amount(text: str) -> Decimal:
-    """The number; raises ValueError for what is none."""
-    found: Decimal = parse_quantity(text)  # type: ignore[no-untyped-call]
-    return found
+    """The number; raises ValueError if ``text`` is not a quantity."""
+    quantity: Decimal = parse_quantity(text)  # type: ignore[no-untyped-call]
+    return quantity

@@ -1,6 +1,6 @@
 """Calls to a cluster's API over HTTP. Objects go in and come out as plain dictionaries, as the cluster writes them.
 
-Each component says in a file of its own what it asks of a cluster, by these calls, and calls it nowhere else.
+Each component has one module with all its calls to a cluster, and makes none elsewhere.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.kube.resources import Resource
 
 REQUEST = Timeout(connect=5.0, read=20.0)
 WATCH_SECONDS = 60
-"""How long one watch is asked for; it is asked for again then, from where it was. An apiserver that takes up another
-version of a definition may leave a watch open that hears nothing more, and this is the longest that it goes unnoticed.
+"""Requested duration of one watch; the next continues at its resource version. An apiserver that loads another
+version of a definition may leave a watch open that gets no more events; this bounds the time it goes unnoticed.
 """
 
 WATCHED = Timeout(connect=5.0, read=WATCH_SECONDS + 15.0)
@@ -37,8 +37,8 @@ Object = Mapping[str, Any]
 
 
 class KubeError(PenstockError):
-    """The cluster refused a call, or could not be reached (``status`` 0). ``reason`` is its word for it, ``causes`` the
-    fields that it found wrong, each with what is wrong there.
+    """The cluster refused a call, or could not be reached (``status`` 0). ``reason`` is as in the API, ``causes`` are
+    (field, message) pairs of the fields that it rejected.
     """
 
     def __init__(self, status: int, reason: str, message: str, causes: tuple[tuple[str, str], ...] = ()) -> None:
@@ -47,32 +47,32 @@ class KubeError(PenstockError):
 
     @property
     def is_missing(self) -> bool:
-        """Whether what was meant is not there, or no longer."""
+        """Whether the object does not exist, or no longer."""
         return self.status == 404
 
     @property
     def is_taken(self) -> bool:
-        """Whether something of that name is there already."""
+        """Whether an object of that name exists already."""
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
     def is_conflict(self) -> bool:
-        """Whether what was meant has changed, or is another by now."""
+        """Whether the object has changed since it was read, or was replaced by another of its name."""
         return self.status == 409 and self.reason == "Conflict"
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the cluster understood and said no, so that the same call is refused until something changes."""
+        """Whether the cluster rejected the call itself, so that a retry fails until something changes."""
         return self.status in (400, 403, 404, 409, 422) and not self.is_conflict
 
     @property
     def is_denial(self) -> bool:
-        """Whether it is refused for who asks or what is asked, not for what is there."""
+        """Whether the cause is the caller or the request, not the state of the cluster."""
         return self.status in (400, 403, 413, 422)
 
     @property
     def is_expired(self) -> bool:
-        """Whether a watch has to begin anew, from a list."""
+        """Whether the resource version is too old for a watch, which has to re-list."""
         return self.status == 410
 
 
@@ -86,7 +86,7 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """An object that was added, modified or removed, or none if only time went by; ``version`` is the moment's."""
+    """An object that was added, modified or removed, or none for a bookmark; ``version`` is the resource version."""
 
     version: str
     found: Object | None = None
@@ -104,13 +104,13 @@ class Transport:
         return self.call("GET", resource.path(namespace, name))
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
-        """All objects with the labels that ``selector`` names. Kinds are left out of items by the cluster."""
+        """All objects with the labels that ``selector`` names. The cluster leaves ``kind`` out of items."""
         query = {"labelSelector": selector} if selector else {}
-        found = self.call("GET", resource.path(namespace), query=query)
-        return Listing(objects=tuple(found["items"]), version=found["metadata"]["resourceVersion"])
+        document = self.call("GET", resource.path(namespace), query=query)
+        return Listing(objects=tuple(document["items"]), version=document["metadata"]["resourceVersion"])
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        """What changes after ``version``, for some minutes."""
+        """Changes after ``version``, for a minute at most."""
         query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
         query["allowWatchBookmarks"] = "true"
         if selector:
@@ -136,8 +136,8 @@ class Transport:
         """One call, and the document that answers it."""
         response = self._send(method, path, body=body, query=query, content_type=content_type)
         try:
-            found: dict[str, Any] = json.loads(response.read())
-            return found
+            document: dict[str, Any] = json.loads(response.read())
+            return document
         except (HTTPError, ValueError) as error:
             raise KubeError(0, "Unreachable", str(error)) from None
         finally:
@@ -177,7 +177,7 @@ def written(body: Any) -> bytes:
     """Return a body as JSON that is YAML as well: the apiserver reads what is applied as YAML.
 
     JSON writes a character beyond U+FFFF as two escapes, which YAML refuses, and YAML refuses control characters that
-    JSON leaves as they are. So the former are not escaped, and the latter are. Half a surrogate is in no text at all.
+    JSON leaves as they are. So the former are not escaped, and the latter are. Half a surrogate is no character.
     """
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
     return _ESCAPED.sub(_escape, text).encode()
@@ -196,25 +196,25 @@ def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
         yield from (line for line in whole if line)
 
 
-def _change(told: Mapping[str, Any]) -> Change:
-    found = told["object"]
-    if told["type"] == "ERROR":
-        raise KubeError(int(found.get("code", 500)), str(found.get("reason")), str(found.get("message")))
-    version = found["metadata"]["resourceVersion"]
-    if told["type"] == "BOOKMARK":
+def _change(notice: Mapping[str, Any]) -> Change:
+    item = notice["object"]
+    if notice["type"] == "ERROR":
+        raise KubeError(int(item.get("code", 500)), str(item.get("reason")), str(item.get("message")))
+    version = item["metadata"]["resourceVersion"]
+    if notice["type"] == "BOOKMARK":
         return Change(version=version)
-    return Change(version=version, found=found, removed=told["type"] == "DELETED")
+    return Change(version=version, found=item, removed=notice["type"] == "DELETED")
 
 
 def _refusal(response: BaseHTTPResponse) -> KubeError:
     body = response.read()
     response.release_conn()
     try:
-        told = json.loads(body)
+        status = json.loads(body)
         causes = tuple(
-            (str(each.get("field", "")), str(each.get("message", "")))
-            for each in (told.get("details") or {}).get("causes") or ()
+            (str(cause.get("field", "")), str(cause.get("message", "")))
+            for cause in (status.get("details") or {}).get("causes") or ()
         )
-        return KubeError(response.status, str(told.get("reason", "")), str(told.get("message", "")), causes)
+        return KubeError(response.status, str(status.get("reason", "")), str(status.get("message", "")), causes)
     except (ValueError, AttributeError):
         return KubeError(response.status, str(response.reason or ""), body[:200].decode(errors="replace").strip())

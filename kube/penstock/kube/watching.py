@@ -1,6 +1,6 @@
-"""Watches of objects: a list first, then what changes, and a list again whenever the thread was lost.
+"""Watches of objects: a list first, then changes, and a re-list after every gap.
 
-What vanished unseen is missed in the next list, which kopf's own watches do not tell (docs/adr/0013).
+An object deleted during a gap is missing from the next list; kopf's own watches do not report it (docs/adr/0013).
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from penstock.kube.transport import Change, KubeError, Listing, Object
 log = logging.getLogger(__name__)
 
 LAST_VERSION = str(2**63 - 1)
-"""Of a moment after all that a cluster ever tells."""
+"""A resource version later than any that a cluster reports."""
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
 SHORTEST_WATCH_SECONDS = 1.0
-"""Watches that end sooner are asked for with pauses; a cluster lets one go on for minutes."""
+"""A watch that ends sooner is followed by a backoff; a cluster normally keeps one open for minutes."""
 
 
 class Source(Protocol):
-    """What a watch asks of a cluster; see `penstock.kube.transport.Transport`."""
+    """The calls of a watch to a cluster, which `penstock.kube.transport.Transport` makes."""
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
         """All objects with the labels that ``selector`` names."""
         ...
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        """What changes after ``version``, for some minutes."""
+        """Changes after ``version``, for a minute at most."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What to watch, and who is told: of everything there is, of one that came or changed, of one that went.
+    """A resource to watch, with callbacks: for a full list, for an object added or modified, for an object removed.
 
-    Whoever is told may raise an error to be told everything again. An ``optional`` kind is one that a cluster may do
-    without: it has no objects there. Of any other nothing is told until the cluster knows it again.
+    A callback may raise to force a full re-list. A cluster need not define an ``optional`` kind: its list is empty
+    there. For any other kind no callback runs until the cluster defines it again.
     """
 
     resource: Resource
@@ -54,7 +54,7 @@ class Watched:
 
 
 class Watcher:
-    """One watch in a thread of its own. ``synced`` is set once everything there is was told."""
+    """One watch in a thread of its own. ``synced`` is set after the first full list."""
 
     def __init__(self, kube: Source, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._watched, self._namespace, self._clock = kube, watched, namespace, clock
@@ -65,19 +65,17 @@ class Watcher:
 
     @property
     def name(self) -> str:
-        """What is watched."""
+        """The plural of the watched resource."""
         return self._watched.resource.plural
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing was heard from the cluster; a watch is asked for again each minute."""
+        """Seconds since the cluster's last answer; a watch is renewed every minute."""
         return self._clock() - self._heard_at
 
     @property
     def stuck_seconds(self) -> float:
-        """How long the thread has neither heard anything nor found that it cannot: a cluster that is away is no fault
-        of the watch's.
-        """
+        """Seconds since the thread last got an answer or an error: an unreachable cluster does not count as stuck."""
         return self._clock() - self._turned_at
 
     def start(self) -> None:
@@ -85,7 +83,7 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell nothing of what is heard next, and end then. The thread does not keep the process alive."""
+        """Ignore further changes and end at the next. The thread does not keep the process alive."""
         self._ending.set()
 
     def _run(self) -> None:
@@ -98,18 +96,18 @@ class Watcher:
                 if self._clock() - began_at >= SHORTEST_WATCH_SECONDS:
                     wait = FIRST_WAIT_SECONDS
                     continue
-            except Exception as error:  # whatever it is: without this watch the others have half of the truth
+            except Exception as error:  # of any kind: without this watch the cache is incomplete
                 version = ""
-                self._complain(error, wait)
+                self._report(error, wait)
             self._turned_at = self._clock()
             self._ending.wait(wait)
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
-    def _complain(self, error: Exception, wait: float) -> None:
+    def _report(self, error: Exception, wait: float) -> None:
         if isinstance(error, KubeError) and error.is_expired:
             return
         unforeseen = None if isinstance(error, PenstockError) else error
-        log.warning("watching %s: %s; again in %.1f s", self.name, error, wait, exc_info=unforeseen)
+        log.warning("watch of %s failed: %s; retrying in %.1f s", self.name, error, wait, exc_info=unforeseen)
 
     def _list(self) -> str:
         watched = self._watched
@@ -127,7 +125,7 @@ class Watcher:
         return listing.version
 
     def _follow(self, version: str) -> str:
-        """What changes after ``version``; the version that was heard of last."""
+        """Pass on changes after ``version``; return the last version."""
         watched = self._watched
         namespace = self._namespace if watched.resource.namespaced else ""
         for change in self._kube.watch(watched.resource, version, namespace, watched.selector):
@@ -135,10 +133,10 @@ class Watcher:
             if self._ending.is_set():
                 break
             version = change.version
-            self._tell(change)
+            self._notify(change)
         return version
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         if change.found is None:
             return
         if change.removed:
