@@ -1,4 +1,4 @@
-"""Asking a service from Python. Needs core and httpx alone.
+"""Python client of the service. Needs core and httpx alone.
 
 with Client(target(None, os.environ, Path.home())) as client:
     job = client.submit(PipelineJob.from_manifest(manifest))

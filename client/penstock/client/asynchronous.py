@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """See `penstock.client.sync.Client`."""
+    """`penstock.client.sync.Client` for asyncio: the same methods, as coroutines."""
 
     def __init__(
         self,
@@ -236,11 +236,11 @@ class AsyncClient:
         """A request for a plan as it is, and again whenever it changed, until it has ended."""
         seen: PlanRequest | None = None
         while seen is None or not seen.ended:
-            found = await self.planned(request)
-            if found != seen:
-                yield found
-            seen = found
-            if not found.ended:
+            current = await self.planned(request)
+            if current != seen:
+                yield current
+            seen = current
+            if not current.ended:
                 await self._pause(LOOK_SECONDS)
 
     async def profiles(self) -> tuple[ProfileEntry, ...]:

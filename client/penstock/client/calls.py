@@ -1,4 +1,4 @@
-"""Every call of the service as data: what to send, and how to read the answer. Nothing is sent here."""
+"""Every call of the service as data: the request, and how to read the answer. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_POINTS = 500
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 MOST_TRIES = 6
 TRY_AGAIN = frozenset({0, 408, 429, 502, 503, 504})
-"""No answer, or one that another try may change. Every call may be sent twice: what would change more carries a key."""
+"""No answer, or one that a retry may change. Every call may be sent twice: changes carry an idempotency key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,9 +90,9 @@ def get(place: Readable) -> Call[Job]:
 
 
 def page(query: Mapping[str, Any]) -> Call[Page]:
-    """Some jobs, as the query asks."""
-    asked = {name: value for name, value in query.items() if value not in (None, "", [], ())}
-    return Call(method="GET", path="/v1/jobs", read=Page.from_manifest, query=asked)
+    """One page of the jobs that match the query."""
+    given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
+    return Call(method="GET", path="/v1/jobs", read=Page.from_manifest, query=given)
 
 
 def act(place: Place, action: str, key: str, etag: str | None = None) -> Call[Job]:
@@ -134,8 +134,8 @@ def reproduce(place: Readable) -> Call[Reproduction]:
 
 def logs(place: Readable, rank: int | None, cursor: str, tail: int | None) -> Call[LinePage]:
     """Lines behind the cursor, or the last ones."""
-    found = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
-    query = {name: value for name, value in found.items() if value is not None}
+    fields = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
+    query = {name: value for name, value in fields.items() if value is not None}
     return Call(method="GET", path=f"{place.path}/logs", read=LinePage.from_manifest, query=query)
 
 
@@ -201,7 +201,7 @@ def login_link(server: str, key: str) -> Call[LoginLink]:
 
 
 def refusal(status: int, document: Any) -> ServiceError:
-    """The error that a problem document tells, or an answer that is none."""
+    """The error of a problem document, or of an answer that is no such document."""
     if not isinstance(document, Mapping):
         return ServiceError(status=status, kind="unknown", detail=f"the service answered {status} without a reason")
     return ServiceError(

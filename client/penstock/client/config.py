@@ -1,4 +1,4 @@
-"""Which service is meant, and with which token: named, in the environment, or as `penstock serve` wrote it down."""
+"""Choice of the service and its token: from an argument, the environment, or the file that `penstock serve` writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVER, TOKEN, CA = "PENSTOCK_SERVER", "PENSTOCK_TOKEN", "PENSTOCK_CA"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A service's URL, a token for it, and the file of the certificates to believe there: the system's if none."""
+    """A service's URL, a token for it, and the file of the certificates to trust there: the system's if none."""
 
     server: str
     token: str
@@ -22,17 +22,17 @@ class Target:
 
 
 def configuration_file(environment: Mapping[str, str], home: Path) -> Path:
-    """Where this user's services are written down."""
+    """The file with this user's service, token and certificates."""
     return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "penstock" / "service.json"
 
 
 def known_server(server: str | None, environment: Mapping[str, str], home: Path) -> str | None:
-    """The URL of the service that is meant; none if none is named or written down."""
+    """The URL of the chosen service; none if no source names one."""
     return _url(server, environment, _read(configuration_file(environment, home)))
 
 
 def target(server: str | None, environment: Mapping[str, str], home: Path) -> Target:
-    """The service that is meant; raises `UserError` if none is known, or no token for it."""
+    """The chosen service; raises `UserError` if no source names one, or there is no token for it."""
     written = _read(configuration_file(environment, home))
     url = _url(server, environment, written)
     if not url:
@@ -52,10 +52,10 @@ def _url(server: str | None, environment: Mapping[str, str], written: Mapping[st
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        found = jsontext.load(path.read_text())
+        document = jsontext.load(path.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        remedy = "mend or delete it; penstock token create makes a new token"
+        remedy = "fix or delete it; penstock token create makes a new token"
         raise UserError(what=f"cannot be read: {error}", where=str(path), remedy=remedy) from None
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

@@ -1,6 +1,6 @@
-"""Live streams and downloads as data: what is asked for next, and what the lines that come say. Nothing is sent here.
+"""Live streams and downloads as data: the headers of the next request, and parsed lines. Nothing is sent here.
 
-See https://html.spec.whatwg.org/multipage/server-sent-events.html
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RETRY_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something that a stream told: ``hello``, ``job`` (how a job is now) or ``event`` (what happened to it)."""
+    """One message of a stream: ``hello``, ``job`` (a job's current status) or ``event`` (an event of a job)."""
 
     kind: str
     data: Any
@@ -27,7 +27,7 @@ class Message:
 
 @dataclass
 class Listening:
-    """One stream over however many connections; what happened is told once."""
+    """One stream over any number of connections; every event is delivered once."""
 
     last_event: str | None = None
     retry_seconds: float = RETRY_SECONDS
@@ -79,7 +79,7 @@ class Downloading:
         return {**plain, "Range": f"bytes={self.got_bytes}-", "If-Range": self.tag} if self.got_bytes else plain
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """A connection answered; raises `ServiceError` if the file is another by now."""
+        """Take over the answer's headers; raises `ServiceError` if the file has changed in between."""
         if self.got_bytes and status != 206:
             raise ServiceError(
                 status=status, kind="changed", detail="the file changed while it was sent", remedy="download it again"
@@ -87,7 +87,7 @@ class Downloading:
         self.tag = headers.get("etag", "")
 
     def take(self, chunk: bytes) -> bytes:
-        """What came."""
+        """Count and return a piece that was received."""
         self.got_bytes += len(chunk)
         self._failures = 0
         return chunk

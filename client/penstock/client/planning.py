@@ -1,4 +1,4 @@
-"""Calls about plans and profiles, and what they answer."""
+"""Calls about plans and profiles, and their answers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ProfileEntry(KnownFields):
 def ask(
     job: PipelineJob, cluster: ClusterSpec | None, profile: str | None, key: str, *, what_if: bool = False
 ) -> Call[PlanRequest]:
-    """Plan without running; sent again with the same key it is asked once."""
+    """Plan without running; a retry with the same key makes no second request."""
     body: dict[str, Any] = {"job": job.to_manifest()}
     if cluster is not None:
         body["cluster"] = cluster.to_manifest()
@@ -103,12 +103,12 @@ def get(request: str) -> Call[PlanRequest]:
 
 def newest(query: Mapping[str, Any]) -> Call[tuple[PlanRequest, ...]]:
     """The newest requests."""
-    asked = {name: value for name, value in query.items() if value is not None}
+    given = {name: value for name, value in query.items() if value is not None}
     return Call(
         method="GET",
         path="/v1/plans",
         read=lambda value: tuple(map(PlanRequest.from_manifest, value["items"])),
-        query=asked,
+        query=given,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a service answers about what a job left, as frozen types."""
+"""Answers of a service about a job's records and files, as frozen types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.core.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line(KnownFields):
-    """A line that a rank printed; ``rank`` -1 is who started the ranks."""
+    """A line that a rank printed; ``rank`` -1 is the supervisor."""
 
     rank: int
     number: int
@@ -66,7 +66,7 @@ class Artifact(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction(KnownFields):
-    """What runs a job again as it ran: its manifest with the plan pinned, versions, commands for a shell."""
+    """The means to repeat a run: the job's manifest with the plan pinned, versions, commands for a shell."""
 
     manifest: dict[str, Any]
     versions: dict[str, str]
@@ -114,7 +114,7 @@ class Series(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledStep(KnownFields):
-    """A step that was measured: what every rank did when; and which steps were, and which of them is typical."""
+    """The timeline of one measured step, with the numbers of all measured steps and of the typical one."""
 
     attempt: int
     step: int

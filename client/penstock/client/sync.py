@@ -1,4 +1,4 @@
-"""The client that waits."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.5
 
 
 class Client:
-    """Asks the service at ``target``; a context, since it keeps connections. ``pause`` lets some seconds pass.
+    """Client of the service at ``target``; a context manager, since it keeps connections. ``pause`` sleeps.
 
     Every method raises `ServiceError` where the service refuses or, after some tries, cannot be reached. A change that
     is given the ``etag`` of a job is refused (kind ``changed-meanwhile``) once the job is no longer as it was then.
@@ -232,11 +232,11 @@ class Client:
         """A request for a plan as it is, and again whenever it changed, until it has ended."""
         seen: PlanRequest | None = None
         while seen is None or not seen.ended:
-            found = self.planned(request)
-            if found != seen:
-                yield found
-            seen = found
-            if not found.ended:
+            current = self.planned(request)
+            if current != seen:
+                yield current
+            seen = current
+            if not current.ended:
                 self._pause(LOOK_SECONDS)
 
     def profiles(self) -> tuple[ProfileEntry, ...]:
@@ -264,7 +264,7 @@ class Client:
 
 
 def refused(answer: httpx.Response) -> tuple[ServiceError, str | None]:
-    """The error that an answer tells, and when to try again, if it says so."""
+    """The error in an answer, and its Retry-After header if it has one."""
     try:
         document = answer.json()
     except ValueError:
@@ -273,5 +273,5 @@ def refused(answer: httpx.Response) -> tuple[ServiceError, str | None]:
 
 
 def new_key() -> str:
-    """Names this one wish, however often it is sent."""
+    """A new idempotency key: a request that is sent again with it takes effect once."""
     return str(uuid.uuid4())

@@ -9,7 +9,7 @@ from penstock.core.errors import UserError
 
 
 def trusted(ca: Path | None) -> ssl.SSLContext | bool:
-    """Only those in the file, each by itself and whoever signed it; without one, what httpx believes.
+    """Only the certificates in the file, each by itself whatever its issuer; without a file, those that httpx trusts.
 
     Raises:
         UserError: the file is not there, or holds no certificate.

@@ -1,4 +1,4 @@
-"""What a service answers, as frozen types. Fields that this version does not know are passed over."""
+"""Answers of a service, as frozen types. Unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Job:
         )
 
     def updated(self, row: Mapping[str, Any]) -> Job:
-        """The same job as a live stream's row tells of it now."""
+        """The same job with the status of a live stream's row."""
         return dataclasses.replace(
             self,
             manifest=_with_suspend(self.manifest, row["suspend"]),
@@ -165,7 +165,7 @@ class Version(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoginLink:
-    """A link that signs a browser in, once; whoever has it may."""
+    """A link that signs a browser in, once, for anyone who holds it."""
 
     url: str
     expires_at: str
