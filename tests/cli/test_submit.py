@@ -48,7 +48,7 @@ def write(folder: Path, **data: Any) -> str:
 
 def test_the_service_says_whether_it_would_take_it(service: Service, tmp_path: Path, capsys: Captured) -> None:
     assert main(["submit", write(tmp_path), "--dry-run"]) == 0
-    assert "the service would take it" in capsys.readouterr().err
+    assert "the service accepts it" in capsys.readouterr().err
     assert main(["submit", write(tmp_path), "--dry-run", "-o", "json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["metadata"]["name"], told["status"]["phase"]) == ("tiny", "Pending")
@@ -65,7 +65,7 @@ def test_what_the_service_would_refuse_is_refused(tmp_path: Path, capsys: Captur
 
 def test_where_no_service_is_known_the_manifest_alone_is_looked_at(tmp_path: Path, capsys: Captured) -> None:
     assert main(["submit", write(tmp_path, source="data://none/text"), "--dry-run"]) == 0
-    assert "no service is known" in capsys.readouterr().err
+    assert "not checked by a service: none is configured" in capsys.readouterr().err
     assert main(["submit", write(tmp_path, source=7), "--dry-run"]) == 2
     assert "spec.data.source" in capsys.readouterr().err
 

@@ -129,7 +129,7 @@ def test_a_retry_goes_on_at_the_right_step(service: Served) -> None:
     wait_until(lambda: service.status("cut")["phase"] == "Failed")
     shown = service.command("status", "cut")[0]
     assert "was killed" in shown
-    assert "look at penstock logs cut --rank 1; penstock retry cut goes on from the last checkpoint" in shown
+    assert "read penstock logs cut --rank 1; penstock retry cut goes on from the last checkpoint" in shown
     page = service.client.get("/jobs/default/cut", headers={"Accept": "text/html"}).text
     assert '<a href="#log">the log of rank 1</a>; Retry goes on from the last checkpoint.' in page
     items = service.client.get("/v1/jobs/default/cut/checkpoints").json()["items"]

@@ -1,4 +1,4 @@
-"""All jobs at a glance, as they change: what `penstock top` shows."""
+"""All jobs at a glance, as they change, for `penstock top`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MOST_ROWS = 200
 
 @dataclass
 class Board:
-    """The jobs that a stream told of, by uid, the newest first."""
+    """The jobs of a stream, by uid, the newest first."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
 
     def begin(self, jobs: list[Job]) -> None:
-        """These are all there are now."""
+        """Replace all jobs."""
         self.jobs = {job.uid: job for job in jobs}
 
     def hear(self, row: dict[str, Any]) -> bool:
-        """A job is so now; false if it is one that nobody told of before."""
+        """Update a job's row; return false if the board does not have the job."""
         known = self.jobs.get(row["uid"])
         if row["deletedAt"] is not None:
             self.jobs.pop(row["uid"], None)
@@ -37,13 +37,13 @@ class Board:
         return known is not None or row["deletedAt"] is not None
 
     def table(self) -> Table:
-        """A row for each, those that do something first."""
+        """One row for every job, active jobs first."""
         newest = sorted(self.jobs.values(), key=lambda job: job.created_at, reverse=True)
         return job_table(sorted(newest, key=lambda job: job.resting)[:MOST_ROWS])
 
 
 def show_board(client: Client, namespace: str | None) -> None:
-    """Show all jobs until somebody presses Ctrl-C; where no terminal is, the table as it was last."""
+    """Show all jobs until Ctrl-C; without a terminal, print the last table."""
     from rich.live import Live
 
     board = Board()
@@ -59,7 +59,7 @@ def show_board(client: Client, namespace: str | None) -> None:
 
 
 def hears(board: Board, client: Client, message: Message, query: dict[str, Any]) -> bool:
-    """Whether the board changed by the message. After ``hello``, and for a new job, the jobs are listed."""
+    """Apply a message; return whether the board changed. ``hello`` and a new job list all jobs."""
     if message.kind == "event":
         return False
     if message.kind == "hello" or not board.hear(message.data):

@@ -1,4 +1,4 @@
-"""What a job printed and left, brought here from a service."""
+"""Logs and files of a job, downloaded from a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 QUIET_LOOKS = 3
 """After a job's end a pod's last lines may still be on their way to the service."""
 PATIENCE_LOOKS = 120
-"""How long lines are waited for that an ended job has recorded and the service does not get."""
+"""Limit of the wait for lines that an ended job has recorded and the service has not received."""
 STYLES = {"error": "red", "warning": "yellow"}
 
 
@@ -32,7 +32,7 @@ def show_logs(
     follow: bool,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print what ranks printed, and with ``follow`` what they go on to print until the job has ended and all of it has
+    """Print the ranks' output, and with ``follow`` go on until the job has ended and all of its output has
     come.
     """
     page = client.logs(place, rank=rank, tail=tail)
@@ -64,16 +64,16 @@ def _print(lines: Iterable[Line]) -> None:
         output.show_line(f"{name:>3} | {printable(line.message)}", STYLES.get(line.level))
 
 
-def show_artifacts(found: Sequence[Artifact], form: Format) -> None:
+def show_artifacts(artifacts: Sequence[Artifact], form: Format) -> None:
     """A line for each file, or all as data."""
     if form is not Format.TEXT:
-        output.write_data([each.to_manifest() for each in found], form)
+        output.write_data([artifact.to_manifest() for artifact in artifacts], form)
         return
     from rich.table import Table
 
     table = Table("file", "size", "age", box=None, pad_edge=False)
-    for each in found:
-        table.add_row(each.name, format_bytes(each.bytes), format_age(output.age_seconds(each.modified_at)))
+    for artifact in artifacts:
+        table.add_row(artifact.name, format_bytes(artifact.bytes), format_age(output.age_seconds(artifact.modified_at)))
     output.show(table)
 
 
@@ -85,10 +85,12 @@ def download(client: Client, place: Place, patterns: Sequence[str], folder: Path
     """
     known = client.artifacts(place)
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(each.name, pattern) for each in known):
+        if not any(fnmatch.fnmatchcase(artifact.name, pattern) for artifact in known):
             raise UserError(what=f"{pattern} names no file of {place}", remedy=f"list them: penstock download {place}")
-    wanted = [each for each in known if any(fnmatch.fnmatchcase(each.name, pattern) for pattern in patterns)]
-    return [_download(client, place, each.name, folder) for each in wanted]
+    wanted = [
+        artifact for artifact in known if any(fnmatch.fnmatchcase(artifact.name, pattern) for pattern in patterns)
+    ]
+    return [_download(client, place, artifact.name, folder) for artifact in wanted]
 
 
 def _download(client: Client, place: Place, name: str, folder: Path) -> Path:
@@ -111,7 +113,7 @@ def _download(client: Client, place: Place, name: str, folder: Path) -> Path:
 
 
 def local_name(name: str) -> PurePosixPath:
-    """The name as a path that stays below a folder, whatever a service says; raises `UserError` for any other."""
+    """The name as a path that stays below a folder, with any input from a service; raises `UserError` for any other."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise UserError(what=f"{name!r} leads out of the folder", remedy="do not trust this service")
@@ -125,23 +127,23 @@ def export_newest(client: Client, place: Place, pause: Callable[[float], None] =
         UserError: there is no complete checkpoint.
         RunError: it could not be exported.
     """
-    newest = next((each for each in client.checkpoints(place) if each.complete), None)
+    newest = next((checkpoint for checkpoint in client.checkpoints(place) if checkpoint.complete), None)
     if newest is None:
-        raise UserError(what=f"{place} has no checkpoint yet", remedy="wait until it has: penstock watch")
-    found = client.export(place, newest)
+        raise UserError(what=f"{place} has no checkpoint yet", remedy="wait for its first: penstock watch")
+    exported = client.export(place, newest)
     with output.working(f"exporting step {newest.step}"):
-        while found.export is None or found.export.state not in ("done", "failed"):
+        while exported.export is None or exported.export.state not in ("done", "failed"):
             pause(LOOK_SECONDS)
-            found = _again(client, place, newest)
-    if found.export.state == "failed":
-        raise RunError(f"step {newest.step} was not exported: {found.export.message}")
-    return f"{found.export.folder}/*"
+            exported = _again(client, place, newest)
+    if exported.export.state == "failed":
+        raise RunError(f"step {newest.step} was not exported: {exported.export.message}")
+    return f"{exported.export.folder}/*"
 
 
 def _again(client: Client, place: Place, wanted: Checkpoint) -> Checkpoint:
-    for each in client.checkpoints(place):
-        if (each.attempt, each.step) == (wanted.attempt, wanted.step):
-            if each.export is None:
-                raise RunError("the service began anew and forgot the export; ask again")
-            return each
-    raise RunError(f"the checkpoint of step {wanted.step} was pruned meanwhile; ask again")
+    for checkpoint in client.checkpoints(place):
+        if (checkpoint.attempt, checkpoint.step) == (wanted.attempt, wanted.step):
+            if checkpoint.export is None:
+                raise RunError("the service restarted and lost the export; request it again")
+            return checkpoint
+    raise RunError(f"the checkpoint of step {wanted.step} was pruned meanwhile; request the export again")

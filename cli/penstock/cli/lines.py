@@ -1,4 +1,4 @@
-"""What is under way, shown while it lasts: in a terminal in its last line, elsewhere by a plain line now and then."""
+"""Progress of work that is under way: in a terminal in its last line, elsewhere as a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ PLAIN_SECONDS = 5.0
 
 
 class Line(Protocol):
-    """Where what is under way is shown."""
+    """A display of progress."""
 
     def update(self, text: str, done: float | None) -> None:
-        """The newest text and, where it is known, the share that is done."""
+        """Show the newest text and, where it is known, the share that is done."""
         ...
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """End the display."""
         ...
 
 
 class PlainLine:
-    """A line now and then, for logs."""
+    """A line every few seconds, for logs."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._next = clock() + PLAIN_SECONDS
 
     def update(self, text: str, done: float | None) -> None:
-        """See `Line`."""
         if self._clock() >= self._next:
             self._next = self._clock() + PLAIN_SECONDS
             output.say(f"  {text}")
 
     def close(self) -> None:
-        """See `Line`."""
+        """Leave the lines that were printed."""
 
 
 class LiveLine:
@@ -51,18 +50,16 @@ class LiveLine:
         self._task = self._progress.add_task("", total=None)
 
     def update(self, text: str, done: float | None) -> None:
-        """See `Line`."""
         if not self._progress.live.is_started:
             self._progress.start()
         total = None if done is None else 1.0
         self._progress.update(self._task, description=text, total=total, completed=done or 0.0)
 
     def close(self) -> None:
-        """See `Line`."""
         if self._progress.live.is_started:
             self._progress.stop()
 
 
 def line() -> Line:
-    """What suits stderr."""
+    """The display that suits stderr."""
     return LiveLine() if output.terminal().is_terminal else PlainLine(time.monotonic)

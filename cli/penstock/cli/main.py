@@ -1,4 +1,4 @@
-"""The `penstock` command: its list of commands, and what becomes of their errors.
+"""The `penstock` command: its list of commands, and the handling of their errors.
 
 Exit codes: 0 done, 1 the run failed, 2 the user's mistake, 130 and 143 stopped by SIGINT and SIGTERM.
 """

@@ -32,7 +32,7 @@ def read_for_service(path: Path, warn: Warn) -> PipelineJob:
 def read_resolved(path: Path, warn: Warn, resolve: Resolve) -> PipelineJob:
     """The job in ``path`` with ``resolve`` applied to its spec, and a schedule file made a part of it.
 
-    ``warn`` is told what was dropped from an imported schedule.
+    ``warn`` gets notes on the dropped parts of an imported schedule.
 
     Raises:
         UserError: it cannot be read, or something in it is wrong.
@@ -66,14 +66,14 @@ def with_absolute_schedule(spec: Mapping[str, Any], folder: Path) -> dict[str, A
 
 
 def part(spec: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]:
-    """What lies below ``keys``; nothing where the manifest has another form, which reading it will refuse."""
-    found = spec
+    """The section below ``keys``; empty where the manifest has another form, which the reader refuses later."""
+    section = spec
     for key in keys:
-        below = found.get(key)
+        below = section.get(key)
         if not isinstance(below, Mapping):
             return {}
-        found = below
-    return found
+        section = below
+    return section
 
 
 def with_absolute_path(spec: Mapping[str, Any], keys: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _with_schedule(job: PipelineJob, warn: Warn) -> PipelineJob:
 
 
 def import_schedule(path: Path, warn: Warn) -> ScheduleSpec:
-    """The schedule in a CSV file as a recipe; ``warn`` is told what was dropped."""
+    """The schedule in a CSV file as a recipe; ``warn`` gets notes on the dropped parts."""
     spec, warnings = import_spec(read_text(path), str(path))
     for warning in warnings:
         warn(warning)

@@ -1,4 +1,4 @@
-"""What the command prints: data alone on stdout, everything for people beside it on stderr.
+"""Output of the command: only data on stdout, everything for people on stderr.
 
 rich is loaded with the first line that is printed, so that `--help` and completion stay quick.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 REPORT_SECONDS = 10.0
-"""How often work that is under way is reported where no terminal shows it in place."""
+"""Interval of progress reports without a terminal."""
 
 PIPED_COLUMNS = 120
-"""How wide tables and pictures are where no terminal says."""
+"""Width of tables and pictures without a terminal."""
 
 
 class Format(enum.StrEnum):
@@ -39,14 +39,14 @@ class Format(enum.StrEnum):
 
 @functools.cache
 def terminal() -> Console:
-    """Where people look: stderr."""
+    """The console for people: stderr."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
 
 
 def say(line: RenderableType = "", style: str | None = None) -> None:
-    """One line for people; square brackets in it mean themselves."""
+    """Print one line for people; square brackets are literal."""
     terminal().print(line, style=style, markup=False, soft_wrap=True)
 
 
@@ -57,18 +57,18 @@ def show(*renderables: RenderableType) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPED_COLUMNS
-    for each in renderables:
-        console.print(each, markup=False, soft_wrap=isinstance(each, str))
+    for renderable in renderables:
+        console.print(renderable, markup=False, soft_wrap=isinstance(renderable, str))
 
 
 def show_line(line: str, style: str | None = None) -> None:
-    """One line of a result, colored where somebody watches; square brackets in it mean themselves."""
+    """Print one line of a result, colored on a terminal; square brackets are literal."""
     stdout().print(line, style=style, markup=False, soft_wrap=True)
 
 
 @functools.cache
 def stdout() -> Console:
-    """Where results go."""
+    """The console for results: stdout."""
     from rich.console import Console
 
     return Console(highlight=False)
@@ -96,7 +96,7 @@ def write_data(manifest: Any, form: Format) -> None:
 
 
 def warn(line: str) -> None:
-    """Something that people should know, on stderr."""
+    """Print a warning on stderr."""
     say(line, style="yellow")
 
 
@@ -127,14 +127,14 @@ def terminal_width() -> int:
 
 
 def printable(text: str) -> str:
-    """``text`` without what would command a terminal."""
+    """``text`` without terminal control characters."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
 
 
 def say_error(error: UserError) -> None:
-    """The user's mistakes: of each where, what, and what to do about it."""
+    """Print the user's mistakes: for each the place, the problem and the remedy."""
     from rich.text import Text
 
     for mistake in mistakes_in(error):

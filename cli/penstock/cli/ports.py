@@ -1,4 +1,4 @@
-"""Ports of this machine: whether one is free, asked before anything starts. Loads nothing that trains."""
+"""Ports of this machine: a check whether one is free, before anything starts. Loads nothing that trains."""
 
 from __future__ import annotations
 

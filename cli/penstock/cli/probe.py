@@ -1,4 +1,4 @@
-"""``python -m penstock.cli.probe``: as supervisors of version 0.1.0 start what is `penstock.trainer.probe` now."""
+"""``python -m penstock.cli.probe``: the name by which supervisors of version 0.1.0 start `penstock.trainer.probe`."""
 
 from __future__ import annotations
 

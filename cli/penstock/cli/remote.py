@@ -35,10 +35,10 @@ _COMMANDS = {"GET /v1/jobs": "penstock status", "GET /v1/tokens": "penstock toke
 
 @contextmanager
 def connected(server: str | None) -> Iterator[Client]:
-    """A client of the service that is meant; its refusals are the user's to mend.
+    """A client of the chosen service; its refusals are raised as the user's mistakes.
 
     Raises:
-        UserError: no service or token is known, or the service refused.
+        UserError: no service or token is configured, or the service refused.
     """
     with Client(target(server, os.environ, Path.home())) as client:
         try:
@@ -48,12 +48,12 @@ def connected(server: str | None) -> Iterator[Client]:
 
 
 def as_commands(remedy: str) -> str:
-    """A remedy in the words of the command line, where the service names a route that a command asks."""
+    """``remedy`` with the service's routes replaced by the commands that call them."""
     return _ROUTE.sub(lambda route: _COMMANDS.get(route.group(), route.group()), remedy)
 
 
 def checked(job: PipelineJob, server: str | None) -> Job | None:
-    """The job as the service would make it; none if no service is known. Raises as `connected` does."""
+    """The job as the service would make it; none if no service is configured. Raises as `connected` does."""
     if known_server(server, os.environ, Path.home()) is None:
         return None
     with connected(server) as client:
@@ -81,21 +81,21 @@ def show_job(job: Job, form: Format, last_words: Sequence[str] = ()) -> None:
 
 
 def failure_lines(job: Job, last_words: Sequence[str]) -> list[str]:
-    """What was lost, the line that shows it, and a remedy, of which there always is one."""
-    found = read_failure(job.status.message, last_words)
+    """The failure, the log line that shows it, and a remedy, which is never empty."""
+    diagnosis = read_failure(job.status.message, last_words)
     place = f"{job.name} --namespace {job.namespace}" if job.namespace != "default" else job.name
-    rank = "" if found.rank is None else f" --rank {found.rank}"
+    rank = "" if diagnosis.rank is None else f" --rank {diagnosis.rank}"
     again = f"penstock retry {place} goes on" if job.status.phase is Phase.FAILED else "the job goes on by itself"
-    default = f"look at penstock logs {place}{rank}; {again} from the last checkpoint"
+    default = f"read penstock logs {place}{rank}; {again} from the last checkpoint"
     return [
-        found.what,
-        *(f"  {output.printable(line)}" for line in (found.evidence, *found.more) if line),
-        *(f"  {REMEDY}{line}" for line in found.remedies or (default,)),
+        diagnosis.what,
+        *(f"  {output.printable(line)}" for line in (diagnosis.evidence, *diagnosis.more) if line),
+        *(f"  {REMEDY}{line}" for line in diagnosis.remedies or (default,)),
     ]
 
 
 def last_words_of(client: Client, job: Job) -> tuple[str, ...]:
-    """What the rank at fault printed at the end, of a job that failed or is about to be tried again."""
+    """The last lines of the rank at fault, for a job that failed or is about to be restarted."""
     if job.status.reason not in LOSSES:
         return ()
     words: tuple[str, ...] = ()
@@ -118,8 +118,8 @@ def job_table(jobs: Sequence[Job]) -> Table:
     from rich.table import Column, Table
     from rich.text import Text
 
-    progress = [job.status.progress for job in jobs]
-    speeds = speed_columns([None if told is None else told.speed for told in progress], missing="–")
+    latest = [job.status.progress for job in jobs]
+    speeds = speed_columns([None if progress is None else progress.speed for progress in latest], missing="–")
     fast = [header.replace(" per ", "\nper ") for header in speeds.headers]
     has_namespaces = any(job.namespace != "default" for job in jobs)
     names = [Column(header, overflow="fold") for header in (["namespace", "name"] if has_namespaces else ["name"])]
@@ -140,18 +140,18 @@ def job_table(jobs: Sequence[Job]) -> Table:
 
 
 def _progress(status: Status) -> tuple[str, str, str]:
-    told = status.progress
-    if told is None:
+    progress = status.progress
+    if progress is None:
         return "–", "–", "–"
     return (
-        f"{told.step}/{told.num_steps}",
-        "–" if told.loss is None else f"{told.loss:.3f}",
-        "–" if told.step_seconds is None else format_seconds(told.step_seconds),
+        f"{progress.step}/{progress.num_steps}",
+        "–" if progress.loss is None else f"{progress.loss:.3f}",
+        "–" if progress.step_seconds is None else format_seconds(progress.step_seconds),
     )
 
 
 def open_browser(link: LoginLink) -> None:
-    """Open the link, by a file that only this user can read: everybody can read with what a browser was started."""
+    """Open the link through a file that only this user can read: every user can read a browser's command line."""
     page = configuration_file(os.environ, Path.home()).with_name("login.html")
     write_secret(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link.url)}">\n')
     output.say(f"opening {link.url}")
@@ -160,7 +160,7 @@ def open_browser(link: LoginLink) -> None:
 
 
 def watch_job(client: Client, place: Place) -> int:
-    """Tell every change until the job has ended or is suspended, and why it failed if it did; the exit code."""
+    """Report every change until the job has ended or is suspended, and the cause of a failure; return the exit code."""
     status = follow_job(client, place).status
     if status.phase is Phase.FAILED:
         output.say_failure(status.message)
@@ -169,12 +169,12 @@ def watch_job(client: Client, place: Place) -> int:
 
 
 def follow_job(client: Client, place: Place) -> Job:
-    """Tell every change until the job has ended or is suspended; the job as it is then."""
+    """Report every change until the job has ended or is suspended; return the job as it is then."""
     phase: Phase | None = None
     text, shown = "", line()
     try:
         for job in client.follow(place):
-            told = job.status.progress
+            progress = job.status.progress
             if job.status.phase is not phase:
                 shown.close()
                 if text:
@@ -184,21 +184,21 @@ def follow_job(client: Client, place: Place) -> Job:
                 output.say(f"{place}  {phase}{because}", style=COLORS.get(phase))
                 if not job.resting:
                     shown.update(f"{phase} ...", None)
-            elif told is not None:
-                text = _under_way(told)
-                shown.update(text, told.step / told.num_steps)
+            elif progress is not None:
+                text = _under_way(progress)
+                shown.update(text, progress.step / progress.num_steps)
     finally:
         shown.close()
     return job
 
 
-def _under_way(told: Progress) -> str:
-    parts = [f"step {told.step}/{told.num_steps}"]
-    if told.loss is not None:
-        parts.append(f"loss {told.loss:.3f}")
-    if told.step_seconds is not None:
-        parts.append(f"{format_seconds(told.step_seconds)} per step")
-        parts += [told.speed.text] if told.speed is not None else []
-        if left := told.num_steps - told.step:
-            parts.append(f"{format_seconds(left * told.step_seconds)} left")
+def _under_way(progress: Progress) -> str:
+    parts = [f"step {progress.step}/{progress.num_steps}"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3f}")
+    if progress.step_seconds is not None:
+        parts.append(f"{format_seconds(progress.step_seconds)} per step")
+        parts += [progress.speed.text] if progress.speed is not None else []
+        if left := progress.num_steps - progress.step:
+            parts.append(f"{format_seconds(left * progress.step_seconds)} left")
     return "  ".join(parts)

@@ -33,8 +33,8 @@ def timeline_lines(plan: Plan, timeline: Timeline) -> list[RenderableType]:
         other = _share(timeline.step_ns - busy, timeline)
         table.add_row(str(rank), _share(busy, timeline), *waited, *again, other, peak)
     speed = plan.speed(to_seconds(timeline.step_ns))
-    told = [] if speed is None else [f"step {format_seconds(to_seconds(timeline.step_ns))}, {speed.text}"]
-    return [plan_line(plan), *told, "", gantt_text(timeline, width=terminal_width()), "", table]
+    heading = [] if speed is None else [f"step {format_seconds(to_seconds(timeline.step_ns))}, {speed.text}"]
+    return [plan_line(plan), *heading, "", gantt_text(timeline, width=terminal_width()), "", table]
 
 
 def _share(nanoseconds: int, timeline: Timeline) -> str:

@@ -1,4 +1,4 @@
-"""What came of a run, in a screenful: from its directory alone, for people and as data; plans in a line."""
+"""Summary of a run on one screen: from its directory alone, for people and as data; plans in a line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def search_text(
 ) -> str:
     """How far a search for a plan is, or for one with a ``change``.
 
-    The best so far may still be improved: only the plan says its step.
+    The best so far may still be improved: only the plan has its final step.
     """
     best = "" if best_step_seconds is None else f", best so far {format_seconds(best_step_seconds)} per step"
     speed = "" if best_speed is None else f", {best_speed.text}"
@@ -66,7 +66,7 @@ def search_text(
 
 
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
-    """The run in ``run``; ``result`` is what its last attempt left."""
+    """The run in ``run``; ``result`` is that of its last attempt."""
     job, metrics = run.read_recorded_job(), run.read_metrics()
     curves = curves_of(metrics)
     plan = run.read_plan() if run.plan.exists() else None

@@ -1,4 +1,4 @@
-"""The manifest that `penstock init` writes: every field that matters to begin with, and what it means."""
+"""The manifest that `penstock init` writes: every field that matters to begin with, and its meaning."""
 
 from __future__ import annotations
 

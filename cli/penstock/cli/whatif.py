@@ -1,4 +1,4 @@
-"""Plans that a service makes: asked for, watched, and taken back when the user stops waiting."""
+"""Plans that a service makes: requested, watched, and canceled when the user stops waiting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan_at(
             raise UserError(what=f"{name} is of this machine, and the service plans", where=name, remedy=remedy)
     if costs is not None and cluster is None:
         remedy = "describe links and memory in a file, and name it with --cluster"
-        raise UserError(what="--costs needs --cluster: a table tells the times of units alone", remedy=remedy)
+        raise UserError(what="--costs needs --cluster: a table of costs has the times of units alone", remedy=remedy)
     wanted = read_for_service(job, warn)
     hardware = None if cluster is None else read_cluster(cluster, costs)
     with connected(server) as client, closing(line()) as shown:
@@ -48,27 +48,27 @@ def plan_at(
 
 
 def _ended(client: Client, request: str, shown: Line) -> PlanRequest:
-    """The request once it has ended; it is canceled if the user does not wait for that."""
+    """The request once it has ended; Ctrl-C cancels it."""
     try:
-        for found in client.follow_plan(request):
-            shown.update(progress_text(found), None)
+        for planned in client.follow_plan(request):
+            shown.update(progress_text(planned), None)
     except KeyboardInterrupt:
         client.cancel_plan(request)
         raise
-    return found
+    return planned
 
 
-def progress_text(found: PlanRequest) -> str:
-    """How far it is, in a line."""
-    told = found.progress
-    if not told.candidates:
-        return "waiting" if found.state == "Queued" else "planning"
-    return search_text(told.candidates, told.best_step_seconds, told.best_speed, told.change)
+def progress_text(request: PlanRequest) -> str:
+    """The request's progress, in a line."""
+    progress = request.progress
+    if not progress.candidates:
+        return "waiting" if request.state == "Queued" else "planning"
+    return search_text(progress.candidates, progress.best_step_seconds, progress.best_speed, progress.change)
 
 
-def _plan_of(found: PlanRequest) -> Plan:
-    if found.plan is not None:
-        return found.plan
-    if found.error is not None:
-        raise UserError(what=found.error.what, where=found.error.where, remedy=found.error.remedy)
-    raise UserError(what="somebody canceled the request", where=found.id, remedy="ask again")
+def _plan_of(request: PlanRequest) -> Plan:
+    if request.plan is not None:
+        return request.plan
+    if request.error is not None:
+        raise UserError(what=request.error.what, where=request.error.where, remedy=request.error.remedy)
+    raise UserError(what="the request was canceled", where=request.id, remedy="request the plan again")

@@ -17,7 +17,7 @@ from penstock.cli.output import Format
 
 
 class RoleName(enum.StrEnum):
-    """What a token is good for."""
+    """The permissions of a token."""
 
     VIEWER = "viewer"
     EDITOR = "editor"
@@ -40,17 +40,17 @@ def register(app: typer.Typer) -> None:
 
 
 def create_token(
-    name: Annotated[str, typer.Argument(help="Who will bear it.")],
-    role: Annotated[RoleName, typer.Option(help="What it is good for.")] = RoleName.VIEWER,
+    name: Annotated[str, typer.Argument(help="The name of its bearer.")],
+    role: Annotated[RoleName, typer.Option(help="Its permissions.")] = RoleName.VIEWER,
     namespace: Annotated[
         str | None,
-        typer.Option(help="Where it holds; everywhere if left out, where an editor's only reads on a cluster."),
+        typer.Option(help="Only this namespace. Without it, all; an editor's token then only reads on a cluster."),
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0.001, help="How long it holds; for ever if left out.")] = None,
+    days: Annotated[float | None, typer.Option(min=0.001, help="Days until it expires; never if left out.")] = None,
     folder: Folder = None,
     database: Database = "",
 ) -> None:
-    """Make a token, and print its secret, which nobody can be told again."""
+    """Make a token, and print its secret, which cannot be shown again."""
     from penstock.api.start.administration import new_token, opened
 
     with opened(folder or default_folder(), database) as service:
@@ -79,16 +79,16 @@ def revoke_token(
     folder: Folder = None,
     database: Database = "",
 ) -> None:
-    """Close a token for good."""
+    """Revoke a token."""
     from penstock.api.start.administration import close_token, opened
 
     with opened(folder or default_folder(), database) as service:
         close_token(service, token)
-        output.say(f"{token} opens nothing any more")
+        output.say(f"{token} is revoked")
 
 
 def upgrade_database(folder: Folder = None, database: Database = "") -> None:
-    """Bring the schema up to this version of penstock; back the database up before."""
+    """Upgrade the schema to this version of penstock; back the database up before."""
     from penstock.api.start.administration import upgrade
 
     before, after = upgrade(folder or default_folder(), database)
@@ -96,11 +96,11 @@ def upgrade_database(folder: Folder = None, database: Database = "") -> None:
 
 
 def back_up_database(
-    file: Annotated[Path, typer.Argument(help="Where the copy goes; keep it as secret as the database.")],
+    file: Annotated[Path, typer.Argument(help="The file of the copy; keep it as secret as the database.")],
     folder: Folder = None,
     database: Database = "",
 ) -> None:
-    """Copy all that the database holds, as it is now; a service may go on meanwhile. Files of runs are not in it."""
+    """Copy the whole database, also while a service runs. Files of runs are not in it."""
     from penstock.api.start.administration import back_up
 
     count = back_up(folder or default_folder(), database, file)
@@ -108,7 +108,7 @@ def back_up_database(
 
 
 def restore_database(
-    file: Annotated[Path, typer.Argument(help="What `penstock database backup` wrote.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="A file from `penstock database backup`.", exists=True, dir_okay=False)],
     folder: Folder = None,
     database: Database = "",
 ) -> None:

@@ -25,7 +25,7 @@ def init(
     device: Annotated[str, typer.Option(help="The kind of device; `penstock cluster list` shows all.")] = "h100",
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes of the kind's usual size.")] = 1,
     name: Annotated[str, typer.Option(help="The cluster's name, for people.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented description of a cluster, to plan for with `penstock plan JOB --cluster PATH`."""
     from penstock.cli.cluster_template import write_description
@@ -35,7 +35,7 @@ def init(
 
 
 def list_kinds(form: Output = Format.TEXT) -> None:
-    """Show the kinds of device that `cluster init` knows."""
+    """List the kinds of device that `cluster init` can describe."""
     from penstock.cli.cluster_template import kinds_data, kinds_table
 
     if form is Format.TEXT:

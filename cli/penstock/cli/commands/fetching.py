@@ -1,4 +1,4 @@
-"""What jobs of a service do and leave: `logs`, `top`, `download`, and `retry`."""
+"""Logs, status and files of a service's jobs: `logs`, `top`, `download`, and `retry`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def register(app: typer.Typer) -> None:
 def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(min=-1, help="Only this rank; -1: who started the ranks.")] = None,
-    tail: Annotated[int | None, typer.Option(min=1, max=2000, help="Only the last so many lines.")] = None,
+    rank: Annotated[int | None, typer.Option(min=-1, help="Only this rank; -1: the supervisor.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, max=2000, help="Only this many last lines.")] = None,
     server: Server = None,
     namespace: Namespace = "default",
 ) -> None:
@@ -56,7 +56,7 @@ def download(
     namespace: Namespace = "default",
     form: Output = Format.TEXT,
 ) -> None:
-    """Bring files of a job here, or list them."""
+    """Download files of a job, or list them."""
     from penstock.cli.fetching import download as fetch
     from penstock.cli.fetching import export_newest, show_artifacts
     from penstock.cli.remote import connected

@@ -49,7 +49,8 @@ def plan(
     run_dir: RunDirectory = None,
     server: Annotated[str | None, typer.Option("--server", help="Have this service plan.")] = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if", help="Plan with more memory, other nodes and so on too: what would help most?")
+        bool,
+        typer.Option("--what-if", help="Also plan with more memory, other nodes and so on, and show the gains."),
     ] = False,
     trial: Annotated[
         int | None,
@@ -110,14 +111,14 @@ def simulate(
     profile: MeasuredProfile = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Show one step of a plan as it should go: who computes, waits and sends when."""
+    """Show one predicted step of a plan: when each rank computes, waits and sends."""
     from penstock.cli.local.deciding import simulate_plan, target_of
     from penstock.cli.simulation import timeline_lines
 
-    found = target_of(target, cluster=cluster, profile=profile)
-    timeline = simulate_plan(found.plan, found.hardware)
+    planned = target_of(target, cluster=cluster, profile=profile)
+    timeline = simulate_plan(planned.plan, planned.hardware)
     if form is Format.TEXT:
-        output.show(*timeline_lines(found.plan, timeline))
+        output.show(*timeline_lines(planned.plan, timeline))
     else:
         output.write_data(timeline.to_manifest(), form)
 

@@ -28,21 +28,23 @@ def register(app: typer.Typer) -> None:
 def submit(
     job: Manifest,
     server: Server = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check it, also by the service if known.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check it, also by the service if there is one.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch it until it has ended.")] = False,
     form: Output = Format.TEXT,
 ) -> None:
-    """Hand a job to a service."""
+    """Submit a job to a service."""
     from penstock.cli.manifests import read_for_service
     from penstock.cli.remote import checked, connected, show_jobs, watch_job
 
     wanted = read_for_service(job, output.warn)
     if dry_run:
-        found = checked(wanted, server)
-        taken = "the service would take it" if found else "no service is known that would say more"
-        output.say(f"{job} is a valid PipelineJob; {taken}")
-        if found and form is not Format.TEXT:
-            show_jobs([found], form)
+        current = checked(wanted, server)
+        outcome = "the service accepts it" if current else "not checked by a service: none is configured"
+        output.say(f"{job} is a valid PipelineJob; {outcome}")
+        if current and form is not Format.TEXT:
+            show_jobs([current], form)
         return
     with connected(server) as client:
         made = client.submit(wanted)
@@ -57,15 +59,15 @@ def status(
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only jobs of this namespace.")] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Say where a job stands, or list all."""
+    """Show a job's status, or list all jobs."""
     from penstock.cli.remote import connected, last_words_of, show_job, show_jobs
 
     with connected(server) as client:
         if name is None:
             show_jobs(list(client.jobs(namespace=namespace)), form)
         else:
-            found = client.get(place(name, namespace or "default"))
-            show_job(found, form, last_words_of(client, found))
+            current = client.get(place(name, namespace or "default"))
+            show_job(current, form, last_words_of(client, current))
 
 
 def watch(name: Name, server: Server = None, namespace: Namespace = "default") -> None:
@@ -77,7 +79,7 @@ def watch(name: Name, server: Server = None, namespace: Namespace = "default") -
 
 
 def suspend(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
-    """Checkpoint a job after the step at hand, and free what it holds."""
+    """Checkpoint a job after its current step, and free its devices."""
     from penstock.cli.remote import connected, show_jobs
 
     with connected(server) as client:
@@ -85,7 +87,7 @@ def suspend(name: Name, server: Server = None, namespace: Namespace = "default",
 
 
 def delete(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
-    """End a job and free its name; what it did stays readable by its uid."""
+    """End a job and free its name; its records stay readable by its uid."""
     from penstock.cli.remote import connected, show_jobs
 
     with connected(server) as client:

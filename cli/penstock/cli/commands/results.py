@@ -39,10 +39,10 @@ def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
 
 def generate(
     run_dir: ExistingRun,
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")],
+    prompt: Annotated[str, typer.Option(help="The beginning of the text.")],
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal text.")] = 0,
     form: Output = Format.TEXT,
 ) -> None:
     """Let the model of the newest checkpoint go on from a prompt."""

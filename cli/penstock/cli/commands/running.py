@@ -27,7 +27,7 @@ def run(
     job: Job,
     run_dir: RunDirectory = None,
     metrics_port: MetricsPort = None,
-    prompt: Annotated[str, typer.Option(help="What the sample at the end begins with, else held-out text.")] = "",
+    prompt: Annotated[str, typer.Option(help="The beginning of the sample at the end, else held-out text.")] = "",
     form: Output = Format.TEXT,
 ) -> None:
     """Train a job on this machine: measure, plan, run, and recover from failures.
@@ -68,7 +68,7 @@ def resume(
 
 
 def _conclude(ended: Ended, form: Format) -> None:
-    """Sum the run up, or say why there is nothing to sum up; the exit code."""
+    """Print the run's summary, or the reason why there is none; return the exit code."""
     from penstock.agent.attempt import read_result
     from penstock.cli.local.reporting import write_report
     from penstock.cli.summary import rendered, summarise
@@ -86,7 +86,7 @@ def _conclude(ended: Ended, form: Format) -> None:
         output.say_failure(ended.state.message, f"penstock resume {root}")
         raise typer.Exit(1)
     if phase is Phase.SUSPENDED and ended.signal is None:
-        output.say(f"not started: {ended.run.job} says suspend: true; change that, then: penstock resume {root}")
+        output.say(f"not started: {ended.run.job} sets suspend: true; change that, then: penstock resume {root}")
     elif phase is Phase.SUSPENDED:
         output.say(f"stopped after {summary.steps} steps; go on with: penstock resume {root}")
         raise typer.Exit(128 + (ended.signal or 0))
@@ -94,11 +94,11 @@ def _conclude(ended: Ended, form: Format) -> None:
 
 def demo(
     job: Job,
-    folder: Annotated[Path, typer.Option("--folder", help="What the service keeps.")] = Path("runs/demo"),
+    folder: Annotated[Path, typer.Option("--folder", help="The service's database and runs.")] = Path("runs/demo"),
     data: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: the job may read it as data://NAME/...")] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Train a job through a service of its own, which ends with it: what `serve`, `submit` and `watch` do.
+    """Train a job through its own service, which ends with it: `serve`, `submit` and `watch` in one.
 
     Ctrl-C ends the job and the service.
     """
@@ -127,9 +127,9 @@ def rehearse(
     from penstock.cli.local.rehearsing import rehearsed
     from penstock.cli.simulation import timeline_lines
 
-    found = target_of(target, cluster=cluster, profile=profile)
-    timeline = rehearsed(found.plan, found.hardware)
+    planned = target_of(target, cluster=cluster, profile=profile)
+    timeline = rehearsed(planned.plan, planned.hardware)
     if form is Format.TEXT:
-        output.show(*timeline_lines(found.plan, timeline))
+        output.show(*timeline_lines(planned.plan, timeline))
     else:
         output.write_data(timeline.to_manifest(), form)

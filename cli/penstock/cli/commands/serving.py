@@ -1,4 +1,4 @@
-"""The service: `serve` answers; options that its other commands share."""
+"""The service: `serve` starts it; options that its other commands share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import typer
 
 from penstock.cli import output
 
-Folder = Annotated[Path | None, typer.Option("--folder", help="What the service keeps: database and runs.")]
+Folder = Annotated[Path | None, typer.Option("--folder", help="The service's database and runs.")]
 DATABASE, DATABASE_FILE = "PENSTOCK_DATABASE", "PENSTOCK_DATABASE_FILE"
 
 
 def database_url(given: str) -> str:
     """The URL that was ``given``, or that the environment or the file that it names holds; empty for SQLite.
 
-    Every user of a machine may read what a process was started with, so no password stands there. From the environment
-    it is taken out, because the processes of jobs inherit it. Raises `UserError` for what cannot be used.
+    Every user of a machine may read a process's command line, so a password there is refused. The variable is removed
+    from the environment, because the processes of jobs inherit it. Raises `UserError` for a URL that cannot be used.
     """
     from penstock.core.errors import UserError
 
@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
 
 def default_folder() -> Path:
-    """Where this user's data belongs."""
+    """The default folder for this user's data."""
     home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return home / "penstock"
 
@@ -72,22 +72,24 @@ def serve(
     database: Database = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="The port.")] = 8470,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Another name the service answers to.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another host name for requests.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: jobs may read it as data://NAME/...")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Answer by HTTPS, with this certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
     schedule: Annotated[list[str] | None, typer.Option(help="An installed schedule that jobs may name.")] = None,
-    webhook: Annotated[str, typer.Option(help="A URL that is told of every job that ends.")] = "",
+    webhook: Annotated[str, typer.Option(help="A URL that is notified of every job that ends.")] = "",
     webhook_secret: Annotated[
-        Path | None, typer.Option(help="The file of the secret that signs what it is told.")
+        Path | None, typer.Option(help="The file of the secret that signs notifications.")
     ] = None,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Run no jobs here: serve those of a cluster.")] = False,
-    namespace: Annotated[str, typer.Option(help="Of a cluster's namespaces serve this one alone.")] = "",
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Serve a cluster's jobs; run none on this machine.")
+    ] = False,
+    namespace: Annotated[str, typer.Option(help="Serve only this namespace of the cluster.")] = "",
     policy: Annotated[
-        Path | None, typer.Option(help="What jobs may use of a cluster: the file that the chart makes.")
+        Path | None, typer.Option(help="The cluster's policy for jobs: the file that the chart makes.")
     ] = None,
 ) -> None:
-    """Run jobs for everybody who has a token, on this machine or a cluster; they go on when the service ends."""
+    """Run jobs for all holders of a token, on this machine or a cluster; jobs go on when the service ends."""
     from penstock.api.settings import Settings
     from penstock.api.start.server import tls_of
     from penstock.api.start.serving import read_webhook
@@ -110,21 +112,21 @@ def serve(
         machine="" if cluster else socket.gethostname(),
     )
     check_port(port, "--port")
-    settings, told = settings.answering_to(host, *(allow_host or ())), read_webhook(webhook, webhook_secret)
+    settings, notifications = settings.answering_to(host, *(allow_host or ())), read_webhook(webhook, webhook_secret)
     if cluster:
         from penstock.api.start.cluster_serving import serve_cluster
 
-        serve_cluster(settings, namespace, policy, told, say=output.say)
+        serve_cluster(settings, namespace, policy, notifications, say=output.say)
     else:
         from penstock.agent.shipping import is_acknowledged
         from penstock.client.config import configuration_file
 
         configuration = configuration_file(os.environ, Path.home())
-        answer(settings, told, configuration=configuration, acknowledged=is_acknowledged, say=output.say)
+        answer(settings, notifications, configuration=configuration, acknowledged=is_acknowledged, say=output.say)
 
 
 def _root(text: str) -> tuple[str, Path]:
-    """``NAME=FOLDER``, of a folder that is there."""
+    """``NAME=FOLDER`` as a pair; the folder must exist."""
     from penstock.core.errors import UserError
 
     name, _, folder = text.partition("=")

@@ -1,4 +1,4 @@
-"""Getting started: `init` writes a manifest, `doctor` says what this machine is and lacks."""
+"""Getting started: `init` writes a manifest, `doctor` checks this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def init(
     path: Annotated[Path, typer.Argument(help="The manifest to write.")] = Path("job.yaml"),
     name: Annotated[str, typer.Option(help="The job's name.")] = "my-job",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented manifest to start from."""
     from penstock.cli.template import write_template
@@ -35,7 +35,7 @@ def doctor(
     device: Annotated[Device | None, typer.Option(help="Try ranks on this device alone; all that are here.")] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Say what this machine offers, what is missing, and what to do about it; start ranks and try them out."""
+    """Check this machine for training: list its resources, problems and their remedies; try ranks out."""
     from penstock.cli.local.doctor import examine, rendered
 
     findings = examine(Path.cwd(), device)

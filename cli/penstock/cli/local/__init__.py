@@ -1,1 +1,1 @@
-"""What commands do on this machine: plans, runs, measurements, reports. Commands import it late: it needs the agent."""
+"""Commands' work on this machine: plans, runs, measurements, reports. Commands import it late: it needs the agent."""

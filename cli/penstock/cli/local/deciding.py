@@ -1,4 +1,4 @@
-"""Plans outside of a run: the hardware to plan for, the plan with its reasons, and what a command's target means."""
+"""Plans outside of a run: the hardware to plan for, the plan with its reasons, and the target of a command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Hardware = Profile | ClusterSpec
 def hardware_for(
     spec: JobSpec, *, cluster: Path | None, profile: Path | None, run_dir: Path | None, costs: Path | None = None
 ) -> Hardware:
-    """What to plan for: the hardware that was named, else this machine as it was measured.
+    """The hardware to plan for: the named one, else this machine as it was measured.
 
     Raises:
         UserError: both are named, costs without a cluster are, the profile is of another machine or model, or nothing
@@ -53,7 +53,7 @@ def hardware_for(
     """
     if costs is not None and cluster is None:
         raise UserError(
-            what="--costs needs --cluster: a table tells the times of units alone",
+            what="--costs needs --cluster: a table of costs has the times of units alone",
             remedy="describe links and memory in a file (penstock cluster init), and name it with --cluster",
         )
     if cluster is not None and profile is not None:
@@ -65,21 +65,21 @@ def hardware_for(
         require_fit(named, profile, spec, identify(spec), time.time())
         return named
     places = [RunDir(run_dir).profile] if run_dir is not None else []
-    found = Profiles(profiles_folder()).find(spec, identify(spec), places, time.time())
-    if found is None:
+    hardware = Profiles(profiles_folder()).find(spec, identify(spec), places, time.time())
+    if hardware is None:
         raise UserError(
             what="this machine has not been measured for this job in the last days",
             where="profile",
             remedy="measure it with penstock profile JOB, or plan for described hardware with --cluster",
         )
-    return found
+    return hardware
 
 
 def make_plan(spec: JobSpec, hardware: Hardware, *, what_if: bool = False) -> Plan:
     """The best plan, with progress on the terminal; with ``what_if`` also for changed jobs and hardware.
 
     Raises:
-        UserError: nothing fits, what is pinned cannot run, or the search is too large.
+        UserError: nothing fits, the pinned fields cannot run, or the search is too large.
     """
     with working("planning") as report:
         return plan_for(spec, hardware, lambda progress: report(progress_text(progress)), what_if=what_if)
@@ -149,7 +149,7 @@ class Target:
 
 
 def target_of(path: Path, *, cluster: Path | None, profile: Path | None) -> Target:
-    """What ``path`` means: a run directory, a plan or a job, which is planned then."""
+    """The plan and hardware at ``path``: of a run directory, a plan, or a job, which is planned then."""
     if path.is_dir():
         run = RunDir(path)
         job = run.read_job()
@@ -162,13 +162,13 @@ def target_of(path: Path, *, cluster: Path | None, profile: Path | None) -> Targ
 
 
 def _hardware_beside(folder: Path, cluster: Path | None, profile: Path | None) -> Hardware:
-    """What was named, else the profile that lies beside the plan."""
+    """The named hardware, else the profile next to the plan."""
     if cluster is not None:
         return read_cluster(cluster)
     chosen = profile or folder / "profile.json"
     if not chosen.exists():
         raise UserError(
-            what="there is no profile beside the plan",
+            what="there is no profile next to the plan",
             where=str(folder),
             remedy="name the hardware with --profile or --cluster",
         )
@@ -176,12 +176,12 @@ def _hardware_beside(folder: Path, cluster: Path | None, profile: Path | None) -
 
 
 def plan_data(plan: Plan, cost: Cost | None) -> dict[str, Any]:
-    """The plan as data, with ``cost`` beside its fields where a price is given."""
+    """The plan as data, with ``cost`` next to its fields where a price is given."""
     return plan.to_manifest() if cost is None else {**plan.to_manifest(), COST: cost.to_manifest()}
 
 
 def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
-    """The plan for a terminal: what, why, how long, how much, and what it was chosen over."""
+    """The plan for a terminal: its decisions, reasons, duration, cost, and alternatives."""
     from rich.table import Table
     from rich.text import Text
 
@@ -198,13 +198,13 @@ def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
     if plan.prediction is not None and plan.prediction.explanation is not None:
         lines += _explanation_lines(plan.prediction.explanation)
     if plan.alternatives:
-        speeds = speed_columns([each.speed for each in plan.alternatives], missing="–")
+        speeds = speed_columns([alternative.speed for alternative in plan.alternatives], missing="–")
         headers = ("considered", "step", *speeds.headers, "memory", "why not")
         table = Table(*headers, box=None, padding=(0, 2), title_justify="left")
-        for each, fast in zip(plan.alternatives, speeds.rows, strict=True):
-            step = "–" if each.step_seconds is None else format_seconds(each.step_seconds)
-            peak = "–" if each.peak_bytes is None else format_bytes(each.peak_bytes)
-            table.add_row(each.label, step, *fast, peak, each.reason)
+        for alternative, fast in zip(plan.alternatives, speeds.rows, strict=True):
+            step = "–" if alternative.step_seconds is None else format_seconds(alternative.step_seconds)
+            peak = "–" if alternative.peak_bytes is None else format_bytes(alternative.peak_bytes)
+            table.add_row(alternative.label, step, *fast, peak, alternative.reason)
         lines += ["", table]
     return lines
 
@@ -216,7 +216,7 @@ def stages_text(plan: Plan) -> str:
 
 
 def _explanation_lines(explanation: Explanation) -> list[RenderableType]:
-    """Trials and what would help, as tables; what reasons say is not repeated."""
+    """Trials and what-if variations, as tables, without repeating the reasons."""
     from rich.table import Table
 
     lines: list[RenderableType] = []
@@ -257,17 +257,18 @@ def _variation_row(variation: Variation, speed: Sequence[str]) -> list[str]:
 
 
 def _prediction_lines(plan: Plan, prediction: Prediction) -> list[str]:
-    parts = {
+    seconds_by_part = {
         "compute": prediction.compute_seconds,
         "waiting": prediction.bubble_seconds,
         "communication": prediction.communication_seconds,
         "reductions": prediction.reduction_seconds,
         "optimizer": prediction.optimizer_seconds,
     }
-    told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds)
+    parts_text = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in seconds_by_part.items() if seconds)
     bubble = "" if prediction.bubble is None else f"; bubble {prediction.bubble.text}"
     return [
-        f"predicted step {format_seconds(prediction.step_seconds)}{_interval(prediction)}: on the busiest rank {told}",
+        f"predicted step {format_seconds(prediction.step_seconds)}{_interval(prediction)}: "
+        f"on the busiest rank {parts_text}",
         *_speed_lines(plan, prediction),
         f"predicted waiting for other ranks {prediction.waiting_text}{bubble}",
         f"predicted memory {format_bytes(max(prediction.peak_bytes, default=0))} on the fullest rank",

@@ -1,6 +1,6 @@
-"""A job through a service of its own, from nothing to its summary: what `./dev demo` shows.
+"""A job through its own service, from an empty folder to its summary, for `./dev demo`.
 
-Everything lies in one folder, the user's configuration stays as it is, and whoever stops it leaves nothing running.
+Everything lies in one folder, the user's configuration stays as it is, and stopping it leaves nothing running.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Sum
     ``data`` are the folders, NAME=FOLDER, that the job may read.
 
     Raises:
-        UserError: the job failed by a mistake that the user can mend.
+        UserError: the job failed by a mistake that the user can fix.
         NoServiceError: the service did not start.
-        StopRequestedError: somebody asked to stop; the job has ended then, too.
+        StopRequestedError: a stop was requested; the job has ended then, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with listening() as requests, _service(folder, data) as place, Client(place) as client:
@@ -69,14 +69,14 @@ def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Sum
         finally:
             _wait_until(lambda: not any(map(is_locked, map(shipping_lock, folder.glob("runs/*")))))
         if status.phase is Phase.FAILED:
-            _tell_failure(status)
+            _report_failure(status)
         again = f"penstock serve --folder {folder} --port {urlsplit(place.server).port}"
         output.say(f"its pages again: {again}, and then: XDG_CONFIG_HOME={folder / 'config'} penstock ui")
         return _summed_up(folder, client.get(name))
 
 
-def _tell_failure(status: Status) -> None:
-    """Say why it failed, or raise the mistake if it was one."""
+def _report_failure(status: Status) -> None:
+    """Report the cause of the failure, or raise it if it is the user's mistake."""
     if status.reason in MISTAKES:
         raise UserError.told(status.message)
     output.say_failure(status.message)
@@ -94,7 +94,7 @@ def _service(folder: Path, data: Sequence[str]) -> Iterator[Target]:
     """`penstock serve` until the block ends. It has a session of its own, so that Ctrl-C is not for it."""
     port, environment = free_port(), _environment(folder)
     command = [sys.executable, "-m", "penstock.cli", "serve", "--folder", str(folder), "--port", str(port)]
-    command += [part for each in data for part in ("--data", each)]
+    command += [part for folder_spec in data for part in ("--data", folder_spec)]
     log = folder / "service.log"
     with log.open("w") as lines:
         service = subprocess.Popen(command, env=environment, stdout=lines, stderr=lines, start_new_session=True)
@@ -107,7 +107,7 @@ def _service(folder: Path, data: Sequence[str]) -> Iterator[Target]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The service's own: another may know this user's configuration, and have the machine to itself."""
+    """The environment of this service alone: the user's configuration may name another service."""
     environment = {name: value for name, value in os.environ.items() if name not in (SERVER, TOKEN, CA)}
     environment["XDG_CONFIG_HOME"] = str(folder / "config")
     if is_locked(machine_lock_path(environment, Path.home(), socket.gethostname())):

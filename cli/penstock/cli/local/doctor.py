@@ -1,4 +1,4 @@
-"""What this machine offers to training, what is missing, and the remedy: `penstock doctor`."""
+"""Check of this machine for training, with remedies: `penstock doctor`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 LEAST_FREE_BYTES = 2 * 10**9
 LEAST_OPEN_FILES = 1024
 TRAINING = ("core", "planner", "view", "client", "agent", "trainer", "cli")
-"""What trains on this machine, and the command."""
+"""The distributions that train on this machine, and the command line."""
 
 _SMALL = ModelSpec(family=Family.GPT2, layers=1, hidden=8, heads=1, vocab=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding(Manifest):
-    """One thing that was looked at: what was found, and the remedy where it is not fine."""
+    """Result of one check: the value that was found, and a remedy if it is a problem."""
 
     name: str
     found: str
@@ -52,7 +52,7 @@ class Finding(Manifest):
 
 
 def examine(folder: Path, device: Device | None = None) -> list[Finding]:
-    """Look at everything; runs would lie in ``folder``. Ranks are tried out on ``device``, or on all that are here."""
+    """Run all checks; ``folder`` is for runs. Ranks are tried on ``device``, or on every kind that is present."""
     return [
         _python(),
         Finding(name="system", found=f"{platform.system()} {platform.release()} on {platform.machine()}"),
@@ -72,7 +72,7 @@ def _python() -> Finding:
 
 
 def _memory_bytes() -> int:
-    """What processes may use: the machine's, or less if a control group says so."""
+    """Memory that processes may use: the machine's, or less by the limit of a control group."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         if path.exists() and (limit := path.read_text().strip()).isdecimal():
@@ -104,7 +104,7 @@ def _loopback() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    """The distributions of penstock that run jobs here, where one is missing, and what they need by their own lists."""
+    """Missing distributions of penstock that run jobs here, and the requirements of those that are installed."""
     findings, wanted = [], dict[str, str]()
     for member in (f"penstock-{name}" for name in TRAINING):
         try:
@@ -127,7 +127,7 @@ def _package(name: str, wanted: str) -> Finding:
 
 
 def _devices(wanted: Device | None) -> list[Finding]:
-    """What PyTorch sees and does; nothing where it or the trainer is missing, which another finding says."""
+    """Devices that PyTorch can use; nothing if it or the trainer is missing, which is another finding."""
     if find_spec("torch") is None or find_spec("penstock.trainer") is None:
         return []
     try:
@@ -141,10 +141,10 @@ def _devices(wanted: Device | None) -> list[Finding]:
     remedy = ""
     if wanted is Device.CUDA and not count:
         remedy = "install the NVIDIA driver and a PyTorch built for CUDA, or leave out --device cuda"
-    found = f"{count} devices" if count else "no device; jobs run with device: cpu"
+    devices = f"{count} devices" if count else "no device; jobs run with device: cpu"
     findings = [
         Finding(name="processor", found=answer.key.device),
-        Finding(name="cuda", found=found, remedy=remedy),
+        Finding(name="cuda", found=devices, remedy=remedy),
     ]
     if wanted is not Device.CUDA:
         findings.append(_tried(Device.CPU, MOST_RANKS))
@@ -154,7 +154,7 @@ def _devices(wanted: Device | None) -> list[Finding]:
 
 
 def _tried(device: Device, num_ranks: int) -> Finding:
-    """What ranks did there that were started as those of a job are."""
+    """A trial of ranks on the device, started like those of a job."""
     name = f"trial on {device.value}"
     try:
         trial = try_ranks(device, num_ranks)
@@ -177,10 +177,10 @@ def rendered(findings: Sequence[Finding]) -> list[RenderableType]:
     table = Table(box=None, show_header=False, padding=(0, 1))
     for finding in findings:
         mark = Text("ok", style="green") if finding.fine else Text("!!", style="bold red")
-        found = Text(finding.found)
+        cell = Text(finding.found)
         if not finding.fine:
-            found.append(f"\nremedy: {finding.remedy}", style="green")
-        table.add_row(mark, Text(finding.name, style="bold"), found)
+            cell.append(f"\nremedy: {finding.remedy}", style="green")
+        table.add_row(mark, Text(finding.name, style="bold"), cell)
     wrong = sum(not finding.fine for finding in findings)
     closing = "ready to train" if not wrong else f"{wrong} of {len(findings)} need attention"
     return [table, Text(closing, style="bold")]

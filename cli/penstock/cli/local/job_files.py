@@ -1,7 +1,7 @@
 """Reads jobs for this machine, with every reference resolved.
 
 After reading, a job stands for itself: paths are absolute (they are relative to the manifest's folder), a schedule file
-is part of the manifest, and a vocabulary that only the tokenizer's file knows is filled in.
+is part of the manifest, and a vocabulary size that only the tokenizer's file has is filled in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PATHS = (("data", "source"), ("data", "tokenizer", "file"), ("checkpoint", "res
 
 
 def read_job(path: Path, warn: Warn) -> PipelineJob:
-    """The job in ``path``, resolved; ``warn`` is told what was dropped from an imported schedule.
+    """The job in ``path``, resolved; ``warn`` gets notes on the dropped parts of an imported schedule.
 
     Raises:
         UserError: it cannot be read, or something in it is wrong.
@@ -26,7 +26,7 @@ def read_job(path: Path, warn: Warn) -> PipelineJob:
 
 
 def _resolved(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """``spec`` with absolute paths and, where only a tokenizer's file knows it, the vocabulary."""
+    """``spec`` with absolute paths and, where only a tokenizer's file has it, the vocabulary size."""
     resolved = with_absolute_schedule(spec, folder)
     for keys in _PATHS:
         resolved = with_absolute_path(resolved, keys, folder)

@@ -40,7 +40,7 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
         run.create()
         require_unused(run)
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
-        finish(LocalWorkers().profile(job, run, 0), requests, lambda: _tell(run, shown))
+        finish(LocalWorkers().profile(job, run, 0), requests, lambda: _report(run, shown))
         profile = run.read_profile()
     path = Profiles(profiles_folder()).keep(profile, identity)
     say(f"kept in {path}")
@@ -49,7 +49,7 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
 
 @contextmanager
 def _folder(root: Path | None) -> Iterator[RunDir]:
-    """The run directory ``root``, or one that is gone afterwards."""
+    """The run directory ``root``, or a temporary one."""
     if root is not None:
         yield RunDir(root.absolute())
         return
@@ -57,7 +57,7 @@ def _folder(root: Path | None) -> Iterator[RunDir]:
         yield RunDir(Path(folder))
 
 
-def _tell(run: RunDir, shown: Line) -> None:
+def _report(run: RunDir, shown: Line) -> None:
     done, total = profile_progress(run)
     text = f"measured {done} of {total} points" if total else "measuring this machine"
     shown.update(text, done / total if total else None)
@@ -66,11 +66,11 @@ def _tell(run: RunDir, shown: Line) -> None:
 def _reports(profile: Profile) -> list[FitReport]:
     """Of every unit that was measured, once."""
     reports = (report for degrees in profile.degrees for report in measured_cost(profile, *degrees).reports)
-    return list({(each.unit, each.kind, each.tp, each.head_parts): each for each in reports}.values())
+    return list({(fit.unit, fit.kind, fit.tp, fit.head_parts): fit for fit in reports}.values())
 
 
 def profile_lines(profile: Profile) -> list[RenderableType]:
-    """The measurements for a terminal: what a block costs, how well the fit holds, links and memory."""
+    """The measurements for a terminal: costs of a block, errors of the fit, links and memory."""
     from rich.table import Table
 
     key, ranks = profile.key, format_count(profile.num_ranks, "rank")

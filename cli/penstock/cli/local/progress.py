@@ -1,4 +1,4 @@
-"""A run as people see it: a line per phase with its duration, and how each goes on while it lasts."""
+"""Display of a run: a line per phase with its duration, and progress within the current phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.core.units import format_bytes, format_seconds
 from penstock.planner.worker.questions import Progress
 
 SHORTEST_SECONDS = 0.2
-"""Phases that found everything done are not worth a line."""
+"""Shorter phases, whose work was already done, get no line."""
 RECENT_STEPS = 20
 
 NAMES = {
@@ -28,7 +28,7 @@ NAMES = {
     Phase.RUNNING: "train",
     Phase.RECOVERING: "recover",
 }
-"""What people call the phases that take time."""
+"""Display names of the phases that take time."""
 
 
 class People(Show):
@@ -43,16 +43,14 @@ class People(Show):
 
     @property
     def data(self) -> DataReporter:
-        """See `Show`."""
         return self._data
 
     def working(self, text: str, done: float | None = None, *, result: str = "") -> None:
-        """What is under way in the present phase; ``result`` stays when the phase ends."""
+        """Show progress within the current phase; ``result`` stays when the phase ends."""
         self._detail = result or self._detail
         self._line.update(text, done)
 
     def entered(self, change: PhaseChange) -> None:
-        """See `Show`."""
         self._line.close()
         self._end_phase(change.at)
         self._phase, self._detail = change, ""
@@ -69,18 +67,15 @@ class People(Show):
             output.say(f"  {NAMES[phase.phase]:<9}{self._detail:<48} {format_seconds(now - phase.at):>10}")
 
     def lost(self, last_words: Sequence[str]) -> None:
-        """See `Show`."""
         for words in last_words:
             output.say(f"    {words}", style="dim")
 
     def launched(self, attempt: int, from_step: int) -> None:
-        """See `Show`."""
         self._recent.clear()
         if attempt > 1:
             output.say(f"  attempt {attempt}, from step {from_step}")
 
     def measured(self, done: int, total: int) -> None:
-        """See `Show`."""
         if total:
             self.working(f"measure {done}/{total} points", done / total, result=f"{total} points")
 
@@ -89,17 +84,16 @@ class People(Show):
         self.working(search_text(progress.candidates, progress.best_step_seconds, progress.best_speed))
 
     def planned(self, plan: Plan) -> None:
-        """Keep the predicted step as what the phase found."""
+        """Keep the predicted step as the result of the phase."""
         if plan.prediction is not None:
             speed = plan.speed()
-            told = "" if speed is None else f", {speed.text}"
-            self._detail = f"predicted step {format_seconds(plan.prediction.step_seconds)}{told}"
+            speed_note = "" if speed is None else f", {speed.text}"
+            self._detail = f"predicted step {format_seconds(plan.prediction.step_seconds)}{speed_note}"
 
     def stepped(self, metrics: StepMetrics) -> None:
-        """See `Show`."""
         self._recent = [*self._recent[-RECENT_STEPS + 1 :], metrics]
         done = metrics.step + 1
-        seconds = sum(each.step_seconds for each in self._recent) / len(self._recent)
+        seconds = sum(recent.step_seconds for recent in self._recent) / len(self._recent)
         left = (self._num_steps - done) * seconds
         ending = f"{format_seconds(left)} left" if left else "validating"
         loss = f"loss {metrics.loss:.3f}"
@@ -107,11 +101,9 @@ class People(Show):
         self.working(text, done / self._num_steps, result=f"{done} steps, {loss}")
 
     def note(self, line: str) -> None:
-        """See `Show`."""
         output.say(f"  {line}", style="yellow")
 
     def close(self) -> None:
-        """See `Show`."""
         self._line.close()
 
 

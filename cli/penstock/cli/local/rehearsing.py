@@ -27,7 +27,7 @@ MOST_RANKS = 64
 def ranks_of(plan: Plan) -> int:
     """The processes of its rehearsal; raises `UserError` if they are too many.
 
-    Shards of a pipeline rank do the same at the same time, and what they tell each other is predicted as part of their
+    Shards of a pipeline rank do the same at the same time, and messages among them are predicted as part of their
     compute: one process stands for all of them.
     """
     num_ranks = plan.dp * plan.pp
@@ -35,7 +35,7 @@ def ranks_of(plan: Plan) -> int:
         raise UserError(
             what=f"needs {num_ranks} processes on this machine, dp {plan.dp} x pp {plan.pp}; {MOST_RANKS} may start",
             where="plan",
-            remedy="look at it with penstock simulate, or plan with parallelism.dp or pp pinned lower",
+            remedy="show it with penstock simulate, or plan with parallelism.dp or pp pinned lower",
         )
     return num_ranks
 

@@ -30,9 +30,9 @@ PACKAGES = ("torch", "numpy", "numba", "tokenizers")
 
 
 def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
-    """What ``run`` holds; raises `UserError` if it is no run or something in it is corrupt.
+    """Report data of ``run``; raises `UserError` if it is no run or one of its files is corrupt.
 
-    ``phase`` is told by a service, which keeps the phases of its jobs; without it the run's own state tells.
+    A service passes ``phase``, since it keeps the phases of its jobs; by default it is read from the run's state.
     """
     job, result = run.read_recorded_job(), read_result(run)
     plan = run.read_plan() if run.plan.exists() else None
@@ -62,12 +62,12 @@ def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
 
 def sampled(run: RunDir, last: Timeline | None) -> list[Timeline]:
     """Every step of which there is a timeline, in order."""
-    found = [read_timeline(path) for path in run.timelines.glob("step-*.json")]
-    return sorted(found, key=lambda timeline: timeline.step or 0) or ([last] if last else [])
+    timelines = [read_timeline(path) for path in run.timelines.glob("step-*.json")]
+    return sorted(timelines, key=lambda timeline: timeline.step or 0) or ([last] if last else [])
 
 
 def typical(timelines: Sequence[Timeline], usual: Usual | None) -> tuple[Timeline | None, tuple[Timeline, ...]]:
-    """The timeline whose length is nearest to the usual step's, the last where no usual is known; and the others."""
+    """The timeline nearest in length to the usual step, or the last if there is no usual step; and the others."""
     if not timelines:
         return None, ()
     chosen = timelines[-1]
@@ -77,7 +77,7 @@ def typical(timelines: Sequence[Timeline], usual: Usual | None) -> tuple[Timelin
 
 
 def write_report(run: RunDir, phase: Phase | None = None) -> None:
-    """Make report.html and, beside it, trace.json for Perfetto; see `report_data`."""
+    """Write report.html and, next to it, trace.json for Perfetto. Raises as `report_data` does."""
     data = report_data(run, phase)
     write_atomically(run.report, report(data))
     timelines = [timeline for timeline in (data.predicted, data.measured) if timeline is not None]
@@ -92,13 +92,13 @@ def trace_path(run: RunDir) -> Path:
 
 def versions() -> tuple[tuple[str, str], ...]:
     """Python, penstock, and the packages that a run depends on, as far as they are installed."""
-    found = [("python", platform.python_version()), ("penstock", core.__version__)]
+    installed = [("python", platform.python_version()), ("penstock", core.__version__)]
     for package in PACKAGES:
         try:
-            found.append((package, version(package)))
+            installed.append((package, version(package)))
         except PackageNotFoundError:
             continue
-    return tuple(found)
+    return tuple(installed)
 
 
 def _predicted(plan: Plan | None, profile: Profile | None) -> Timeline | None:

@@ -1,4 +1,4 @@
-"""Starting and resuming runs: their directory, what is checked before anything starts, and the executor set to work."""
+"""Starting and resuming runs: their directory, the checks before anything starts, and the call of the executor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """The machine as a run uses it: processes, what PyTorch says of it, seconds since the epoch, its memory."""
+    """The machine as a run uses it: processes, PyTorch's description of it, seconds since the epoch, its memory."""
 
     workers: Workers = field(default_factory=LocalWorkers)
     identify: Callable[[JobSpec], Identity] = identify
@@ -61,7 +61,7 @@ def start(
     The sample at the end begins with ``prompt``, or with held-out text if that is empty.
 
     Raises:
-        UserError: something only the user can mend.
+        UserError: something that only the user can fix.
     """
     run = RunDir((root or next_folder(job.metadata.name)).absolute())
     _check_here(job, metrics_port, here)
@@ -79,7 +79,7 @@ def start(
 def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
     """Remove the run directory again if the run is refused before it has a plan.
 
-    What was measured for it is kept for others (`penstock.agent.profiles`). ``made`` are the folders that were made for
+    Its measurements are kept for other runs (`penstock.agent.profiles`). ``made`` are the folders that were made for
     it, itself first; of the others only those go that are empty.
     """
     try:
@@ -94,7 +94,7 @@ def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
 
 
 def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
-    """Raise `UserError` for what this machine lacks, before data is prepared or anything is written.
+    """Raise `UserError` for missing requirements of this machine, before data is prepared or anything is written.
 
     CPU ranks that may take more memory together than there is are no mistake, since few plans take all they may.
     """
@@ -102,7 +102,7 @@ def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
     check_port(metrics_port)
     resources = job.spec.resources
     if resources.device is Device.CUDA:
-        here.identify(job.spec)  # seconds, since PyTorch is asked; CPU ranks need no answer
+        here.identify(job.spec)  # takes seconds, since it loads PyTorch; CPU ranks do not need it
     elif resources.ranks * resources.memory_per_rank > here.memory_bytes:
         most = format_bytes(here.memory_bytes // resources.ranks)
         warn(
@@ -115,7 +115,7 @@ def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
     """Go on with the run in ``root`` as a new attempt, by the same plan, from its newest checkpoint.
 
     Raises:
-        UserError: there is no run, it is finished, or something else only the user can mend.
+        UserError: there is no run, it is finished, or something else that only the user can fix.
     """
     run = RunDir(root.absolute())
     job = run.read_job()
@@ -173,7 +173,7 @@ def _require_unfinished(job: PipelineJob, run: RunDir, state: RunState) -> None:
 
 
 def check_local(job: PipelineJob) -> None:
-    """Raise `UserError` for what only a service or a cluster can resolve, or for a checkpoint that is not there."""
+    """Raise `UserError` for URIs that only a service or a cluster can resolve, or for a missing checkpoint."""
     spec = job.spec
     for where, value in (
         ("spec.data.source", spec.data.source),

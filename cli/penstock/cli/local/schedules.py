@@ -50,7 +50,7 @@ def _one_byte_each(kind: SlotKind, stage: int, tokens: int) -> int:
 
 
 def schedule_lines(schedule: Schedule) -> list[RenderableType]:
-    """The grid, and what the letters mean."""
+    """The grid, and the legend of its letters."""
     last = schedule.num_remainder_slices
     heading = (
         f"{format_count(len(schedule.ranks), 'rank')}, {format_count(schedule.num_stages, 'stage')}, "

@@ -41,12 +41,12 @@ ENDLESS = 2**20
 
 
 def fastest(job: PipelineJob, plans: tuple[Plan, ...], workers: Workers | None = None) -> Plan:
-    """The plan with the fastest measured step; its explanation has all trials, and its reasons say how it was kept.
+    """The plan with the fastest measured step; its explanation has all trials, and its reasons say why it was kept.
 
     Raises:
         UserError: the job's data does not suit it, or nothing here can train.
         RunError: no plan took enough steps.
-        StopRequestedError: somebody asked to stop; no rank is left.
+        StopRequestedError: a stop was requested; no rank is left.
     """
     workers = workers or LocalWorkers()
     trials: list[Trial] = []
@@ -67,7 +67,7 @@ def fastest(job: PipelineJob, plans: tuple[Plan, ...], workers: Workers | None =
 def tried(
     job: PipelineJob, plan: Plan, workers: Workers, requests: StopRequests, report: Callable[[str], None]
 ) -> Trial:
-    """The plan's trial; one whose ranks fail says why, since others may do."""
+    """The plan's trial; if its ranks fail it has the cause, since other plans may run."""
     assert plan.prediction is not None, "plans that were searched for are predicted"
     trial = Trial(
         plan=candidate_of(plan).label,
@@ -91,7 +91,7 @@ def tried(
 
 
 def _laid_out(run: RunDir, job: PipelineJob, plan: Plan) -> PipelineJob:
-    """Write what ranks read. They begin with new parameters, and neither save nor validate before they are ended."""
+    """Write the ranks' input. They begin with new parameters, and neither save nor validate before they are ended."""
     short = job.with_spec(
         training=dataclasses.replace(job.spec.training, steps=ENDLESS, validate_every=0),
         checkpoint=CheckpointSpec(every_steps=ENDLESS),
@@ -156,17 +156,17 @@ def _kept(plan: Plan, trials: tuple[Trial, ...], best: int) -> Plan:
 
 
 def _measured(alternative: Alternative, trials: tuple[Trial, ...], best: int) -> Alternative:
-    """The alternative, and how it did if it was run; why it was not kept is what was measured."""
+    """The alternative; if it was run, its measurement becomes the reason why it was not kept."""
     kept = trials[best].measured_seconds
     trial = next((trial for trial in trials if trial.plan == alternative.label), None)
     if trial is None or kept is None:
         return alternative
     if trial.measured_seconds is None:
-        told = "it failed when it was run"
+        outcome = "it failed when it was run"
     else:
         slower = 100 * (trial.measured_seconds / kept - 1)
-        told = f"measured {step_text(trial.measured_seconds, trial.measured_speed)}, {slower:.1f} % slower"
-    return dataclasses.replace(alternative, reason=f"{told}, predicted {alternative.reason}")
+        outcome = f"measured {step_text(trial.measured_seconds, trial.measured_speed)}, {slower:.1f} % slower"
+    return dataclasses.replace(alternative, reason=f"{outcome}, predicted {alternative.reason}")
 
 
 def _reason(trials: tuple[Trial, ...], best: int) -> str:
@@ -175,14 +175,14 @@ def _reason(trials: tuple[Trial, ...], best: int) -> str:
     assert kept.measured_seconds is not None, "the fastest was measured"
     fast = "" if kept.measured_speed is None else f", {kept.measured_speed.text}"
     step = f"{format_seconds(kept.measured_seconds)} per step{fast}"
-    told = f"the fastest of {measured} plans that were run here: {step}"
+    sentence = f"the fastest of {measured} plans that were run here: {step}"
     doubt = _doubt(kept, [trial for i, trial in enumerate(trials) if i != best])
     if best == 0:
-        return f"{told}, also the best by prediction{doubt}"
+        return f"{sentence}, also the best by prediction{doubt}"
     if first.measured_seconds is None:
-        return f"{told}, while the best by prediction failed{doubt}"
+        return f"{sentence}, while the best by prediction failed{doubt}"
     gain = 100 * (1 - kept.measured_seconds / first.measured_seconds)
-    return f"{told}, {gain:.1f} % faster than the best by prediction{doubt}"
+    return f"{sentence}, {gain:.1f} % faster than the best by prediction{doubt}"
 
 
 def _doubt(kept: Trial, others: list[Trial]) -> str:
