@@ -74,24 +74,29 @@ BATCH = "batch"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Which step: a model family, a precision, a schedule, and the rank of two that takes it."""
+    """Which step: a model family, a precision, a schedule, and the rank of two that takes it. With ``zero`` 1 there are
+    two replicas, which divide the optimizer's state, and it is the first one's.
+    """
 
     family: Family
     precision: Precision
     schedule: str
     rank: int
+    zero: int = 0
 
     def __str__(self) -> str:
-        return f"{self.family.value} {self.precision.value} {self.schedule} rank {self.rank}"
+        zero = " zero 1" if self.zero else ""
+        return f"{self.family.value} {self.precision.value} {self.schedule} rank {self.rank}{zero}"
 
 
 def all_cases() -> Iterator[Case]:
-    """Every family, precision and schedule, on both ranks."""
+    """Every family, precision and schedule, on both ranks, and some with the optimizer's state divided."""
     for family in Family:
         for precision in PRECISIONS:
             for schedule in SCHEDULES:
                 for rank in range(NUM_RANKS):
                     yield Case(family=family, precision=precision, schedule=schedule, rank=rank)
+            yield Case(family=family, precision=precision, schedule="zbv", rank=0, zero=1)
 
 
 @dataclass(slots=True)
@@ -189,7 +194,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _kind(kind: Kind, group: object) -> str:
-    return f"{kind.value}({group})" if kind in (Kind.START_REDUCE, Kind.WAIT_REDUCE) else kind.value
+    is_collective = kind in (Kind.START_REDUCE, Kind.WAIT_REDUCE, Kind.START_GATHER, Kind.WAIT_GATHER)
+    return f"{kind.value}({group})" if is_collective else kind.value
 
 
 def _short(tensor: Tensor) -> str:
@@ -230,6 +236,8 @@ def plan_of(case: Case) -> Plan:
     return Plan(
         model=model,
         precision=case.precision,
+        dp=2 if case.zero else 1,
+        zero=case.zero,
         pp=NUM_RANKS,
         microbatch=2,
         num_microbatches=2,
@@ -252,7 +260,8 @@ def _fake_world(case: Case, watch: _Watch) -> Iterator[FakeTensorMode]:
         watch.read(tensor)
         return [0.0] * tensor.numel()
 
-    dist.init_process_group("fake", rank=case.rank, world_size=NUM_RANKS, store=fake_pg.FakeStore())
+    num_ranks = plan_of(case).num_ranks
+    dist.init_process_group("fake", rank=case.rank, world_size=num_ranks, store=fake_pg.FakeStore())
     try:
         with (
             mock.patch.object(FakeTensor, "item", item),
@@ -299,11 +308,11 @@ def take_step(case: Case) -> Step:
             case.rank,
             stages=stages,
             optimizers={number: AdamW(stage.parameters, training) for number, stage in stages.items()},
-            transport=open_transport(program, Mesh(dp=1, pp=NUM_RANKS), case.rank, _FakeGroups(CUDA)),
+            transport=open_transport(program, Mesh.of(plan), case.rank, _FakeGroups(CUDA)),
             device=CUDA,
         )
         runtime.warm_up()
-        shape = (plan.global_batch, plan.sequence_length)
+        shape = (plan.num_sequences, plan.sequence_length)
         feed = BatchFeed(lambda step: (np.zeros(shape, np.int64), np.zeros(shape, np.int64)), shape, CUDA)
         ids, labels = feed.take(0)
         with watch:

@@ -217,6 +217,18 @@ def test_replicas_and_stages_that_share_ranks_finish(worker_pool: WorkerPool) ->
 
 
 @POOLED
+def test_replicas_that_divide_the_state_of_the_optimizer_gather_parameters(worker_pool: WorkerPool) -> None:
+    """Copies of a tied matrix on one rank need no message."""
+    plan = small_plan(family=Family.GPT2, schedule="zbv", dp=2, pp=2, zero=1, num_microbatches=2)
+    program = program_of(plan)
+    assert {str(i.action) for rank in program.ranks for i in rank.instructions} > {
+        "0START_REDUCE(tie)",
+        "3WAIT_GATHER(dp)",
+    }
+    check(worker_pool, plan, program)
+
+
+@POOLED
 def test_pairs_are_waited_for_as_one_action(worker_pool: WorkerPool) -> None:
     """Each process stands for two shards."""
     plan = small_plan(schedule="braided-1f1b", pp=4, layers=4, num_microbatches=9, slices=(12,))

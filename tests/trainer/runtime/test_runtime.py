@@ -124,25 +124,26 @@ def test_training_is_the_same_however_the_model_is_divided(family: Family) -> No
     for plan in (
         small_plan(family=family, pp=3, num_microbatches=2),
         small_plan(family=family, pp=2, dp=2, num_microbatches=1, slices=(7, 5)),
+        small_plan(family=family, pp=2, dp=2, num_microbatches=1, slices=(7, 5), zero=1),
         small_plan(family=family, pp=2, num_stages=4, num_microbatches=2, schedule=looped),
     ):
         assert losses(plan) == pytest.approx(alone, rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb", "recompute", "parts"])
-@pytest.mark.parametrize(("dp", "family"), [(1, Family.LLAMA), (2, Family.GPT2)])
+@pytest.mark.parametrize(("dp", "zero", "family"), [(1, 0, Family.LLAMA), (2, 0, Family.GPT2), (2, 1, Family.GPT2)])
 def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
-    monkeypatch: pytest.MonkeyPatch, schedule: str, dp: int, family: Family
+    monkeypatch: pytest.MonkeyPatch, schedule: str, dp: int, zero: int, family: Family
 ) -> None:
     """Also over an arena that holds NaN, as memory that nobody cleared may, and in the midst of training."""
     training = TrainingSpec(steps=3, clip=0.1, global_batch=4)
-    plan = small_plan(family=family, dp=dp, pp=2, schedule="zb", num_microbatches=2)
+    plan = small_plan(family=family, dp=dp, zero=zero, pp=2, schedule="zb", num_microbatches=2)
     if schedule in ("recompute", "parts"):
         units = remade_units(4) if schedule == "parts" else ()
         order = looped_schedule(
             num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=True, num_units=units
         )
-        plan = small_plan(family=family, dp=dp, pp=2, num_stages=4, num_microbatches=2, schedule=order)
+        plan = small_plan(family=family, dp=dp, zero=zero, pp=2, num_stages=4, num_microbatches=2, schedule=order)
     run: list[tuple[Kind, int, int | None, Part | None]] = []  # of all ranks' threads: an append is atomic
     compute = StageExecutor.compute
 
