@@ -80,6 +80,27 @@ def test_every_backward_gets_its_recomputation_directly_before_it(order: Order, 
     assert order.with_recomputation(before).same_as(order)
 
 
+@given(orders(), st.sets(st.integers(0, 5)), st.integers(1, 6))
+def test_recomputations_ahead_stay_behind_their_forwards_and_out_of_pairs(
+    order: Order, chosen: set[int], ahead: int
+) -> None:
+    again = order.with_recomputation(chosen, ahead)
+    added = chosen - {action.stage for action in actions_of(order) if action.kind is Kind.R}
+    expected = []
+    for rank in groups(to_schedule(order)):
+        group_of = [number for number, group in enumerate(rank) for _ in group]
+        actions = [action for group in rank for action in group]
+        inserted: dict[int, list[list[Action]]] = {}
+        for place, action in enumerate(actions):
+            if action.kind in (Kind.B, Kind.I) and action.stage in added:
+                forward = group_of[actions.index(dataclasses.replace(action, kind=Kind.F))]
+                group = max(group_of[max(place - ahead, 0)], forward + 1)
+                inserted.setdefault(group, []).append([dataclasses.replace(action, kind=Kind.R)])
+        expected.append([row for number, group in enumerate(rank) for row in (*inserted.get(number, ()), group)])
+    assert list(groups(to_schedule(again))) == expected
+    assert again.stage_ranks.tolist() == order.stage_ranks.tolist()
+
+
 @given(schedules(), st.sets(st.integers(0, 5)), st.data())
 def test_a_smaller_last_micro_batch_is_left_out_before_or_after(
     schedule: Schedule, stages: set[int], data: st.DataObject
@@ -133,6 +154,7 @@ def candidates(draw: st.DrawFn) -> tuple[Problem, Candidate]:
         remainder_slices=remainder_slices(asked, mesh, slices),
         head_parts=parts,
         recompute=remakes if any(remakes) else (),
+        recompute_ahead=draw(st.sampled_from([0, 0, 1, 3])),
     )
 
 
@@ -164,8 +186,9 @@ def test_a_plan_that_recomputes_takes_the_bytes_and_seconds_of_its_program(chose
 @settings(max_examples=60)
 @given(candidates())
 def test_what_is_made_again_is_not_held_meanwhile(chosen: tuple[Problem, Candidate]) -> None:
-    """No rank's slots take more for it, but under orders that are told their room."""
+    """No rank's slots take more for it directly before its backward, but under orders that are told their room."""
     asked, candidate = chosen
+    candidate = dataclasses.replace(candidate, recompute_ahead=0)
     if find(str(candidate.schedule)).uses_costs:
         return
     judge = Simulated(asked)

@@ -36,6 +36,8 @@ MOST_STAGES = 1024
 MOST_ZERO = 1
 """Of the stages of ZeRO, those there are: 0 is none, 1 divides the state of the optimizer."""
 MOST_OPERATIONS = 8
+MOST_AHEAD = 64
+"""Actions of its rank that a recomputation may come before its backward."""
 MOST_REMAKES = 2 * 2**MOST_OPERATIONS
 """Of a stage: each set of operations of both kinds of unit of a layer, once."""
 MOST_CHARACTERS = 1024
@@ -253,6 +255,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         **dict.fromkeys(("dp", "tp", "pp", "headParts"), _count(MOST_RANKS)),
         "zero": _up_to(MOST_ZERO),
         **dict.fromkeys(("microbatch", "numMicrobatches", "receiveAhead"), _count(MOST_BATCH)),
+        "recomputeAhead": _up_to(MOST_AHEAD),
         "slices": _list(MOST_SLICES, minItems=1, items=_count(MOST_WIDTH)),
         "remainder": _up_to(MOST_BATCH),
         "remainderSlices": _list(MOST_SLICES, items=_count(MOST_WIDTH)),

@@ -119,7 +119,8 @@ class Plan(Manifest):
     be, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive occupies its device
     (`penstock.planner.passes.transfers`).
     ``recompute`` says of every stage what its units make again before their backward (`penstock.core.remaking`); none
-    where all stages keep everything.
+    where all stages keep everything; and ``recompute_ahead`` how many actions of its rank an R comes before its
+    backward, where its forward is not later.
     ``head_parts`` units share the head's vocabulary, the last of ``model.units`` (`penstock.core.model.DividedModel`).
     With ``zero`` 1 the replicas divide the optimizer's state between them (ZeRO-1, `penstock.core.replicas`); with one
     replica it is 0.
@@ -148,6 +149,7 @@ class Plan(Manifest):
     head_parts: int = 1
     zero: int = 0
     recompute: tuple[Remakes, ...] = ()
+    recompute_ahead: int = 0
     program_digest: str = ""
     profile_digest: str = ""
     prediction: Prediction | None = None
@@ -376,8 +378,8 @@ class Plan(Manifest):
 
         Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
         do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
-        for CUDA alone, which 0.1.0 cannot run, ``remainder``, ``head_parts``, ``recompute`` and ``zero`` where
-        there are any, which 0.1.0 refuses.
+        for CUDA alone, which 0.1.0 cannot run, ``remainder``, ``head_parts``, ``recompute``,
+        ``recompute_ahead`` and ``zero`` where there are any, which 0.1.0 refuses.
         """
         alternatives = tuple(dataclasses.replace(each, speed=None) for each in self.alternatives)
         if self.prediction is None:

@@ -28,6 +28,8 @@ class Candidate:
     """Into how many parts the head is divided; ``stages`` are ranges of that model's units."""
     recompute: tuple[Remakes, ...] = ()
     """What each stage makes again before its backwards; none where all keep everything."""
+    recompute_ahead: int = 0
+    """How many actions before its backward."""
 
     @property
     def label(self) -> str:

@@ -342,6 +342,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         remainder_slices=candidate.remainder_slices,
         head_parts=candidate.head_parts,
         recompute=candidate.recompute,
+        recompute_ahead=candidate.recompute_ahead,
         profile_digest=problem.profile_digest,
     )
 

@@ -237,12 +237,12 @@ class Simulated:
         is always as small as the candidate's.
         """
         growing, num_slices = self._alike(candidate), len(candidate.remainder_slices)
-        again = recomputed_stages(candidate.recompute)
+        again, ahead = recomputed_stages(candidate.recompute), candidate.recompute_ahead
         if not num_slices and not again:
             return growing
         return dataclasses.replace(
             growing,
-            generate=lambda count: growing.generate(count).with_remainder(num_slices).with_recomputation(again),
+            generate=lambda count: growing.generate(count).with_remainder(num_slices).with_recomputation(again, ahead),
         )
 
     def _alike(self, candidate: Candidate) -> Growing:
@@ -315,7 +315,7 @@ class Simulated:
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
         again = recomputed_stages(candidate.recompute)
-        return self._as_recorded(candidate).with_recomputation(again)
+        return self._as_recorded(candidate).with_recomputation(again, candidate.recompute_ahead)
 
     def _as_recorded(self, candidate: Candidate) -> Order:
         """The order as its recipe has it: as if all stages kept everything."""

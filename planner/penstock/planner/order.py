@@ -115,31 +115,45 @@ class Order:
             joined=None if self.joined is None else (self.joined & kept & np.roll(kept, -1))[kept],
         )
 
-    def with_recomputation(self, stages: Set[int]) -> Order:
-        """The same with an R of these stages directly before each of their backwards, or before the pair of which that
-        is a part; stages that have an R already stay as they are.
+    def with_recomputation(self, stages: Set[int], ahead: int = 0) -> Order:
+        """The same with an R of these stages before each of their backwards: ``ahead`` actions earlier, but after its
+        forward, and before or after a pair and not within; stages that have an R already stay as they are.
 
-        R needs nothing of other ranks, so it runs while its backward waits for the gradient.
+        R needs nothing of other ranks, so it runs while the action behind it waits for a message. Directly before its
+        backward that is the gradient. Further ahead it is in other waits, too, so less of it is exposed, and what it
+        makes lives longer.
         """
         added = stages - set(self.stages[self.kinds == RECOMPUTE].tolist())
         if not added:
             return self
         backward = np.isin(self.kinds, (BACKWARD, INPUT_GRADIENT)) & np.isin(self.stages, list(added))
         where = np.flatnonzero(backward)
-        follows = np.zeros(self.num_actions, dtype=bool) if self.joined is None else np.roll(self.joined, 1)
-        places = where - follows[where]
+        forwards = self._forwards_of(where) if ahead else where - self.num_actions
+        places = np.maximum(where - ahead, forwards + 1)
+        if self.joined is not None:
+            is_within_pair = np.roll(self.joined, 1)[places]
+            places = places - is_within_pair + 2 * (is_within_pair & (forwards == places - 1))
         columns: dict[str, Any] = {
             name: np.insert(getattr(self, name), places, getattr(self, name)[where])
             for name in ("stages", "microbatches", "slices")
         }
         return replace(
             self,
-            offsets=self.offsets + np.searchsorted(places, self.offsets, side="left"),
+            offsets=self.offsets + np.searchsorted(np.sort(places), self.offsets, side="left"),
             kinds=np.insert(self.kinds, places, RECOMPUTE),
             parts=None if self.parts is None else np.insert(self.parts, places, 0, axis=0),
             joined=None if self.joined is None else np.insert(self.joined, places, False),
             **columns,
         )
+
+    def _forwards_of(self, where: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The forwards, by number, of the stages, micro-batches and slices of actions ``where``."""
+        cells = (self.stages.astype(np.int64) * self.num_microbatches + self.microbatches) * self.num_slices
+        cells += self.slices
+        forwards = np.flatnonzero(self.kinds == FORWARD)
+        by_cell = forwards[np.argsort(cells[forwards])]
+        numbers: npt.NDArray[np.int64] = by_cell[np.searchsorted(cells[by_cell], cells[where])]
+        return numbers
 
     @property
     def firsts(self) -> npt.NDArray[np.int64]:

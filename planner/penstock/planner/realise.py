@@ -30,6 +30,7 @@ def schedule_of(plan: Plan) -> Schedule:
         num_stages=len(plan.stages),
         num_remainder_slices=len(plan.remainder_slices),
         recomputed=recomputed_stages(plan.recompute),
+        recompute_ahead=plan.recompute_ahead,
     )
 
 

@@ -87,4 +87,5 @@ def candidate_of(plan: Plan) -> Candidate:
         remainder_slices=plan.remainder_slices,
         head_parts=plan.head_parts,
         recompute=plan.recompute,
+        recompute_ahead=plan.recompute_ahead,
     )

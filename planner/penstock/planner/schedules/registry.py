@@ -122,12 +122,13 @@ def order_from_spec(
     num_stages: int | None = None,
     num_remainder_slices: int = 0,
     recomputed: Set[int] = frozenset(),
+    recompute_ahead: int = 0,
 ) -> Order:
     """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default as many as is usual.
 
     A recipe is for micro-batches that are alike, of which the last one keeps ``num_remainder_slices``, unless that is
     0. And it is of stages that keep everything, unless it names recomputation itself: those that are ``recomputed`` get
-    an R before every backward.
+    an R before every backward, ``recompute_ahead`` actions earlier (`Order.with_recomputation`).
     """
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
@@ -136,7 +137,7 @@ def order_from_spec(
         order = replay(spec.text, **shape)
     else:
         order = find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
-    return order.with_remainder(num_remainder_slices).with_recomputation(recomputed)
+    return order.with_remainder(num_remainder_slices).with_recomputation(recomputed, recompute_ahead)
 
 
 def from_spec(
@@ -148,6 +149,7 @@ def from_spec(
     num_stages: int | None = None,
     num_remainder_slices: int = 0,
     recomputed: Set[int] = frozenset(),
+    recompute_ahead: int = 0,
 ) -> Schedule:
     """The schedule of a recipe, as objects: equal on every rank that asks."""
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
@@ -161,5 +163,6 @@ def from_spec(
         num_stages=num_stages,
         num_remainder_slices=num_remainder_slices,
         recomputed=recomputed,
+        recompute_ahead=recompute_ahead,
     )
     return to_schedule(order)
