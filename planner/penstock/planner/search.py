@@ -133,6 +133,9 @@ SLIGHTLY_MORE = 1.05
 MOST_LEANER = 3
 """So often more is made again of a candidate whose order holds more than was counted."""
 
+AHEAD = (2, 4, 8)
+"""Actions that recomputations may come before their backwards. Two fill most waits of 1F1B; more hold more bytes."""
+
 FAR = 1.02
 """Where stages balanced by time take at least so many times the best step, none are looked for that fit."""
 
@@ -490,7 +493,7 @@ class _Search:
         """Simulate other orders of its schedule, unless they were tried before."""
         candidate = evaluation.candidate
         tried.add(candidate)
-        for other in (with_h1(candidate), self.judge.best_variant(candidate)):
+        for other in (with_h1(candidate), self.judge.best_variant(candidate), *further_ahead(self.problem, candidate)):
             if other not in tried:
                 tried.add(other)
                 found = self.judge.evaluate(other)
@@ -521,6 +524,13 @@ def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
     yield 1 / 2, (mesh, kind)
     yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, kind)
     yield 1 / 4 if mesh.pp > 1 else 0.0, kind
+
+
+def further_ahead(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
+    """The candidate with its recomputations earlier before their backwards, where they run apart from these."""
+    if any(candidate.recompute) and not problem.software.recomputes_on_demand:
+        for ahead in AHEAD:
+            yield replace(candidate, recompute_ahead=ahead)
 
 
 def with_h1(candidate: Candidate) -> Candidate:

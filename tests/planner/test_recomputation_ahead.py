@@ -1,0 +1,88 @@
+"""How much of recomputation 1F1B hides, where the last stage keeps everything and passes take equally long."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec, SoftwareSpec
+from penstock.core.cost_table import CostRow, Pass
+from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
+from penstock.core.layout import Operation
+from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.plan import Plan
+from penstock.core.remaking import uniform_remakes
+from penstock.planner.decide import decide
+from penstock.planner.pins import pinned_stages
+from penstock.planner.problem import problem_from_cluster
+
+LENGTH, BLOCK_SECONDS, MEMORY = 256, 0.01, 80 * 2**30
+LINK = LinkSpec(latency_seconds=1e-9, bytes_per_second=1e15)
+
+
+def described(num_ranks: int, *, on_demand: bool) -> ClusterSpec:
+    """Devices that take as long for F, I and W of a block, next to links that take nothing."""
+    rows = [
+        CostRow(unit=unit, pass_=pass_, tokens=tokens, pairs=pairs, seconds=_seconds(unit, tokens))
+        for pass_, unit, tokens in itertools.product(Pass, UnitKind, (1, LENGTH))
+        for pairs in ((0, LENGTH * tokens) if unit is UnitKind.ATTENTION else (0,))
+    ]
+    return ClusterSpec(
+        name="even",
+        device=DeviceSpec(name="even", peak_flops=1e12, memory_bytes=MEMORY, action_overhead_seconds=0.0),
+        num_nodes=1,
+        devices_per_node=num_ranks,
+        intra_node=LINK,
+        inter_node=LINK,
+        costs=tuple(rows),
+        software=SoftwareSpec(recomputes_on_demand=on_demand),
+    )
+
+
+def _seconds(unit: UnitKind, tokens: int) -> float:
+    is_of_block = unit in (UnitKind.ATTENTION, UnitKind.MLP)
+    return BLOCK_SECONDS / 2 * tokens / LENGTH if is_of_block else 0.0
+
+
+def planned(num_ranks: int, num_microbatches: int, *, recomputes: bool = True, on_demand: bool = False) -> Plan:
+    """1F1B of one block per stage, all of which make everything again but the last one."""
+    model = ModelSpec(family=Family.LLAMA, layers=num_ranks, hidden=64, heads=4, vocab=128)
+    blocks = (1.0,) * num_ranks
+    *earlier, _ = pinned_stages(blocks, model.num_units)
+    policy = (*(uniform_remakes(model, stage, tuple(Operation)) for stage in earlier), ())
+    pins = ParallelismSpec(dp=1, tp=1, pp=num_ranks, micro_batch=1, slices=1, schedule="1f1b", stages=blocks)
+    job = JobSpec(
+        model=model,
+        data=DataSpec(source="corpus", sequence_length=LENGTH),
+        training=TrainingSpec(global_batch=num_microbatches, steps=1),
+        resources=ResourcesSpec(ranks=num_ranks, memory_per_rank=MEMORY),
+        parallelism=dataclasses.replace(pins, recompute=policy if recomputes else None),
+    )
+    return decide(problem_from_cluster(job, described(num_ranks, on_demand=on_demand))).plan
+
+
+def seconds(plan: Plan) -> float:
+    """The predicted step."""
+    assert plan.prediction is not None
+    return plan.prediction.step_seconds
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_at_most_two_fifths_of_what_runs_on_demand_is_exposed(num_ranks: int) -> None:
+    """With as many micro-batches as ranks; the same policy and order, with R apart or inside of its backward."""
+    kept, apart, on_demand = (
+        seconds(planned(num_ranks, num_ranks, recomputes=recomputes, on_demand=on_demand))
+        for recomputes, on_demand in ((False, False), (True, False), (True, True))
+    )
+    assert kept < apart < on_demand
+    assert apart - kept <= 0.4 * (on_demand - kept)
+
+
+def test_recomputations_stand_ahead_of_their_backwards_where_that_is_faster() -> None:
+    plan = planned(8, 8)
+    assert plan.recompute_ahead > 0
+    assert Plan.from_manifest(plan.to_manifest()) == plan
+    on_demand = planned(8, 8, on_demand=True)
+    assert on_demand.recompute_ahead == 0
