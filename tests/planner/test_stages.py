@@ -331,4 +331,4 @@ def busiest(unit_ns: list[int], bounds: tuple[int, ...], owners: tuple[int, ...]
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=14), st.data())
 def test_stages_balanced_by_time_are_the_best_without_limits(unit_ns: list[int], data: st.DataObject) -> None:
     num_stages = data.draw(st.integers(1, len(unit_ns)))
-    assert balanced_bounds(unit_ns, num_stages) == _best(_roomy(unit_ns, num_stages)).bounds
+    assert balanced_bounds(unit_ns, num_stages) == _best(_roomy(tuple(unit_ns), num_stages)).bounds
