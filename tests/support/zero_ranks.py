@@ -10,9 +10,12 @@ from torch import Tensor
 from penstock.core.job import OptimizerSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
+from penstock.trainer.closing import Totals
 from penstock.trainer.comm import Mesh, ProcessGroupTransport
+from penstock.trainer.memory import held_bytes
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
+from penstock.trainer.stage import Stage
 from penstock.trainer.stages import build_stages
 from tests.support.pipeline_ranks import SEED, sample
 from tests.support.worker_pool import CPU, PoolRank
@@ -33,6 +36,18 @@ class Trained:
 
 def train_steps(me: PoolRank, plan: Plan, program: Program, num_steps: int) -> Trained:
     """Steps with clipping and weight decay on the same batch."""
+    totals, stages, optimizers = _train(me, plan, program, num_steps)
+    return Trained(
+        losses=[each.loss_sum for each in totals],
+        norms=[each.gradient_norm for each in totals],
+        weights={number: _digest(stage.parameters.compute) for number, stage in stages.items()},
+        state_bytes=sum(map(_state_bytes, optimizers.values())),
+    )
+
+
+def _train(
+    me: PoolRank, plan: Plan, program: Program, num_steps: int
+) -> tuple[list[Totals], dict[int, Stage], dict[int, AdamW]]:
     mesh = Mesh.of(plan)
     stages = build_stages(
         plan,
@@ -64,13 +79,14 @@ def train_steps(me: PoolRank, plan: Plan, program: Program, num_steps: int) -> T
     share = plan.num_sequences
     own = slice(mesh.replica(me.rank) * share, (mesh.replica(me.rank) + 1) * share)
     batch = Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=int((labels >= 0).sum()))
-    totals = [runtime.train_step(step, batch) for step in range(num_steps)]
-    return Trained(
-        losses=[each.loss_sum for each in totals],
-        norms=[each.gradient_norm for each in totals],
-        weights={number: _digest(stage.parameters.compute) for number, stage in stages.items()},
-        state_bytes=sum(map(_state_bytes, optimizers.values())),
-    )
+    return [runtime.train_step(step, batch) for step in range(num_steps)], stages, optimizers
+
+
+def peak_of_two_steps(me: PoolRank, plan: Plan, program: Program) -> int:
+    """The most bytes that it takes to build the rank and train two steps, beyond what the process held before."""
+    before = held_bytes(CPU)
+    totals, _, _ = _train(me, plan, program, 2)
+    return totals[-1].peak_bytes[me.rank] - before
 
 
 def _state_bytes(optimizer: AdamW) -> int:

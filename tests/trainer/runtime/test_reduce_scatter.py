@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -125,14 +126,11 @@ def with_a_failing_peer(me: PoolRank, plan: Plan, program: Program) -> str:
     def fail(tensor: Tensor, peer: int, group: object) -> None:
         raise RuntimeError(f"connection to rank {peer} closed")
 
-    usual, reduce_scatter.irecv = reduce_scatter.irecv, fail  # type: ignore[assignment]
     try:
-        work = transport.reduce_scatter(torch.ones(8))
-        work.wait()
+        with mock.patch.object(reduce_scatter, "irecv", fail):
+            transport.reduce_scatter(torch.ones(8)).wait()
     except RuntimeError as error:
         return str(error)
-    finally:
-        reduce_scatter.irecv = usual
     return ""
 
 
