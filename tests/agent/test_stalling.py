@@ -42,7 +42,7 @@ def test_a_step_at_hand_has_to_hurry_once_a_stop_is_asked_for(predicted: float |
     now[0] += hurried - 0.1
     assert watch.complaint(predicted, inside=True) == ""
     now[0] += 0.1
-    assert watch.complaint(predicted, inside=True) == f"no step within {hurried:.0f} s of being asked to stop"
+    assert watch.complaint(predicted, inside=True) == f"no step within {hurried:.0f} s of the stop request"
     assert watch.complaint(predicted, inside=False) == "", "a checkpoint takes its time"
     watch.stepped()
     assert watch.complaint(predicted, inside=True) == ""

@@ -144,7 +144,7 @@ def test_a_missing_loopback_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_broken_pytorch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(question: Question) -> NoReturn:
-        raise RunError("PyTorch cannot be asked about this machine: no libgomp")
+        raise RunError("PyTorch cannot describe this machine: no libgomp")
 
     monkeypatch.setattr(doctor, "ask", fail)
     found = finding("pytorch", tmp_path)
@@ -177,5 +177,5 @@ def test_the_exit_code_says_whether_something_has_to_be_done(
 def test_pytorch_that_does_not_load_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     question = Question(device=Device.CPU, threads_per_rank=1, model=sample_model(), sequence_length=1)
-    with pytest.raises(RunError, match="it said nothing"):
+    with pytest.raises(RunError, match="it printed nothing"):
         probe.ask(question)

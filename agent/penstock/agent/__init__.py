@@ -1,1 +1,1 @@
-"""What runs next to the ranks, in a pod and under the service: starts, watches and stops them, brings their records."""
+"""Programs next to the ranks, in a pod and under the service: they start, watch and stop ranks, and ship records."""

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: Exception) -> int:
-    """Say why it failed, on the last lines; the exit code."""
+    """Print the cause of the failure on the last lines; return the exit code."""
     if isinstance(error, ModuleNotFoundError) and (member := member_of(error.name)):
         remedy = f"install {member}: {installing(member)}"
         error = UserError(what=f"this command needs the package {error.name}", remedy=remedy)
@@ -63,7 +63,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, PenstockError):
         say(f"failed {error}")
     else:
-        traceback.print_exception(error)  # nobody foresaw it, and the log is the only place to look
+        traceback.print_exception(error)  # an unexpected error: the log is its only record
         say(f"failed {type(error).__name__}: {error}")
     return FAILED
 
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pod_options(pod)
     pod.add_argument("--data", type=_path, required=True, help="the folder of the roots of data://")
     pod.add_argument("--pod-files", type=Path, default=Path(POD_FILES), help="the annotations of this pod")
-    pod.add_argument("--termination-log", type=Path, default=Path(TERMINATION_FILE), help="where to say how it ended")
+    pod.add_argument("--termination-log", type=Path, default=Path(TERMINATION_FILE), help="the file for the outcome")
     pod.set_defaults(command=_pod)
     report = commands.add_parser("report-pod", help="bring a pod's records to the service; the operator starts this")
     _add_pod_options(report)
@@ -154,7 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     supervise.set_defaults(command=_supervise)
     ship = commands.add_parser("ship", help="bring a run's records to a service")
     ship.add_argument("root", type=_path, help="the run directory")
-    ship.add_argument("--address-file", type=Path, required=True, help="in which the service says where it answers")
+    ship.add_argument(
+        "--address-file", type=Path, required=True, help="the file in which the service writes its address"
+    )
     ship.add_argument("--token-file", type=Path, required=True, help="the file that holds the token")
     ship.set_defaults(command=_ship)
     export = commands.add_parser("export", help="write the newest checkpoint's weights as transformers reads them")

@@ -18,8 +18,8 @@ _ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}
 class Attempt:
     """Attempt ``number`` on ``num_ranks`` ranks: ready, perhaps measuring first, then training.
 
-    ``last_step_at`` is when a step was last seen, on the executor's clock; ``message`` says why it failed and
-    ``last_words`` what the rank at fault printed at the end.
+    ``last_step_at`` is the time of the last step, on the executor's clock; ``message`` is the cause of the failure and
+    ``last_words`` are the last lines of the rank at fault.
     """
 
     def __init__(self, job: PipelineJob, run: RunDir, number: int, num_ranks: int, workers: Workers) -> None:
@@ -67,9 +67,9 @@ class Attempt:
         if outcome is None:
             started = self.last_step_at is not None or self._training.all_started()
             return AttemptState.RUNNING if started else AttemptState.STARTING
-        found = None if outcome.failure else _ENDS.get(str(read_result(self._run).get("outcome")))
-        if found is not None:
-            return found
+        state = None if outcome.failure else _ENDS.get(str(read_result(self._run).get("outcome")))
+        if state is not None:
+            return state
         self._note(self._training, outcome.failure or _wordless(outcome))
         return AttemptState.FAILED
 
@@ -90,14 +90,14 @@ class Attempt:
             self._training.stop()
 
     def kill(self) -> None:
-        """End what is left of it; nothing is when this returns."""
+        """End its remaining processes; none is left when this returns."""
         for ranks in (self._measuring, self._training):
             if ranks is not None:
                 end(ranks)
 
 
 def _named(failure: Failure) -> str:
-    """The failure with its rank, step and action, which errors that nobody expected do not name."""
+    """The failure with its rank, step and action, which unexpected errors do not name."""
     if failure.rank is None or failure.message.startswith(f"rank {failure.rank}"):
         return failure.message
     place = f" in step {failure.step} at {failure.action}" if failure.action else ""
@@ -110,7 +110,7 @@ def _wordless(outcome: Outcome) -> Failure:
 
 
 def read_result(run: RunDir) -> dict[str, Any]:
-    """How the newest attempt says it ended; empty if it does not."""
+    """The outcome that the newest attempt wrote; empty if it wrote none."""
     try:
         result = jsontext.load(run.result.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the agent's programs print: lines on stderr, for the log of the program that started them."""
+"""Output of the agent's programs: lines on stderr, for the log of the program that started them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def say(line: str) -> None:
 
 
 def say_error(error: UserError) -> None:
-    """The user's mistakes: of each where, what, and what to do about it."""
+    """Print the user's mistakes: for each the place, the problem and the remedy."""
     for mistake in mistakes_in(error):
         place = f"{mistake.where}: " if mistake.where else ""
         say(f"error {place}{mistake.what}")

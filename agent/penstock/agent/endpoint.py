@@ -42,7 +42,7 @@ MOST_CONNECTIONS = 4
 class AgentFiles:
     """The files that the agent of a pod serves, written for the job with that uid; ``run`` has its checkpoints.
 
-    One that cannot be written is left as it is: the attempt goes on, and its records say the same.
+    A failed write is ignored: the attempt goes on, and its records have the same content.
     """
 
     def __init__(self, folders: PodFolders, job_uid: str, run: RunDir) -> None:
@@ -58,24 +58,24 @@ class AgentFiles:
         if self._put(AGENT_MEASUREMENT, content):
             self._measurement = hashlib.sha256(content).hexdigest()
 
-    def tell(self, told: AttemptReport) -> None:
-        """Serve where the attempt is, if that is news."""
-        report = AgentReport(
+    def tell(self, report: AttemptReport) -> None:
+        """Serve the state of the attempt, if it has changed."""
+        served = AgentReport(
             pod_uid=self._pod_uid,
             job_uid=self._job_uid,
             attempt=self._attempt,
-            state=told.state,
-            profile=told.profile,
-            done=told.done,
-            total=told.total,
+            state=report.state,
+            profile=report.profile,
+            done=report.done,
+            total=report.total,
             measurement=self._measurement,
-            checkpoint=self._newest(told.last_checkpoint),
+            checkpoint=self._newest(report.last_checkpoint),
         )
-        if report != self._report and self._put(AGENT_REPORT, pack(report.to_manifest())):
-            self._report = report
+        if served != self._report and self._put(AGENT_REPORT, pack(served.to_manifest())):
+            self._report = served
 
     def _newest(self, step: int | None) -> CheckpointName | None:
-        """The attempt's number is looked up once for each step."""
+        """The newest checkpoint, whose attempt is read from the folder once for each step."""
         if step != self._checkpoint[0]:
             newest = newest_checkpoint(self._run)
             name = CheckpointName(step=newest[0], attempt=newest[1]) if newest is not None else None
@@ -99,7 +99,7 @@ def serving(
 ) -> Iterator[tuple[str, int] | None]:
     """Serve the files in ``folder`` at the pod's address during the block, which is given where that is.
 
-    Where the pod was not told its address, or cannot listen there, nothing is served.
+    Nothing is served if the pod has no address, or cannot listen there.
     """
     server = _server(folder, address, port, say)
     if server is None:
@@ -200,4 +200,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, the name of http.server
-        """The operator asks every few seconds."""
+        """Not logged: the operator sends a request every few seconds."""

@@ -1,7 +1,7 @@
-"""The local executor: looks at one run, asks the life cycle what to do, and does it, until the run has ended.
+"""The local executor: observes one run, decides by the life cycle, and acts, until the run has ended.
 
-What to do is `penstock.core.lifecycle.decide` and nothing else. Admission on one machine means that its data is
-prepared; a stop that people ask for is the life cycle's suspension.
+All decisions are `penstock.core.lifecycle.decide`'s. Admission on one machine means that its data is prepared; a stop
+that the user requests is the life cycle's suspension.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ POLL_SECONDS = 0.05
 
 
 class Decider(Protocol):
-    """What the executor asks about profile and plan; see `penstock.agent.plans`."""
+    """The executor's profile and plan, which `penstock.agent.plans` provides."""
 
     def find_profile(self) -> bool:
-        """Whether a fresh profile is at hand, or a plan that needs none; it lies in the run directory then."""
+        """Whether there is a fresh profile, then written to the run directory, or a plan that needs none."""
         ...
 
     def keep_profile(self) -> None:
@@ -99,10 +99,10 @@ class Executor:
         self._admitted = False
 
     def run(self) -> RunState:
-        """Go on until a terminal phase or suspension; no process is left then, whatever happens.
+        """Go on until a terminal phase or suspension; no process is left then, also after an error.
 
         Raises:
-            UserError: something that trying again would not mend; the run has failed.
+            UserError: a mistake that a retry would not fix; the run has failed.
         """
         try:
             while not self._is_over:
@@ -122,14 +122,14 @@ class Executor:
 
     @property
     def _spec(self) -> JobSpec:
-        """The job's, suspended once somebody asked to stop."""
+        """The job's desired state: suspended after a stop request."""
         spec = self._job.spec
         if not self._requests.received:
             return spec
         return dataclasses.replace(spec, run_policy=dataclasses.replace(spec.run_policy, suspend=True))
 
     def _turn(self) -> None:
-        """Look, decide, do."""
+        """Observe, decide, act."""
         if len(self._requests.received) > 1:
             self._kill()
         self._follow()
@@ -141,7 +141,7 @@ class Executor:
         elif all(isinstance(decision, Wait) for decision in decisions):
             self._pause(POLL_SECONDS)
 
-    # Looking
+    # Observation
 
     def _follow(self) -> None:
         for line in self._warnings.new():
@@ -201,11 +201,11 @@ class Executor:
                 self._bind()
             case Stop():
                 self._current.stop()
-                self._show.note("stopping after this step, with a checkpoint; asked again, at once and without")
+                self._show.note("stopping after this step, with a checkpoint; a second request stops without one")
             case Delete():
                 self._kill()
             case Expire() | Wait():
-                pass  # the executor leaves before a run expires, and looks again soon enough
+                pass  # the executor ends before a run expires, and observes again soon enough
 
     @property
     def _current(self) -> Attempt:

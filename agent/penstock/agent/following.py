@@ -1,7 +1,7 @@
-"""What ranks print, as records: their log files are followed, and new lines go into an outbox of their own.
+"""Log lines of ranks as records: their files are followed, and new lines go into a separate outbox.
 
-What will be appended is written down first, as places in the files, and appended then; so a follower that is killed in
-between leaves no gap and no line twice. Lines carry no time of their own: of what came since the last look, the file
+The end positions in the files are written before the lines are appended, so a follower that is killed in
+between leaves no gap and no line twice. Lines carry no time of their own: of lines since the last poll, the file
 that was written last comes last, so that the last line of a log is the last that was printed. Lines are cut, and of
 many that come at once the newest are taken: a rank that prints without end fills its own file and nothing else.
 """
@@ -26,7 +26,7 @@ SOURCE = "logs"
 MOST_CHARACTERS = 2_000
 MOST_LINES = 500
 MOST_BYTES = 2**18
-"""Of a file, at each look."""
+"""Of a file, per poll."""
 OUTBOX_BYTES = 8 * 2**20
 
 _FILES = re.compile(
@@ -45,7 +45,7 @@ Places = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file that a rank of an attempt, or who started it (`NO_RANK`), prints to."""
+    """A file that a rank of an attempt, or its supervisor (`NO_RANK`), prints to."""
 
     path: Path
     name: str
@@ -54,21 +54,21 @@ class LogFile:
 
 
 def log_files(root: Path) -> list[LogFile]:
-    """Those below ``root``, a run or a host's part of one: by rank, what was printed before what went wrong."""
-    found = []
+    """The log files below ``root``, a run or a host's part of one: by rank, stdout before stderr."""
+    files = []
     for pattern in ("logs/*/*.log", "logs/*/*/attempt_0/*/*.log", "attempts/*/*.log"):
         for path in root.glob(pattern):
             name = path.relative_to(root).as_posix()
             if match := _FILES.fullmatch(name):
                 attempt = int(match["attempt"] or match["supervised"])
                 rank = NO_RANK if match["rank"] is None else _rank(path, int(match["rank"]))
-                found.append(LogFile(path, name, attempt, rank))
-    found.sort(key=lambda file: file.name, reverse=True)  # stdout, then stderr
-    return sorted(found, key=lambda file: (file.attempt, file.rank == NO_RANK, file.rank))
+                files.append(LogFile(path, name, attempt, rank))
+    files.sort(key=lambda file: file.name, reverse=True)  # stdout, then stderr
+    return sorted(files, key=lambda file: (file.attempt, file.rank == NO_RANK, file.rank))
 
 
 def _rank(path: Path, process: int) -> int:
-    """Which rank a launch's process is: that number, unless the launch says otherwise."""
+    """The rank of a launch's process: its number, unless the launch maps it to another."""
     try:
         names = jsontext.load((path.parents[3] / RANKS_FILE).read_text())
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def end_of_lines(path: Path, start: int, *, last: bool) -> int:
 
 
 def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
-    """The lines there; the newest, where there are many, after one that says so."""
+    """The lines of the section; if they are too many, the newest, after a line that says so."""
     begin = max(start, stop - MOST_BYTES)
     with file.path.open("rb") as content:
         content.seek(begin)
@@ -142,7 +142,7 @@ def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
 
 
 def _readable(line: bytes) -> str:
-    """Of a line that was written over, as progress bars do, what is seen in the end."""
+    """The final text of a line that was overwritten, as progress bars do."""
     seen = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = seen.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
@@ -150,7 +150,7 @@ def _readable(line: bytes) -> str:
 
 @dataclass
 class Follower:
-    """Follows the log files of every attempt in ``run``; ``say`` is told once what goes wrong."""
+    """Follows the log files of every attempt in ``run``; ``say`` gets each problem once."""
 
     run: RunDir
     say: Callable[[str], None]
@@ -159,7 +159,7 @@ class Follower:
     _said: str = ""
 
     def look(self, *, last: bool = False) -> bool:
-        """Take in what was printed since the last look; with ``last`` also a line that has no end yet. False if some
+        """Read the lines since the last poll; with ``last`` also a line that has no end yet. False if some
         lines have to wait.
         """
         well = True
@@ -169,7 +169,7 @@ class Follower:
         for attempt, of_attempt in files.items():
             try:
                 self._followed(attempt).look(of_attempt, last=last)
-            except (OSError, UserError) as error:  # the next look begins where the files say
+            except (OSError, UserError) as error:  # the next poll continues at the written positions
                 well = False
                 self._drop(attempt)
                 self._say(f"lines of attempt {attempt} wait: {error}")
@@ -211,7 +211,7 @@ class _Attempt:
             self._box.close()
 
     def look(self, files: list[LogFile], *, last: bool) -> None:
-        """Append what is new in the files, that of the file last that was written last."""
+        """Append the files' new lines, in the order in which the files were last written."""
         if self._places is None:
             self._places = self._recovered(files)
         files = sorted(files, key=lambda file: file.path.stat().st_mtime_ns)
@@ -225,7 +225,7 @@ class _Attempt:
         self._places = end
 
     def _recovered(self, files: list[LogFile]) -> Places:
-        """How far they were read; what was written down and not appended is appended now."""
+        """The positions up to which they were read; lines that are missing from the outbox are appended now."""
         try:
             known = jsontext.load(self._memory.read_text())
         except (FileNotFoundError, ValueError):
@@ -235,7 +235,7 @@ class _Attempt:
         return dict(known["end"])
 
     def _append(self, files: list[LogFile], begin: Places, end: Places, *, skipping: int) -> None:
-        """In the order of ``end``: as it was written down, whatever was written since."""
+        """In the order of ``end``, as it was written, regardless of later writes."""
         box, named = self._outbox(), {file.name: file for file in files}
         for name, stop in end.items():
             start, file = begin.get(name, 0), named.get(name)

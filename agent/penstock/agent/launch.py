@@ -1,7 +1,7 @@
 """Starting the ranks of a run on this host, watching them, and saying which one failed where.
 
 torchrun starts them (static, no restarts; `penstock.trainer.worker_agent`); each writes its logs to files and its
-place in the Program to a status file. Who started them reads those: it needs no connection to any rank.
+place in the Program to a status file. The launcher reads those: it needs no connection to any rank.
 
 Ranks on several hosts are launched on each of them, with its place among them.
 """
@@ -27,7 +27,7 @@ from penstock.core.job import Device
 from penstock.core.run.rank_status import RankStatus, State, read_status, status_path
 
 GRACE_SECONDS = 5.0
-"""What the other ranks get to notice a failure; they end by themselves, at the next message, in all but odd cases."""
+"""Time for the other ranks to notice a failure; they almost always end by themselves, at the next message."""
 
 _POLL_SECONDS = 0.05
 _TORCHRUN_LOG = "torchrun.log"
@@ -37,7 +37,7 @@ MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
-"""glibc (mallopt(3)): one heap that keeps what it got, and thresholds that do not adapt, so that a step's peak memory
+"""glibc (mallopt(3)): one heap that keeps its memory, and thresholds that do not adapt, so that a step's peak memory
 is the same every time and freed temporaries cost no page faults. 32 MiB is the most that the first may be.
 """
 
@@ -60,7 +60,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes that compute on ``device``.
+    """A launch of ``python -m module arguments...`` in ``num_ranks`` processes that compute on ``device``.
 
     CPU ranks are forked from a process that has imported ``preloaded``; CUDA ranks start as new Pythons, because CUDA
     does not survive a fork.
@@ -68,7 +68,7 @@ class LaunchSpec:
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting one that is free then is taken.
     ``devices`` are the CUDA devices that they may use; without any these are all that this process may use.
-    With ``nodes`` there are as many on each host, and ``names`` says which ranks those of this one are.
+    With ``nodes`` there are as many on each host, and ``names`` are the ranks of this one.
     """
 
     module: str
@@ -127,7 +127,7 @@ class Ranks:
         return self._process.pid
 
     def statuses(self) -> list[RankStatus | None]:
-        """What every rank here says of itself; none for one that has not started."""
+        """The status that every rank here wrote; none for one that has not started."""
         return [read_status(status_path(self._spec.status_folder, rank)) for rank in self._spec.ranks]
 
     def all_started(self) -> bool:
@@ -135,15 +135,15 @@ class Ranks:
         return all(status is not None and status.state is not State.STARTING for status in self.statuses())
 
     def log_path(self, rank: int, stream: str = "stderr") -> Path | None:
-        """The file of what a rank prints to ``stdout`` or ``stderr``, once it exists."""
+        """The file of a rank's ``stdout`` or ``stderr``, once it exists."""
         local = self._spec.ranks.index(rank) if rank in self._spec.ranks else rank
         return next(iter(self._spec.log_folder.glob(f"*/attempt_0/{local}/{stream}.log")), None)
 
     def poll(self) -> Outcome | None:
         """The outcome, or none while ranks run; ends ranks that outlast a failure for long.
 
-        What failed first is decided once all have ended, or must: a dying process closes its connections, and its peers
-        fail for it, before it is seen to be dead.
+        The first failure is determined once all have ended, or must: a dying process closes its connections, so its
+        peers may fail before it is known to be dead.
         """
         exit_code = self._process.poll()
         if exit_code is None:
@@ -165,7 +165,7 @@ class Ranks:
         return outcome
 
     def stop(self) -> None:
-        """Ask all ranks to stop together after the step at hand."""
+        """Request that all ranks stop together after the current step."""
         for status in self.statuses():
             if status is not None and status.state in (State.STARTING, State.RUNNING):
                 with contextlib.suppress(ProcessLookupError):
@@ -193,22 +193,22 @@ class Ranks:
     def _find_failure(self, *, ended: bool) -> Failure | None:
         """A rank that vanished explains those that lost it; else the rank that gave up first."""
         gone = [ended or (status is not None and _is_gone(status.pid)) for status in self.statuses()]
-        # Read again: only what a rank said before it was found gone is its last word.
-        found = zip(self._spec.ranks, self.statuses(), gone, strict=True)
-        known = [(rank, status, is_gone) for rank, status, is_gone in found if status is not None]
+        # Read the statuses again: a rank that is gone now may have written its last one since the first read.
+        ranks = zip(self._spec.ranks, self.statuses(), gone, strict=True)
+        known = [(rank, status, is_gone) for rank, status, is_gone in ranks if status is not None]
         for rank, status, is_gone in known:
             if is_gone and status.state in (State.STARTING, State.RUNNING):
                 return _failure(rank, status, _epitaph(rank, status))
         gave_up = [(status.ended_ns, rank, status) for rank, status, _ in known if status.state > State.DONE]
         if not gave_up:
             return None
-        _, rank, status = min(gave_up, key=lambda each: each[:2])
+        _, rank, status = min(gave_up, key=lambda failed: failed[:2])
         return _failure(rank, status, status.error)
 
     def _last_words(self, exit_code: int) -> str:
         logs = [self._spec.log_folder / _TORCHRUN_LOG, *map(self.log_path, self._spec.ranks)]
-        found = [log for log in logs if log is not None and log.exists()]
-        lines = [line for log in found for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        written = [log for log in logs if log is not None and log.exists()]
+        lines = [line for log in written for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return f"the ranks did not start (exit code {exit_code}): {lines[-1] if lines else 'nothing was logged'}"
 
 
@@ -284,7 +284,7 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         # A transfer that is ready goes before compute that was launched earlier: its peer waits for it.
         "TORCH_NCCL_HIGH_PRIORITY": "1",
-        # Said of channels, each of which has a group of its own so that nothing else is behind it.
+        # A message of channels, each of which has its own group so that nothing else is queued behind it.
         "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
         "PYTHONUNBUFFERED": "1",
         **seeing(spec.devices),
@@ -292,12 +292,12 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
 
 
 def seeing(devices: tuple[str, ...]) -> dict[str, str]:
-    """What a process's environment says so that PyTorch finds these CUDA devices alone, numbered from 0 in it."""
+    """Environment variables that limit PyTorch in a process to these CUDA devices, numbered from 0."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
 
 
 def _require_semaphores() -> None:
-    """Raise `UserError` if the queues by which torch's agent hears of its ranks cannot be made; see sem_overview(7)."""
+    """Raise `UserError` if the queues between torch's agent and its ranks cannot be made (sem_overview(7))."""
     try:
         multiprocessing.get_context("fork").Lock()  # of this kind the name is removed at once
     except OSError as error:
@@ -309,6 +309,6 @@ def _require_semaphores() -> None:
 
 
 def _checked(port: int) -> int:
-    if found := complaint(port, EVERYWHERE):  # where torch's store listens
-        raise UserError(what=f"{port} cannot be used: {found}", where="port", remedy="name another, or leave it out")
+    if problem := complaint(port, EVERYWHERE):  # where torch's store listens
+        raise UserError(what=f"{port} cannot be used: {problem}", where="port", remedy="name another, or leave it out")
     return port

@@ -1,4 +1,4 @@
-"""Where the supervisor of an attempt hears what is wished, and where it tells how far it is.
+"""Requests to the supervisor of an attempt, and its reports.
 
 An attempt on this machine has a folder, which a service shares; one in pods has the files of each pod
 (`penstock.agent.pod_mailbox`).
@@ -15,10 +15,10 @@ from penstock.core.supervision import AttemptReport, Binding, Wish
 
 
 class Mailbox(Protocol):
-    """Asked again and again; what it says stays said."""
+    """Polled by the supervisor; a request stays once it is made."""
 
     def wished(self, wish: Wish) -> bool:
-        """Whether it was asked for."""
+        """Whether there is a request of this kind."""
         ...
 
     def binding(self) -> Binding | None:
@@ -26,7 +26,7 @@ class Mailbox(Protocol):
         ...
 
     def tell(self, report: AttemptReport) -> None:
-        """Where the attempt is; raises OSError only if its end cannot be told."""
+        """Report the state of the attempt; raises OSError only if its end cannot be reported."""
         ...
 
 
@@ -38,17 +38,15 @@ class FolderMailbox:
         self._told: AttemptReport | None = None
 
     def wished(self, wish: Wish) -> bool:
-        """See `Mailbox`."""
         return self._folder.wish(wish).exists()
 
     def binding(self) -> Binding | None:
-        """See `Mailbox`."""
         if not self._folder.binding.exists():
             return None
         return Binding.from_manifest(jsontext.load(self._folder.binding.read_text()))
 
     def tell(self, report: AttemptReport) -> None:
-        """See `Mailbox`. A full disk ends no attempt that goes on: it is told at a later turn then."""
+        """Write the report. A full disk ends no running attempt: the next report is a retry."""
         if report == self._told and self._folder.report.exists():
             return
         try:

@@ -1,4 +1,4 @@
-"""Follows what ranks append to their run's files while they run: metrics.jsonl, warnings, or only that a file grows."""
+"""Followers of files to which ranks append while they run: metrics.jsonl, warnings, or only a file's growth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_LINE_BYTES = 2**16
 
 
 class LineFollower:
-    """Reads what was appended since it last looked, from the end of the last whole line on.
+    """Reads appended lines since the last poll, from the end of the last whole line on.
 
     A line that a killed process left unfinished is completed or cut away by the next; neither is missed or taken apart.
     """
@@ -53,7 +53,7 @@ class MetricsFollower:
 
 
 class Growth:
-    """Whether a file grew since the last look; one that became shorter, as a line does that is cut away, did not."""
+    """Whether a file grew since the last poll; a shorter one, of which a broken line was cut off, did not."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class Growth:
         return self._num_bytes > before
 
     def inside(self) -> bool:
-        """Never: what is written when a step has ended does not tell where the next one is."""
+        """False: lines written at the end of a step do not show whether the next has begun."""
         return False
 
     def _present_bytes(self) -> int:

@@ -1,7 +1,7 @@
-"""Whatever is started during a block ends with it, also what was left behind by whoever started it.
+"""All processes that are started during a block end with it, also orphans.
 
-Linux hands an orphan to the nearest ancestor that asks for orphans (prctl(2), PR_SET_CHILD_SUBREAPER). So this process
-is the parent of all that a rank forked and left, and need not look for it in sessions or process groups, which a
+Linux reparents an orphan to the nearest subreaper among its ancestors (prctl(2), PR_SET_CHILD_SUBREAPER). So this
+process is the parent of all that a rank forked and left, and need not search sessions or process groups, which a
 daemon leaves first.
 """
 
@@ -45,18 +45,18 @@ def _end_children_but(kept: frozenset[int]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in ending:
-            with contextlib.suppress(ChildProcessError):  # whoever started it waited for it already
+            with contextlib.suppress(ChildProcessError):  # its starter waited for it already
                 os.waitpid(pid, 0)
 
 
 def _children() -> frozenset[int]:
     """Processes whose parent this one is, also those that ended and were not waited for."""
-    found = (path.name for path in Path("/proc").glob("[0-9]*"))
-    return frozenset(int(name) for name in found if _parent(name) == os.getpid())
+    processes = (path.name for path in Path("/proc").glob("[0-9]*"))
+    return frozenset(int(name) for name in processes if _parent(name) == os.getpid())
 
 
 def _parent(process: str) -> int | None:
-    """From proc(5); none if it is gone."""
+    """From proc(5); none if the process is gone."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What supervisors and the command's executor know about plans: which one serves a job, and how a new one is made."""
+"""Plans for supervisors and the command's executor: whether one serves a job, and how a new one is made."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
         of_the_job
         and plan.num_ranks <= resources.ranks
         and peak <= resources.memory_per_rank
-        and all(wanted in (None, found) for wanted, found in degrees)
+        and all(wanted in (None, degree) for wanted, degree in degrees)
         and is_divided_alike
         and plan.obeys_zero(pinned.zero)
         and _obeys_slices(plan, pinned.slices)
@@ -75,21 +75,21 @@ class LocalDecider:
 
     @cached_property
     def identity(self) -> Identity:
-        """What a profile must be of; raises `UserError` if the job's device is not here."""
+        """The identity that a profile must have; raises `UserError` if the job's device is not here."""
         return self._identify(self._job.spec)
 
     def find_profile(self) -> bool:
         """A job for the CPU that has a plan needs no profile; any other gets the freshest that fits."""
         planned = self.find_plan() is not None
         if planned and self._job.spec.resources.device is Device.CPU:
-            return True  # PyTorch need not be asked, which takes seconds
+            return True  # PyTorch need not be loaded, which takes seconds
         identity = self.identity
         if planned:
             return True
-        found = self._profiles.find(self._job.spec, identity, [self._run.profile], self._clock())
-        if found is not None:
-            write_json(self._run.profile, found.to_manifest())
-        return found is not None
+        profile = self._profiles.find(self._job.spec, identity, [self._run.profile], self._clock())
+        if profile is not None:
+            write_json(self._run.profile, profile.to_manifest())
+        return profile is not None
 
     def keep_profile(self) -> None:
         """Also for other runs on this machine."""

@@ -1,4 +1,4 @@
-"""What runs in a pod of an attempt: the supervisor with the pod's mailbox, over storage that all pods share.
+"""The program of a pod of an attempt: the supervisor with the pod's mailbox, over storage that all pods share.
 
 Exit codes: 0 succeeded or stopped, 1 failed, 2 the user's mistake.
 """
@@ -48,7 +48,7 @@ class Pod:
 
 
 class PodDecider:
-    """Measures whenever it is asked to; the pod of the first rank has its agent serve the profile to the operator, and
+    """Measures on every request; the pod of the first rank has its agent serve the profile to the operator, and
     brings it to the service as a record.
     """
 
@@ -59,11 +59,9 @@ class PodDecider:
         self._agent = agent
 
     def find_profile(self) -> bool:
-        """See `penstock.agent.supervisor.ProfileDecider`."""
         return False
 
     def keep_profile(self) -> None:
-        """See `penstock.agent.supervisor.ProfileDecider`."""
         place = self._place()
         if place is None or place.node_rank != 0:
             return
@@ -91,7 +89,7 @@ def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
 
 
 def located(job: PipelineJob, pod: Pod) -> PipelineJob:
-    """The job with paths of this pod. Whatever schedule it names was planned for, or will not be found here."""
+    """The job with paths of this pod. Its schedule was used by the planner, and need not exist here."""
     pinned = job.spec.parallelism.schedule
     name = pinned.generator if isinstance(pinned, ScheduleSpec) else pinned
     roots = {folder.name: folder for folder in pod.data.glob("*") if folder.is_dir()}

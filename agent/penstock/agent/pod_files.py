@@ -1,10 +1,10 @@
-"""A pod of an attempt, and its files: where it is told what, where it answers, and where its attempt's run lies.
+"""Files of a pod of an attempt: its inputs, its outputs, and its attempt's run directory.
 
 OUT/UID/                    all that the job leaves
 checkpoints/aN/step-S   of every attempt: out://UID/N/S
 data/                   prepared data, made by the first pod that needs it
 aN/                     the run directory of attempt N, which its pods share
-hosts/POD_UID/      what one pod alone writes: logs and outbox
+hosts/POD_UID/      written by one pod alone: logs and outbox
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.core.run.folder import RunDir
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodFiles:
-    """Where a pod finds what is told to it, and where it answers."""
+    """The files in which a pod gets its input, and those of its answers."""
 
     attempt: Path
     pod: Path
@@ -36,12 +36,11 @@ class PodFiles:
 
     @property
     def plan(self) -> Path:
-        """What was decided."""
+        """The plan of the attempt."""
         return self.attempt / PLAN_FILE
 
     @property
     def binding(self) -> Path:
-        """See `PodBinding`."""
         return self.pod / BINDING_FILE
 
     @property
@@ -52,7 +51,7 @@ class PodFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodFolders:
-    """Who a pod is, and what it writes: ``out`` is shared by all pods, ``local`` is the pod's own, on its node."""
+    """Identity and folders of a pod: ``out`` is shared by all pods, ``local`` is the pod's own, on its node."""
 
     uid: str
     attempt: int
@@ -61,7 +60,7 @@ class PodFolders:
 
     @property
     def served(self) -> Path:
-        """What the pod's agent serves."""
+        """The folder that the pod's agent serves."""
         return self.local / "agent"
 
     def run(self, job: PipelineJob) -> RunDir:

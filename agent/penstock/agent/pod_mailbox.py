@@ -1,7 +1,7 @@
 """The mailbox of an attempt in a pod: files that the kubelet refreshes, and the container's termination message.
 
-See `penstock.core.pod` for who writes what. The pod sends no requests: it reads, writes the files that its agent
-serves, and reports once at its end.
+`penstock.core.pod` lists the files and their writers. The pod sends no requests: it reads, writes the files that its
+agent serves, and reports once at its end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PLAN_SECONDS = 300.0
 
 
 class PodMailbox:
-    """The `penstock.agent.mailbox.Mailbox` of attempt ``attempt`` in the pod ``pod_uid``; ``say`` hears what changes.
+    """The `penstock.agent.mailbox.Mailbox` of attempt ``attempt`` in the pod ``pod_uid``; ``say`` gets changes.
 
-    A plan that was told of is put into ``run``, and reports go to ``agent``.
+    A plan of the binding is put into ``run``, and reports go to ``agent``.
     """
 
     def __init__(
@@ -60,20 +60,19 @@ class PodMailbox:
         if not text:
             return None
         try:
-            found = PodBinding.from_manifest(jsontext.load(text), "binding")
+            binding = PodBinding.from_manifest(jsontext.load(text), "binding")
         except ValueError as error:
             raise UserError(what=f"is no JSON: {error}", where=str(self._files.binding)) from None
-        return found if (found.pod_uid, found.attempt) == (self._pod_uid, self._attempt) else None
+        return binding if (binding.pod_uid, binding.attempt) == (self._pod_uid, self._attempt) else None
 
     def wished(self, wish: Wish) -> bool:
-        """See `Mailbox`."""
         if wish is Wish.STOP:
             return bool(read_text(self._files.stop))
         place = self.place
         return place is not None and place.epoch == MEASURE_EPOCH
 
     def binding(self) -> Binding | None:
-        """See `Mailbox`; none also while the plan is on its way. Raises `RunError` if it does not come."""
+        """The binding; none also until the plan has arrived. Raises `RunError` if the plan does not arrive."""
         place = self.place
         if place is None or place.epoch == MEASURE_EPOCH:
             return None
@@ -88,14 +87,14 @@ class PodMailbox:
         return None
 
     def _put(self, plan: Plan) -> None:
-        """Unless another pod did: its ranks may read it, and NFS takes a file away from those who read it."""
+        """Write the plan unless another pod did: its ranks may read it now, and NFS fails reads of a replaced file."""
         with contextlib.suppress(UserError):
             if self._run.read_plan() == plan:
                 return
         write_json(self._run.plan, plan.to_manifest())
 
     def _plan(self, digest: str) -> tuple[Plan | None, str]:
-        """The plan with this digest, or what is wrong with the file."""
+        """The plan with this digest, or the problem of the file."""
         try:
             plan = Plan.from_manifest(unpack(self._files.plan.read_bytes()), "plan")
         except FileNotFoundError:
@@ -107,12 +106,12 @@ class PodMailbox:
         return plan, ""
 
     def tell(self, report: AttemptReport) -> None:
-        """See `Mailbox`. The end goes to the cluster; what comes before is for the agent, and for people in the log."""
+        """Report the end to the cluster, earlier states to the agent, and changes to people in the log."""
         if self._told is None or (report.state, report.profile) != (self._told.state, self._told.profile):
             self._say(f"{report.state}, profile {report.profile}{': ' * bool(report.message)}{report.message}")
         self._told = report
         if self._agent is not None:
             self._agent.tell(report)
         if report.ended:
-            told = explained(report, self._files.cgroups)
-            self._files.termination.write_text(termination_message(told))
+            explained_report = explained(report, self._files.cgroups)
+            self._files.termination.write_text(termination_message(explained_report))

@@ -2,7 +2,8 @@
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html names the first file, and
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html the second. Most kubelets have the whole container ended with
-the first process (`memory.oom.group`), and say so themselves; where one process alone is, nobody else says why.
+the first process (`memory.oom.group`), and report it themselves; if only one
+process is ended, nothing else reports the cause.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ REMEDY = "ranks were killed for more memory than the pod may take; raise resourc
 
 
 def num_killed(cgroups: Path) -> int:
-    """Processes that were killed for memory so far; 0 where nothing tells."""
+    """Processes that were killed for memory so far; 0 without such a file."""
     for name in _FILES:
         try:
-            found = dict(line.split() for line in (cgroups / name).read_text().splitlines())
-            return int(found["oom_kill"])
+            counts = dict(line.split() for line in (cgroups / name).read_text().splitlines())
+            return int(counts["oom_kill"])
         except (OSError, ValueError, KeyError):
             continue
     return 0
 
 
 def explained(report: AttemptReport, cgroups: Path) -> AttemptReport:
-    """The report, with what to do about it where the attempt failed for want of memory."""
+    """The report, with a remedy if the attempt failed for lack of memory."""
     if report.state is not AttemptState.FAILED or report.refused or not num_killed(cgroups):
         return report
     return replace(report, message=f"{report.message}; {REMEDY}")

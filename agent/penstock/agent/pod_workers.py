@@ -17,7 +17,7 @@ from penstock.core.run.folder import RunDir
 from penstock.core.seating import ranks_of_devices, require_shards_in_pods
 
 RESULT_SECONDS = 45.0
-"""How much later than its own ranks' end a pod may see the result that the first rank left on shared storage."""
+"""Delay after its own ranks' end until a pod can read the first rank's result on shared storage, at most."""
 
 
 class PodWorkers:
@@ -27,7 +27,7 @@ class PodWorkers:
         self._place, self._cache = place, cache
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """See `Workers`. Done by one pod; the others wait for it."""
+        """Prepare as in `Workers`, in one pod; the others wait for it."""
         if MEASURES_LABEL in job.metadata.labels:
             return
         from penstock.trainer.prepare import prepare_data
@@ -35,12 +35,11 @@ class PodWorkers:
         prepare_data(job, run, reporter, cache=self._cache)
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
-        """See `Workers`."""
         place = self._bound()
         return self._launch(job, run, place, tuple(place.devices), f"a{attempt}-profile", "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
-        """See `Workers`. Devices that the plan leaves out have ranks beyond its own, which only wait.
+        """Train as in `Workers`. Devices that the plan leaves out have ranks beyond its own, which only wait.
 
         Raises `UserError` for shards on several pods that no placement puts there.
         """
@@ -53,8 +52,7 @@ class PodWorkers:
         return Patient(self._launch(job, run, place, names, f"a{attempt}", "train", *arguments), run.result)
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
-        """See `Workers`."""
-        raise NotImplementedError("nobody asks a pod for a rehearsal")
+        raise NotImplementedError("pods run no rehearsal")
 
     def _bound(self) -> PodBinding:
         place = self._place()
@@ -80,14 +78,13 @@ class PodWorkers:
 
 
 class Patient:
-    """Ranks that ended well are said to run until what they leave can be seen here, for `RESULT_SECONDS` at most."""
+    """Ranks that succeeded count as running until their result can be read here, for `RESULT_SECONDS` at most."""
 
     def __init__(self, ranks: Ranks, result: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._ranks, self._result, self._clock = ranks, result, clock
         self._ended_at: float | None = None
 
     def poll(self) -> Outcome | None:
-        """See `Ranks`."""
         outcome = self._ranks.poll()
         if outcome is None or outcome.failure is not None or self._result.exists():
             return outcome
@@ -96,21 +93,16 @@ class Patient:
         return outcome if self._clock() >= self._ended_at + RESULT_SECONDS else None
 
     def wait(self, timeout_seconds: float | None = None) -> Outcome | None:
-        """See `Ranks`."""
         return self._ranks.wait(timeout_seconds)
 
     def stop(self) -> None:
-        """See `Ranks`."""
         self._ranks.stop()
 
     def kill(self) -> None:
-        """See `Ranks`."""
         self._ranks.kill()
 
     def all_started(self) -> bool:
-        """See `Ranks`."""
         return self._ranks.all_started()
 
     def log_path(self, rank: int) -> Path | None:
-        """See `Ranks`."""
         return self._ranks.log_path(rank)

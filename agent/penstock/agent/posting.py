@@ -21,7 +21,7 @@ _HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What the service said: an HTTP status (0 if it could not be reached), and the sequence it acknowledged."""
+    """The service's answer: an HTTP status (0 if it could not be reached), and the sequence that it acknowledged."""
 
     status: int
     sequence: int = -1
@@ -32,13 +32,13 @@ class Post(Protocol):
     """Sends one compressed batch."""
 
     def __call__(self, body: bytes) -> Reply:
-        """What came back."""
+        """The answer."""
         ...
 
 
 @contextmanager
 def http_post(address_file: Path, token_file: Path) -> Iterator[Post]:
-    """Posts to the service whose `Address` lies in a file. It and the token are read anew each time, because a service
+    """Posts to the service whose `Address` lies in a file. It and the token are read each time, because a service
     may come back on another port, with another certificate, or with another token.
     """
     import httpx
@@ -61,7 +61,7 @@ def http_post(address_file: Path, token_file: Path) -> Iterator[Post]:
 
 
 class _Connection:
-    """The connection to a service. It is closed after an error, so that the certificate is read anew, too."""
+    """The connection to a service. It is closed after an error, so that the certificate is reloaded, too."""
 
     def __init__(self, address_file: Path) -> None:
         self._address_file = address_file
@@ -69,7 +69,7 @@ class _Connection:
         self._client: httpx.Client | None = None
 
     def open(self) -> httpx.Client:
-        """The client for where the service answers now; where it did, if the file has gone since."""
+        """The client for the service's current address, or its last one if the file is gone."""
         address = self._read()
         if self._client is None or address != self._address:
             self.close()
@@ -102,7 +102,7 @@ def _client(address: Address) -> httpx.Client:
 
 
 def _read(answer: httpx.Response) -> Reply:
-    """What somebody else answers, a proxy for one, is no answer, whatever its status says."""
+    """An answer of another server, such as a proxy, does not count, regardless of its status."""
     if answer.status_code != 200:
         return Reply(status=answer.status_code, detail=answer.text[:500])
     try:

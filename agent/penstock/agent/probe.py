@@ -1,4 +1,4 @@
-"""What this machine is to PyTorch, asked of a process of its own: loading PyTorch takes seconds and, on a GPU, memory
+"""PyTorch's description of this machine, from a separate process: loading PyTorch takes seconds and, on a GPU, memory
 that the ranks need.
 """
 
@@ -21,7 +21,7 @@ from penstock.core.profile import MachineKey
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What a profile must be of to serve a job here."""
+    """The identity that a profile must have to serve a job here."""
 
     key: MachineKey
     model_digest: str
@@ -30,7 +30,7 @@ class Identity:
 
 
 def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
-    """What a profile for ``spec`` must be of on these CUDA devices, or on all; raises `UserError` if its devices are
+    """The identity of a profile for ``spec`` on these CUDA devices, or on all; raises `UserError` if its devices are
     not here.
     """
     question = Question(
@@ -42,7 +42,7 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
     answer = ask(question, devices)
     if answer.key is None:
         raise UserError(
-            what="cuda is asked for, but no NVIDIA device is here",
+            what="cuda is requested, but this machine has no NVIDIA device",
             where="spec.resources.device",
             remedy="write device: cpu, or run where a device and its driver are",
         )
@@ -63,7 +63,7 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
 
 
 def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
-    """PyTorch's answer where it sees these CUDA devices, or all; raises `RunError` if it cannot be loaded."""
+    """PyTorch's answer with these CUDA devices visible, or all; raises `RunError` if it cannot be loaded."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.trainer.probe"],
         input=json.dumps(question.to_manifest()),
@@ -74,6 +74,6 @@ def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
         start_new_session=True,
     )
     if done.returncode:
-        words = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise RunError(f"PyTorch cannot be asked about this machine: {words[-1]}")
+        words = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise RunError(f"PyTorch cannot describe this machine: {words[-1]}")
     return Answer.from_manifest(json.loads(done.stdout))

@@ -16,13 +16,13 @@ def profile_progress(run: RunDir) -> tuple[int, int]:
 
 
 def newest_checkpoint(run: RunDir) -> tuple[int, int] | None:
-    """Step and attempt of the newest complete checkpoint, without loading what reads it."""
-    found = []
+    """Step and attempt of the newest complete checkpoint, without loading the code that reads it."""
+    checkpoints = []
     for path in run.checkpoints.glob("a*/step-*/manifest.json"):
         step, attempt = path.parent.name.removeprefix("step-"), path.parents[1].name.removeprefix("a")
         if step.isdecimal() and attempt.isdecimal():
-            found.append((int(step), int(attempt)))
-    return max(found, default=None)
+            checkpoints.append((int(step), int(attempt)))
+    return max(checkpoints, default=None)
 
 
 def newest_checkpoint_step(run: RunDir) -> int | None:

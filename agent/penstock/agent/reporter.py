@@ -1,4 +1,4 @@
-"""What runs beside a pod's ranks, in a container of its own: it brings what they record to the service.
+"""The container next to a pod's ranks: it ships their records to the service.
 
 Its container starts before theirs and is ended after it (https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers),
 so that the last lines of ranks that the kernel ended for their memory arrive too. If it is killed, the kubelet restarts
@@ -20,13 +20,13 @@ from penstock.core.run.folder import RunDir
 
 LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 30.0
-"""What a service that does not answer may hold a pod up at its end."""
+"""Delay of a pod's end by a service that does not answer, at most."""
 
 
 def report(
     folders: PodFolders, attempt_files: Path, token_file: Path, say: Callable[[str], None], listen_at: str = ""
 ) -> bool:
-    """Until it is asked to stop, and what is left then; whether all arrived. Without a service nothing is to be done.
+    """Ship until a stop request, then the rest; return whether all arrived. Without a service there is nothing to do.
 
     Meanwhile the pod's agent answers at ``listen_at``, if there is one. Raises `RunError` or `UserError` if the
     pod's job cannot be read.
@@ -34,7 +34,7 @@ def report(
     run = folders.run(read_job(attempt_files / JOB_FILE))
     with listening() as requests, serving(folders.served, listen_at, say):
         until = Requested(requests)
-        while not (until.over or run.outbox.is_dir()):  # the ranks' container makes it, and says what is in its way
+        while not (until.over or run.outbox.is_dir()):  # the ranks' container makes it, and reports its errors
             until.wait(LOOK_SECONDS)
         if not run.outbox.is_dir() or not address_file(attempt_files).exists():
             return _waited(until)
@@ -50,12 +50,12 @@ def report(
 
 def outboxes_before(folders: PodFolders, run: RunDir) -> list[Path]:
     """Those of the pods of the job's attempts before this one."""
-    found = []
+    outboxes = []
     for path in run.root.parent.glob("a*/hosts/*/outbox"):
         number = path.parents[2].name.removeprefix("a")
         if number.isdecimal() and int(number) < folders.attempt:
-            found.append(path)
-    return sorted(found)
+            outboxes.append(path)
+    return sorted(outboxes)
 
 
 def _waited(until: Requested) -> bool:

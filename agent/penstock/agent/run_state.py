@@ -25,7 +25,7 @@ class PhaseChange(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState(Manifest):
-    """What the executor remembers between looks, and across restarts of its own.
+    """State of the executor between observations, and across its restarts.
 
     ``attempt`` is the newest one's number and never falls; ``failures`` counts attempts that ended without being asked
     to since the run was last started by hand. Times are seconds since the epoch.
@@ -51,7 +51,7 @@ class RunState(Manifest):
         )
 
     def restarted(self) -> RunState:
-        """A new life in the same directory: attempts are numbered on, failures and the clock begin anew."""
+        """A new life in the same directory: attempts are numbered on, failures and the clock are reset."""
         return RunState(attempt=self.attempt, history=self.history)
 
 

@@ -1,6 +1,6 @@
 """The process that ships a run's records alongside an attempt, and is started again when it dies.
 
-See `penstock.agent.shipping` for what it does. What it leaves behind after the supervisor's end is collected by the
+The work is done in `penstock.agent.shipping`. Records that it leaves after the supervisor's end are collected by the
 service (`penstock.api.executor.collecting`).
 """
 
@@ -67,7 +67,7 @@ class ShipperProcess:
         self._started_at, self._next_start_at = self._seconds(), None
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
-        except OSError as error:  # training goes on, and the service collects what was not shipped
+        except OSError as error:  # training goes on, and the service collects the rest
             say(f"cannot start the process that ships records: {error}; retrying after a pause")
 
     def _close_stdin(self) -> None:

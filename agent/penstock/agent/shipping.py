@@ -1,7 +1,7 @@
 """Bringing records from a run's outbox to a service: in order, again until acknowledged, and never in the way.
 
-What was acknowledged is remembered beside the outbox, so a new shipper goes on where the last one stopped. The service
-passes over what it has, so sending twice does no harm, and nothing here has to be exact about it.
+Acknowledged positions are written next to the outbox, so a new shipper goes on where the last one stopped. The service
+ignores records that it has, so sending twice does no harm, and positions need not be exact.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Line:
 
 @dataclass
 class Shipper:
-    """Ships the files of ``outbox`` by ``post``; ``say`` is told what people should know. What is left at the end is
+    """Ships the files of ``outbox`` by ``post``; ``say`` gets warnings for people. The rest at the end is
     tried for ``drain_seconds``.
     """
 
@@ -75,7 +75,7 @@ class Shipper:
     _most_records: int = MOST_RECORDS
 
     def run(self, ended: Callable[[], bool]) -> bool:
-        """Ship until ``ended``, then what is left, for a while; whether everything was acknowledged."""
+        """Ship until ``ended``, then the rest, for a while; return whether everything was acknowledged."""
         wait, deadline = FIRST_WAIT_SECONDS, None
         while True:
             last = ended()
@@ -93,8 +93,8 @@ class Shipper:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS if deadline is None else FIRST_WAIT_SECONDS)
 
     def ship(self) -> bool:
-        """Send all there is; false if the service cannot take some of it now. An attempt that it does not know yet
-        holds up no other.
+        """Send all records; return false if the service cannot take some of them now. An attempt that it does not know
+        yet holds up no other.
         """
         taken = True
         for path in sorted(self.outbox.glob("*.jsonl")):
@@ -109,22 +109,22 @@ class Shipper:
         return taken
 
     def _next(self, box: _Box) -> list[_Line]:
-        """The next batch. A file that was rewritten is read from its start, and what was acknowledged is left out."""
-        found: list[_Line] = []
+        """The next batch. A file that was rewritten is read from its start, and acknowledged lines are left out."""
+        batch: list[_Line] = []
         size = 0
         with box.path.open("rb") as file:
             first = file.readline()
-            if first != box.first:  # an inode would not tell: its number may be given again
+            if first != box.first:  # not by inode: its number may be reused
                 box.first, box.offset = first, 0
             for line in _lines(file, box.offset):
                 if line.sequence <= box.sequence:
                     box.offset = line.stop
                     continue
-                if found and (len(found) == self._most_records or size + len(line.text) > MOST_BYTES):
+                if batch and (len(batch) == self._most_records or size + len(line.text) > MOST_BYTES):
                     break
-                found.append(line)
+                batch.append(line)
                 size += len(line.text)
-        return found
+        return batch
 
     def _send(self, box: _Box, lines: list[_Line]) -> bool | None:
         """Whether there is an answer that lets the box go on; none if the service does not know the attempt yet."""
@@ -178,7 +178,7 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
 
 
 class Until(Protocol):
-    """When shipping ends but for what is left."""
+    """The end of shipping, after which only the rest is sent."""
 
     @property
     def over(self) -> bool:
@@ -199,7 +199,7 @@ def ship(
     drain_seconds: float = DRAIN_SECONDS,
     left_behind: Callable[[], list[Path]] = list,
 ) -> bool:
-    """Ship the outbox of ``run`` until it is over and its ranks have ended, then what is left for ``drain_seconds``;
+    """Ship the outbox of ``run`` until it is over and its ranks have ended, then the rest for ``drain_seconds``;
     whether everything was acknowledged. A second shipper of an outbox waits for the first; every host that takes part
     in a run has its own. Meanwhile the outboxes that ``left_behind`` gives are shipped too, unless another does so.
 
@@ -216,7 +216,7 @@ def ship(
             others = _LeftBehind(left_behind, post, say)
 
             def ended() -> bool:
-                """What was printed until now is shipped too: the last lines matter most."""
+                """Lines printed until now are shipped too: the last ones matter most."""
                 nonlocal all_read
                 over = until.over and not ranks.live()
                 all_read = follower.look(last=over)
@@ -236,7 +236,7 @@ def ship(
 
 
 class _LeftBehind:
-    """Outboxes that others wrote and nobody ships any more. They are looked at now and then until all are empty."""
+    """Outboxes of earlier pods, which have no shipper any more. They are polled until all are empty."""
 
     def __init__(self, outboxes: Callable[[], list[Path]], post: Post, say: Callable[[str], None]) -> None:
         self._outboxes, self._post, self._say = outboxes, post, say
@@ -277,28 +277,26 @@ def is_acknowledged(folder: AttemptFolder, is_newest: bool) -> bool:
 
 
 class Requested:
-    """Until somebody asked to stop."""
+    """Until a stop is requested."""
 
     def __init__(self, requests: StopRequests) -> None:
         self._requests = requests
 
     @property
     def over(self) -> bool:
-        """See `Until`."""
         return bool(self._requests.received)
 
     def wait(self, seconds: float) -> None:
-        """See `Until`."""
         end, known = time.monotonic() + seconds, self.over
         while (left := end - time.monotonic()) > 0 and self.over == known:
             time.sleep(min(left, _LOOK_SECONDS))
 
 
 class Orphaned:
-    """Until nobody holds the other end of a stream any more, or somebody asked to stop.
+    """Until the other end of a stream is closed, or a stop is requested.
 
-    Whoever starts this holds the other end: however that process ends, it is noticed here. If it was killed, its ranks
-    may live a little longer, and save what they have; they are waited for.
+    The parent process holds the other end, so its end is noticed here in any case. If it was killed, its ranks may live
+    a little longer, and save their state; they are waited for.
     """
 
     def __init__(self, requests: StopRequests, stream: TextIO) -> None:
@@ -307,11 +305,9 @@ class Orphaned:
 
     @property
     def over(self) -> bool:
-        """See `Until`."""
         return bool(self._requests.received) or self._gone_within(0)
 
     def wait(self, seconds: float) -> None:
-        """See `Until`."""
         if self._gone:
             time.sleep(seconds)
         else:
@@ -325,7 +321,7 @@ class Orphaned:
 
 
 class _Ranks:
-    """Those that ran when they were first asked about, for as long as they are waited for."""
+    """Ranks that ran at the first call, for as long as they are waited for."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on. The base is silent; `progress` shows it to people."""
+"""Progress reports of a run. The base class ignores them; `penstock.cli.local.progress` shows them to people."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from penstock.planner.worker.questions import Progress
 
 
 class Show:
-    """Hears how a run goes."""
+    """Receiver of a run's progress."""
 
     @property
     def data(self) -> DataReporter:
-        """What preparing the data tells."""
+        """The receiver of progress while data is prepared."""
         return DataReporter()
 
     def entered(self, change: PhaseChange) -> None:
         """The run entered a phase."""
 
     def lost(self, last_words: Sequence[str]) -> None:
-        """The attempt failed; ``last_words`` are what the rank at fault printed at the end."""
+        """The attempt failed; ``last_words`` are the last lines of the rank at fault."""
 
     def launched(self, attempt: int, from_step: int) -> None:
         """An attempt begins after ``from_step`` steps."""
@@ -32,7 +32,7 @@ class Show:
         """That many points of the machine's measurement are done; both are 0 before the first."""
 
     def searching(self, progress: Progress) -> None:
-        """How far the search for a plan is."""
+        """The search for a plan has this progress."""
 
     def planned(self, plan: Plan) -> None:
         """The search ended with ``plan``."""
@@ -41,7 +41,7 @@ class Show:
         """A step was taken."""
 
     def note(self, line: str) -> None:
-        """Something else that people should know."""
+        """A warning for people."""
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """End of all reports."""

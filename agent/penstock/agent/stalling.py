@@ -1,4 +1,4 @@
-"""Whether a training attempt takes steps: seen here, by the rule of the life cycle, where nobody else might look."""
+"""Detection of a stalled training attempt by the life cycle's rule, on its own host."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ STOP_STEPS = 3.0
 
 
 def stop_seconds(predicted_step_seconds: float | None) -> float:
-    """How long the step at hand may last once a stop was asked for: far less than until ranks count as stalled, since
-    whoever asks often does so because a peer is lost, and waits.
+    """Limit of the current step after a stop request: far less than until ranks count as stalled, since a stop is often
+    requested because a peer is lost, and the requester waits.
     """
     return max(STOP_LEAST_SECONDS, STOP_STEPS * (predicted_step_seconds or 0.0))
 
 
 class Steps(Protocol):
-    """What shows that steps are taken."""
+    """Evidence that steps are taken."""
 
     def seen(self) -> bool:
-        """Whether any was since the last look."""
+        """Whether a step was taken since the last call."""
         ...
 
     def inside(self) -> bool:
-        """Whether a step is known to be going on; what lies between two, as a checkpoint, may take its time."""
+        """Whether a step is in progress; work between two steps, such as a checkpoint, may take longer."""
         ...
 
 
 class RankSteps:
     """The steps that the ranks of this host are at, by their status files below ``folder``.
 
-    Each shows in memory, while a file that another host writes may look unchanged for a minute.
+    Local files show every step at once, while a file of another host may be cached unchanged for a minute.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,20 +45,18 @@ class RankSteps:
         self._steps = self._present()
 
     def seen(self) -> bool:
-        """See `Steps`."""
         before, self._steps = self._steps, self._present()
         return any(step >= 0 and before.get(name) != step for name, step in self._steps.items())
 
     def inside(self) -> bool:
-        """See `Steps`."""
         return any(status.action and status.state is State.RUNNING for status in self._statuses().values())
 
     def _present(self) -> dict[str, int]:
         return {name: status.step for name, status in self._statuses().items()}
 
     def _statuses(self) -> dict[str, RankStatus]:
-        found = ((path.name, read_status(path)) for path in self._folder.glob("rank-*") if not path.suffix)
-        return {name: status for name, status in found if status is not None}
+        statuses = ((path.name, read_status(path)) for path in self._folder.glob("rank-*") if not path.suffix)
+        return {name: status for name, status in statuses if status is not None}
 
 
 @dataclass
@@ -70,15 +68,15 @@ class StallWatch:
     _asked_at: float | None = field(default=None, init=False)
 
     def stepped(self) -> None:
-        """A step was seen."""
+        """Record that a step was taken."""
         self._stepped_at = self.clock()
 
     def asked_to_stop(self) -> None:
-        """Ranks were asked to stop after the step at hand."""
+        """Record that ranks were requested to stop after the current step."""
         self._asked_at = self.clock()
 
     def complaint(self, predicted_step_seconds: float | None, *, inside: bool = False) -> str:
-        """What is wrong; empty if nothing is, as before the first step. ``inside`` one, it may have to hurry."""
+        """The problem; empty if there is none, as before the first step. The stop limit is for ``inside`` a step."""
         if self._stepped_at is None:
             return ""
         silent = stall_seconds(predicted_step_seconds)
@@ -86,5 +84,5 @@ class StallWatch:
             return f"no step within {silent:.0f} s"
         hurried = stop_seconds(predicted_step_seconds)
         if inside and self._asked_at is not None and self.clock() >= max(self._stepped_at, self._asked_at) + hurried:
-            return f"no step within {hurried:.0f} s of being asked to stop"
+            return f"no step within {hurried:.0f} s of the stop request"
         return ""

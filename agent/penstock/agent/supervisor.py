@@ -1,7 +1,7 @@
 """The supervisor of one attempt: a process of its own, so that a service may be killed and find its jobs again.
 
-It prepares the data, measures and trains when asked, reports, and ends what it started and what that left behind. If it
-is killed itself, ranks die with it. What is asked and told goes through a `Mailbox`: on this machine by the attempt's
+It prepares the data, measures and trains on request, reports, and ends its processes and their orphans. If it is
+killed itself, ranks die with it. Requests and reports go through a `Mailbox`: on this machine by the attempt's
 folder, which it claims first, in a pod by the pod's files (`penstock.agent.pod`).
 """
 
@@ -38,19 +38,19 @@ from penstock.core.supervision import AttemptReport, Order, Wish
 
 POLL_SECONDS = 0.1
 STEP_GRAIN_SECONDS = 5.0
-"""Times of steps are rounded up to it: the report would be written anew with every step otherwise."""
+"""Times of steps are rounded up to it: otherwise the report would be rewritten with every step."""
 DEADLINE = "ran longer than its deadline"
 
 
 class ProfileDecider(Protocol):
-    """The part of `penstock.agent.executor.Decider` that is asked for an attempt."""
+    """The part of `penstock.agent.executor.Decider` that an attempt uses."""
 
     def find_profile(self) -> bool:
-        """Whether a fresh profile is at hand, or a plan that needs none."""
+        """Whether there is a fresh profile, or a plan that needs none."""
         ...
 
     def keep_profile(self) -> None:
-        """A new profile lies in the run directory: keep it for whoever plans."""
+        """Keep the new profile in the run directory for later plans."""
         ...
 
 
@@ -59,13 +59,13 @@ class ClaimedError(PenstockError):
 
 
 def claim(folder: AttemptFolder) -> None:
-    """Become the attempt's supervisor; raises `ClaimedError` if another process was first, whatever became of it."""
+    """Become the attempt's supervisor; raises `ClaimedError` if another process was first, even if it has ended."""
     if not take(folder, this_process()):
         raise ClaimedError(f"attempt {folder.attempt} in {folder.root} has its supervisor")
 
 
 class Supervisor:
-    """Does what the mailbox asks for attempt ``number``, and tells there where it is.
+    """Fulfils the mailbox's requests for attempt ``number``, and reports its state there.
 
     It ends at ``deadline_at``. ``steps`` shows whether steps are taken; with ``watch`` an attempt without has failed.
     A signal ends the attempt at once, or if it is ``graceful`` after a checkpoint. ``clock`` gives seconds since the
@@ -102,7 +102,7 @@ class Supervisor:
         self._measuring = False
 
     def run(self) -> AttemptReport:
-        """Supervise until the attempt has ended, or this process is asked to end it; nothing of it is left then."""
+        """Supervise until the attempt has ended, or a stop is requested; none of its processes is left then."""
         self._tell(self._report)
         try:
             self._prepare()
@@ -123,8 +123,8 @@ class Supervisor:
     def _prepare(self) -> None:
         with self._requests.cutting():
             self._workers.prepare(self._job, self._run, Reporter())
-            found = self._decider.find_profile()
-        self._tell(AttemptReport(state=AttemptState.READY, profile=Step.DONE if found else Step.MISSING))
+            has_profile = self._decider.find_profile()
+        self._tell(AttemptReport(state=AttemptState.READY, profile=Step.DONE if has_profile else Step.MISSING))
 
     def _turn(self) -> None:
         if not self._graceful:
@@ -136,7 +136,7 @@ class Supervisor:
         self._tell(self._watched(self._look()))
 
     def _heed(self) -> None:
-        """Do what was asked for and not done yet."""
+        """Fulfil new requests."""
         mailbox = self._mailbox
         if not self._measuring and self._report.profile is Step.MISSING and mailbox.wished(Wish.MEASURE):
             self._measuring = True
@@ -147,7 +147,7 @@ class Supervisor:
             self._train()
 
     def _stop(self) -> None:
-        """Ranks that still start might not hear it, so they are told once they run."""
+        """Ranks might miss the signal while they start, so it is sent once they run."""
         if not self._attempt.stop_requested and self._report.state is not AttemptState.STARTING:
             self._attempt.stop()
             if self._watch is not None:
@@ -160,7 +160,7 @@ class Supervisor:
         plan = self._run.read_plan()
         if plan.digest != binding.plan_digest:
             what = f"is bound to plan {binding.plan_digest[:12]}, the run directory holds {plan.digest[:12]}"
-            raise UserError(what=what, where=f"attempt {self._attempt.number}", remedy="submit the job anew")
+            raise UserError(what=what, where=f"attempt {self._attempt.number}", remedy="submit the job again")
         self._steps = self._make_steps(self._run)
         self._predicted_step_seconds = plan.prediction.step_seconds if plan.prediction else None
         self._attempt.train(plan.num_ranks, None)
@@ -184,7 +184,7 @@ class Supervisor:
         )
 
     def _watched(self, report: AttemptReport) -> AttemptReport:
-        """It failed if it takes no steps, and nobody else would say so."""
+        """Fail the attempt if it takes no steps; no other process reports it."""
         if self._watch is None or report.state is not AttemptState.RUNNING:
             return report
         inside = self._steps is not None and self._steps.inside()
@@ -192,7 +192,6 @@ class Supervisor:
         return replace(report, state=AttemptState.FAILED, message=complaint) if complaint else report
 
     def _last_step_at(self) -> float | None:
-        """See `AttemptReport`."""
         if self._steps is None or not self._steps.seen():
             return self._report.last_step_at
         if self._watch is not None:
@@ -213,7 +212,7 @@ class Supervisor:
 
 
 def read_order(root: Path, attempt: int) -> Order:
-    """What the service left for an attempt's supervisor in the run directory ``root``."""
+    """The input of an attempt's supervisor, which the service left in the run directory ``root``."""
     return Order.from_manifest(json.loads(AttemptFolder(root, attempt).order.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are started for a trial, as those that train are: on the device asked for they run a kernel and a sum."""
+"""A trial of ranks, started like those that train: on the given device they run a kernel and a sum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What the ranks did, in words, and how long it took with their start."""
+    """The ranks' work, in words, and its duration including their start."""
 
     done: str
     seconds: float
@@ -49,7 +49,7 @@ def try_ranks(device: Device, num_ranks: int, patience_seconds: float = PATIENCE
             raise RunError(f"{num_ranks} ranks on {device.value} did not end within {patience_seconds:.0f} s")
         if outcome.failure is not None:
             raise RunError(outcome.failure.message)
-        told = json.loads((root / "trial.json").read_text())
+        result = json.loads((root / "trial.json").read_text())
     ranks_text = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
-    done = f"{ranks_text} on {told['device']} ran {told['kernel']} and a sum by {told['backend']}"
+    done = f"{ranks_text} on {result['device']} ran {result['kernel']} and a sum by {result['backend']}"
     return Trial(done=done, seconds=time.monotonic() - begin)

@@ -1,4 +1,4 @@
-"""The seam to the trainer's processes, for a supervisor or the command's executor: what they ask, how it is started."""
+"""Interface to the trainer's processes, for a supervisor or the command's executor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.core.run.folder import RunDir
 MODULE = "penstock.trainer"
 TRAINING = "penstock.trainer.worker_train"
 LOADED = {"profile": TRAINING, "train": TRAINING, "rehearse": "penstock.trainer.worker_rehearse"}
-"""What each of its commands takes longest to load."""
+"""The slowest import of each of its commands."""
 
 KILL_SECONDS = 10.0
 POLL_SECONDS = 0.1
@@ -36,7 +36,7 @@ class Ranks(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ask them to checkpoint after the step at hand and end."""
+        """Request that they checkpoint after the current step and end."""
         ...
 
     def kill(self) -> None:
@@ -48,7 +48,7 @@ class Ranks(Protocol):
         ...
 
     def log_path(self, rank: int) -> Path | None:
-        """What a rank printed, once there is something."""
+        """The file of a rank's output, once it exists."""
         ...
 
 
@@ -73,29 +73,26 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes on this machine, started by torchrun; of its CUDA devices they see ``devices``, or all."""
+    """Processes on this machine, started by torchrun; of its CUDA devices they use ``devices``, or all."""
 
     def __init__(self, devices: tuple[str, ...] = ()) -> None:
         self._devices = devices
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """See `Workers`. The first that needs what trains, and where its absence is a mistake, not a failure."""
+        """Prepare as in `Workers`. Runs first: if the trainer is missing, it is the user's mistake, not a failure."""
         require_trainer()
         from penstock.trainer.prepare import prepare_data
 
         prepare_data(job, run, reporter)
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
-        """See `Workers`."""
         return self._launch(job, run, f"a{attempt}-profile", job.spec.resources.ranks, "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
-        """See `Workers`."""
         port = () if metrics_port is None else ("--metrics-port", str(metrics_port))
         return self._launch(job, run, f"a{attempt}", num_ranks, "train", "--attempt", str(attempt), *port)
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
-        """See `Workers`."""
         return self._launch(job, run, "rehearse", num_ranks, "rehearse")
 
     def _launch(self, job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
@@ -104,7 +101,7 @@ class LocalWorkers:
 
 
 def launch_spec(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> LaunchSpec:
-    """One of the trainer's commands in so many processes; ``log`` names the folder of what they print."""
+    """One of the trainer's commands in so many processes; ``log`` names the folder of their output."""
     return LaunchSpec(
         module=MODULE,
         arguments=(command, *_folders(run), *arguments),
@@ -123,7 +120,7 @@ def _folders(run: RunDir) -> tuple[str, ...]:
 
 
 def end(ranks: Ranks) -> None:
-    """Kill them and see them gone."""
+    """Kill them and wait until they are gone."""
     if ranks.poll() is None:
         ranks.kill()
         ranks.wait(KILL_SECONDS)
@@ -133,8 +130,8 @@ def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lam
     """Wait until they end well, calling ``watch`` now and then; none is left in any case.
 
     Raises:
-        StopRequestedError: somebody asked to stop.
-        UserError: a rank found a mistake of the user's.
+        StopRequestedError: a stop was requested.
+        UserError: a rank found a mistake of the user.
         RunError: a rank failed.
     """
     try:
@@ -148,5 +145,5 @@ def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lam
 
 
 def refusal(failure: Failure) -> UserError:
-    """A mistake of the user's that a rank found, as the rank said it."""
+    """A mistake of the user that a rank found, in the rank's words."""
     return UserError.told(failure.message)
