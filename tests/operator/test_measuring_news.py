@@ -68,7 +68,7 @@ class TestWaiting:
         uid = profiling(operating)
         message = operating.status(uid).message
         assert "the agent of pod stdlib-llama-a1-ranks-0-0 cannot be reached" in message
-        assert "the service, which could bring what it measured, is not there" in message
+        assert "the service, which could bring the measurement, is not running" in message
         assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "ServiceUnavailable")
 
     def test_and_is_given_up_and_tried_again(self, operating: Operating) -> None:
@@ -78,7 +78,7 @@ class TestWaiting:
         later(operating, 1.0)
         status = operating.status(uid)
         assert (status.failures, status.phase, status.reason) == (1, Phase.RECOVERING, "AttemptFailed")
-        assert status.message.startswith("nothing new was heard of measuring: waits for what is measured: the agent of")
+        assert status.message.startswith("nothing new was heard of measuring: waits for the measurement: the agent of")
         later(operating, 10.0)
         assert operating.status(uid).attempt == 2
 
@@ -108,7 +108,7 @@ class TestWaiting:
         uid = profiling(operating, service=True)
         later(operating, MEASURING_SECONDS)
         assert operating.phase(uid) is Phase.PROFILING
-        assert "the service may bring what it measured" in operating.status(uid).message
+        assert "the service may bring the measurement" in operating.status(uid).message
         operating.measured(uid, sample_profile())
         operating.turn(12)
         assert operating.phase(uid) is Phase.RUNNING

@@ -41,7 +41,7 @@ def test_variables_are_those_that_were_defined_before() -> None:
     for variable in policy()["spec"]["variables"]:
         assert set(re.findall(r"variables\.(\w+)", variable["expression"])) <= known
         known.add(variable["name"])
-    used = {name for check in CHECKS for name in re.findall(r"variables\.(\w+)", check.holds + check.told)}
+    used = {name for check in CHECKS for name in re.findall(r"variables\.(\w+)", check.holds + check.message_expression)}
     assert used <= known
 
 

@@ -141,7 +141,7 @@ class TestWhatTheClusterKnowsBetter:
         operating.turn(8)
         assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "Waiting")
         message = measured_again(operating, uid)
-        assert message.startswith("ConfigMap measured: with what was measured is gone")
+        assert message.startswith("ConfigMap measured: with the measurement is gone")
         operating.measured(uid, sample_profile(), attempt=2)
         operating.turn(12)
         status = operating.status(uid)

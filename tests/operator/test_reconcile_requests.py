@@ -171,7 +171,7 @@ class TestRequests:
         operating.now += 60
         operating.turn()
         assert operating.status(uid).message == (
-            "0 of 2 pods were made; kubectl describe job stdlib-llama-a1-ranks-0 says why"
+            "0 of 2 pods were made; kubectl describe job stdlib-llama-a1-ranks-0 shows the reason"
         )
 
     def test_a_spec_that_turns_wrong_ends_what_runs(self, operating: Operating) -> None:

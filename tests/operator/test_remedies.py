@@ -15,8 +15,8 @@ from penstock.operator.remedies import clocks_differ, remedied
         ("ErrImagePull: not found", "push the image"),
         ("ImagePullBackOff: Back-off pulling image", "push the image"),
         ("ErrImageNeverPull: Container image is not present with pull policy of Never", "push the image"),
-        ("InvalidImageName: couldn't parse image name", "mend kubernetes.image; a spec stays"),
-        ('CreateContainerConfigError: secret "x" not found', "make what kubernetes.env names"),
+        ("InvalidImageName: couldn't parse image name", "fix kubernetes.image; a spec stays"),
+        ('CreateContainerConfigError: secret "x" not found', "make the objects that kubernetes.env names"),
     ],
 )
 def test_what_to_do(said: str, remedy: str) -> None:

@@ -1,10 +1,10 @@
-"""Starts the operator as its environment asks: ``penstock-operator``, or ``python -m penstock.operator``.
+"""Starts the operator as its environment configures it: ``penstock-operator``, or ``python -m penstock.operator``.
 
 ``penstock-operator check-policy`` lists the jobs that the policy for jobs refuses, and starts nothing.
 
 | variable | meaning |
 |---|---|
-| PENSTOCK_NAMESPACE | the only namespace whose jobs it sees to; all if it is empty |
+| PENSTOCK_NAMESPACE | the only namespace whose jobs it handles; all if it is empty |
 | PENSTOCK_LOG | ``json`` writes the log as lines of JSON |
 | PENSTOCK_POLICY_FILE | the policy for jobs, as the chart's ConfigMap has it; the chart's default without |
 | PENSTOCK_LIVENESS_PORT | where ``/healthz`` answers; 8081 |
@@ -32,7 +32,7 @@ LIVENESS_PORT = "8081"
 
 
 def arguments(environment: Mapping[str, str]) -> list[str]:
-    """What kopf is told."""
+    """Arguments of kopf."""
     namespace = environment.get("PENSTOCK_NAMESPACE", "")
     port = environment.get("PENSTOCK_LIVENESS_PORT") or LIVENESS_PORT
     return [

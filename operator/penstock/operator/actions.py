@@ -1,6 +1,6 @@
-"""What the operator does to the cluster for one job. Nothing is decided here.
+"""The operator's changes of the cluster for one job. Nothing is decided here.
 
-Children are made under fixed names, and what is there already is not written again. So every action may be cut short by
+Children are made under fixed names, and existing ones are not written again. So every action may be cut short by
 the end of the operator, and is then done again.
 """
 
@@ -53,7 +53,7 @@ MOST_TOLD_AT_ONCE = 8
 
 
 class Actions:
-    """Acts on a cluster; what it writes is in the cache when a call returns."""
+    """Acts on a cluster; its writes are in the cache when a call returns."""
 
     def __init__(self, kube: Kube, cache: Cache, settings: Settings, clock: Callable[[], float]) -> None:
         self._kube, self._cache, self._settings, self._clock = kube, cache, settings, clock
@@ -61,7 +61,7 @@ class Actions:
     def write_status(self, seen: SeenJob, status: JobStatus) -> SeenJob:
         """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, if it changed or went.
 
-        It is named by its version, because a cluster ignores the uid of who is meant where only a status is written.
+        It is identified by its resource version, because a cluster ignores the uid where only a status is written.
         """
         manifest = {
             "apiVersion": API_VERSION,
@@ -70,26 +70,26 @@ class Actions:
             "status": operator_part(status),
         }
         try:
-            found = self._kube.apply(manifest, "status")
+            current = self._kube.apply(manifest, "status")
         except KubeError as error:
             raise KubeError(409, "Conflict", error.message) if error.is_missing else error from None
-        return self._cache.put_job(found) or seen
+        return self._cache.put_job(current) or seen
 
     def refresh(self, seen: SeenJob) -> SeenJob | None:
-        """The job as it is now, none if it is gone."""
+        """Read the job from the cluster into the cache; none if it is gone."""
         try:
-            found = self._kube.get(JOBS, seen.namespace, seen.name)
+            current = self._kube.get(JOBS, seen.namespace, seen.name)
         except KubeError as error:
             if not error.is_missing:
                 raise
-            found = {"metadata": {"uid": ""}}
-        if found["metadata"]["uid"] != seen.uid:
+            current = {"metadata": {"uid": ""}}
+        if current["metadata"]["uid"] != seen.uid:
             self._cache.remove_job(seen.uid)
             return None
-        return self._cache.put_job(found)
+        return self._cache.put_job(current)
 
     def refresh_children(self, seen: SeenJob, *, with_pods: bool) -> None:
-        """See what the job has now, which watches may not have told yet."""
+        """Read the job's children from the cluster into the cache, which watches may not have updated yet."""
         selector = f"{UID_LABEL}={seen.uid}"
         try:
             jobsets = self._kube.list(JOBSETS, seen.namespace, selector)
@@ -108,19 +108,19 @@ class Actions:
 
         def modes(claim: str) -> Sequence[str] | None:
             try:
-                found = self._kube.get(CLAIMS, job.metadata.namespace, claim)
+                volume_claim = self._kube.get(CLAIMS, job.metadata.namespace, claim)
             except KubeError as error:
                 if error.is_missing:
                     return None
                 raise
-            return [str(mode) for mode in found["spec"].get("accessModes", ())]
+            return [str(mode) for mode in volume_claim["spec"].get("accessModes", ())]
 
         require_shared_output(job, manifests.num_pods(job, ranks), modes)
 
     def launch(self, job: PipelineJob, status: JobStatus) -> None:
         """Make the claims, the ConfigMap and the JobSet of the status's attempt, and remove those of attempts before.
 
-        A claim of that name that is there already is taken as it is: it holds what an earlier job left. Raises
+        An existing claim of that name is used as it is: it holds files of an earlier job. Raises
         `KubeError` for a job that the policy does not allow: it is held, and tried again.
         """
         self._require_allowed(job)
@@ -153,9 +153,9 @@ class Actions:
 
     def _make_own(self, manifest: Mapping[str, Any]) -> Object:
         """The object; raises `KubeError` if one of that name is there and is not the job's."""
-        found, wanted = self._make(manifest), manifest["metadata"]
-        if _is_of(found, wanted["labels"][UID_LABEL]):
-            return found
+        existing, wanted = self._make(manifest), manifest["metadata"]
+        if _is_of(existing, wanted["labels"][UID_LABEL]):
+            return existing
         what = f"{manifest['kind']} {wanted['name']} belongs to something else; remove it, or rename the job"
         raise KubeError(409, "NameTaken", what)
 
@@ -170,13 +170,13 @@ class Actions:
     def _forget_config_map(self, job: PipelineJob, attempt: int) -> None:
         namespace, name = job.metadata.namespace, attempt_name(job.metadata.name, attempt)
         try:
-            found = self._kube.get(CONFIG_MAPS, namespace, name)
+            existing = self._kube.get(CONFIG_MAPS, namespace, name)
         except KubeError as error:
             if not error.is_missing:
                 raise
             return
-        if _is_of(found, job.metadata.uid):
-            self._kube.delete(CONFIG_MAPS, namespace, name, found["metadata"]["uid"])
+        if _is_of(existing, job.metadata.uid):
+            self._kube.delete(CONFIG_MAPS, namespace, name, existing["metadata"]["uid"])
 
     def end_attempt(self, seen: SeenJob) -> None:
         """Have the newest attempt's JobSet removed, and with it its pods."""
@@ -189,7 +189,7 @@ class Actions:
         self._kube.delete(JOBS, seen.namespace, seen.name, seen.uid)
 
     def bind(self, pods: Iterable[SeenPod], bindings: Iterable[PodBinding]) -> None:
-        """Tell each pod its place, unless it was told."""
+        """Write its binding to each pod that does not have it."""
         untold = [
             (pod, json.dumps(binding.to_manifest(), separators=(",", ":")))
             for pod, binding in zip(pods, bindings, strict=True)
@@ -198,29 +198,29 @@ class Actions:
         self._annotate_all(BINDING_ANNOTATION, untold)
 
     def ask_to_stop(self, pods: Iterable[SeenPod], now: float) -> None:
-        """Ask each pod that still runs to end with a checkpoint, unless it was asked."""
+        """Request a stop with a checkpoint from each running pod without such a request."""
         unasked = [pod for pod in pods if pod.stop_asked_at is None and pod.end is None]
         self._annotate_all(STOP_ANNOTATION, [(pod, str(format_instant(now))) for pod in unasked])
 
     def remind(self, pods: Iterable[SeenPod]) -> None:
-        """Have the kubelets of these pods write once more what each was told; a pod that is gone needs no more."""
+        """Have the kubelets of these pods rewrite the files with their annotations; a pod that is gone is ignored."""
         for pod in pods:
             try:
-                self._annotate(pod, REMINDER_ANNOTATION, pod.told)
+                self._annotate(pod, REMINDER_ANNOTATION, pod.annotated)
             except KubeError as error:
                 if not error.is_refusal:
                     raise
 
-    def _annotate_all(self, name: str, told: Sequence[tuple[SeenPod, str]]) -> None:
-        """Many pods at once: they begin together, so that all wait for the last to be told."""
+    def _annotate_all(self, name: str, text_by_pod: Sequence[tuple[SeenPod, str]]) -> None:
+        """Annotate many pods at once: they begin together, so all wait for the last one."""
         with ThreadPoolExecutor(MOST_TOLD_AT_ONCE, thread_name_prefix="annotate") as threads:
-            calls = [threads.submit(self._annotate, pod, name, text) for pod, text in told]
+            calls = [threads.submit(self._annotate, pod, name, text) for pod, text in text_by_pod]
         for call in calls:
             call.result()
 
     def _annotate(self, pod: SeenPod, name: str, text: str) -> None:
-        found = self._kube.annotate((pod.namespace, pod.name, pod.uid), {name: text})
-        self._cache.put_pod(see_pod(found))
+        annotated = self._kube.annotate((pod.namespace, pod.name, pod.uid), {name: text})
+        self._cache.put_pod(see_pod(annotated))
 
     def publish_plan(self, job: PipelineJob, attempt: int, plan: Plan) -> None:
         """Lay the plan where the attempt's pods find it."""
@@ -229,8 +229,8 @@ class Actions:
     def published_plan(self, job: PipelineJob, attempt: int) -> Plan | None:
         """The plan that lies where the attempt's pods find it; none if there is none that can be read."""
         try:
-            found = self._kube.get(CONFIG_MAPS, job.metadata.namespace, attempt_name(job.metadata.name, attempt))
-            return unpacked_plan(found.get("binaryData", {}))
+            existing = self._kube.get(CONFIG_MAPS, job.metadata.namespace, attempt_name(job.metadata.name, attempt))
+            return unpacked_plan(existing.get("binaryData", {}))
         except KubeError as error:
             if not error.is_missing:
                 raise
@@ -239,10 +239,10 @@ class Actions:
         return None
 
     def keep_profile(self, job: PipelineJob, attempt: int, profile: Profile) -> str:
-        """Lay out what an attempt measured, unless that was done before; the ConfigMap's name."""
+        """Create the ConfigMap with the profile of an attempt, unless it exists; return its name."""
         manifest = manifests.measurement(job, attempt, profile)
-        found, name = self._make(manifest), str(manifest["metadata"]["name"])
-        if not _may_be_its_measurement(found, job.metadata.uid):
+        existing, name = self._make(manifest), str(manifest["metadata"]["name"])
+        if not _may_be_its_measurement(existing, job.metadata.uid):
             what = f"ConfigMap {name} belongs to something else; remove it, or rename the job"
             raise KubeError(409, "NameTaken", what)
         return name
@@ -250,9 +250,9 @@ class Actions:
     def forget_profile(self, job: PipelineJob, name: str) -> None:
         """Remove the ConfigMap with one of the job's measurements. One that may not be removed goes with the job."""
         try:
-            found = self._kube.get(CONFIG_MAPS, job.metadata.namespace, name)
-            if _may_be_its_measurement(found, job.metadata.uid):
-                self._kube.delete(CONFIG_MAPS, job.metadata.namespace, name, found["metadata"]["uid"])
+            existing = self._kube.get(CONFIG_MAPS, job.metadata.namespace, name)
+            if _may_be_its_measurement(existing, job.metadata.uid):
+                self._kube.delete(CONFIG_MAPS, job.metadata.namespace, name, existing["metadata"]["uid"])
         except KubeError as error:
             if not error.is_refusal:
                 raise
@@ -260,39 +260,39 @@ class Actions:
     def profile(self, namespace: str, name: str) -> Profile:
         """The measurement that lies in a ConfigMap of that namespace, or of the one that ``name`` begins with.
 
-        Raises `UserError` if it is gone, or none, or another namespace's that this operator may not read.
+        Raises `UserError` if it is gone, is no profile, or is in a namespace that this operator may not read.
         """
         where, remedy = f"ConfigMap {name}", "nothing: it is measured again"
         is_elsewhere = "/" in name
         if is_elsewhere:
             namespace, _, name = name.partition("/")
         try:
-            found = self._kube.get(CONFIG_MAPS, namespace, name)
-            return Profile.from_manifest(unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))
+            existing = self._kube.get(CONFIG_MAPS, namespace, name)
+            return Profile.from_manifest(unpacked(existing.get("binaryData", {}).get(PROFILE_FILE, "")))
         except KubeError as error:
             if not error.is_missing and not (is_elsewhere and error.is_refusal):
                 raise
-            raise UserError(what="with what was measured is gone", where=where, remedy=remedy) from None
+            raise UserError(what="with the measurement is gone", where=where, remedy=remedy) from None
         except (UnpackError, UserError) as error:
             why = str(error).partition("\n")[0]
             raise UserError(what=f"holds no measurement: {why}", where=where, remedy=remedy) from None
 
 
-def _is_of(found: Object, job_uid: str) -> bool:
+def _is_of(owned: Object, job_uid: str) -> bool:
     """Whether the object is one that the operator made for the job: the job controls it, and its label says so."""
-    labels = found["metadata"].get("labels", {})
-    return labels.get(UID_LABEL) == job_uid and controller(found, JOB_KIND, GROUP)[1] == job_uid
+    labels = owned["metadata"].get("labels", {})
+    return labels.get(UID_LABEL) == job_uid and controller(owned, JOB_KIND, GROUP)[1] == job_uid
 
 
-def _may_be_its_measurement(found: Object, job_uid: str) -> bool:
+def _may_be_its_measurement(owned: Object, job_uid: str) -> bool:
     """Whether the object belongs to the job. Those that the service of 0.1.0 made are not controlled by it."""
-    owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or ()}
-    return found["metadata"].get("labels", {}).get(UID_LABEL) == job_uid and job_uid in owners
+    owners = {owner["uid"] for owner in owned["metadata"].get("ownerReferences") or ()}
+    return owned["metadata"].get("labels", {}).get(UID_LABEL) == job_uid and job_uid in owners
 
 
 def _without_jobsets(error: KubeError) -> KubeError:
-    """A cluster says no more than that there is no such page, where it knows nothing of a kind."""
+    """The error with a better message, if the cluster does not define the kind: it says only "page not found"."""
     if not error.is_missing or "page not found" not in error.message:
         return error
     remedy = "install JobSet (https://jobset.sigs.k8s.io); the job goes on then by itself"
-    return KubeError(404, "JobSetMissing", f"this cluster knows no JobSets: {remedy}")
+    return KubeError(404, "JobSetMissing", f"this cluster has no JobSets: {remedy}")

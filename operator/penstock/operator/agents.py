@@ -1,13 +1,13 @@
 """Reports of the agents in pods: progress of measuring, the measurement, and the newest checkpoint (docs/adr/0030).
 
 A job that measures cannot go on without its measurement. The service brings it, and may be away, with its node. So the
-operator fetches it from the pod itself, in threads of its own: no look at a job waits for a pod. A job's agent is asked
+operator fetches it from the pod itself, in separate threads: no reconcile waits for a pod. A job's agent is polled
 every `PAUSE_SECONDS` at most, and after failures less often; a namespace has few of the threads at once, so that its
 pods cannot keep the others' waiting by answering slowly.
 
 Only pods that are the job's by their owners (`penstock.operator.ownership`) may be given to `look`. Their answers are
 untrusted all the same: they are bounded (`penstock.operator.fetching`, `penstock.core.packing`) and have to name the
-pod, job and attempt that was asked. An answer that cannot be used is reported on its job alone.
+pod, job and attempt of the request. An answer that cannot be used is reported on its job alone.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ MOST_OF_A_NAMESPACE = 4
 """Requests of one namespace's jobs that are on their way at once."""
 
 Fetch = Callable[[str, str], bytes]
-"""From an address, what is served there under a name; raises `AgentError`."""
+"""Fetches the document of that name from an address; raises `AgentError`."""
 Later = Callable[[Callable[[], None]], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class News:
-    """What a pod's agent said last: its ``report``, and the ``profile`` once it has measured.
+    """The last answer of a pod's agent: its ``report``, and the ``profile`` once it has measured.
 
     ``problem`` is why the last request was of no use, empty if it was. ``since`` is when something new was heard, or
-    when the pod was first asked.
+    when the first request was sent to the pod.
     """
 
     since: float
@@ -63,7 +63,7 @@ class News:
 
 @dataclass(slots=True)
 class _Agent:
-    """One job's agent: the pod that it is in, what it said, and when it may be asked again."""
+    """One job's agent: its pod, its last answer, and the time of the next request."""
 
     pod_uid: str
     news: News
@@ -81,13 +81,13 @@ class _Request:
 
 
 def fetch_from_pod(address: str, name: str) -> bytes:
-    """What the agent of the pod at that address serves; raises `AgentError`."""
+    """The document that the agent of the pod at that address serves; raises `AgentError`."""
     require_pod_address(address)
     return fetch(address, name)
 
 
 class Agents:
-    """Asks agents by ``fetch``, in threads of ``later``. ``notify`` is called with a job's uid when there is news for
+    """Polls agents by ``fetch``, in threads of ``later``. ``notify`` is called with a job's uid when there is news for
     it. Threads may share it.
     """
 
@@ -98,7 +98,7 @@ class Agents:
         self._busy: Counter[str] = Counter()
 
     def look(self, job_uid: str, pod: SeenPod, *, measures: bool) -> News:
-        """What the job's agent in that pod of it said last. It is asked again if that is long ago, and where the job
+        """The last answer of the job's agent in that pod. It is polled again if that is long ago, and where the job
         ``measures``, for its measurement.
         """
         now = self._clock()
@@ -129,14 +129,14 @@ class Agents:
         except (UnpackError, UserError) as error:
             news = News(since=0.0, problem=f"gave an answer that cannot be read: {_in_a_line(error)}")
         except Exception as error:
-            log.exception("the agent of pod %s/%s", request.pod.namespace, request.pod.name)
+            log.exception("pod %s/%s: reading its agent's answer failed", request.pod.namespace, request.pod.name)
             news = News(since=0.0, problem=f"gave an answer that failed: {type(error).__name__}")
         is_news = self._keep(request, news)
         if is_news:
             self._notify(request.job_uid)
 
     def _keep(self, request: _Request, news: News) -> bool:
-        """Whether it says something that was not known."""
+        """Store the answer; return whether it is new."""
         with self._lock:
             self._busy[request.pod.namespace] -= 1
             agent = self._agents.get(request.job_uid)
@@ -155,7 +155,7 @@ class Agents:
             return agent.news != before
 
     def _answered(self, request: _Request) -> tuple[AgentReport, Profile | None]:
-        """What the agent says now. A measurement is fetched once."""
+        """The agent's current answer. A measurement is fetched once."""
         address = request.pod.address
         report = AgentReport.from_manifest(self._read(self._fetch(address, AGENT_REPORT)), "report")
         _require_identity(report, request)
@@ -187,5 +187,5 @@ def _in_a_line(error: PenstockError) -> str:
 
 
 def pool() -> ThreadPoolExecutor:
-    """Threads in which agents are asked."""
+    """Threads in which agents are polled."""
     return ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="agents")

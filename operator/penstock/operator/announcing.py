@@ -1,4 +1,4 @@
-"""Tells people of what happens to a job, as events of the cluster: `kubectl describe` shows them."""
+"""Kubernetes events about jobs, for people: `kubectl describe` shows them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ Later = Callable[[Callable[[], None]], object]
 
 
 def at_once(act: Callable[[], None]) -> None:
-    """Who calls it waits for it."""
+    """Run the call at once; the caller waits for it."""
     act()
 
 
 class Announcer:
-    """Writes events, as ``later`` calls what it is given. One that cannot be written is no reason to stop: the status
-    says the same.
-    """
+    """Writes events, in calls that ``later`` runs. A failed write is logged only: the status has the same content."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float], later: Later = at_once) -> None:
         self._kube, self._clock, self._later = kube, clock, later
@@ -72,7 +70,7 @@ class Announcer:
 
 
 def about(job: SeenJob | None) -> dict[str, str]:
-    """What a line of the log is about, as fields that programs can search for."""
+    """Fields of a log line, by which programs can search."""
     if job is None:
         return {}
     return {"namespace": job.namespace, "job": job.name, "uid": job.uid, "phase": str(job.status.phase)}

@@ -1,7 +1,7 @@
-"""Which pod becomes which node of an attempt, and what a measurement on these nodes is valid for.
+"""Assignment of pods to the nodes of an attempt, and the validity of a measurement on these nodes.
 
 Pods are put in the order of their hosts, not in that of their names, so that an attempt on the same hosts as another
-finds every rank where the other had it, and may use what the other measured.
+finds every rank where the other had it, and may use the other's measurements.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _binding(
 def profile_key(
     job: PipelineJob, pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode], global_batch: int | None = None
 ) -> str:
-    """What a measurement by these pods is valid for: their hosts since they last started, the image, the work.
+    """Validity of a measurement by these pods: their hosts since their last boot, the image, the work.
 
     The work is the job's, or that with another ``global_batch``.
     """

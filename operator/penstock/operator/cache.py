@@ -1,7 +1,7 @@
-"""What the operator knows of the cluster between looking: kept by watches, read by reconciles, safe among threads.
+"""The operator's cache of the cluster: updated by watches, read by reconciles, thread-safe.
 
-Everything is found by the uid of the PipelineJob that it belongs to, because that is what reconciles are about. What
-only says that it belongs to one is kept, and left out of what reconciles are given (`penstock.operator.ownership`).
+Objects are indexed by the uid of the PipelineJob that they belong to, since a reconcile handles one job. An object that
+only claims by a label to belong to one is cached, but not returned to reconciles (`penstock.operator.ownership`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLOCK_SLACK_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenJob:
-    """A PipelineJob. ``job`` is none if what it says is refused, for the reason in ``mistake``.
+    """A PipelineJob. ``job`` is none if its spec is invalid, for the reason in ``mistake``.
 
     ``stepped_at`` is when its newest step was heard of, by this process's clock: those of others may be off.
     """
@@ -84,31 +84,31 @@ class Cache:
         with self._lock:
             return list(self._jobs.values())
 
-    def put_job(self, found: Object) -> SeenJob | None:
-        """Know the job as it is in ``found``, unless something newer is known, or that it is gone; what is known.
+    def put_job(self, item: Object) -> SeenJob | None:
+        """Cache the job, unless a newer version or its deletion is cached; return the cached job.
 
-        Progress alone is no news. A job whose status cannot be read is left as it is known, and told of in the log.
+        Progress alone does not notify. A job whose status cannot be read stays as it is cached, with a line in the log.
         """
-        uid = found["metadata"]["uid"]
+        uid = item["metadata"]["uid"]
         with self._lock:
             known = self._jobs.get(uid)
-            if uid in self._gone or (known is not None and _version(found) < known.version):
+            if uid in self._gone or (known is not None and _version(item) < known.version):
                 return known
             try:
-                job = see_job(found, self._clock(), known)
+                job = see_job(item, self._clock(), known)
             except UNREADABLE as error:
-                log.error("the status of job %s cannot be read: %s", found["metadata"]["name"], error)
+                log.error("the status of job %s cannot be read: %s", item["metadata"]["name"], error)
                 return known
             self._jobs[uid] = job
             self._index_profile(job)
             is_news = known is None or _without_progress(job) != _without_progress(known)
             moved = self._places.put(uid, _contender(job)) if is_news else []
-        for each in [uid, *moved] if is_news else []:
-            self._news(each)
+        for affected_uid in [uid, *moved] if is_news else []:
+            self._news(affected_uid)
         return job
 
     def remove_job(self, uid: str) -> None:
-        """It is gone from the cluster."""
+        """Drop a job that is gone from the cluster."""
         with self._lock:
             self._gone.add(uid)
             gone = self._jobs.pop(uid, None)
@@ -116,15 +116,15 @@ class Cache:
                 self._forget_profiles(gone)
             self._ownership.forget(uid)
             moved = self._places.put(uid, None)
-        for each in [uid, *moved] if gone is not None else []:
-            self._news(each)
+        for affected_uid in [uid, *moved] if gone is not None else []:
+            self._news(affected_uid)
 
-    def replace_jobs(self, found: Iterable[Object], version: int) -> None:
-        """These are all there were at ``version``: the others' deletion was missed."""
+    def replace_jobs(self, items: Iterable[Object], version: int) -> None:
+        """Cache these, which are all jobs at ``version``: the others' deletion was missed."""
         kept = set()
-        for each in found:
-            kept.add(each["metadata"]["uid"])
-            self.put_job(each)
+        for item in items:
+            kept.add(item["metadata"]["uid"])
+            self.put_job(item)
         for job in self.jobs():
             if job.uid not in kept and job.version <= version:
                 self.remove_job(job.uid)
@@ -162,29 +162,30 @@ class Cache:
         return None if ref is None else ProfileStatus(ref=ref, key=key)
 
     def see_shared_profiles(self, refs: Mapping[str, str]) -> None:
-        """ClusterProfiles name these ConfigMaps, by the keys of what they hold."""
+        """Cache the ConfigMaps that ClusterProfiles name, by the keys of their profiles."""
         with self._lock:
             self._shared = dict(refs)
 
     # Places
 
     def competition(self, job: PipelineJob, status: JobStatus) -> Competition:
-        """What others have to do with the places of a job with that status."""
+        """The competition of other jobs for the places of a job with that status."""
         own = contender(job, status)
         with self._lock:
             return NO_COMPETITION if own is None else self._places.competition(own)
 
     def holders(self, job: PipelineJob, status: JobStatus) -> str:
-        """Who holds the places that the job lacks."""
-        holding = [each for each in self.jobs() if each.job is not None and self._holds_places(each)]
-        return holders(competitor(job, status), (competitor(each.job, each.status) for each in holding if each.job))
+        """The holders of the places that the job lacks, in words."""
+        holding = [other for other in self.jobs() if other.job is not None and self._holds_places(other)]
+        running = (competitor(other.job, other.status) for other in holding if other.job)
+        return holders(competitor(job, status), running)
 
     def _holds_places(self, seen: SeenJob) -> bool:
         if seen.status.phase not in (Phase.QUEUED, *LIVE):
             return False
         return any(pod.node and pod.end is None for pod in self.pods(seen.uid))
 
-    # What belongs to jobs, or says so
+    # Objects that belong to jobs, or claim to
 
     def jobsets(self, job_uid: str) -> tuple[SeenJobSet, ...]:
         """Those of a job."""
@@ -193,7 +194,7 @@ class Cache:
             if job is None:
                 return ()
             jobsets = self._jobsets.of(job_uid)
-            return tuple(each for each in jobsets if has_jobset(job.namespace, job.name, each))
+            return tuple(jobset for jobset in jobsets if has_jobset(job.namespace, job.name, jobset))
 
     def pods(self, job_uid: str) -> tuple[SeenPod, ...]:
         """A job's ranks' pods, one for each attempt and completion index."""
@@ -290,26 +291,26 @@ class Cache:
             return self._nodes
 
     def put_node(self, node: SeenNode) -> None:
-        """Know it as it is now; one that comes or goes is news for the jobs that have pods on it."""
+        """Cache the node; one that comes or goes notifies the jobs that have pods on it."""
         with self._lock:
             if self._nodes.get(node.name) == node:
-                return  # it said no more than that it is alive
+                return  # a heartbeat only
             self._nodes = {**self._nodes, node.name: node}
         self._news_of_node(node.name)
 
     def remove_node(self, name: str) -> None:
         """It is gone from the cluster."""
         with self._lock:
-            self._nodes = {each: node for each, node in self._nodes.items() if each != name}
+            self._nodes = {other: node for other, node in self._nodes.items() if other != name}
         self._news_of_node(name)
 
     def replace_nodes(self, nodes: Iterable[SeenNode]) -> None:
         """These are all there are."""
-        found = {node.name: node for node in nodes}
+        current = {node.name: node for node in nodes}
         with self._lock:
-            before, self._nodes = self._nodes, found
-        for name in before.keys() | found.keys():
-            if before.get(name) != found.get(name):
+            before, self._nodes = self._nodes, current
+        for name in before.keys() | current.keys():
+            if before.get(name) != current.get(name):
                 self._news_of_node(name)
 
     @property
@@ -326,13 +327,13 @@ class Cache:
 
     @property
     def ahead_seconds(self) -> float:
-        """By how much this process's clock is ahead of the cluster's; 0 where that is too little to matter."""
+        """Seconds by which this process's clock is ahead of the cluster's; 0 where that is too little to matter."""
         with self._lock:
             return self._ahead_seconds
 
-    def see_made(self, found: Object, asked_at: float) -> None:
-        """The cluster has just made it, and dated it by its own clock, in whole seconds."""
-        made_at = parse_instant(found["metadata"].get("creationTimestamp"), "creationTimestamp")
+    def see_made(self, made: Object, asked_at: float) -> None:
+        """Compare clocks by an object that the cluster has just made, and dated by its own clock, in whole seconds."""
+        made_at = parse_instant(made["metadata"].get("creationTimestamp"), "creationTimestamp")
         if made_at is None:
             return
         ahead = max(0.0, asked_at - made_at) or min(0.0, self._clock() - made_at)
@@ -340,17 +341,17 @@ class Cache:
             self._ahead_seconds = ahead if abs(ahead) > CLOCK_SLACK_SECONDS else 0.0
 
     def room(self, uid: str) -> Room | None:
-        """What was found for more of a job's ranks, if that was looked for."""
+        """Free capacity for more of a job's ranks, if it was computed."""
         with self._lock:
             return self._rooms.get(uid)
 
-    def see_rooms(self, found: Mapping[str, int], now: float) -> None:
-        """There is room for so many more pods of these jobs; of others nothing is known any more."""
+    def see_rooms(self, room_by_job: Mapping[str, int], now: float) -> None:
+        """Cache the number of further pods that fit for these jobs; forget it for all others."""
         with self._lock:
             before = self._rooms
             self._rooms = {
                 uid: before[uid] if uid in before and before[uid].num_pods == count else Room(num_pods=count, since=now)
-                for uid, count in found.items()
+                for uid, count in room_by_job.items()
             }
 
     def _news_of_node(self, name: str) -> None:
@@ -372,21 +373,21 @@ def _contender(seen: SeenJob) -> Contender | None:
     return None if seen.job is None or seen.being_deleted else contender(seen.job, seen.status)
 
 
-def see_job(found: Object, now: float, known: SeenJob | None = None) -> SeenJob:
-    """The extract of a PipelineJob; what was read of the same generation is not read again."""
-    metadata = found["metadata"]
+def see_job(item: Object, now: float, known: SeenJob | None = None) -> SeenJob:
+    """The extract of a PipelineJob; a spec of the same generation is not parsed again."""
+    metadata = item["metadata"]
     generation = int(metadata.get("generation", 0))
     if known is not None and known.generation == generation:
         job, mistake = known.job, known.mistake
     else:
-        job, mistake = _read(found)
-    status = JobStatus.from_manifest(found.get("status") or {}, "status")
+        job, mistake = _read(item)
+    status = JobStatus.from_manifest(item.get("status") or {}, "status")
     return SeenJob(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         generation=generation,
-        version=_version(found),
+        version=_version(item),
         being_deleted="deletionTimestamp" in metadata,
         job=job,
         status=status,
@@ -395,19 +396,19 @@ def see_job(found: Object, now: float, known: SeenJob | None = None) -> SeenJob:
     )
 
 
-def _version(found: Object) -> int:
-    return int(found["metadata"].get("resourceVersion", 0))
+def _version(item: Object) -> int:
+    return int(item["metadata"].get("resourceVersion", 0))
 
 
 def _step(status: JobStatus) -> tuple[int, int] | None:
     return None if status.progress is None else (status.progress.attempt, status.progress.step)
 
 
-def _read(found: Object) -> tuple[PipelineJob | None, str]:
-    """The job as core reads it; of its metadata what ranks have use for."""
-    metadata = found["metadata"]
+def _read(item: Object) -> tuple[PipelineJob | None, str]:
+    """The job as core reads it, with the metadata that ranks use."""
+    metadata = item["metadata"]
     kept = {name: metadata[name] for name in ("name", "namespace", "uid", "labels") if name in metadata}
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": found.get("spec", {})}
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": item.get("spec", {})}
     try:
         return PipelineJob.from_manifest(manifest), ""
     except UserError as mistake:
@@ -417,6 +418,6 @@ def _read(found: Object) -> tuple[PipelineJob | None, str]:
 def _without_progress(job: SeenJob) -> SeenJob:
     """Progress that names a new measurement is more than progress."""
     progress = job.status.progress
-    told = None if progress is None else (progress.attempt, progress.profile_ref)
-    status = replace(job.status, progress=None, message=f"{job.status.message} {told}")
+    essentials = None if progress is None else (progress.attempt, progress.profile_ref)
+    status = replace(job.status, progress=None, message=f"{job.status.message} {essentials}")
     return replace(job, version=0, stepped_at=0.0, status=status)

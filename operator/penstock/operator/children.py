@@ -1,7 +1,7 @@
-"""Objects that belong to jobs, by the uid of their job, whoever tells of them in whatever order.
+"""Objects that belong to jobs, by the uid of their job, from several sources in any order.
 
-Watches, lists and the answers to the operator's own calls arrive in different threads. An object's version says which
-of two tellings is the newer; what went once never comes back, because uids are given once.
+Watches, lists and the answers to the operator's own calls arrive in different threads. An object's version orders
+its updates; a deleted object never comes back, because uids are unique.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Key = tuple[str, str]
 """Namespace and name."""
 
 MOST_REMEMBERED = 20_000
-"""Uids of those that went. One that is told of later than so many others' end is nothing that a cluster does."""
+"""Uids of deleted objects that are kept. No cluster reports an object after this many later deletions."""
 
 
 class Gone:
-    """The uids of objects that went."""
+    """The uids of deleted objects."""
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
         self._uids: OrderedDict[str, None] = OrderedDict()
@@ -32,7 +32,7 @@ class Gone:
         return uid in self._uids
 
     def add(self, uid: str) -> None:
-        """Remember it, and forget the oldest."""
+        """Add the uid, and drop the oldest."""
         self._uids[uid] = None
         while len(self._uids) > self._most:
             self._uids.popitem(last=False)
@@ -47,11 +47,11 @@ class Children(Generic[Child]):
 
     def of(self, job_uid: str) -> tuple[Child, ...]:
         """Those of one job, by namespace and name."""
-        found = self._of.get(job_uid, {})
-        return tuple(found[key] for key in sorted(found))
+        children = self._of.get(job_uid, {})
+        return tuple(children[key] for key in sorted(children))
 
     def put(self, child: Child) -> bool:
-        """Know it as it is now, unless something newer is known; whether that is news."""
+        """Store the child, unless a newer version is stored; return whether it is a change."""
         known = self._of.get(child.job_uid, {}).get(_key(child))
         if child.uid in self._gone or (known is not None and known.version > child.version):
             return False
@@ -59,28 +59,26 @@ class Children(Generic[Child]):
         return known != child
 
     def remove(self, child: Child) -> bool:
-        """Know it no longer, unless it was replaced by a namesake; whether that is news."""
+        """Remove the child, unless it was replaced by another of its name; return whether it is a change."""
         self._gone.add(child.uid)
-        found = self._of.get(child.job_uid, {})
-        known = found.get(_key(child))
+        children = self._of.get(child.job_uid, {})
+        known = children.get(_key(child))
         if known is None or known.uid != child.uid:
             return False
-        del found[_key(child)]
-        if not found:
+        del children[_key(child)]
+        if not children:
             del self._of[child.job_uid]
         return True
 
     def replace(self, children: Iterable[Child], version: int) -> set[str]:
-        """Know these, which are all there were at ``version``; the jobs that this is news for."""
+        """Store these, which are all at ``version``; return the jobs with changes."""
         listed: dict[str, list[Child]] = {}
         for child in children:
             listed.setdefault(child.job_uid, []).append(child)
         return {uid for uid in self._of.keys() | listed.keys() if self.replace_of(uid, listed.get(uid, []), version)}
 
     def replace_of(self, job_uid: str, listed: Iterable[Child], version: int, namespace: str = "") -> bool:
-        """Know these of one job, which were all there were at ``version``, in one namespace or in all; whether that is
-        news.
-        """
+        """Store these, all of one job at ``version``, in one namespace or in all; return whether that is a change."""
         there = {_key(child): child for child in listed}
         missing = [
             child

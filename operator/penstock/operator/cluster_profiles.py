@@ -1,8 +1,8 @@
 """ClusterProfiles, measured by jobs that do nothing else (docs/adr/0016).
 
 Of every profile that was not measured yet, or long ago, a PipelineJob is made in one namespace. It lives as any other,
-with its queue, its retries and its words, until it has measured; what it measured is laid where it outlives the job,
-and is told in the profile's status. Nothing is remembered here: all of it follows from what the cluster has.
+with its queue, its retries and its messages, until it has measured; the measurement is stored where it outlives the
+job, and is named in the profile's status. No state is kept here: all of it follows from the cluster's objects.
 """
 
 from __future__ import annotations
@@ -31,111 +31,113 @@ log = logging.getLogger(__name__)
 
 
 class ClusterProfiles:
-    """Sees to all there are, with jobs in ``namespace``. Belongs to one thread at a time."""
+    """Reconciles all ClusterProfiles, with jobs in ``namespace``. Belongs to one thread at a time."""
 
     def __init__(self, kube: Kube, cache: Cache, actions: Actions, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._cache, self._actions = kube, cache, actions
         self._namespace, self._clock = namespace, clock
 
     def turn(self) -> None:
-        """Look at each, and tell the cache what jobs may use."""
+        """Reconcile each, and cache the profiles that jobs may use."""
         try:
-            found = self._kube.list(CLUSTER_PROFILES).objects
+            objects = self._kube.list(CLUSTER_PROFILES).objects
         except KubeError as error:
             if not error.is_missing:  # a cluster without the definition has none
                 raise
             return
-        known = [status for status in map(_status, found) if status.profile_key]
+        known = [status for status in map(_status, objects) if status.profile_key]
         self._cache.see_shared_profiles({status.profile_key: status.profile_ref for status in known})
-        for each in found:
-            if "deletionTimestamp" not in each["metadata"]:
-                self._guarded(each)
+        for item in objects:
+            if "deletionTimestamp" not in item["metadata"]:
+                self._guarded(item)
 
-    def _guarded(self, found: Object) -> None:
-        """What goes wrong with one is no reason to leave the others; it is looked at again."""
+    def _guarded(self, item: Object) -> None:
+        """Reconcile one. An error does not affect the others; it is retried."""
         try:
-            self._look(found)
+            self._reconcile(item)
         except KubeError as error:
             if not error.is_conflict:
-                log.warning("ClusterProfile %s: %s", found["metadata"]["name"], error)
+                log.warning("ClusterProfile %s: reconcile failed, retrying: %s", item["metadata"]["name"], error)
                 if error.is_refusal:
-                    self._tell(found, _status(found), error.reason, error.message)
+                    self._tell(item, _status(item), error.reason, error.message)
 
-    def _look(self, found: Object) -> None:
-        status = _status(found)
+    def _reconcile(self, item: Object) -> None:
+        status = _status(item)
         try:
-            profile = read_profile(found)
+            profile = read_profile(item)
         except UserError as mistake:
-            self._tell(found, status, "InvalidSpec", str(mistake))
+            self._tell(item, status, "InvalidSpec", str(mistake))
             return
         job = measuring_job(profile, self._namespace)
         there = self._get(JOBS, job.metadata.name)
-        is_own = there is not None and _owner(there) == found["metadata"]["uid"]
-        if self._is_fresh(found, profile, status):
+        is_own = there is not None and _owner(there) == item["metadata"]["uid"]
+        if self._is_fresh(item, profile, status):
             if is_own:
                 self._remove(there)
         elif there is None:
             made = job.to_manifest()
-            self._kube.create({**made, "metadata": {**made["metadata"], "namespace": self._namespace, **_owned(found)}})
-            self._tell(found, status, "Measuring", f"job {self._namespace}/{job.metadata.name} measures")
+            self._kube.create({**made, "metadata": {**made["metadata"], "namespace": self._namespace, **_owned(item)}})
+            self._tell(item, status, "Measuring", f"job {self._namespace}/{job.metadata.name} measures")
         elif not is_own:
-            self._tell(found, status, "NameTaken", f"job {job.metadata.name} in {self._namespace} is somebody else's")
+            message = f"job {job.metadata.name} in {self._namespace} belongs to another owner"
+            self._tell(item, status, "NameTaken", message)
         elif _spec(there) != job.spec:
             self._remove(there)
         else:
-            self._follow(found, status, there)
+            self._follow(item, status, there)
 
-    def _follow(self, found: Object, status: ClusterProfileStatus, job: Object) -> None:
-        """The job is there: what it says is said of the profile, and what it measured is kept."""
+    def _follow(self, item: Object, status: ClusterProfileStatus, job: Object) -> None:
+        """Copy the existing job's status to the profile, and keep its measurement."""
         name = job["metadata"]["name"]
         try:
-            told = JobStatus.from_manifest(job.get("status") or {}, "status")
+            job_status = JobStatus.from_manifest(job.get("status") or {}, "status")
         except UserError as mistake:
             said = f"the status of job {self._namespace}/{name} cannot be read: {mistake}; delete the job"
-            self._tell(found, status, "UnreadableStatus", said)
+            self._tell(item, status, "UnreadableStatus", said)
             return
-        if told.profile is not None:
+        if job_status.profile is not None:
             try:
-                measured = self._actions.profile(self._namespace, told.profile.ref)
+                measured = self._actions.profile(self._namespace, job_status.profile.ref)
             except UserError:
                 self._remove(job)
                 return
-            self._keep(found, name, measured, told.profile.key)
-        elif told.phase is Phase.FAILED:
-            self._tell(found, status, told.reason, told.message)
+            self._keep(item, name, measured, job_status.profile.key)
+        elif job_status.phase is Phase.FAILED:
+            self._tell(item, status, job_status.reason, job_status.message)
         else:
-            said = f"job {self._namespace}/{name}: {told.phase}{': ' * bool(told.message)}{told.message}"
-            self._tell(found, status, "Measuring", said)
+            reason = f": {job_status.message}" if job_status.message else ""
+            said = f"job {self._namespace}/{name}: {job_status.phase}{reason}"
+            self._tell(item, status, "Measuring", said)
 
-    def _keep(self, found: Object, name: str, measured: Profile, key: str) -> None:
-        """The measurement first, then that it is there; the job goes at the next look."""
+    def _keep(self, item: Object, name: str, measured: Profile, key: str) -> None:
+        """Write the measurement first, then the status; the job is deleted at the next reconcile."""
         there = self._get(CONFIG_MAPS, name)
-        if there is not None and _owner(there) != found["metadata"]["uid"]:
+        if there is not None and _owner(there) != item["metadata"]["uid"]:
             message = f"ConfigMap {self._namespace}/{name} belongs to something else; remove it, or rename the profile"
-            self._tell(found, _status(found), "NameTaken", message)
+            self._tell(item, _status(item), "NameTaken", message)
             return
-        metadata = {"name": name, "namespace": self._namespace, **_owned(found)}
+        metadata = {"name": name, "namespace": self._namespace, **_owned(item)}
         files = {PROFILE_FILE: packed(measured.to_manifest())}
         self._kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": files})
         status = ClusterProfileStatus(
-            observed_generation=found["metadata"]["generation"],
-            conditions=_status(found).conditions,
+            observed_generation=item["metadata"]["generation"],
+            conditions=_status(item).conditions,
             profile_ref=f"{self._namespace}/{name}",
             profile_key=key,
             measured_at=self._clock(),
             links=in_short(measured.links),
         )
-        self._tell(found, status, "Measured", "", holds=True)
+        self._tell(item, status, "Measured", "", holds=True)
 
-    def _is_fresh(self, found: Object, profile: ClusterProfile, status: ClusterProfileStatus) -> bool:
+    def _is_fresh(self, item: Object, profile: ClusterProfile, status: ClusterProfileStatus) -> bool:
         """Whether it was measured as the spec is now, not too long ago, and is still there."""
-        if not status.profile_ref or status.observed_generation != found["metadata"]["generation"]:
+        if not status.profile_ref or status.observed_generation != item["metadata"]["generation"]:
             return False
         age, most = self._clock() - (status.measured_at or 0.0), profile.spec.max_age_seconds
         return not (most and age >= most) and self._exists(status.profile_ref)
 
     def _exists(self, ref: str) -> bool:
-        """Also in another namespace where it may not be read: then it is another operator's, who sees to it."""
+        """Also true in another namespace where it may not be read: then another operator handles it."""
         namespace, _, name = ref.partition("/")
         try:
             self._kube.get(CONFIG_MAPS, namespace, name)
@@ -161,10 +163,10 @@ class ClusterProfiles:
             self._kube.delete(JOBS, metadata["namespace"], metadata["name"], metadata["uid"])
 
     def _tell(
-        self, found: Object, status: ClusterProfileStatus, reason: str, message: str, *, holds: bool = False
+        self, item: Object, status: ClusterProfileStatus, reason: str, message: str, *, holds: bool = False
     ) -> None:
-        """Write the status with its one condition, unless it is there as it is to be."""
-        metadata = found["metadata"]
+        """Write the status with its one condition, unless it is unchanged."""
+        metadata = item["metadata"]
         condition = Condition(
             type=ConditionType.PROFILED,
             status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
@@ -175,24 +177,24 @@ class ClusterProfiles:
         before = next(iter(status.conditions), None)
         is_same = before is not None and before.status is condition.status
         since = before.last_transition_time if before is not None and is_same else self._clock()
-        told = replace(status, conditions=(replace(condition, last_transition_time=since),))
-        if told == _status(found):
+        updated = replace(status, conditions=(replace(condition, last_transition_time=since),))
+        if updated == _status(item):
             return
         named = {"name": metadata["name"], "resourceVersion": metadata["resourceVersion"]}
         head = {"apiVersion": API_VERSION, "kind": PROFILE_KIND, "metadata": named}
-        self._kube.apply({**head, "status": told.to_manifest()}, "status")
+        self._kube.apply({**head, "status": updated.to_manifest()}, "status")
 
 
-def read_profile(found: Object) -> ClusterProfile:
-    """What is to be measured; raises `UserError` for a spec that cannot be read."""
-    head = {"apiVersion": API_VERSION, "kind": PROFILE_KIND, "metadata": {"name": found["metadata"]["name"]}}
-    return ClusterProfile.from_manifest({**head, "spec": found.get("spec", {})})
+def read_profile(item: Object) -> ClusterProfile:
+    """The profile to measure; raises `UserError` for a spec that cannot be read."""
+    head = {"apiVersion": API_VERSION, "kind": PROFILE_KIND, "metadata": {"name": item["metadata"]["name"]}}
+    return ClusterProfile.from_manifest({**head, "spec": item.get("spec", {})})
 
 
-def _status(found: Object) -> ClusterProfileStatus:
-    """What somebody else wrote there counts for nothing."""
+def _status(item: Object) -> ClusterProfileStatus:
+    """The status; empty if another writer made it unreadable."""
     try:
-        return ClusterProfileStatus.from_manifest(found.get("status") or {}, "status")
+        return ClusterProfileStatus.from_manifest(item.get("status") or {}, "status")
     except (UserError, ValueError):
         return ClusterProfileStatus()
 
@@ -206,9 +208,9 @@ def _spec(job: Object) -> JobSpec | None:
         return None
 
 
-def _owned(found: Object) -> Mapping[str, Any]:
-    """What makes the cluster remove it with its profile."""
-    named = {"name": found["metadata"]["name"], "uid": found["metadata"]["uid"]}
+def _owned(item: Object) -> Mapping[str, Any]:
+    """The owner reference by which the cluster removes an object with its profile."""
+    named = {"name": item["metadata"]["name"], "uid": item["metadata"]["uid"]}
     owner = {"apiVersion": API_VERSION, "kind": PROFILE_KIND, **named, "controller": True, "blockOwnerDeletion": False}
     return {"ownerReferences": [owner]}
 

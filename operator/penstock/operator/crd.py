@@ -1,6 +1,6 @@
 """The CustomResourceDefinitions of PipelineJob and ClusterProfile, made from core's types.
 
-What is committed in `deploy/crds` is their text; `tests/operator/test_crd.py` holds it to this.
+`deploy/crds` has them as YAML; `tests/operator/test_crd.py` compares it with this module.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _definition(
         "name": VERSION,
         "served": True,
         "storage": True,
-        "additionalPrinterColumns": [_column(*each) for each in columns],
+        "additionalPrinterColumns": [_column(*column) for column in columns],
         "subresources": subresources,
         "schema": {"openAPIV3Schema": schema},
     }

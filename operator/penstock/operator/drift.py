@@ -1,4 +1,4 @@
-"""Steps that take another time than was predicted: how far off, since when, and whether measuring anew would help."""
+"""Drift of step times from the prediction: by how much, since when, and whether a new measurement would help."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.core.status import ConditionStatus, ConditionType, JobStatus, Plan
 from penstock.operator.facts import Facts
 
 DRIFTED_RATIO, SETTLED_RATIO = 1.3, 1.15
-"""What has drifted has to come well back, or it would waver."""
+"""Hysteresis: a drifted job has to come well back, or the condition would flap."""
 BEGINNING = "Beginning"
 """Reason of `Drifted=False` while no step of the attempt was compared yet."""
 
 
 def step_seconds(facts: Facts) -> tuple[float, float] | None:
-    """What the newest step took, and what was predicted; none before there is one to judge by."""
+    """Measured and predicted seconds of the newest step; none before there is a step to judge by."""
     plan, progress = facts.status.plan, facts.progress
     if facts.status.phase is not Phase.RUNNING or plan is None or progress is None or progress.step < WARM_UP_STEPS:
         return None
@@ -34,12 +34,12 @@ def ratio(measured: float, predicted: float) -> float:
 def drifted_since(status: JobStatus) -> float | None:
     """Since when steps have taken another time, also those of an attempt before; none if they do not.
 
-    Also none where the prediction was found wrong by hardware that had just been measured.
+    Also none where the prediction was wrong for hardware that had just been measured.
     """
-    told = status.condition(ConditionType.DRIFTED)
-    if told is None or told.status is not ConditionStatus.TRUE or (status.plan and status.plan.mispredicted):
+    condition = status.condition(ConditionType.DRIFTED)
+    if condition is None or condition.status is not ConditionStatus.TRUE or (status.plan and status.plan.mispredicted):
         return None
-    return told.last_transition_time
+    return condition.last_transition_time
 
 
 def hardware_drifted_since(facts: Facts) -> float | None:
@@ -70,7 +70,7 @@ def judged(status: JobStatus, facts: Facts, now: float) -> JobStatus:
 def _is_own(plan: PlanStatus | None, facts: Facts, since: float) -> bool:
     """Whether the attempt measured its own hardware, and its steps were off soon after the first comparison.
 
-    The attempt's start says nothing here: its first step may come long after it, on a slow machine or with long steps.
+    The attempt's start is no measure: its first step may come long after it, on a slow machine or with long steps.
     """
     compared_since = _compared_since(facts, plan)
     if compared_since is None or facts.progress is None or not facts.progress.profile_ref:
@@ -81,7 +81,7 @@ def _is_own(plan: PlanStatus | None, facts: Facts, since: float) -> bool:
 def _compared_since(facts: Facts, plan: PlanStatus | None) -> float | None:
     """Since when steps of the attempt are compared with its prediction; none before the first comparison.
 
-    Version 0.1.0 kept no such time, and counted from the begin of the phase. Its conditions say whether it compared.
+    Version 0.1.0 kept no such time, and counted from the start of the phase. Its conditions say whether it compared.
     """
     if plan is None or plan.compared_since is not None:
         return plan.compared_since if plan else None

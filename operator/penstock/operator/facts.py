@@ -1,4 +1,4 @@
-"""What is known of a job when it is looked at, in one piece."""
+"""Input of a reconcile: one snapshot of a job and its objects."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is known of a job: its own words, and the objects of its newest attempt.
+    """A snapshot of a job: its spec and status, and the objects of its newest attempt.
 
     ``profile`` and ``plan`` are where measuring and planning for that attempt are, with a message for one that failed.
     ``service_since`` is since when the service has been there without a break; none while it is away. ``stepped_at`` is
-    when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for. By
+    when the newest step was heard of. ``room`` is the free capacity for more of its ranks, if it was computed. By
     this process's clock all that the cluster dated is ``ahead_seconds`` later. ``hosts`` are the nodes of all its pods,
-    also of attempts before: what a lost node had stays there until somebody says that it never comes back.
-    ``leftovers`` may be ranks of the attempt and are not known to be: they are waited for, and nothing else.
-    ``agent`` is what the agent in the pod of the first rank said, where it was asked.
-    ``competition`` is what others have to do with its places; ``holders`` names who has them, once the attempt stood
+    also of attempts before: pods of a lost node stay there until the node is deleted.
+    ``leftovers`` may be ranks of the attempt, which is not certain: they are only waited for.
+    ``agent`` is the answer of the agent in the pod of the first rank, if it was polled.
+    ``competition`` is that of other jobs for its places; ``holders`` names who has them, once the attempt stood
     still for long.
     """
 
@@ -56,6 +56,6 @@ class Facts:
 
     @property
     def progress(self) -> JobProgress | None:
-        """What the newest attempt has told; none as long as only one before it has."""
-        told, attempt = self.status.progress, self.status.attempt
-        return told if told is not None and told.attempt == attempt else None
+        """Progress of the newest attempt; none as long as only an earlier one has reported."""
+        progress, attempt = self.status.progress, self.status.attempt
+        return progress if progress is not None and progress.attempt == attempt else None

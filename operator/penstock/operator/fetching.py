@@ -1,6 +1,6 @@
-"""A bounded GET of what the agent in a pod serves.
+"""A bounded GET request to the agent in a pod.
 
-Whatever is at the other end is not trusted. The whole call takes `SECONDS` at most, however slowly the answer trickles,
+The other end is not trusted. The whole call takes `SECONDS` at most, however slowly the answer trickles,
 and keeps a mebibyte and its head at most. It goes to the address of a pod, as a number, and to no other: names are not
 looked up, redirects are not followed, and proxies of the environment are not used. Libraries limit each read and not
 the whole, so the few bytes are read here, and only then understood as HTTP.
@@ -29,7 +29,7 @@ class AgentError(PenstockError):
 
 
 def fetch(address: str, name: str, port: int = AGENT_PORT, seconds: float = SECONDS) -> bytes:
-    """What the agent at the address serves under that name; raises `AgentError`."""
+    """The document of that name from the agent at the address; raises `AgentError`."""
     ends_at = time.monotonic() + seconds
     request = f"GET /{name} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n"
     try:
@@ -48,10 +48,10 @@ def fetch(address: str, name: str, port: int = AGENT_PORT, seconds: float = SECO
 def require_pod_address(address: str) -> None:
     """Raise `AgentError` unless a pod may have the address: it is none of this host, of its link, or of many."""
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
-        raise AgentError(f"has no address that could be asked: {address[:64]!r}") from None
-    if found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified:
+        raise AgentError(f"has no valid address: {address[:64]!r}") from None
+    if ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
         raise AgentError(f"has the address {address}, which no pod has")
 
 
@@ -77,7 +77,7 @@ def _received(line: socket.socket, ends_at: float) -> bytes:
 
 
 class _Line:
-    """What `HTTPResponse` reads from."""
+    """The stream that `HTTPResponse` reads."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text

@@ -10,11 +10,11 @@ from penstock.operator.facts import Facts
 from penstock.operator.waiting import short_since
 
 RESTART_SECONDS = 120.0
-"""What another attempt costs, with a measurement on hosts that are new to it."""
+"""Cost of another attempt, with a measurement on hosts that are new to it."""
 
 
 def feasible_ranks(facts: Facts) -> int | None:
-    """Ranks that the scheduler has found a place for; all of them as long as it has not said otherwise."""
+    """Ranks that the scheduler has placed; all of them until it reports otherwise."""
     per_pod = facts.job.spec.kubernetes.ranks_per_pod
     if facts.status.phase is Phase.RUNNING and facts.room is not None:
         return _whole(facts.job.spec, facts.status.ranks + facts.room.num_pods * per_pod)
@@ -25,7 +25,7 @@ def feasible_ranks(facts: Facts) -> int | None:
 
 
 def _whole(spec: JobSpec, ranks: int) -> int:
-    """The most of so many ranks that what is pinned of the plan divides, and that fill their pods."""
+    """The largest number of ranks, up to ``ranks``, that suits the pinned fields of the plan and fills its pods."""
     pinned = spec.parallelism
     unit = math.lcm((pinned.dp or 1) * (pinned.tp or 1) * (pinned.pp or 1), spec.kubernetes.ranks_per_pod)
     most = min(ranks, spec.resources.ranks)

@@ -1,4 +1,4 @@
-"""How long a pod gets to end with a checkpoint, once it is asked to stop or taken away."""
+"""Grace period in which a pod ends with a checkpoint, after a stop request or an eviction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATES = 3
 """Values that a checkpoint holds for each parameter: the weight, and AdamW's two moments."""
 
 STORAGE_BYTES_PER_SECOND = 100e6
-"""What storage takes from all ranks together at least: a file server at 1 Gbit/s."""
+"""Lower bound of the storage's bandwidth for all ranks together: a file server at 1 Gbit/s."""
 
 
 def grace_seconds(spec: JobSpec, status: JobStatus) -> float:
@@ -30,6 +30,6 @@ def grace_seconds(spec: JobSpec, status: JobStatus) -> float:
 
 
 def checkpoint_seconds(spec: JobSpec) -> float:
-    """What writing one takes on slow storage."""
+    """Seconds to write a checkpoint on slow storage."""
     state_bytes = num_parameters(spec.model) * STATES * spec.training.precision.accumulate_bytes
     return state_bytes / STORAGE_BYTES_PER_SECOND

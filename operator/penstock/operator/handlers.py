@@ -1,9 +1,8 @@
 """The operator's process: ``kopf run -m penstock.operator.handlers``.
 
-kopf keeps the process: it begins once what is watched is known, answers the liveness probe, and ends on signals; it
-watches nothing itself (docs/adr/0023). Everything is wired here and nowhere else. What fails at the start ends the
-process, and what fails in a probe fails it at once: kopf would try again a minute later otherwise, and let whoever
-asked wait.
+kopf runs the process: it begins once the cache is synced, answers the liveness probe, and ends on signals; it watches
+nothing itself (docs/adr/0023). Everything is wired here and nowhere else. An error at the start ends the process, and
+an error in a probe fails it at once: otherwise kopf would retry a minute later, and the probe would wait.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ PROBE_LOG = "kopf.activities.probe"
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Make the operation, and wait until it knows everything there is."""
-    logging.getLogger(PROBE_LOG).setLevel(logging.WARNING)  # or every probe would be told
+    """Make the operation, and wait until its cache is synced."""
+    logging.getLogger(PROBE_LOG).setLevel(logging.WARNING)  # or every probe would be logged
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.networking.request_timeout = 20
-    told = settings_from(os.environ)
-    memo.operation = operation_from(told, time.time)
-    if told.metrics_port:
-        memo.close_metrics = serve(memo.operation.registry, told.metrics_port)
+    settings_read = settings_from(os.environ)
+    memo.operation = operation_from(settings_read, time.time)
+    if settings_read.metrics_port:
+        memo.close_metrics = serve(memo.operation.registry, settings_read.metrics_port)
     await memo.operation.start(asyncio.get_running_loop())
 
 
@@ -47,6 +46,6 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.probe(id="watches", errors=kopf.ErrorsMode.PERMANENT)
 async def watches(memo: kopf.Memo, **_: Any) -> Any:
-    """How long nothing was heard of each watch; fails when one is stuck."""
+    """Seconds since the last answer of each watch; fails when one is stuck."""
     operation: Operation = memo.operation
     return operation.silences()

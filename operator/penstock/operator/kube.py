@@ -1,6 +1,6 @@
-"""The only file of the operator that calls Kubernetes: what it asks, and how that is asked.
+"""The only module of the operator that calls Kubernetes: its requests, and their form.
 
-What is applied is applied by the server, under the operator's name (https://kubernetes.io/docs/reference/using-api/server-side-apply);
+Applies are server-side, under the operator's field manager (https://kubernetes.io/docs/reference/using-api/server-side-apply);
 every write that changes or removes something names the uid it means, so that it never strikes a namesake.
 """
 
@@ -24,7 +24,7 @@ KINDS = {
 
 
 class Kube(Protocol):
-    """What the operator asks of a cluster. All calls raise `KubeError`."""
+    """The operator's calls to a cluster. All raise `KubeError`."""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """The object as it is now."""
@@ -35,15 +35,15 @@ class Kube(Protocol):
         ...
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        """What changes after ``version``, for some minutes."""
+        """Changes after ``version``, for a minute at most."""
         ...
 
     def create(self, manifest: Mapping[str, Any]) -> Object:
-        """Make what is not there yet."""
+        """Create an object that does not exist yet."""
         ...
 
     def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
-        """Have the fields of ``manifest`` be as it says, and those that it said before and no longer says be gone."""
+        """Set the fields of ``manifest``, and remove those that were in an earlier apply and are not in this one."""
         ...
 
     def annotate(self, pod: tuple[str, str, str], annotations: Mapping[str, str]) -> Object:
@@ -51,7 +51,7 @@ class Kube(Protocol):
         ...
 
     def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Remove the object with that uid, and in the background what it owns; nothing if it is gone already."""
+        """Remove the object with that uid, and in the background its dependents; do nothing if it is gone already."""
         ...
 
 
@@ -59,29 +59,25 @@ class HttpKube(Transport):
     """A real cluster. Threads may share it."""
 
     def create(self, manifest: Mapping[str, Any]) -> Object:
-        """See `Kube`."""
         resource, namespace = KINDS[manifest["kind"]], manifest["metadata"].get("namespace", "")
         return self.call("POST", resource.path(namespace), body=manifest, query={"fieldManager": OPERATOR_MANAGER})
 
     def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
-        """See `Kube`."""
         resource, metadata = KINDS[manifest["kind"]], manifest["metadata"]
         path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
         query = {"fieldManager": OPERATOR_MANAGER, "force": "true"}
         return self.call("PATCH", path, body=manifest, query=query, content_type=APPLY)
 
     def annotate(self, pod: tuple[str, str, str], annotations: Mapping[str, str]) -> Object:
-        """See `Kube`."""
         namespace, name, uid = pod
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         query = {"fieldManager": OPERATOR_MANAGER}
         return self.call("PATCH", PODS.path(namespace, name), body=body, query=query, content_type=MERGE)
 
     def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """See `Kube`."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
             self.call("DELETE", resource.path(namespace, name), body=body)
         except KubeError as error:
-            if not error.is_missing and error.status != 409:  # another of that name is there: the one meant is gone
+            if not error.is_missing and error.status != 409:  # 409: the name belongs to another object by now
                 raise

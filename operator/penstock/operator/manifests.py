@@ -1,6 +1,6 @@
-"""The objects that an attempt needs, as the cluster is given them: a ConfigMap and a JobSet. Nothing is asked or sent.
+"""The manifests of an attempt's objects: a ConfigMap and a JobSet. Nothing is read or sent.
 
-See https://jobset.sigs.k8s.io/docs/concepts and `penstock.core.pod` for what a pod finds where.
+Concepts: https://jobset.sigs.k8s.io/docs/concepts; the files of a pod: `penstock.core.pod`.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ def num_pods(job: PipelineJob, ranks: int) -> int:
 
 
 def labels(job: PipelineJob, attempt: int) -> dict[str, str]:
-    """What everything of an attempt bears."""
+    """Labels of all objects of an attempt."""
     return {JOB_LABEL: job.metadata.name, UID_LABEL: job.metadata.uid, ATTEMPT_LABEL: str(attempt)}
 
 
 def config_map(job: PipelineJob, attempt: int, settings: Settings, plan: Plan | None = None) -> dict[str, Any]:
     """The attempt's ConfigMap: the job, where the service is, and the plan once there is one."""
     files = {JOB_FILE: json.dumps(job.to_manifest(), separators=(",", ":")), **_service_files(settings)}
-    found: dict[str, Any] = {
+    manifest: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(job, attempt),
         "data": files,
     }
     if plan is not None:
-        found["binaryData"] = packed_plan(plan)
-    return found
+        manifest["binaryData"] = packed_plan(plan)
+    return manifest
 
 
 def measurement(job: PipelineJob, attempt: int, profile: Profile) -> dict[str, Any]:
-    """The ConfigMap with what an attempt measured."""
+    """The ConfigMap with the profile of an attempt."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -82,7 +82,7 @@ def _service_files(settings: Settings) -> dict[str, str]:
 def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:
     """The attempt's JobSet: one indexed Job of equal pods, none of which is ever started a second time.
 
-    With a queue it is made suspended, and whoever keeps the queue lets it go.
+    With a queue it is made suspended, and the queue's controller resumes it.
     """
     pods = num_pods(job, ranks)
     metadata = _metadata(job, attempt)
@@ -116,7 +116,7 @@ def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace
 
 
 def _queue_labels(job: PipelineJob) -> dict[str, str]:
-    """What Kueue finds a JobSet by, and how important that is, by the same label as the job has."""
+    """Labels by which Kueue queues a JobSet and orders it by priority, the same as the job's."""
     queue, priority = job.spec.kubernetes.queue_name, job.metadata.labels.get(PRIORITY_LABEL, "")
     if not queue:
         return {}
@@ -125,7 +125,7 @@ def _queue_labels(job: PipelineJob) -> dict[str, str]:
 
 def claims(job: PipelineJob) -> list[dict[str, Any]]:
     """The claims that the job wants made. One that is to be kept has no owner, so nothing removes it with the job."""
-    found = []
+    manifests = []
     for root, volume in job.spec.kubernetes.volumes.items():
         if volume.template is None:
             continue
@@ -142,8 +142,8 @@ def claims(job: PipelineJob) -> list[dict[str, Any]]:
         }
         if volume.template.storage_class:
             spec["storageClassName"] = volume.template.storage_class
-        found.append({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
-    return found
+        manifests.append({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+    return manifests
 
 
 def _metadata(job: PipelineJob, attempt: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _metadata(job: PipelineJob, attempt: int) -> dict[str, Any]:
 
 
 def owner_reference(job: PipelineJob) -> dict[str, Any]:
-    """What makes the cluster remove a child with its job; it holds no job back from being deleted."""
+    """The owner reference by which the cluster removes a child with its job; it does not block the job's deletion."""
     return {
         "apiVersion": API_VERSION,
         "kind": JOB_KIND,

@@ -1,8 +1,8 @@
 """Which measurement an attempt goes by: its own, or an older one of the same work on the same hosts.
 
 Its own comes by the service, which lays it into a ConfigMap, or from the agent of its first pod (`penstock.operator.
-agents`), and then this lays it there. What the job measured in its last `MOST_KEPT` attempts that did is named in its
-status, so that another operator finds it; older ConfigMaps are removed.
+agents`), and then this stores it there. The status names the measurements of the last `MOST_KEPT` attempts with one, so
+that another operator finds them; older ConfigMaps are removed.
 
 A stored measurement is checked before the attempt uses it. The attempt measures again if the measurement is gone, too
 old, older than a drift that the job has to be planned again for, or without a degree that the job pins, which keys do
@@ -33,7 +33,7 @@ MOST_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """What an attempt has looked for in vain, by the ConfigMaps' names, and what became of each."""
+    """Measurements that an attempt could not use, by the ConfigMaps' names, and the reason for each."""
 
     attempt: int
     messages: dict[str, str] = field(default_factory=dict)
@@ -48,17 +48,17 @@ class Measurements:
         self._kept: dict[str, tuple[int, str]] = {}
 
     def forget(self, job_uid: str) -> None:
-        """The job is gone."""
+        """Drop the state of a job that is gone."""
         self._lost.pop(job_uid, None)
         self._kept.pop(job_uid, None)
 
-    def told(self, facts: Facts) -> Facts:
-        """The facts, with where measuring is."""
-        found = replace(facts, profile_message=self._message(facts))
-        return replace(found, profile=self._step(found))
+    def located(self, facts: Facts) -> Facts:
+        """The facts, with the step and the message of measuring."""
+        explained = replace(facts, profile_message=self._message(facts))
+        return replace(explained, profile=self._step(explained))
 
     def holds(self, facts: Facts, now: float) -> bool:
-        """Whether the attempt may go by what it has found: an older one is read, and given up if it is lost; one
+        """Whether the attempt may use its measurement: an older one is read, and given up if it is lost; one
         that the agent brought is written to its ConfigMap.
         """
         known = self._known(facts)
@@ -70,7 +70,7 @@ class Measurements:
         except UserError as lost:
             self.lose(facts, known.ref, str(lost))
             return False
-        is_shared = "/" in known.ref  # for how long it holds, its ClusterProfile says
+        is_shared = "/" in known.ref  # its ClusterProfile limits its age
         outdated = (not is_shared and stale(profile, now)) or _outdrifted(facts, profile)
         reason = outdated or unfit_degrees(profile, facts.job.spec)
         if reason:
@@ -78,7 +78,7 @@ class Measurements:
         return not reason
 
     def chosen(self, facts: Facts) -> ProfileStatus | None:
-        """The measurement that is at hand: an older one, or the one that was just made."""
+        """The current measurement: an older one, or the one that was just made."""
         known, ref = self._known(facts), self._own_ref(facts)
         if known is not None or not ref:
             return known
@@ -92,27 +92,27 @@ class Measurements:
         chosen = status.profile
         if chosen is None or not chosen.ref.removeprefix(profile_prefix(job.metadata.name)).isdecimal():
             return status
-        others = [each for each in status.measurements if each.ref != chosen.ref]
-        for each in others[: -(MOST_KEPT - 1)]:
-            self._actions.forget_profile(job, each.ref)
+        others = [measurement for measurement in status.measurements if measurement.ref != chosen.ref]
+        for measurement in others[: -(MOST_KEPT - 1)]:
+            self._actions.forget_profile(job, measurement.ref)
         return replace(status, measurements=(*others[-(MOST_KEPT - 1) :], chosen))
 
     def _keep(self, facts: Facts) -> None:
-        """Lay out what the agent brought, unless the service did so before."""
+        """Store the agent's measurement, unless the service did so before."""
         agent, job, attempt = facts.agent, facts.job, facts.status.attempt
         if self._own_ref(facts) or agent is None or agent.profile is None:
             return
         self._kept[job.metadata.uid] = (attempt, self._actions.keep_profile(job, attempt, agent.profile))
 
     def _own_ref(self, facts: Facts) -> str:
-        """The ConfigMap with what the attempt measured; empty if there is none yet."""
+        """The ConfigMap with the attempt's measurement; empty if there is none yet."""
         if facts.progress is not None and facts.progress.profile_ref:
             return facts.progress.profile_ref
         attempt, ref = self._kept.get(facts.job.metadata.uid, (0, ""))
         return ref if attempt == facts.status.attempt else ""
 
     def lose(self, facts: Facts, ref: str, message: str) -> None:
-        """Have the attempt go by another, or measure. A later one looks again: there may be one of that name then."""
+        """Have the attempt use another measurement, or measure. A later attempt tries the name again."""
         uid, attempt = facts.job.metadata.uid, facts.status.attempt
         if uid not in self._lost or self._lost[uid].attempt != attempt:
             self._lost[uid] = _Lost(attempt)
@@ -137,14 +137,14 @@ class Measurements:
         if is_measuring(facts.job):
             return None
         key, own = _key(facts), facts.status.profile
-        found = [own if own is not None and own.key == key else None]
-        found += self._cache.profiles(facts.job.metadata.namespace, key)
-        found.append(self._cache.shared_profile(_key(facts, ANY_GLOBAL_BATCH)))
+        candidates = [own if own is not None and own.key == key else None]
+        candidates += self._cache.profiles(facts.job.metadata.namespace, key)
+        candidates.append(self._cache.shared_profile(_key(facts, ANY_GLOBAL_BATCH)))
         lost = self._lost_by(facts)
-        return next((each for each in found if each is not None and each.ref not in lost), None)
+        return next((profile for profile in candidates if profile is not None and profile.ref not in lost), None)
 
     def _message(self, facts: Facts) -> str:
-        """Why it is measured again, or why an attempt that has gone by it cannot go on."""
+        """The reason for a new measurement, or the reason why an attempt that used the old one cannot go on."""
         lost, status = self._lost_by(facts), facts.status
         if status.phase in (Phase.QUEUED, Phase.PROFILING):
             return next(iter(lost.values()), "")

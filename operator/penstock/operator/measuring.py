@@ -1,4 +1,4 @@
-"""What is measured for a ClusterProfile, as a job; and what is said of it, in short. Nothing is asked or sent."""
+"""The job that measures for a ClusterProfile, and the summary for its status. Nothing is read or sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_NAME_CHARACTERS = 40 - len(SUFFIX)
 
 
 def measuring_job(profile: ClusterProfile, namespace: str) -> PipelineJob:
-    """The job that measures what the profile is to hold. Its data is not read, and its batch stands for every one."""
+    """The job that measures for the profile. Its data is not read, and its batch stands for any batch."""
     spec, name = profile.spec, profile.metadata.name
     return PipelineJob(
         metadata=Metadata(
@@ -59,7 +59,7 @@ def measuring_job(profile: ClusterProfile, namespace: str) -> PipelineJob:
 
 
 def in_short(links: tuple[LinkRecord, ...]) -> LinksStatus | None:
-    """What the status says of links; nothing where there is one rank alone."""
+    """Summary of the links for the status; empty with only one rank."""
     if not links:
         return None
     by_speed = sorted(links, key=lambda link: link.bytes_per_second)

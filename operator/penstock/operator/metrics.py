@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus. Labels take few values, whatever jobs there are and however they end."""
+"""Prometheus metrics of the operator. Labels take few values, regardless of the jobs and their outcomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNREACHABLE = "unreachable"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Now:
-    """What is so at the moment that somebody asks. Times are in seconds, by what is watched.
+    """Gauges at the time of a scrape. Times are in seconds, by the watched resource.
 
     ``lease_held`` is None where there is no service to hold one.
     """
@@ -41,16 +41,16 @@ class Now:
 
 
 class Metrics(Collector):
-    """The operator's figures. ``now`` is asked whenever they are read."""
+    """The operator's metrics. ``now`` is called for every scrape."""
 
     def __init__(self, now: Callable[[], Now], registry: CollectorRegistry) -> None:
         self._now = now
         self.reconciles = Histogram(
-            "penstock_operator_reconcile_seconds", "One look at one job.", ["result"],
+            "penstock_operator_reconcile_seconds", "One reconcile of one job.", ["result"],
             buckets=RECONCILE_BUCKETS, registry=registry,
         )  # fmt: skip
         self.retries = Counter(
-            "penstock_operator_retries_total", "Looks at a job that failed and are tried again.", registry=registry
+            "penstock_operator_retries_total", "Reconciles of a job that failed and are retried.", registry=registry
         )
         self.planning = Histogram(
             "penstock_operator_planning_seconds", "One question to the planner, from its start to its answer.",
@@ -67,11 +67,10 @@ class Metrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
         now, phases = self._now(), Tally[Phase]()
         phases.update(now.phases)
-        yield GaugeMetricFamily("penstock_operator_queue_length", "Jobs that wait to be looked at.", now.queued)
-        yield GaugeMetricFamily("penstock_operator_in_flight", "Jobs that are looked at.", now.in_flight)
+        yield GaugeMetricFamily("penstock_operator_queue_length", "Jobs that wait for a reconcile.", now.queued)
+        yield GaugeMetricFamily("penstock_operator_in_flight", "Jobs that are being reconciled.", now.in_flight)
         jobs = GaugeMetricFamily("penstock_operator_jobs", "PipelineJobs by phase.", labels=["phase"])
         for phase in Phase:
             jobs.add_metric([phase.value], phases[phase])
@@ -110,13 +109,12 @@ class Metrics(Collector):
 
 
 class MeteredKube:
-    """Counts what is asked of another `Kube`."""
+    """A `Kube` that measures the calls to another one."""
 
     def __init__(self, kube: Kube, metrics: Metrics) -> None:
         self._kube, self._metrics = kube, metrics
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """See `Kube`, as for all that follow."""
         with self._metrics.call("get", resource.plural):
             return self._kube.get(resource, namespace, name)
 
@@ -157,7 +155,7 @@ class MeteredKube:
 
 
 def serve(registry: CollectorRegistry, port: int) -> Callable[[], None]:
-    """Answer Prometheus on this port of all addresses; gives what ends that. Raises OSError if the port is taken."""
+    """Serve Prometheus on this port of all addresses; return a function that ends it. Raises OSError if it is taken."""
     server, thread = start_http_server(port, registry=registry)
 
     def close() -> None:

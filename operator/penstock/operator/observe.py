@@ -1,4 +1,4 @@
-"""From what is kept of the cluster's objects to what the life cycle wants to know; nothing is asked or changed here."""
+"""From cached objects to the input of the life cycle; nothing is read from the cluster or changed here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STO
 
 
 def observe(facts: Facts) -> Observed:
-    """What `penstock.core.lifecycle.decide` is asked about."""
+    """The input of `penstock.core.lifecycle.decide`."""
     status, spec = facts.status, facts.job.spec
     state, message = attempt_state(facts)
     stop_asked_at = min((pod.stop_asked_at for pod in facts.pods if pod.stop_asked_at is not None), default=None)
@@ -73,7 +73,7 @@ def observe(facts: Facts) -> Observed:
         last_checkpoint=progress.last_checkpoint if progress else None,
         feasible_ranks=feasible_ranks(facts) if spec.resources.min_ranks is not None else None,
         capacity_stable_since=facts.room.since if facts.room else None,
-        checkpoint_is_current=True,  # what is asked to stop makes one first
+        checkpoint_is_current=True,  # an attempt makes one before it stops
         growth_pays=growth_pays(facts),
         drifted_since=hardware_drifted_since(facts),
         replan_pays=replan_pays(facts),
@@ -104,9 +104,9 @@ def _gave_places_up(status: JobStatus) -> bool:
 
 
 def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
-    """Where the newest attempt is, and why, where there is something to say.
+    """The state of the newest attempt, and its reason if there is one.
 
-    The order is that of certainty: what a pod said of its own end comes before what became of pods and nodes.
+    The order is that of certainty: a pod's report of its own end comes before the state of pods and nodes.
     """
     if facts.status.attempt == 0 or (_is_closed(facts) and facts.status.phase not in LIVE):
         return AttemptState.NONE, ""
@@ -121,7 +121,7 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
 
 
 def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
-    """A pod that failed speaks for all: the first to end did not fail for the end of another.
+    """The first pod that failed stands for all: it did not fail because of another's end.
 
     A cluster dates ends by the second. Of those in the same one, a pod that could report nothing was killed; others had
     the time to say that they lost it.
@@ -129,7 +129,7 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
     failed = [(pod, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
     if not failed:
         return None
-    pod, end = min(failed, key=lambda each: (each[1].at, each[1].report is not None, each[0].name))
+    pod, end = min(failed, key=lambda failure: (failure[1].at, failure[1].report is not None, failure[0].name))
     lost = _lost_before(facts, end)
     if lost:
         return AttemptState.DISRUPTED, f"{lost}, and pod {pod.name} ended: {end.message}"
@@ -138,7 +138,7 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _lost_before(facts: Facts, end: End) -> str:
-    """What took other pods of the attempt before one gave up for lack of them; empty if nothing did.
+    """The disruption of other pods of the attempt before one gave up for lack of them; empty if there was none.
 
     It may have done so while no operator watched, whose own node may have been the one. Where a user's mistake ended
     the pod, that counts.
@@ -168,7 +168,7 @@ def _done(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _completed(facts: Facts) -> tuple[AttemptState, str] | None:
-    """Whether its JobSet says so, where pods that ended were removed unseen; one that was stopped says the same."""
+    """Whether its JobSet has completed, for pods that were removed unobserved; a stopped one has completed, too."""
     progress = facts.progress
     if facts.jobset is None or not facts.jobset.completed or progress is None:
         return None
@@ -176,7 +176,7 @@ def _completed(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _failed_as_a_whole(facts: Facts) -> tuple[AttemptState, str] | None:
-    """What the JobSet says comes last: it fails too where a pod was taken, and its pods know better why."""
+    """The JobSet comes last: it also fails when a pod was evicted, and the pods have a better reason."""
     jobset = facts.jobset
     if jobset is None or not jobset.failure:
         return None
@@ -216,7 +216,7 @@ def _is_closed(facts: Facts) -> bool:
 
 
 def is_gone(facts: Facts) -> bool:
-    """Whether nothing of the attempt is left to write; what a lost node still runs cannot reach its peers.
+    """Whether no rank of the attempt is left to write; ranks on a lost node cannot reach their peers.
 
     One that is to be followed by another is gone only with its JobSet, or it would be taken for the other.
     """
@@ -244,7 +244,7 @@ def _refused(facts: Facts) -> bool:
 
 
 def measuring(facts: Facts) -> bool:
-    """Whether every pod of the attempt was asked to measure."""
+    """Whether every pod of the attempt was requested to measure."""
     bound = [pod for pod in facts.pods if pod.binding and pod.binding.epoch >= MEASURE_EPOCH]
     return bool(bound) and len(bound) == facts.wanted_pods
 
@@ -264,9 +264,9 @@ def _last_step_at(facts: Facts) -> float | None:
 
 
 def _listening_since(facts: Facts) -> float | None:
-    """Since when the attempt trains and steps could have been heard of: while the service is away nobody tells them.
+    """Since when the attempt trains and could have reported steps: without the service there are no reports.
 
-    All by this process's clock, so that nobody stalls because another's is off.
+    All by this process's clock, so that no attempt stalls because another clock is off.
     """
     if facts.status.phase is not Phase.RUNNING or facts.service_since is None:
         return None

@@ -35,9 +35,9 @@ from penstock.planner.worker.process import Planner, ProcessPlanner
 log = logging.getLogger(__name__)
 
 NUM_LAUNCHERS, NUM_THREADS = 32, 6
-"""How many jobs' first attempts are made at once, and how many others are seen to: as many calls are on their way.
+"""Numbers of concurrent reconciles: of jobs before their first attempt, and of others.
 
-An apiserver that is busy divides its time among calls, and to be launched is what a job waits for first.
+A busy apiserver divides its time among calls, and a job waits for its launch first.
 """
 
 LAST_WORDS_SECONDS = 5.0
@@ -73,14 +73,14 @@ class Operation:
             self._reconcile, self._failed, num_workers=NUM_THREADS, num_first=NUM_LAUNCHERS, is_first=self._is_new
         )
         self._threads = ThreadPoolExecutor(NUM_LAUNCHERS + NUM_THREADS, thread_name_prefix="reconcile")
-        self._watchers = [Watcher(self._kube, each, settings.namespace, clock) for each in watched(self.cache)]
+        self._watchers = [Watcher(self._kube, resource, settings.namespace, clock) for resource in watched(self.cache)]
         self._presence, self._clock = ServicePresence(self._kube, settings.own_namespace, clock), clock
         self._is_lease_held: bool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beats: list[asyncio.Task[None]] = []
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to watch, and return once everything there is is known, or cannot be for now."""
+        """Begin to watch, and return once the cache is synced, or a kind cannot be listed for now."""
         for watcher in self._watchers:
             watcher.start()
         synced = [asyncio.to_thread(watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]
@@ -97,7 +97,7 @@ class Operation:
         self._beats = [loop.create_task(_every(seconds, beat)) for beat, seconds in beats.items()]
 
     async def close(self) -> None:
-        """Finish what is in flight, and plan no further."""
+        """Finish reconciles in flight, and plan no further."""
         for beat in self._beats:
             beat.cancel()
         for watcher in self._watchers:
@@ -169,46 +169,52 @@ class Operation:
         job = self.cache.job(uid)
         name = f"{job.namespace}/{job.name}" if job else uid
         if isinstance(error, PenstockError):
-            log.warning("job %s: %s (%d in a row)", name, error, failures, extra=about(job))
+            log.warning(
+                "job %s: reconcile failed, retrying (failure %d in a row): %s", name, failures, error, extra=about(job)
+            )
         else:
-            log.error("job %s (%d in a row)", name, failures, exc_info=error, extra=about(job))
+            log.error(
+                "job %s: reconcile failed, retrying (failure %d in a row)",
+                name,
+                failures,
+                exc_info=error,
+                extra=about(job),
+            )
 
     def _announce(self, job: SeenJob, decision: SetPhase) -> None:
         self._metrics.ended(decision)
         self._announcer.phase(job, decision)
 
-    # What is looked at now and then
+    # Periodic work
 
     async def _resync(self) -> None:
-        """Every job, once it can be looked at, and after those of which there is news. A job that no operator has
-        looked at yet is news.
-        """
+        """Enqueue every job, after those with changes. A job that no operator has reconciled yet counts as changed."""
         while not self._is_synced():
             await asyncio.sleep(UNSYNCED_SECONDS)
         for job in self.cache.jobs():
             (self._queue.add if job.status.phase is Phase.PENDING else self._queue.resync)(job.uid)
-        await asyncio.to_thread(self._look_for_room)
+        await asyncio.to_thread(self._update_rooms)
 
-    def _look_for_room(self) -> None:
+    def _update_rooms(self) -> None:
         """Of the cluster's whole nodes and pods, and so only while some job has fewer ranks than it would have.
 
-        Who sees to one namespace alone may be denied what runs in others, and then knows of no room.
+        An operator of one namespace may not be allowed to read pods of others, and then computes no capacity.
         """
         small = [job for job in map(_shrunken, self.cache.jobs()) if job is not None]
-        found: dict[str, int] = {}
+        room_by_job: dict[str, int] = {}
         if small:
             left = self._offers()
-            found = {job.metadata.uid: num_pods(job, left) for job in small}
-        self.cache.see_rooms(found, self._clock())
+            room_by_job = {job.metadata.uid: num_pods(job, left) for job in small}
+        self.cache.see_rooms(room_by_job, self._clock())
 
     def _offers(self) -> list[Offer]:
-        """What all nodes have left; nothing where this operator may not see who else is there."""
+        """Free capacity of all nodes; empty where this operator may not read other pods."""
         try:
             return offers(self._kube.list(NODES).objects, self._kube.list(PODS).objects)
         except KubeError as error:
             if not error.is_denial:
                 raise
-            log.info("jobs that shrank do not grow: %s", error)
+            log.info("jobs that shrank cannot grow, as nodes and pods may not be listed: %s", error)
             return []
 
     async def _look_for_service(self) -> None:
@@ -225,7 +231,7 @@ class Operation:
 
 
 def _shrunken(seen: SeenJob) -> PipelineJob | None:
-    """The job, if it runs on fewer ranks than it asks for."""
+    """The job, if it runs on fewer ranks than it requests."""
     job, status = seen.job, seen.status
     if job is None or job.spec.resources.min_ranks is None or status.phase is not Phase.RUNNING:
         return None
@@ -233,17 +239,17 @@ def _shrunken(seen: SeenJob) -> PipelineJob | None:
 
 
 async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
-    """Again and again, whatever goes wrong."""
+    """Repeat the work, also after errors."""
     while True:
         try:
             await act()
         except PenstockError as error:
-            log.warning("%s", error)
+            log.warning("periodic work failed, retrying in %.0f s: %s", seconds, error)
         except Exception:
-            log.exception("unforeseen")
+            log.exception("periodic work failed unexpectedly, retrying in %.0f s", seconds)
         await asyncio.sleep(seconds)
 
 
 def operation_from(settings: Settings, clock: Callable[[], float]) -> Operation:
-    """The operation that ``settings`` ask for, on the cluster that this process is in or that kubectl means."""
+    """The operation by ``settings``, on the cluster of this process's pod or of kubectl's current context."""
     return Operation(HttpKube(connect(2 * (NUM_LAUNCHERS + NUM_THREADS))), ProcessPlanner(), settings, clock)

@@ -7,10 +7,10 @@ references do, each with the uid of the very object that controls the next, all 
     pod -> Job NAME-aN-ranks-0 -> JobSet NAME-aN -> PipelineJob NAME
 
 The links are remembered for as long as the PipelineJob is there: a JobSet that is deleted in the background goes first,
-its Job next and its pods last, and what they write until then is the job's.
+its Job next and its pods last, and their writes until then are the job's.
 
 An operator that starts in between knows neither Job nor JobSet. Pods that name such a Job as their controller are not
-bound, counted or asked for anything, but another attempt waits until they are gone (`may_be_left`): they may be ranks
+bound, counted or requested to stop, but another attempt waits until they are gone (`may_be_left`): they may be ranks
 of the one before. A cluster removes pods whose controller does not exist, so nothing waits for a name that somebody
 made up.
 """
@@ -41,7 +41,7 @@ class Ownership:
             self._jobs.setdefault(job.job_uid, {})[job.uid] = job
 
     def forget(self, job_uid: str) -> None:
-        """The PipelineJob is gone, or there never was one."""
+        """The PipelineJob is gone, or never existed."""
         self._jobsets.pop(job_uid, None)
         self._jobs.pop(job_uid, None)
 

@@ -11,9 +11,9 @@ job has waited, and four rules (`penstock.core.lifecycle` decides by them, ADR 0
    whatever its priority. So jobs that have priority and never fit, because of their size or because other pods hold the
    places for days, cost another one attempt of two minutes for each job that has been in line longer than it.
 4. A job that is not in line is held, and so joins it, only while a competing attempt is placed in part: where places
-   abound nobody waits for anybody.
+   abound no job waits for another.
 
-Jobs compete if some node might take pods of both: they ask for the same device, and their node selectors do not
+Jobs compete if some node might take pods of both: they request the same device, and their node selectors do not
 exclude each other. Taints are left out, so jobs may be taken for competitors that are none; that costs them a wait of
 two minutes at most, because an attempt that stands still for so long is given up while others wait for it.
 
@@ -90,8 +90,8 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Competition:
-    """What a job has to know of others: who it waits for before its launch, who its attempt gives way to, and whether
-    others wait for its attempt. Names are empty where there is no such job.
+    """Competition for a job's places: the job it waits for before its launch, the job its attempt gives way to, and
+    whether others wait for its attempt. Names are empty where there is no such job.
     """
 
     held_by: str = ""
@@ -112,8 +112,8 @@ def pool_of(job: PipelineJob) -> Pool:
 def waiting_since(status: JobStatus) -> float | None:
     """Since when the job waits for places: it was admitted last, or resumed, at that time."""
     conditions = (status.condition(kind) for kind in (ConditionType.ADMITTED, ConditionType.SUSPENDED))
-    ended = [each for each in conditions if each is not None and each.status is ConditionStatus.FALSE]
-    return max((each.last_transition_time or 0.0 for each in ended), default=None)
+    ended = [waited for waited in conditions if waited is not None and waited.status is ConditionStatus.FALSE]
+    return max((waited.last_transition_time or 0.0 for waited in ended), default=None)
 
 
 def contender(job: PipelineJob, status: JobStatus) -> Contender | None:
@@ -140,7 +140,7 @@ def competitor(job: PipelineJob, status: JobStatus) -> Contender:
 
 
 def jitter(uid: str, attempt: int) -> float:
-    """A number from 0 to 1 of its own for each attempt, the same whenever it is asked for."""
+    """A pseudorandom number from 0 to 1 for each attempt, the same at every call."""
     digest = hashlib.sha256(f"{uid}/{attempt}".encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**32
 
@@ -149,7 +149,7 @@ def jitter(uid: str, attempt: int) -> float:
 class _Members:
     """The contenders of one pool, in order, by standing."""
 
-    ordered: dict[Standing, list[Order]] = field(default_factory=lambda: {each: [] for each in Standing})
+    ordered: dict[Standing, list[Order]] = field(default_factory=lambda: {standing: [] for standing in Standing})
 
     def first(self, standings: Iterable[Standing], other_than: str = "") -> Order | None:
         """The first in order with one of these standings, but for one uid."""
@@ -161,7 +161,7 @@ class _Members:
 
 
 class Places:
-    """All contenders there are. Not safe among threads; each call costs as much as there are pools, and one that says
+    """All contenders. Not safe among threads; each call costs as much as there are pools, and one that says
     that a job gave up as much as there are contenders. Only turns of pools that do not compete make it cost more.
     """
 
@@ -170,46 +170,46 @@ class Places:
         self._pools: dict[Pool, _Members] = {}
         self._turns: dict[str, None] = {}  # of jobs in line, the next one first
 
-    def put(self, uid: str, found: Contender | None) -> list[str]:
-        """Know where a job stands now; the uids of jobs for which that may change what they do."""
+    def put(self, uid: str, current: Contender | None) -> list[str]:
+        """Store a job's standing; return the uids of jobs whose decisions may change by it."""
         known = self._contenders.get(uid)
-        gave_up = found is not None and found.gave_up
-        found = found if found is not None and found.standing is not None else None
-        if known == found:
+        gave_up = current is not None and current.gave_up
+        current = current if current is not None and current.standing is not None else None
+        if known == current:
             return []
         if known is not None:
             self._remove(known)
-        if found is not None:
-            self._contenders[uid] = found
-            members = self._pools.setdefault(found.pool, _Members())
-            bisect.insort(members.ordered[_standing(found)], found.order)
-        if found is None or found.standing is not Standing.IN_LINE:
+        if current is not None:
+            self._contenders[uid] = current
+            members = self._pools.setdefault(current.pool, _Members())
+            bisect.insort(members.ordered[_standing(current)], current.order)
+        if current is None or current.standing is not Standing.IN_LINE:
             self._turns.pop(uid, None)
         if known is not None and gave_up:
             self._give_turn(known)
-        pools = {each.pool for each in (known, found) if each is not None}
+        pools = {changed.pool for changed in (known, current) if changed is not None}
         affected = [self._first(pool, group, uid) for pool in pools for group in (_SHORT, (Standing.IN_LINE,))]
         affected += [self._next_turn(other) for pool in pools for other in self._pools if pool.competes(other)]
-        return sorted({each.uid for each in affected if each is not None} - {uid})
+        return sorted({first.uid for first in affected if first is not None} - {uid})
 
     def _give_turn(self, own: Contender) -> None:
         """The next turn is that of the competitor that has been in line longest and has none."""
         waiting = (
-            each
-            for each in self._contenders.values()
-            if each.standing is Standing.IN_LINE and each.uid not in self._turns and each.pool.competes(own.pool)
+            other
+            for other in self._contenders.values()
+            if other.standing is Standing.IN_LINE and other.uid not in self._turns and other.pool.competes(own.pool)
         )
-        longest = min(waiting, key=lambda each: each.order[1:], default=None)
+        longest = min(waiting, key=lambda other: other.order[1:], default=None)
         if longest is not None:
             self._turns[longest.uid] = None
 
     def _next_turn(self, pool: Pool) -> Contender | None:
         """The first job with a turn that competes for places of the pool."""
         turns = (self._contenders[uid] for uid in self._turns)
-        return next((each for each in turns if each.pool.competes(pool)), None)
+        return next((other for other in turns if other.pool.competes(pool)), None)
 
     def competition(self, own: Contender) -> Competition:
-        """What the job has to know of others."""
+        """The competition for the job's places."""
         short = self._first(own.pool, _SHORT, own.uid)
         is_ahead = short is not None and short.order < own.order
         return Competition(
@@ -219,7 +219,7 @@ class Places:
         )
 
     def _before(self, own: Contender) -> Contender | None:
-        """Whom the job waits for before it is launched."""
+        """The job that this one waits for before its launch."""
         if own.standing is not Standing.IN_LINE:
             return self._first(own.pool, (Standing.IN_PART,), own.uid)
         attempt = self._first(own.pool, _ATTEMPTS, own.uid)
@@ -234,7 +234,7 @@ class Places:
     def _first(self, pool: Pool, standings: Iterable[Standing], other_than: str) -> Contender | None:
         wanted = tuple(standings)
         firsts = (members.first(wanted, other_than) for members in self._competing(pool))
-        order = min((each for each in firsts if each is not None), default=None)
+        order = min((first for first in firsts if first is not None), default=None)
         return self._contenders[order[2]] if order is not None else None
 
     def _competing(self, pool: Pool) -> Iterator[_Members]:
@@ -250,22 +250,22 @@ class Places:
 
 
 def holders(own: Contender, running: Iterable[Contender]) -> str:
-    """Who holds what the job lacks, as far as that is penstock's; empty if nobody of it does."""
-    competing = [each for each in running if each.uid != own.uid and each.pool.competes(own.pool)]
+    """The jobs of penstock that hold the places that the job lacks, in words."""
+    competing = [other for other in running if other.uid != own.uid and other.pool.competes(own.pool)]
     if not competing:
-        return "pods that are not penstock's, or nodes that lack what is asked for, keep it from the others"
-    named = sorted({_named(each, own) for each in competing})
+        return "pods that are not penstock's, or nodes without the requested resources, keep it from the others"
+    named = sorted({_named(other, own) for other in competing})
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
     return f"held by {', '.join(named[:3])}{more}"
 
 
 def _named(other: Contender | None, own: Contender) -> str:
-    """Nobody has to know what jobs of another namespace are called."""
+    """The names of another namespace's jobs are not disclosed."""
     if other is None:
         return ""
     return f"job {other.name}" if other.namespace == own.namespace else "a job of another namespace"
 
 
-def _standing(found: Contender) -> Standing:
-    assert found.standing is not None, "only who stands somewhere is kept"
-    return found.standing
+def _standing(member: Contender) -> Standing:
+    assert member.standing is not None, "a contender without a standing is not kept"
+    return member.standing

@@ -1,6 +1,6 @@
-"""Plans for many jobs: equal questions are asked once, few at a time, and answers are remembered for a while.
+"""Plans for many jobs: equal plan requests are computed once, few at a time, and answers are cached for a while.
 
-Namespaces take turns: however many questions one asks, another's first question waits for one of each at most.
+Namespaces take turns: however many requests one makes, another's first request waits for one of each at most.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MOST_REMEMBERED = 256
 
 
 class Planning:
-    """Asks ``planner``; threads may share it. ``num_planners`` questions are worked on at once, the others wait.
+    """Calls ``planner``; threads may share it. ``num_planners`` requests are computed at once, the others wait.
 
-    ``took`` is told how many seconds each took.
+    ``took`` gets the seconds of each.
     """
 
     def __init__(self, planner: Planner, num_planners: int = 1, took: Callable[[float], None] = lambda s: None) -> None:
@@ -50,13 +50,13 @@ class Planning:
         return plan.digest
 
     def look(self, key: str) -> tuple[Step, Answer | None]:
-        """Where the question with that key is, and its answer once there is one."""
+        """The step of the request with that key, and its answer once there is one."""
         with self._lock:
             self._turn()
             answer = self._answers.get(key)
             if answer is not None:
                 return (Step.DONE if answer.plan is not None else Step.FAILED), answer
-            known = key in self._working or any(key in asked for asked in self._waiting.values())
+            known = key in self._working or any(key in keys for keys in self._waiting.values())
             return (Step.WORKING if known else Step.MISSING), None
 
     def turn(self) -> list[str]:
@@ -67,9 +67,9 @@ class Planning:
             return answered
 
     def numbers(self) -> tuple[int, int]:
-        """Questions that are worked on, and that wait."""
+        """Requests that are being computed, and that wait."""
         with self._lock:
-            return len(self._working), len({key for asked in self._waiting.values() for key in asked})
+            return len(self._working), len({key for keys in self._waiting.values() for key in keys})
 
     def close(self) -> None:
         """Answer nothing more."""
@@ -92,17 +92,17 @@ class Planning:
             self._working[key] = time.monotonic()
 
     def _next(self) -> tuple[str, Question]:
-        """The oldest question of the namespace whose turn is longest ago; it waits nowhere else any more."""
-        namespace, asked = self._waiting.popitem(last=False)
-        key, question = asked.popitem(last=False)
-        self._waiting[namespace] = asked  # behind all others
+        """Remove and return the oldest request of the namespace whose turn is longest ago."""
+        namespace, keys = self._waiting.popitem(last=False)
+        key, question = keys.popitem(last=False)
+        self._waiting[namespace] = keys  # behind all others
         for others in self._waiting.values():
             others.pop(key, None)
-        for each in [each for each, others in self._waiting.items() if not others]:
-            del self._waiting[each]
+        for drained in [namespace for namespace, others in self._waiting.items() if not others]:
+            del self._waiting[drained]
         return key, question
 
     def _remember(self, key: str, answer: Answer) -> None:
-        self._answers[key] = replace(answer, timeline=None)  # large, and nobody here draws it
+        self._answers[key] = replace(answer, timeline=None)  # large, and not drawn here
         while len(self._answers) > MOST_REMEMBERED:
             self._answers.popitem(last=False)

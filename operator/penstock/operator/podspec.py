@@ -1,6 +1,6 @@
 """The pod that an attempt's ranks run in, within the restricted Pod Security Standard.
 
-It may do nothing in the cluster: the one token that it holds is for the service's ears alone. See
+It may do nothing in the cluster: its one token has only the service as audience. Reference:
 https://kubernetes.io/docs/concepts/security/pod-security-standards
 
 Next to the ranks' container there is one that reports, a sidecar: it starts first and is ended last (ADR 0020). It also
@@ -48,23 +48,23 @@ STORAGE = "/penstock"
 
 LOCAL = "/var/lib/penstock"
 AGENT_BYTES = 512 * 2**20
-"""What the ranks' container gets beside their memory, for the processes that start and watch them."""
+"""Memory of the ranks' container in addition to the ranks', for the processes that start and watch them."""
 
 REPORTER_MEMORY = str(128 * 2**20)
 REPORTER_REQUESTS = {"cpu": "20m", "memory": REPORTER_MEMORY}
 REPORTER_LIMITS = {"cpu": "1", "memory": REPORTER_MEMORY}
-"""It sleeps but for its start, and then takes what ranks that wait for messages leave of their processors."""
+"""It sleeps after its start, and then uses processor time that ranks leave while they wait for messages."""
 
 
 def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:
     """The template's spec."""
     kubernetes = job.spec.kubernetes
-    found: dict[str, Any] = {
+    spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_seconds,
-        # As process 1 it could not be ended before it asks for SIGTERM, and would stay for all of the grace.
+        # Process 1 ignores SIGTERM until it installs a handler, and would run for the whole grace period.
         "shareProcessNamespace": True,
         "securityContext": {
             "runAsNonRoot": True,
@@ -80,10 +80,10 @@ def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: 
         "topologySpreadConstraints": [_spread(job, attempt)],
     }
     if kubernetes.node_selector:
-        found["nodeSelector"] = dict(kubernetes.node_selector)
+        spec["nodeSelector"] = dict(kubernetes.node_selector)
     if kubernetes.tolerations:
-        found["tolerations"] = [toleration.to_manifest() for toleration in kubernetes.tolerations]
-    return found
+        spec["tolerations"] = [toleration.to_manifest() for toleration in kubernetes.tolerations]
+    return spec
 
 
 def _trainer(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, Any]:
@@ -125,12 +125,12 @@ def _container(job: PipelineJob, settings: Settings) -> dict[str, Any]:
 
 
 def _env(job: PipelineJob) -> list[dict[str, Any]]:
-    told = {
+    path_by_variable = {
         POD_UID_VARIABLE: "metadata.uid",
         NODE_NAME_VARIABLE: "spec.nodeName",
         AGENT_ADDRESS_VARIABLE: "status.podIP",
     }
-    own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in told.items()]
+    own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in path_by_variable.items()]
     return [
         *(entry.to_manifest() for entry in job.spec.kubernetes.env),
         *own,
@@ -139,9 +139,9 @@ def _env(job: PipelineJob) -> list[dict[str, Any]]:
 
 
 def resources(job: PipelineJob) -> dict[str, str]:
-    """What the ranks' container asks for, and is limited to: what a plan counts on is there, and no neighbour takes it.
+    """Requests and equal limits of the ranks' container: a plan's resources are guaranteed against neighbours.
 
-    The pod asks for `REPORTER_REQUESTS` besides.
+    The pod also requests `REPORTER_REQUESTS`.
     """
     wanted, ranks = job.spec.resources, job.spec.kubernetes.ranks_per_pod
     if wanted.device is Device.CUDA:
@@ -193,12 +193,12 @@ def _mounts(*names: str) -> list[dict[str, Any]]:
 
 
 def _storage(job: PipelineJob) -> list[dict[str, Any]]:
-    """What the job names; the output of one that names none lasts as long as its pod."""
-    found: list[dict[str, Any]] = [
+    """The volumes that the job names; without one for its output, that lasts as long as its pod."""
+    volumes: list[dict[str, Any]] = [
         {"name": _volume(root), "persistentVolumeClaim": {"claimName": claim_name(job, root)}}
         for root in job.spec.kubernetes.volumes
     ]
-    return found if OUT in job.spec.kubernetes.volumes else [*found, {"name": _volume(OUT), "emptyDir": {}}]
+    return volumes if OUT in job.spec.kubernetes.volumes else [*volumes, {"name": _volume(OUT), "emptyDir": {}}]
 
 
 def _storage_mounts(job: PipelineJob) -> list[dict[str, Any]]:

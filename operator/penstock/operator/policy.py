@@ -1,7 +1,8 @@
-"""The admission policy for what a definition cannot say: fields that may be a number or a list, a text or a mapping.
+"""The admission policy for checks that a definition cannot have: fields that may be a number or a list, or a string or
+a mapping.
 
-To the rules of a definition such a field is not there; a policy sees the object as it is. It is applied beside the
-definitions. See https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy
+Rules of a definition cannot read such a field; a policy reads the object as it is. It is applied together with the
+definitions. Reference: https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ _API = "admissionregistration.k8s.io/v1"
 class Check:
     """``holds``, in CEL over the variables below, or else ``message`` about the field at ``path``.
 
-    ``told`` makes a message with values in it.
+    ``message_expression``, in CEL, makes a message with values in it.
     """
 
     path: str
     holds: str
     message: str
-    told: str = ""
+    message_expression: str = ""
 
     def to_manifest(self) -> dict[str, str]:
         """As a policy holds it."""
-        found = {"expression": self.holds, "message": f"{self.path}: {self.message}", "reason": "Invalid"}
-        return {**found, "messageExpression": f"'{self.path}: ' + {self.told}"} if self.told else found
+        manifest = {"expression": self.holds, "message": f"{self.path}: {self.message}", "reason": "Invalid"}
+        if self.message_expression:
+            manifest["messageExpression"] = f"'{self.path}: ' + {self.message_expression}"
+        return manifest
 
 
 _VARIABLES = {
@@ -53,7 +56,7 @@ CHECKS = (
         path=_SLICES,
         holds="type(variables.slices) != int || variables.slices <= variables.length",
         message="more slices than tokens: use fewer",
-        told="'%d slices of %d tokens: use fewer slices'.format([variables.slices, variables.length])",
+        message_expression="'%d slices of %d tokens: use fewer slices'.format([variables.slices, variables.length])",
     ),
     Check(
         path=_SLICES,
@@ -64,7 +67,7 @@ CHECKS = (
         path=_SLICES,
         holds="!variables.lengths.all(each, type(each) == int) || variables.lengths.sum() == variables.length",
         message="does not sum to data.sequenceLength: change a length so that the sum agrees",
-        told="'slices sum to %d, the sequence length is %d: change a length so that the sum agrees'"
+        message_expression="'slices sum to %d, the sequence length is %d: change a length so that the sum agrees'"
         ".format([variables.lengths.sum(), variables.length])",
     ),
     Check(
@@ -99,6 +102,6 @@ def policy() -> JsonSchema:
 
 
 def binding() -> JsonSchema:
-    """What makes the policy count, everywhere."""
+    """The binding that puts the policy into force, everywhere."""
     spec = {"policyName": NAME, "validationActions": ["Deny"]}
     return {"apiVersion": _API, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": NAME}, "spec": spec}

@@ -1,6 +1,6 @@
-"""``penstock-operator check-policy``: what the policy for jobs refuses on a cluster. Nothing is changed.
+"""``penstock-operator check-policy``: the jobs on a cluster that its policy refuses. Nothing is changed.
 
-It reads what the operator reads, from the same variables, so that an administrator sees before an upgrade, or before a
+It reads the operator's variables and objects, so that an administrator learns before an upgrade, or before a
 list is shortened, which jobs would be held: those that there are, and those that measure for ClusterProfiles.
 """
 
@@ -24,7 +24,7 @@ NUM_CONNECTIONS = 2
 
 
 def report(kube: Kube, settings: Settings) -> tuple[str, int]:
-    """A line for each reason, and what happens to such jobs; with 1 if there are any, for a process to exit with.
+    """A line for each reason, and the consequences for such jobs; with the exit code, 1 if there are any.
 
     Raises `KubeError` if they cannot be listed.
     """
@@ -39,9 +39,9 @@ def report(kube: Kube, settings: Settings) -> tuple[str, int]:
 
 def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
     """Jobs that have not ended. Those that cannot be read are named by the operator's log."""
-    for found in kube.list(JOBS, namespace).objects:
+    for item in kube.list(JOBS, namespace).objects:
         try:
-            seen = see_job(found, 0.0)
+            seen = see_job(item, 0.0)
         except UNREADABLE:
             continue
         if seen.job is not None and not seen.status.phase.terminal:
@@ -49,10 +49,10 @@ def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]
 
 
 def _measuring(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
-    """The jobs that measure for ClusterProfiles. A profile that cannot be read says so in its status."""
-    for found in _profiles(kube):
+    """The jobs that measure for ClusterProfiles. A profile that cannot be read has the reason in its status."""
+    for item in _profiles(kube):
         try:
-            profile = read_profile(found)
+            profile = read_profile(item)
         except UserError:
             continue
         yield f"ClusterProfile {profile.metadata.name}", measuring_job(profile, namespace)

@@ -16,14 +16,14 @@ SILENCE_SECONDS = 30.0
 
 
 class ServicePresence:
-    """Looks at the Lease in ``namespace``. Belongs to one thread at a time."""
+    """Reads the Lease in ``namespace``. Belongs to one thread at a time."""
 
     def __init__(self, kube: Kube, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._namespace, self._clock = kube, namespace, clock
         self._renewed, self._heard_at = "", 0.0
 
     def look(self) -> bool:
-        """Whether it was renewed lately; a cluster that cannot be asked says nothing new."""
+        """Whether it was renewed lately; unchanged while the cluster cannot be reached."""
         try:
             lease = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
             renewed = str((lease.get("spec") or {}).get("renewTime") or "")

@@ -1,7 +1,7 @@
-"""One look at one job: gather what is known, ask the life cycle, act, and write the status down.
+"""One reconcile of one job: gather the facts, decide by the life cycle, act, and write the status.
 
-It may be cut short anywhere and asked again at any time, and then leads to the same end. Two things are looked up in
-the cluster itself, not in what watches told: whether another attempt may be made, and whether one has come to its end.
+It is idempotent: it may be interrupted anywhere and repeated at any time. Two facts are read from the cluster itself,
+not from the cache: whether another attempt may be made, and whether one has come to its end.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from penstock.operator.facts import Facts
 from penstock.operator.measurements import Measurements, is_measuring
 from penstock.operator.observe import measuring, observe
 from penstock.operator.planning import Planning
-from penstock.operator.statuses import begun, denied, entered, in_short, is_told_by_service, refused, told
+from penstock.operator.statuses import begun, denied, entered, in_short, is_reported_by_service, refused, updated
 from penstock.operator.waiting import first_pod, placement_since
 from penstock.planner.worker.questions import Question
 
 PLANNING_SECONDS = 5.0
-"""How often to look whether a plan is there, if nobody tells."""
+"""Interval of polls for a plan, in case a notification is lost."""
 
 REMIND_SECONDS = 0.5
-"""How long after it was told something a pod is reminded of it.
+"""Delay after an annotation until the pod's reminder is set.
 
 A kubelet writes a pod's annotations as it knew them when it began, and when it is done takes all for written that it
 has heard by then: the rest comes a minute or more later, or when the pod changes again (`MarkRemountRequired` and
 `AddPodToVolume` in Kubernetes' pkg/kubelet/volumemanager/cache). For a pod that has just started it may write twice
-within a fifth of a second, and three such pods in a hundred were not told for more than a minute.
+within a fifth of a second, and three such pods in a hundred got it only after more than a minute.
 """
 
 AGAIN_SECONDS = 0.2
 MOST_ROUNDS = 12
-"""Decisions that one look may lead to, one after the other; a job's whole life needs fewer."""
+"""Limit of successive decisions in one reconcile; a job's whole life needs fewer."""
 
 Announce = Callable[[SeenJob, SetPhase], None]
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A job during one look: ``status`` is ahead of what the cluster holds until it is written."""
+    """A job during one reconcile: ``status`` is ahead of the cluster's until it is written."""
 
     seen: SeenJob
     job: PipelineJob
@@ -73,11 +73,11 @@ class _Draft:
 
 
 class GoneError(PenstockError):
-    """The job was deleted while it was looked at."""
+    """The job was deleted during its reconcile."""
 
 
 class Reconciler:
-    """Sees to jobs, each in one thread at a time. ``announce`` tells people of a change of phase."""
+    """Reconciles jobs, each in one thread at a time. ``announce`` reports a change of phase to people."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Reconciler:
         self._unreminded: dict[str, float] = {}
 
     def reconcile(self, uid: str) -> float | None:
-        """Do what there is to do about the job; in how many seconds to look again at the latest, none for never."""
+        """Reconcile the job; return the seconds until the next reconcile at the latest, none for never."""
         for _ in range(MOST_ROUNDS):
             seen = self._cache.job(uid)
             if seen is None or seen.being_deleted:
@@ -108,12 +108,12 @@ class Reconciler:
             except KubeError as error:
                 if not error.is_conflict:
                     raise
-                self._actions.refresh(seen)  # somebody else wrote meanwhile, and what follows from it may be different
+                self._actions.refresh(seen)  # another writer was faster, and the decisions may be different now
         return AGAIN_SECONDS
 
     def asking(self, key: str) -> list[str]:
-        """The jobs that wait for the answer to this question."""
-        return [uid for uid, asked in list(self._questions.items()) if asked == key]
+        """The jobs that wait for the answer to this plan request."""
+        return [uid for uid, question in list(self._questions.items()) if question == key]
 
     def _forget(self, uid: str) -> None:
         self._questions.pop(uid, None)
@@ -122,7 +122,7 @@ class Reconciler:
         self._agents.forget(uid)
 
     def _refuse(self, seen: SeenJob) -> float | None:
-        """What the cluster's own checks let pass and core does not ends the job, and what it has begun."""
+        """End a job, and its attempt, that passed the cluster's validation and is invalid by core's."""
         if seen.status.phase.terminal:
             return None
         self._actions.end_attempt(seen)
@@ -167,12 +167,13 @@ class Reconciler:
             raise
 
     def _finish(self, draft: _Draft) -> float | None:
-        """Write down what was decided and seen; when to look again."""
+        """Write the status of the decisions and observations; return the seconds until the next reconcile."""
         now = self._clock()
         facts = self._facts(draft)
-        looked = observe(facts)
-        self._write(draft, told(draft.status, facts, looked, draft.seen.generation, now))
-        waits = [each.until - now for each in decide(draft.job.spec, looked, now) if isinstance(each, Wait)]
+        observed = observe(facts)
+        self._write(draft, updated(draft.status, facts, observed, draft.seen.generation, now))
+        decisions = decide(draft.job.spec, observed, now)
+        waits = [decision.until - now for decision in decisions if isinstance(decision, Wait)]
         if facts.plan is Step.WORKING:
             waits.append(PLANNING_SECONDS)
         if facts.agent is not None:
@@ -181,8 +182,9 @@ class Reconciler:
         return max(min(waits), 0.001) if waits else None
 
     def _remind(self, uid: str, facts: Facts, now: float) -> list[float]:
-        """Remind pods of what they were told a moment ago; how long until that moment has passed, if it has not."""
-        unsure = [pod for pod in facts.pods if pod.told != pod.reminder and pod.end is None and not pod.being_deleted]
+        """Set the reminder of pods whose annotations are old enough; return the seconds until then for the others."""
+        living = (pod for pod in facts.pods if pod.end is None and not pod.being_deleted)
+        unsure = [pod for pod in living if pod.annotated != pod.reminder]
         if not unsure:
             self._unreminded.pop(uid, None)
             return []
@@ -194,15 +196,15 @@ class Reconciler:
         return []
 
     def _write(self, draft: _Draft, status: JobStatus) -> None:
-        """Have the cluster hold the status, if it does not yet, and tell people what is new.
+        """Write the status to the cluster if it changed, and announce news to people.
 
-        That an attempt was launched is told together with what is told next: its JobSet says the same until then. So is
-        a checkpoint that the service told of.
+        A launch is written together with the next change: its JobSet shows it until then. So is a checkpoint that the
+        service reported.
         """
         if self._is_made(draft.seen.uid, status.attempt):
             status = replace(status, launched=status.attempt)
         before = draft.seen.status
-        checkpoint = before.checkpoint if is_told_by_service(status) else status.checkpoint
+        checkpoint = before.checkpoint if is_reported_by_service(status) else status.checkpoint
         if replace(status, launched=before.launched, checkpoint=checkpoint) != before:
             draft.seen = self._actions.write_status(draft.seen, status)
         draft.status = draft.seen.status
@@ -213,11 +215,11 @@ class Reconciler:
     def _is_made(self, uid: str, attempt: int) -> bool:
         return any(jobset.attempt == attempt for jobset in self._cache.jobsets(uid))
 
-    # Looking
+    # Observation
 
     def _facts(self, draft: _Draft) -> Facts:
         uid, status = draft.seen.uid, draft.status
-        jobsets = (each for each in self._cache.jobsets(uid) if each.attempt == status.attempt)
+        jobsets = (jobset for jobset in self._cache.jobsets(uid) if jobset.attempt == status.attempt)
         pods, leftovers = self._cache.pods(uid), self._cache.leftovers(uid)
         bare = Facts(
             job=draft.job,
@@ -234,11 +236,11 @@ class Reconciler:
         )
         plan, plan_message = self._plan_step(draft)
         bare = replace(self._with_places(bare), agent=self._heard(bare))
-        return replace(self._measurements.told(bare), plan=plan, plan_message=plan_message)
+        return replace(self._measurements.located(bare), plan=plan, plan_message=plan_message)
 
     def _heard(self, facts: Facts) -> News | None:
-        """What the agent of the first rank's pod says, where that is news: of an attempt that measures, and while the
-        service is away, of checkpoints of one that trains.
+        """The answer of the first rank's agent, where it is needed: of an attempt that measures, and of one that trains
+        while the service is away, for its checkpoints.
         """
         uid, phase, pod = facts.job.metadata.uid, facts.status.phase, first_pod(facts)
         measures = phase is Phase.PROFILING and measuring(facts)
@@ -250,7 +252,7 @@ class Reconciler:
         return self._agents.look(uid, pod, measures=measures)
 
     def _with_places(self, facts: Facts) -> Facts:
-        """The facts, with what other jobs have to do with the places of one that waits for them."""
+        """The facts, with the competition of other jobs if the job waits for places."""
         if facts.status.phase is not Phase.QUEUED:
             return facts
         facts = replace(facts, competition=self._cache.competition(facts.job, facts.status))
@@ -267,11 +269,11 @@ class Reconciler:
         return step, answer.error if answer is not None else ""
 
     def _confirmed(self, draft: _Draft, decisions: list[Decision]) -> bool:
-        """Whether the cluster itself leads to the same decisions. If not, it is gone on from what the cluster says."""
+        """Whether the cluster itself leads to the same decisions. If not, the draft takes over the cluster's state."""
         fresh = self._actions.refresh(draft.seen)
         if fresh is None or fresh.job is None or fresh.being_deleted:
             raise GoneError(f"job {draft.seen.name} is gone")
-        self._actions.refresh_children(draft.seen, with_pods=any(_gives_up(each) for each in decisions))
+        self._actions.refresh_children(draft.seen, with_pods=any(_gives_up(decision) for decision in decisions))
         if fresh.status != draft.seen.status or fresh.job != draft.job:
             draft.seen, draft.job, draft.status = fresh, fresh.job, fresh.status
             draft.untold.clear()
@@ -323,8 +325,8 @@ class Reconciler:
             status = replace(status, feasible_ranks=observe(facts).feasible_ranks)
         if decision.phase in (Phase.RECOVERING, Phase.SUSPENDED) or decision.phase.terminal:
             self._questions.pop(draft.seen.uid, None)
-        looked = replace(facts, status=status)
-        draft.status = told(status, looked, observe(looked), draft.seen.generation, now)
+        observed = replace(facts, status=status)
+        draft.status = updated(status, observed, observe(observed), draft.seen.generation, now)
         draft.untold.append(decision)
 
     def _begin(self, draft: _Draft, facts: Facts, launch: Launch, now: float) -> bool:
@@ -337,7 +339,7 @@ class Reconciler:
             return True
         status = begun(draft.status, launch, bool(draft.job.spec.kubernetes.queue_name), now)
         begins = replace(facts, status=status, jobset=None, pods=())
-        self._write(draft, told(status, begins, observe(begins), draft.seen.generation, now))
+        self._write(draft, updated(status, begins, observe(begins), draft.seen.generation, now))
         self._launch(draft)
         return True
 
@@ -357,7 +359,7 @@ class Reconciler:
         draft.status = replace(draft.status, message="")
 
     def _ask(self, draft: _Draft, facts: Facts, now: float) -> bool:
-        """Whether something follows at once: there is nothing to ask by, or the answer is there.
+        """Whether a decision follows at once: no request can be made, or the answer is there.
 
         Equal questions of many jobs have equal keys, so the question holds nothing of the job's name.
         """
@@ -365,7 +367,8 @@ class Reconciler:
             return True
         known, spec = draft.status.profile, draft.job.spec
         if known is None:
-            raise UserError(what="there is no measurement to plan by", where="status.profile", remedy="submit it anew")
+            remedy = "submit the job again"
+            raise UserError(what="there is no measurement to plan by", where="status.profile", remedy=remedy)
         try:
             profile = self._actions.profile(draft.seen.namespace, known.ref)
         except UserError as lost:
@@ -406,7 +409,7 @@ class Reconciler:
         return replace(draft.status, plan=in_short(plan))
 
     def _bind(self, draft: _Draft, facts: Facts) -> None:
-        """Lay the plan out first, then tell the pods: being told makes them look for it."""
+        """Write the plan first, then the bindings: a binding makes a pod read the plan."""
         plan = self._plan(draft)
         assert plan is not None, "the life cycle binds once there is a plan"
         self._actions.publish_plan(draft.job, draft.status.attempt, plan)
@@ -420,22 +423,22 @@ def _has_measured(draft: _Draft) -> bool:
 
 
 def _is_effect(decision: Decision) -> bool:
-    """Phases come first: an operator that ends in between has said why before it did anything about it."""
+    """Phases come first: an operator that ends in between has written the reason before it acted."""
     return not isinstance(decision, SetPhase)
 
 
 def _plans(decisions: list[Decision]) -> bool:
-    return any(isinstance(each, SetPhase) and each.phase is Phase.PLANNING for each in decisions)
+    return any(isinstance(decision, SetPhase) and decision.phase is Phase.PLANNING for decision in decisions)
 
 
 def _should_confirm(seen: SeenJob, decisions: list[Decision]) -> bool:
-    """What makes an attempt after another, or gives one up.
+    """Whether a decision makes an attempt after another, or gives one up.
 
     The first follows from nothing but the job, and its number is written under the version of the job that it follows
-    from, or not at all: that is as good as to look before.
+    from, or not at all: that is as good as a read before.
     """
     makes_another = seen.status.attempt > 0
-    return any((isinstance(each, Launch) and makes_another) or _gives_up(each) for each in decisions)
+    return any((isinstance(decision, Launch) and makes_another) or _gives_up(decision) for decision in decisions)
 
 
 def _gives_up(decision: Decision) -> bool:

@@ -1,24 +1,24 @@
-"""What to do about what keeps an attempt from starting: the scheduler and the kubelet say what it is, and no more."""
+"""Remedies for pending reasons of an attempt: the scheduler and the kubelet report only the reasons."""
 
 from __future__ import annotations
 
 _GOES_ON = "the job goes on by itself"
 _NEW_JOB = "a spec stays as it is, so make a new job"
-_IMAGE = f"push the image or give the account a pull secret, and {_GOES_ON}; or mend kubernetes.image in a new job"
+_IMAGE = f"push the image or give the account a pull secret, and {_GOES_ON}; or fix kubernetes.image in a new job"
 
 _BY_WORD = (
     ("persistentvolumeclaim", f"make the claim, and {_GOES_ON}"),
-    ("Unschedulable", f"add nodes or free some, and {_GOES_ON}; or make a new job that asks for less, or has minRanks"),
-    ("InvalidImageName", f"mend kubernetes.image; {_NEW_JOB}"),
+    ("Unschedulable", f"add nodes or free some, and {_GOES_ON}; or make a new job that requests less, or has minRanks"),
+    ("InvalidImageName", f"fix kubernetes.image; {_NEW_JOB}"),
     ("ErrImage", _IMAGE),
     ("ImagePull", _IMAGE),
-    ("CreateContainerConfigError", f"make what kubernetes.env names, and {_GOES_ON}"),
+    ("CreateContainerConfigError", f"make the objects that kubernetes.env names, and {_GOES_ON}"),
 )
-"""The first word that is in what was said decides."""
+"""The first key that occurs in the message decides."""
 
 
 def remedied(said: str) -> str:
-    """What was said, with what to do about it where that is known."""
+    """The message, with its remedy if there is one."""
     remedy = next((remedy for word, remedy in _BY_WORD if word in said), "")
     return f"{said}; {remedy}" if remedy else said
 

@@ -1,7 +1,7 @@
-"""How many more pods of a job the nodes have room for: what they offer, less what runs on them.
+"""Free capacity: how many more pods of a job fit on the nodes, by their offers less the running pods.
 
 It is the arithmetic of the scheduler's NodeResourcesFit, NodeAffinity (by nodeSelector) and TaintToleration, no more:
-what decides in the end is the scheduler, and a job that grew in vain shrinks again. See
+the scheduler decides in the end, and a job that grew in vain shrinks again. Reference:
 https://kubernetes.io/docs/reference/scheduling/config
 """
 
@@ -26,7 +26,7 @@ KEEPS_OUT = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """How many more pods of a job there is room for, and ``since`` when there was always as much."""
+    """The number of further pods of a job that fit, and ``since`` when at least as many did."""
 
     num_pods: int
     since: float
@@ -34,7 +34,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """What a node has for pods that its ``taints`` (key, value, effect) and labels let on."""
+    """Free resources of a node, for pods that its ``taints`` (key, value, effect) and labels admit."""
 
     node: str
     amounts: Amounts
@@ -43,7 +43,7 @@ class Offer:
 
 
 def offers(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Offer]:
-    """What ready nodes have left beside ``pods``, of whomever. Those that have ended hold nothing."""
+    """Free resources of ready nodes next to ``pods`` of any owner. Pods that have ended hold nothing."""
     held: dict[str, dict[str, Decimal]] = {}
     for pod in pods:
         node = pod["spec"].get("nodeName", "")
@@ -52,12 +52,12 @@ def offers(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Offer]:
     return [_offer(node, held.get(node["metadata"]["name"], {})) for node in nodes if _takes_pods(node)]
 
 
-def num_pods(job: PipelineJob, found: Iterable[Offer]) -> int:
-    """How many pods of the job there is room for."""
+def num_pods(job: PipelineJob, available: Iterable[Offer]) -> int:
+    """The number of pods of the job that fit."""
     needs = {"pods": Decimal(1)}
-    for asked in (resources(job), REPORTER_REQUESTS):
-        _add(needs, {name: amount(text) for name, text in asked.items()})
-    return sum(_fitting(offer, needs) for offer in found if _lets_on(offer, job))
+    for requested in (resources(job), REPORTER_REQUESTS):
+        _add(needs, {name: amount(text) for name, text in requested.items()})
+    return sum(_fitting(offer, needs) for offer in available if _lets_on(offer, job))
 
 
 def _fitting(offer: Offer, needs: Amounts) -> int:
@@ -69,7 +69,8 @@ def _lets_on(offer: Offer, job: PipelineJob) -> bool:
     if any(offer.labels.get(name) != value for name, value in wanted.items()):
         return False
     tolerations = job.spec.kubernetes.tolerations
-    return all(any(_tolerates(each, taint) for each in tolerations) for taint in offer.taints if taint[2] in KEEPS_OUT)
+    barriers = (taint for taint in offer.taints if taint[2] in KEEPS_OUT)
+    return all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in barriers)
 
 
 def _tolerates(toleration: Toleration, taint: tuple[str, str, str]) -> bool:
@@ -83,7 +84,7 @@ def _tolerates(toleration: Toleration, taint: tuple[str, str, str]) -> bool:
 
 def _takes_pods(node: Object) -> bool:
     conditions = node.get("status", {}).get("conditions") or ()
-    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    is_ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
     return is_ready and not node.get("spec", {}).get("unschedulable")
 
 
@@ -93,14 +94,14 @@ def _offer(node: Object, held: Amounts) -> Offer:
         node=node["metadata"]["name"],
         amounts={name: amount(text) - held.get(name, Decimal(0)) for name, text in allocatable.items()},
         labels=node["metadata"].get("labels", {}),
-        taints=tuple((each["key"], each.get("value", ""), each["effect"]) for each in node["spec"].get("taints", ())),
+        taints=tuple((item["key"], item.get("value", ""), item["effect"]) for item in node["spec"].get("taints", ())),
     )
 
 
 def _requested(pod: Object) -> dict[str, Decimal]:
-    """What its containers ask for together, or its largest initial one alone, whichever is more; sidecars count on."""
+    """The larger of its containers' total requests, with sidecars, and its largest init container's."""
     spec = pod["spec"]
-    lasting = [each for each in spec.get("initContainers", ()) if each.get("restartPolicy") == "Always"]
+    lasting = [sidecar for sidecar in spec.get("initContainers", ()) if sidecar.get("restartPolicy") == "Always"]
     total: dict[str, Decimal] = {}
     for container in (*spec["containers"], *lasting):
         _add(total, _of(container))
@@ -116,5 +117,5 @@ def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
 
 
 def _add(total: dict[str, Decimal], more: Amounts) -> None:
-    for name, each in more.items():
-        total[name] = total.get(name, Decimal(0)) + each
+    for name, quantity in more.items():
+        total[name] = total.get(name, Decimal(0)) + quantity

@@ -1,7 +1,7 @@
-"""What the apiserver checks of several fields at once, and of changes, in CEL: core's own checks, said again.
+"""The apiserver's checks across fields, and of changes, in CEL: a copy of core's own checks.
 
-The types refuse the same when the operator reads a job; here the person who applies it is told at once. `slices` and
-`schedule` have no type for the apiserver, and so CEL cannot see them here: `policy.py` looks at them. See
+The types refuse the same when the operator reads a job; here the person who applies it gets the error at once. `slices`
+and `schedule` have no type for the apiserver, so CEL cannot read them here: `policy.py` checks them. Reference:
 https://kubernetes.io/docs/reference/using-api/cel
 """
 
@@ -21,20 +21,20 @@ CANNOT_CHANGE = "cannot be changed: make a new job, with checkpoint.resumeFrom t
 class Rule:
     """``holds``, in CEL over ``self``, or else ``message`` about the field at ``path``.
 
-    ``told`` makes a message with values in it; ``message`` stands where that fails.
+    ``message_expression``, in CEL, makes a message with values in it; ``message`` is used where that fails.
     """
 
     holds: str
     message: str
     path: str = ""
-    told: str = ""
+    message_expression: str = ""
     reason: str = "FieldValueInvalid"
 
     def to_manifest(self) -> dict[str, str]:
         """As ``x-kubernetes-validations`` holds it."""
-        found = {"rule": self.holds, "message": self.message, "messageExpression": self.told}
-        found |= {"fieldPath": self.path, "reason": self.reason}
-        return {key: value for key, value in found.items() if value}
+        manifest = {"rule": self.holds, "message": self.message, "messageExpression": self.message_expression}
+        manifest |= {"fieldPath": self.path, "reason": self.reason}
+        return {key: value for key, value in manifest.items() if value}
 
 
 def _one(name: str) -> str:
@@ -71,13 +71,13 @@ def _in_volumes(path: str, present: str = "true") -> Rule:
     return Rule(
         holds=f"!({present}) || !{path}.startsWith('data://') || {root} in self.kubernetes.volumes",
         message="names a root of data that kubernetes.volumes lacks",
-        told=f"'needs kubernetes.volumes[\"%s\"]: the claim that holds %s'.format([{root}, {path}])",
+        message_expression=f"'needs kubernetes.volumes[\"%s\"]: the claim that holds %s'.format([{root}, {path}])",
         path=f".{path.removeprefix('self.')}",
     )
 
 
 def _some_bytes(field: str) -> Rule:
-    """What is written as a text, too, is more than nothing."""
+    """A quantity that may also be written as a string is more than zero."""
     return Rule(
         holds=f"!has(self.{field}) || type(self.{field}) == int || self.{field}.matches('[1-9]')",
         message="is not positive: write an amount such as 4Gi",
@@ -114,7 +114,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds="self.model.family != 'gpt2' || self.model.positions >= self.data.sequenceLength",
             message="exceeds the model's positions: set model.positions or shorten the sequence",
-            told="'exceeds the model\\'s %d positions: set model.positions to %d or shorten the sequence'"
+            message_expression="'exceeds the model\\'s %d positions: set model.positions to %d or shorten the sequence'"
             ".format([self.model.positions, self.data.sequenceLength])",
             path=".data.sequenceLength",
         ),
@@ -129,7 +129,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             holds=f"self.resources.ranks / {_PRODUCT} * {_PRODUCT} >= "
             "(has(self.resources.minRanks) ? self.resources.minRanks : self.resources.ranks)",
             message="dp x tp x pp does not divide ranks, or a number from minRanks on: pin factors of resources.ranks",
-            told="'dp x tp x pp = %d does not divide %s: pin factors of resources.ranks'.format("
+            message_expression="'dp x tp x pp = %d does not divide %s: pin factors of resources.ranks'.format("
             f"[{_PRODUCT}, has(self.resources.minRanks) ? 'any number of ranks from %d to %d'"
             ".format([self.resources.minRanks, self.resources.ranks]) : 'ranks %d'.format([self.resources.ranks])])",
             path=".parallelism",
@@ -137,21 +137,21 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds=f"self.training.globalBatch % {_DP} == 0",
             message="dp does not divide globalBatch: pin a divisor of training.globalBatch",
-            told="'dp %d does not divide globalBatch %d: pin a divisor of training.globalBatch'"
+            message_expression="'dp %d does not divide globalBatch %d: pin a divisor of training.globalBatch'"
             f".format([{_DP}, self.training.globalBatch])",
             path=".parallelism",
         ),
         Rule(
             holds=f"{_MICRO_BATCH} * {_DP} <= self.training.globalBatch",
             message="microBatch is more than the sequences of a replica: pin at most as many",
-            told="'microBatch %d is more than the %d sequences of a replica: pin at most as many'"
+            message_expression="'microBatch %d is more than the %d sequences of a replica: pin at most as many'"
             f".format([{_MICRO_BATCH}, self.training.globalBatch / {_DP}])",
             path=".parallelism",
         ),
         Rule(
             holds="!has(self.parallelism.stages) || self.parallelism.stages.sum() == double(self.model.layers)",
             message="does not sum to the model's layers: change the numbers so that their sum agrees",
-            told="'stages hold %s blocks, the model has %d: change the numbers so that their sum agrees'"
+            message_expression="'stages hold %s blocks, the model has %d: change the numbers so that their sum agrees'"
             ".format([self.parallelism.stages.sum(), self.model.layers])",
             path=".parallelism.stages",
         ),
@@ -180,7 +180,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds="self.hidden % self.heads == 0",
             message="does not divide hidden: choose one of its divisors",
-            told="'hidden %d is not divisible by heads %d'.format([self.hidden, self.heads])",
+            message_expression="'hidden %d is not divisible by heads %d'.format([self.hidden, self.heads])",
             path=".heads",
         ),
         Rule(
@@ -191,7 +191,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds="self.kvHeads == 0 || self.heads % self.kvHeads == 0",
             message="does not divide heads: choose one of its divisors",
-            told="'heads %d is not divisible by kvHeads %d'.format([self.heads, self.kvHeads])",
+            message_expression="'heads %d is not divisible by kvHeads %d'.format([self.heads, self.kvHeads])",
             path=".kvHeads",
         ),
         Rule(

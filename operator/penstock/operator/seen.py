@@ -1,4 +1,4 @@
-"""What the operator keeps of the cluster's objects: small frozen extracts of what the life cycle is asked about.
+"""The operator's cached objects: small frozen extracts of the cluster's, with the input of the life cycle.
 
 Read once when an object arrives. A thousand jobs' pods would otherwise be held with all their fields.
 """
@@ -33,15 +33,15 @@ from penstock.kube.owners import controller
 from penstock.kube.transport import Object
 
 UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
-"""What may be raised by an object that somebody made by hand, or that another version of penstock wrote."""
+"""Errors of objects that were made by hand, or written by another version of penstock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenJobSet:
-    """An attempt's JobSet. ``failure`` is what the JobSet controller says about one that failed.
+    """An attempt's JobSet. ``failure`` is the JobSet controller's message about one that failed.
 
     ``completed`` says that all its pods ended well, also where they are gone. ``owner`` is the uid of the PipelineJob
-    that controls it; ``job_uid`` is only what its label says.
+    that controls it; ``job_uid`` is only its label.
     """
 
     namespace: str
@@ -73,7 +73,7 @@ class SeenRanksJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """How a pod ended. ``disrupted`` by what the job is not to blame for; ``report`` is what the pod said itself."""
+    """How a pod ended. ``disrupted``: preempted or evicted, not by the job's fault; ``report`` is the pod's own."""
 
     succeeded: bool
     message: str
@@ -84,7 +84,7 @@ class End:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hindrance:
-    """What keeps a pod from starting, as the scheduler or the kubelet says it, ``since`` when if that is known."""
+    """The pending reason of a pod, by the scheduler or the kubelet, ``since`` when if that is known."""
 
     reason: str
     message: str
@@ -92,7 +92,7 @@ class Hindrance:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether the pod would have a place if pods of others left, as far as the scheduler says.
+        """Whether the pod would have a place if pods of others left, as far as the scheduler reports.
 
         Its message lists a cause for each set of nodes. None of them may be of a kind that stays whichever pods leave.
         """
@@ -112,10 +112,10 @@ class SeenPod:
     """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one.
 
     Whose it is follows from the Job that controls it, ``owner_name`` with the uid ``owner`` (`penstock.operator.
-    ownership`); ``job_uid`` and ``attempt`` are only what its labels say. It was ``made_at`` by the cluster's clock.
+    ownership`); ``job_uid`` and ``attempt`` are only its labels. It was ``made_at`` by the cluster's clock.
 
     ``placed_at`` is when it was put on its ``node``, by the cluster's clock. It is ``running`` once anything in it
-    does, and has its ``end`` when nothing does: its ranks have ended by then, and what they recorded was brought to the
+    does, and has its ``end`` when nothing does: its ranks have ended by then, and their records were brought to the
     service or could not be.
     """
 
@@ -142,8 +142,8 @@ class SeenPod:
     version: int = field(default=0, compare=False)
 
     @property
-    def told(self) -> str:
-        """What was told to it so far, in a word."""
+    def annotated(self) -> str:
+        """The annotations that it has so far: ``epoch-2``, ``epoch-2-stop`` or nothing."""
         words = [f"epoch-{self.binding.epoch}"] if self.binding is not None else []
         return "-".join([*words, "stop"] if self.stop_asked_at is not None else words)
 
@@ -158,49 +158,49 @@ class SeenNode:
     not_ready_since: float | None = None
 
 
-def see_jobset(found: Object) -> SeenJobSet:
+def see_jobset(item: Object) -> SeenJobSet:
     """The extract of a JobSet that the operator made."""
-    metadata = found["metadata"]
+    metadata = item["metadata"]
     labels = metadata.get("labels", {})
-    failed = _condition(found, "Failed")
+    failed = _condition(item, "Failed")
     return SeenJobSet(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         job_uid=labels.get(UID_LABEL, ""),
         attempt=_number(labels.get(ATTEMPT_LABEL)),
-        suspended=bool(found["spec"].get("suspend")),
+        suspended=bool(item["spec"].get("suspend")),
         being_deleted="deletionTimestamp" in metadata,
-        completed=bool(_condition(found, "Completed")),
+        completed=bool(_condition(item, "Completed")),
         failure=str(failed.get("reason", "Failed")) if failed else "",
         message=str(failed.get("message", "")) if failed else "",
-        owner=controller(found, JOB_KIND, GROUP)[1],
+        owner=controller(item, JOB_KIND, GROUP)[1],
         made_at=parse_instant(metadata.get("creationTimestamp"), "creationTimestamp") or 0.0,
         version=_number(metadata.get("resourceVersion")),
     )
 
 
-def see_ranks_job(found: Object) -> SeenRanksJob:
+def see_ranks_job(item: Object) -> SeenRanksJob:
     """The extract of the Job of an attempt's JobSet."""
-    metadata = found["metadata"]
+    metadata = item["metadata"]
     return SeenRanksJob(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         job_uid=metadata.get("labels", {}).get(UID_LABEL, ""),
-        owner=controller(found, JOBSET_KIND, JOBSET_GROUP)[1],
+        owner=controller(item, JOBSET_KIND, JOBSET_GROUP)[1],
         version=_number(metadata.get("resourceVersion")),
     )
 
 
-def see_pod(found: Object) -> SeenPod:
+def see_pod(item: Object) -> SeenPod:
     """The extract of an attempt's pod."""
-    metadata, status = found["metadata"], found.get("status", {})
+    metadata, status = item["metadata"], item.get("status", {})
     labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
     container = _container(status, "containerStatuses", TRAINER_CONTAINER)
     reporter = _container(status, "initContainerStatuses", REPORTER_CONTAINER)
     reports = "running" in reporter.get("state", {})
-    owner_name, owner = controller(found, BATCH_JOB_KIND, BATCH_GROUP)
+    owner_name, owner = controller(item, BATCH_JOB_KIND, BATCH_GROUP)
     return SeenPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -208,17 +208,17 @@ def see_pod(found: Object) -> SeenPod:
         job_uid=labels.get(UID_LABEL, ""),
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         index=_number(labels.get(INDEX_LABEL)),
-        node=found["spec"].get("nodeName", ""),
+        node=item["spec"].get("nodeName", ""),
         address=status.get("podIP", ""),
         running=reports or "running" in container.get("state", {}),
         being_deleted="deletionTimestamp" in metadata,
-        placed_at=parse_instant(_condition(found, "PodScheduled").get("lastTransitionTime"), "PodScheduled"),
+        placed_at=parse_instant(_condition(item, "PodScheduled").get("lastTransitionTime"), "PodScheduled"),
         image_id=container.get("imageID") or reporter.get("imageID", ""),
         binding=_binding(annotations.get(BINDING_ANNOTATION, "")),
         stop_asked_at=_instant(annotations.get(STOP_ANNOTATION, "")),
         reminder=annotations.get(REMINDER_ANNOTATION, ""),
-        hindrance=_hindrance(found, reporter, container),
-        end=_end(found, container, reports),
+        hindrance=_hindrance(item, reporter, container),
+        end=_end(item, container, reports),
         owner_name=owner_name,
         owner=owner,
         made_at=parse_instant(metadata.get("creationTimestamp"), "creationTimestamp") or 0.0,
@@ -226,14 +226,14 @@ def see_pod(found: Object) -> SeenPod:
     )
 
 
-def see_node(found: Object) -> SeenNode:
+def see_node(item: Object) -> SeenNode:
     """The extract of a node."""
-    ready = _condition(found, "Ready", wanted=None)
+    ready = _condition(item, "Ready", wanted=None)
     is_ready = ready.get("status") == "True"
     return SeenNode(
-        name=found["metadata"]["name"],
-        uid=found["metadata"]["uid"],
-        boot_id=found.get("status", {}).get("nodeInfo", {}).get("bootID", ""),
+        name=item["metadata"]["name"],
+        uid=item["metadata"]["uid"],
+        boot_id=item.get("status", {}).get("nodeInfo", {}).get("bootID", ""),
         not_ready_since=None if is_ready else parse_instant(ready.get("lastTransitionTime"), "Ready") or 0.0,
     )
 
@@ -242,9 +242,9 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-def _condition(found: Object, kind: str, wanted: str | None = "True") -> Object:
+def _condition(item: Object, kind: str, wanted: str | None = "True") -> Object:
     """The condition of that type, if it has the wanted status; empty otherwise."""
-    conditions = found.get("status", {}).get("conditions") or ()
+    conditions = item.get("status", {}).get("conditions") or ()
     return next((c for c in conditions if c["type"] == kind and wanted in (None, c["status"])), {})
 
 
@@ -253,7 +253,7 @@ def _container(status: Object, kind: str, name: str) -> Object:
 
 
 def _binding(text: str) -> PodBinding | None:
-    """What somebody else wrote there is no binding."""
+    """The binding; none if another writer put something else there."""
     try:
         return PodBinding.from_manifest(jsontext.load(text)) if text else None
     except (ValueError, UserError):
@@ -261,7 +261,7 @@ def _binding(text: str) -> PodBinding | None:
 
 
 def _instant(text: str) -> float | None:
-    """When the pod was asked; that it was is what counts, if somebody else wrote there."""
+    """The time of the stop request; 0 for other text, since any text counts as a request."""
     try:
         return parse_instant(text, STOP_ANNOTATION) if text else None
     except UserError:
@@ -297,7 +297,7 @@ def _end(pod: Object, container: Object, reports: bool) -> End | None:
 
 
 def _report(text: str) -> AttemptReport | None:
-    """A container that was killed left no word, or somebody else's."""
+    """A container that was killed left no message, or one of another process."""
     try:
         return AttemptReport.from_manifest(jsontext.load(text)) if text else None
     except (ValueError, UserError):

@@ -1,4 +1,4 @@
-"""What an operator is told when it starts, by its environment."""
+"""Settings of an operator, from its environment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.kube.allowing import read_policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """One operator. ``namespace`` is the only one whose jobs it sees to; all if empty.
+    """One operator. ``namespace`` is the only one whose jobs it handles; all if empty.
 
-    ``image`` is what ranks run in where a job names none. ``service`` is the URL by which pods reach the service;
+    ``image`` is that of ranks where a job names none. ``service`` is the URL by which pods reach the service;
     ``service_ca`` the certificates that it is trusted by, as text. Without a URL no steps are reported.
     ``own_namespace`` is where the operator and the service live. Prometheus is answered on ``metrics_port``, and
-    nowhere if that is 0. ``policy`` says what jobs may use; their ``image`` is always allowed.
+    nowhere if that is 0. ``policy`` limits jobs; their ``image`` is always allowed.
     """
 
     own_namespace: str = "penstock-system"
@@ -39,14 +39,14 @@ class Settings:
         return self.namespace or self.own_namespace
 
     def policy_for(self, job: PipelineJob) -> JobPolicy:
-        """What this job may use: what a pod has by itself too, and its place where it is the operator's own."""
+        """The policy for this job: also a pod's own resources, and its place where it is the operator's own."""
         everywhere = self.policy.everywhere + Allowance(images=(self.image,) if self.image else ())
         own = [self.measuring_namespace] if MEASURES_LABEL in job.metadata.labels else []
         return replace(self.policy, namespaces=(*self.policy.namespaces, *own), everywhere=everywhere)
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
-    """What the variables PENSTOCK_... say; raises `UserError` for what cannot be used."""
+    """Settings by the variables PENSTOCK_...; raises `UserError` for values that cannot be used."""
     own, policy = environment.get("PENSTOCK_OWN_NAMESPACE", "penstock-system"), environment.get("PENSTOCK_POLICY_FILE")
     return Settings(
         own_namespace=own,
@@ -61,7 +61,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
 
 
 def _text(environment: Mapping[str, str], variable: str) -> str:
-    """What is in the file that the variable names."""
+    """The content of the file that the variable names."""
     path = environment.get(variable, "")
     try:
         return Path(path).read_text() if path else ""

@@ -1,4 +1,4 @@
-"""How a job's status follows from what was decided and seen: the phase, its times, and the conditions."""
+"""A job's status from decisions and observations: the phase, its times, and the conditions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WAITS = {
     Phase.PLANNING: ConditionType.PLANNED,
     Phase.BINDING: ConditionType.BOUND,
 }
-"""What a phase waits for."""
+"""The condition that a phase waits for."""
 
 _PLANNED = frozenset({Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED})
 _PROFILED = _PLANNED | {Phase.PLANNING}
@@ -75,7 +75,7 @@ def begun(status: JobStatus, launch: Launch, queues: bool, now: float) -> JobSta
 
 
 def in_short(plan: Plan) -> PlanStatus:
-    """What the status says of a plan."""
+    """The summary of a plan for the status."""
     mesh = [f"{name} {size}" for name, size in (("dp", plan.dp), ("tp", plan.tp), ("pp", plan.pp)) if size > 1]
     slices = f"{len(plan.slices)} slices" if len(plan.slices) > 1 else "unsliced"
     batches = f"{plan.num_alike} x {plan.microbatch}" + (f" + {plan.remainder}" if plan.remainder else "")
@@ -89,8 +89,8 @@ def in_short(plan: Plan) -> PlanStatus:
     )
 
 
-def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: float) -> JobStatus:
-    """The status with its conditions, and with what keeps it waiting as its message; equal if nothing changed."""
+def updated(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: float) -> JobStatus:
+    """The status with its conditions, and with the pending reason as its message; equal if nothing changed."""
     queued = status.phase is Phase.QUEUED
     waits_for = _waits_for(status, facts, now) if queued else ""
     message = waits_for if queued else status.message
@@ -107,16 +107,17 @@ def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: 
 
 
 def _newest_checkpoint(status: JobStatus, facts: Facts) -> CheckpointName | None:
-    """As far as the service or the agent told of it. Ranks look for themselves (docs/adr/0018); this is for people."""
+    """As reported by the service or the agent. Ranks search by themselves (docs/adr/0018); this is for people."""
     progress, report = facts.progress, facts.agent.report if facts.agent is not None else None
-    found = [status.checkpoint, report.checkpoint if report is not None else None]
+    checkpoints = [status.checkpoint, report.checkpoint if report is not None else None]
     if progress is not None and progress.last_checkpoint is not None:
-        found.append(CheckpointName(attempt=progress.attempt, step=progress.last_checkpoint))
-    return max((name for name in found if name is not None), key=lambda name: (name.step, name.attempt), default=None)
+        checkpoints.append(CheckpointName(attempt=progress.attempt, step=progress.last_checkpoint))
+    known = (name for name in checkpoints if name is not None)
+    return max(known, key=lambda name: (name.step, name.attempt), default=None)
 
 
-def is_told_by_service(status: JobStatus) -> bool:
-    """Whether the status says by the service's part which checkpoint is the newest."""
+def is_reported_by_service(status: JobStatus) -> bool:
+    """Whether the service's part of the status names the newest checkpoint."""
     name, progress = status.checkpoint, status.progress
     if name is None or progress is None:
         return False
@@ -130,7 +131,7 @@ def _waits_for(status: JobStatus, facts: Facts, now: float) -> str:
 
 
 def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
-    """As a Job's startTime: suspended, also by a queue, nothing is active, and what it may take is counted anew."""
+    """Like a Job's startTime: none while suspended, also by a queue, after which its time limit restarts."""
     if status.phase is Phase.SUSPENDED or (facts.jobset is not None and facts.jobset.suspended):
         return None
     return now if status.started_at is None and facts.jobset is not None else status.started_at
@@ -139,25 +140,25 @@ def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
 def denied(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
     """The status of a job for which the cluster refuses to do something; it is tried again."""
     waits = _WAITS.get(status.phase)
-    found = [] if waits is None else [_condition(waits, False, "", error.reason or "Refused", error.message)]
-    conditions = _merged(status.conditions, found, generation, now)
-    message = error.message if found else status.message  # why it failed is not to be lost
+    new = [] if waits is None else [_condition(waits, False, "", error.reason or "Refused", error.message)]
+    conditions = _merged(status.conditions, new, generation, now)
+    message = error.message if new else status.message  # keeps the cause of a failure
     return dataclasses.replace(status, observed_generation=generation, message=message, conditions=conditions)
 
 
 def refused(status: JobStatus, mistake: str, generation: int, now: float) -> JobStatus:
     """The status of a job that cannot be understood: it has failed."""
     failed = entered(status, SetPhase(Phase.FAILED, "InvalidSpec", mistake), now)
-    found = [
+    new = [
         _condition(ConditionType.COMPLETE, False, "", "Failed", ""),
         _condition(ConditionType.FAILED, True, "InvalidSpec", "", mistake),
     ]
-    conditions = _merged(status.conditions, found, generation, now)
+    conditions = _merged(status.conditions, new, generation, now)
     return dataclasses.replace(failed, observed_generation=generation, conditions=conditions)
 
 
 def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str, now: float) -> Iterable[Condition]:
-    """Those that say something in this phase; one that was true stays, told as it is now."""
+    """The conditions that apply in this phase; one that was true stays, with its current content."""
     live = status.phase in LIVE
     if status.attempt or waits_for:
         is_admitted = live or status.phase is Phase.SUCCEEDED
@@ -186,7 +187,7 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str,
 
 
 def _waits_why(status: JobStatus, facts: Facts, now: float) -> str:
-    """Why it is not admitted, in the words that say where it stands among others (`penstock.operator.places`)."""
+    """The reason why it is not admitted, which encodes its standing among others (`penstock.operator.places`)."""
     before = status.condition(ConditionType.ADMITTED)
     was_in_line = before is not None and before.reason in (places.IN_LINE, places.PLACING)
     if facts.job.spec.kubernetes.queue_name or status.phase not in (Phase.QUEUED, Phase.RECOVERING):
@@ -207,7 +208,7 @@ def _is_placed(facts: Facts) -> bool:
 
 
 def _outlived(status: JobStatus) -> Iterable[Condition]:
-    """What was true of an attempt that is over, or of the one before."""
+    """Conditions that were true of an attempt that is over, or of the one before."""
     gone = [ConditionType.PROFILED, ConditionType.PLANNED] if status.phase is Phase.QUEUED else []
     if status.phase not in LIVE and status.phase is not Phase.SUCCEEDED:
         gone.append(ConditionType.BOUND)
@@ -235,7 +236,7 @@ def _planned(status: JobStatus) -> Condition:
 def _drifted(facts: Facts) -> Condition | None:
     """Whether steps take another time than was predicted.
 
-    What was told of an attempt stays until the next one trains, because a measurement may have to be newer than it.
+    Drift of an attempt stays until the next one trains, because a measurement may have to be newer than it.
     """
     status, progress = facts.status, facts.progress
     before, seconds = status.condition(ConditionType.DRIFTED), step_seconds(facts)
@@ -258,11 +259,11 @@ def _condition(kind: ConditionType, holds: bool, when_true: str, when_false: str
 
 
 def _merged(
-    before: tuple[Condition, ...], found: Iterable[Condition], generation: int, now: float
+    before: tuple[Condition, ...], changes: Iterable[Condition], generation: int, now: float
 ) -> tuple[Condition, ...]:
     """In the order of their types; a transition's time is that of the status's last change."""
-    old = {each.type: each for each in before}
-    new = {each.type: _dated(each, old.get(each.type), generation, now) for each in found}
+    old = {condition.type: condition for condition in before}
+    new = {condition.type: _dated(condition, old.get(condition.type), generation, now) for condition in changes}
     merged = {**old, **new}
     return tuple(merged[kind] for kind in ConditionType if kind in merged)
 

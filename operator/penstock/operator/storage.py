@@ -1,4 +1,4 @@
-"""Whether an attempt's pods can share what they write: what one saves must be read by the next, on whatever node."""
+"""Check that an attempt's pods share storage: files of one attempt must be readable by the next, on any node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def require_shared_output(
 ) -> None:
     """Raise `UserError` unless ``num_pods`` pods may all write the job's output.
 
-    ``modes_of_claim`` knows the access modes of a claim; none for one that is not there yet, which pods wait for.
+    ``modes_of_claim`` knows the access modes of a claim; none for one that does not exist yet, for which pods wait.
     """
     if num_pods < 2:
         return

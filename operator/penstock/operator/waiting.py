@@ -1,4 +1,4 @@
-"""What keeps an attempt from starting, in words that say what to do."""
+"""Pending reasons of an attempt, with remedies."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ POD_SECONDS = 15.0
 """A cluster that would make pods has made them by then."""
 
 START_SECONDS = 30.0
-"""A node that has the image, and can mount what is asked for, has started a pod by then."""
+"""A node that has the image and can mount the volumes has started a pod by then."""
 
 
-NO_SERVICE = "the service, which could bring what it measured, is not there; start it, or wait"
+NO_SERVICE = "the service, which could bring the measurement, is not running; start it, or wait"
 
 
 def hindrance(facts: Facts) -> str:
-    """What keeps the attempt from starting, of the first pod that says something; empty if nothing does."""
+    """The pending reason of the first pod that has one; empty if none has."""
     if facts.jobset is not None and facts.jobset.suspended:
         queue = facts.job.spec.kubernetes.queue_name
         return f"queue {queue} has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
-    found = next((pod for pod in facts.pods if pod.hindrance), None)
-    if found is None or found.hindrance is None:
+    stuck = next((pod for pod in facts.pods if pod.hindrance), None)
+    if stuck is None or stuck.hindrance is None:
         return ""
-    said = remedied(f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}")
+    message = remedied(f"pod {stuck.name}: {stuck.hindrance.reason}: {stuck.hindrance.message}")
     placed = placed_ranks(facts)
     if not placed or placement_since(facts) is None:
-        return said
+        return message
     given_up = f"given up if that stays so for {PLACED_IN_PART_SECONDS:.0f} s, and tried again"
-    return f"{said}; {placed} of {facts.status.ranks} ranks have a place, which is {given_up}"
+    return f"{message}; {placed} of {facts.status.ranks} ranks have a place, which is {given_up}"
 
 
 def missing_pods(facts: Facts, now: float) -> str:
-    """That the cluster refuses to make pods, where it has not made them for long; it tells the child Job why."""
+    """The reason if the cluster has not made pods for long: it refuses to, and the events of the child Job say why."""
     since = facts.status.phase_entered_at or now
     if facts.jobset is None or facts.jobset.suspended or now < since + POD_SECONDS:
         return ""
     if len(facts.pods) >= facts.wanted_pods:
         return ""
     job = f"{facts.jobset.name}-{RANKS_JOB}-0"
-    return f"{len(facts.pods)} of {facts.wanted_pods} pods were made; kubectl describe job {job} says why"
+    return f"{len(facts.pods)} of {facts.wanted_pods} pods were made; kubectl describe job {job} shows the reason"
 
 
 def unstarted_pods(facts: Facts, now: float) -> str:
-    """That a pod has a node for long and does not start, of which the kubelet tells in events alone."""
+    """The reason if a pod has a node for long and does not start, which the kubelet reports only in events."""
     due = now - START_SECONDS - facts.ahead_seconds
     waiting = [pod for pod in facts.pods if not (pod.running or pod.end or pod.hindrance)]
     late = next((pod for pod in waiting if pod.placed_at is not None and pod.placed_at <= due), None)
     if late is None:
         return ""
-    return f"pod {late.name} has not started on node {late.node} yet; kubectl describe pod {late.name} says why"
+    return f"pod {late.name} has not started on node {late.node} yet; kubectl describe pod {late.name} shows the reason"
 
 
 def measuring_news(facts: Facts) -> str:
-    """What an attempt that measures does, or why nothing is heard of it, after the reason why it measures again."""
+    """The state of an attempt that measures, or the cause of its silence, after the reason why it measures again."""
     return "; ".join(filter(None, (facts.profile_message, _measuring(facts))))
 
 
@@ -64,14 +64,14 @@ def _measuring(facts: Facts) -> str:
     agent = facts.agent
     if agent is None:
         is_bound = len([pod for pod in facts.pods if pod.binding is not None]) == facts.wanted_pods
-        return hindrance(facts) or ("" if is_bound else "its pods were not all asked to measure yet")
+        return hindrance(facts) or ("" if is_bound else "not all of its pods have the request to measure yet")
     pod = first_pod(facts)
     name = pod.name if pod is not None else "of the first rank"
     if agent.problem:
-        service = "the service may bring what it measured" if facts.service_since is not None else NO_SERVICE
-        return f"waits for what is measured: the agent of pod {name} {agent.problem}; {service}"
+        service = "the service may bring the measurement" if facts.service_since is not None else NO_SERVICE
+        return f"waits for the measurement: the agent of pod {name} {agent.problem}; {service}"
     if agent.report is None:
-        return f"waits for what pod {name} measures"
+        return f"waits for the measurement of pod {name}"
     if agent.report.state is AttemptState.STARTING:
         return f"pod {name} prepares its data"
     done, total = agent.report.done, agent.report.total
@@ -81,14 +81,14 @@ def _measuring(facts: Facts) -> str:
 
 
 def first_pod(facts: Facts) -> SeenPod | None:
-    """The pod of the attempt's first rank, which has what all of them measured, once it was told so."""
+    """The pod of the attempt's first rank, which collects the measurements of all, once it is bound to measure."""
     return next((pod for pod in facts.pods if pod.binding is not None and pod.binding.node_rank == 0), None)
 
 
 def placement_since(facts: Facts) -> float | None:
     """Since when no more pods of an attempt that lacks places got one; none if it lacks none, or a queue decides.
 
-    One that holds no place, and would have none if others left either, competes with nobody: it waits.
+    A pod that holds no place, and would get none if others left, does not compete: it waits.
     """
     since = short_since(facts)
     if since is None or facts.job.spec.kubernetes.queue_name:

@@ -1,4 +1,4 @@
-"""What the operator watches, and how the cache hears of it."""
+"""The operator's watches, and their updates of the cache."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def watched(cache: Cache) -> list[Watched]:
 
 
 def _jobs(cache: Cache) -> Watched:
-    def put(found: Object) -> None:
-        cache.put_job(found)
+    def put(item: Object) -> None:
+        cache.put_job(item)
 
     return Watched(
         resource=JOBS,
         replace=lambda listing: cache.replace_jobs(listing.objects, int(listing.version)),
         put=put,
-        remove=lambda found: cache.remove_job(found["metadata"]["uid"]),
+        remove=lambda item: cache.remove_job(item["metadata"]["uid"]),
     )
 
 
@@ -62,23 +62,23 @@ def _nodes(cache: Cache) -> Watched:
         resource=NODES,
         replace=lambda listing: cache.replace_nodes(_readable(see_node, listing.objects)),
         put=_if_readable(see_node, cache.put_node),
-        remove=lambda found: cache.remove_node(found["metadata"]["name"]),
+        remove=lambda item: cache.remove_node(item["metadata"]["name"]),
     )
 
 
-def _if_readable(see: Callable[[Object], T], tell: Callable[[T], None]) -> Callable[[Object], None]:
-    def told(found: Object) -> None:
-        for each in _readable(see, [found]):
-            tell(each)
+def _if_readable(see: Callable[[Object], T], put: Callable[[T], None]) -> Callable[[Object], None]:
+    def put_readable(item: Object) -> None:
+        for extract in _readable(see, [item]):
+            put(extract)
 
-    return told
+    return put_readable
 
 
-def _readable(see: Callable[[Object], T], found: Iterable[Object]) -> Iterator[T]:
-    """What can be understood. Anybody may make an object with the operator's labels: it must not blind it to others."""
-    for each in found:
+def _readable(see: Callable[[Object], T], items: Iterable[Object]) -> Iterator[T]:
+    """Extracts of the readable items. Any user may make one with the operator's labels, and must not hide others."""
+    for item in items:
         try:
-            yield see(each)
+            yield see(item)
         except UNREADABLE as error:
-            metadata = each.get("metadata", {})
+            metadata = item.get("metadata", {})
             log.warning("%s/%s cannot be read: %r", metadata.get("namespace"), metadata.get("name"), error)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 60.0
 
 Handle = Callable[[str], Awaitable[float | None]]
-"""Does what there is to do about a key; says after how many seconds it wants to be called again, if at all."""
+"""Handles a key; returns the seconds until its next call, if there is to be one."""
 
 
 class Level(enum.IntEnum):
@@ -85,7 +85,7 @@ class WorkQueue:
         """Add the key at the latest in so many seconds."""
         entry = self._entries.setdefault(key, _Entry())
         if entry.in_flight or entry.ready is not None:
-            return  # what it says when it ends is newer
+            return  # its result will be newer
         loop = asyncio.get_running_loop()
         due = loop.time() + seconds
         if entry.timer is not None:
@@ -95,7 +95,7 @@ class WorkQueue:
         entry.timer = loop.call_at(due, self._due, key, entry)
 
     async def close(self) -> None:
-        """Start nothing more, and wait for what is in flight."""
+        """Start no more keys, and wait for those in flight."""
         for entry in self._entries.values():
             if entry.timer is not None:
                 entry.timer.cancel()
@@ -156,7 +156,7 @@ class WorkQueue:
         try:
             wait = await self._handle(key)
             entry.failures = 0
-        except Exception as error:  # whatever it is, the key is tried again, and the others go on
+        except Exception as error:  # of any kind: the key is retried, and the others go on
             entry.failures += 1
             self._failed(key, error, entry.failures)
             wait = backoff_seconds(entry.failures)
@@ -175,7 +175,7 @@ def _waits(entry: _Entry) -> bool:
 
 
 async def _nothing(key: str) -> None:
-    """What is handled once the queue is closed."""
+    """The remaining keys once the queue is closed."""
 
 
 def backoff_seconds(failures: int) -> float:
