@@ -365,7 +365,7 @@ class TestPlans:
 def test_a_store_that_is_away_is_told(here: OnCluster) -> None:
     """So that whoever watches begins anew, with a list."""
     here.service.writer.close()
-    with pytest.raises(MirrorError, match="the store does not take what was seen"):
+    with pytest.raises(MirrorError, match="the store refuses an observed job"):
         here.member.mirror.put(here.fake.add_job(job_manifest()))
 
 

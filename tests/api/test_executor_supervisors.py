@@ -277,7 +277,7 @@ def test_one_that_says_nothing_is_told_so(stubs: Stubs, folder: AttemptFolder) -
     wait_until(lambda: not service.alive(folder))
     found = service.report(folder)
     assert found is not None
-    assert found.message == "the supervisor did not start (exit code 0): it said nothing"
+    assert found.message == "the supervisor did not start (exit code 0): it printed nothing"
 
 
 def test_a_report_outlives_its_supervisor(stubs: Stubs, folder: AttemptFolder) -> None:

@@ -103,7 +103,7 @@ def test_a_running_job_s_page_says_everything(service: Service) -> None:
         "One step, predicted and measured",
         "Memory",
         "Why this plan",
-        "What happened",
+        "Events",
         "Submitted by somebody",
         "compiled",
         "Suspend",
@@ -255,7 +255,7 @@ def test_profiles_are_listed_and_shown(service: Service) -> None:
     (link,) = [link for link in listed.links if link.startswith("/profiles/")]
     assert "newest" in words(listed)
     found = words(read(client, link))
-    for said in ("What layers cost", "Cost model", "Bandwidth between ranks", "Machine and versions"):
+    for said in ("Costs of layers", "Cost model", "Bandwidth between ranks", "Machine and versions"):
         assert said in found
     assert client.get("/profiles/none", headers=HTML).status_code == 404
 

@@ -153,7 +153,7 @@ class TestDelivery:
             with caplog.at_level(logging.WARNING):
                 deliverer_to(service, f"http://127.0.0.1:{closed.getsockname()[1]}/secret-path").turn()
         assert "default/tiny" in caplog.text
-        assert "again in 5 s" in caplog.text
+        assert "retrying in 5 s" in caplog.text
         assert "secret-path" not in caplog.text
         clock.now += BACKOFF_SECONDS
         deliverer_to(service, receiver.url).turn()
@@ -172,7 +172,7 @@ class TestDelivery:
             clock.now += 600
         assert GIVE_UP_SECONDS - 2 * MOST_BACKOFF_SECONDS < last - began <= GIVE_UP_SECONDS
         assert 24 < len(receiver.calls) < 40
-        assert caplog.messages[-1].endswith("it is given up")
+        assert caplog.messages[-1].endswith("giving up")
 
     def test_one_that_fails_keeps_no_other_back(
         self, service: Service, receiver: Receiver, deliverer: Deliverer, clock: Clock

@@ -1,1 +1,1 @@
-"""Asking: the REST service, its store, its local executor and its pages, and how it is started and administered."""
+"""The REST service, its store, its local executor and its pages, with its start and administration."""

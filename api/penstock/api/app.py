@@ -56,16 +56,16 @@ ROUTERS = (
     pages.router,
     login.router,
 )
-"""What is asked most comes first: a request is matched against one route after the other."""
+"""The most frequent requests come first: a request is matched against one route after the other."""
 OF_JOB = (jobs.of_job, streams.of_job, insight.of_job, files.of_job, reruns.of_job)
-"""Routes about one job, which are found below its name and, as long as it is not forgotten, below its uid."""
+"""Routes about one job, below its name and, until it is forgotten, below its uid."""
 
 
 class _Documented(FastAPI):
-    """Tells more of itself than FastAPI would."""
+    """A FastAPI application with a fuller OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, made when it is first asked for."""
+        """The OpenAPI document, made at its first request."""
         return self._completed
 
     @functools.cached_property
@@ -102,7 +102,7 @@ class Direct:
 
 
 def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) -> FastAPI:
-    """The service as an ASGI application. Who opened the service closes it, once the application has ended.
+    """The service as an ASGI application. The caller closes the service, once the application has ended.
 
     ``seconds`` counts from anywhere, but steadily: rates are taken by it.
     """

@@ -34,10 +34,10 @@ MOST_BODIES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """What every route is given. ``clock`` gives seconds since the epoch; ``cluster`` is none on a machine.
+    """The service, for every route. ``clock`` gives seconds since the epoch; ``cluster`` is none on a machine.
 
     ``bodies`` bounds how many large bodies are read at once, each of which may take a few hundred megabytes until it is
-    refused. ``requested`` is set once a client's change is committed, so that the executor looks at it soon.
+    refused. ``requested`` is set once a client's change is committed, so that the executor handles it soon.
     """
 
     settings: Settings
@@ -54,16 +54,16 @@ class Service:
     requested: threading.Event = field(default_factory=threading.Event)
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """What ``question`` finds, of one state of the database."""
+        """The result of ``question``, on one snapshot of the database."""
         with self.engine.connect() as connection:
             return question(connection)
 
     def write(self, key: str, change: Callable[[Connection], T]) -> T:
-        """Change what ``key`` names (a job's uid, or a table), and wait for the commit."""
+        """Make a change of ``key`` (a job's uid, or a table), and wait for the commit."""
         return self.writer.write(key, change)
 
     def submit(self, key: str, change: Callable[[Connection], T]) -> Future[T]:
-        """The same, for those who wait otherwise."""
+        """Like `write`, but return a future."""
         return self.writer.submit(key, change)
 
     def submit_joint(self, key: str, joint: Joint[I, T], item: I) -> Future[T]:
@@ -71,7 +71,7 @@ class Service:
         return self.writer.submit_joint(key, joint, item)
 
     def close(self) -> None:
-        """Commit what was asked for, end what else is under way, and let go of the database."""
+        """Commit requested changes, end other work, and close the database."""
         self.exports.close()
         self.writer.close()
         if self.notices is not None:
@@ -115,7 +115,7 @@ def open_service(
 
 @dataclass(frozen=True, slots=True)
 class _FeedReader:
-    """What live streams are fed from; see `penstock.api.live.feed.Reader`."""
+    """The `penstock.api.live.feed.Reader` of live streams."""
 
     engine: Engine
 

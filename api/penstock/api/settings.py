@@ -1,4 +1,4 @@
-"""What a service is told when it starts: where it listens, what it keeps where, and its limits."""
+"""Settings of a service: its address, its folders and database, and its limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INGEST_REQUESTS = Rate(per_second=2000.0, burst=4000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a client may ask at most."""
+    """Limits of requests and connections."""
 
     body_bytes: int = 4 * MEBIBYTE
     decompressed_bytes: int = 32 * MEBIBYTE
@@ -29,7 +29,7 @@ class Limits:
     streams: int = 2000
     requests: Rate = REQUESTS  # of a token with its sessions, or an address without one
     ingest_requests: Rate = INGEST_REQUESTS  # one token reports for all jobs of a machine
-    reviews: Rate = REVIEWS  # of tokens that the cluster is asked about, from an address
+    reviews: Rate = REVIEWS  # of token reviews by the cluster, from an address
     counted: int = 10_000  # tokens and addresses whose requests are counted
     stream_seconds: float = 300.0  # then a client comes again, and shows a token that still holds
 
@@ -46,7 +46,7 @@ class Tls:
 class Settings:
     """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding).
 
-    ``data_roots`` and ``schedules`` are what jobs may name besides what is built in; see `penstock.core.run.locations`.
+    ``data_roots`` and ``schedules`` are names for jobs beyond the built-in ones (`penstock.core.run.locations`).
     ``machine`` is the host whose measurements are meant where none are named; any if empty. ``executor`` is the name of
     the executor that runs jobs in ``folder``; jobs of another executor have their files elsewhere.
     """
@@ -79,12 +79,12 @@ class Settings:
 
     @property
     def locations(self) -> Locations:
-        """What jobs may name, and where it lies."""
+        """Locations that jobs may name."""
         schedules = frozenset({*BUILT_IN, CSV, *self.schedules})
         return Locations(data_roots=self.data_roots, runs=self.runs, schedules=schedules)
 
     def executor_for(self, job: PipelineJob) -> str | None:
-        """Who has to run the job: whoever has the checkpoint that it begins from; none for anybody."""
+        """The executor that has to run the job, because it has the checkpoint to begin from; none for any."""
         return self.executor or None if job.spec.checkpoint.resume_from else None
 
     @property

@@ -14,7 +14,7 @@ TOKEN_BYTES = 32
 
 
 class Role(enum.StrEnum):
-    """What a token is good for; each of the first three may do what the one before may."""
+    """The permissions of a token; each of the first three includes the one before."""
 
     VIEWER = "viewer"
     EDITOR = "editor"
@@ -27,7 +27,7 @@ _RANKS = {Role.VIEWER: 1, Role.EDITOR: 2, Role.ADMIN: 3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reporting:
-    """The one attempt of the one job that somebody may report for."""
+    """The one attempt of the one job for which an identity may report."""
 
     name: str
     uid: str
@@ -36,7 +36,7 @@ class Reporting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Somebody who was recognised; ``namespace`` is where the role holds, everywhere if none.
+    """An authenticated caller; the role holds in ``namespace``, everywhere if none.
 
     One that reports for a single attempt has it in ``only``.
     """
@@ -49,7 +49,7 @@ class Identity:
     def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
         """Whether what needs ``role`` is allowed in ``namespace``; in none, it must be allowed everywhere.
 
-        ``verb`` is what it is among Kubernetes' verbs, for those whose rights are kept by verbs.
+        ``verb`` is the Kubernetes verb of the operation, for callers with rights by verbs.
         """
         reaches = self.namespace is None or self.namespace == namespace
         if Role.INGEST in (role, self.role):
@@ -90,11 +90,11 @@ def new_token(prefix: str = PREFIX) -> str:
 
 
 def derived_token(secret: str, salt: str, prefix: str = PREFIX) -> str:
-    """The same, of somebody's own secret and a random salt: nobody who lacks the one can make it of the other."""
+    """A token derived from the caller's own secret and a random salt: it cannot be computed without both."""
     made = hmac.digest(secret.encode(), salt.encode(), "sha256")
     return prefix + base64.urlsafe_b64encode(made).decode().rstrip("=")
 
 
 def digest(token: str) -> str:
-    """What the store keeps of a token: SHA-256 suffices for a secret that nobody can guess."""
+    """The stored form of a token: SHA-256 suffices for a random secret of this length."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Tokens that were looked up a moment ago: a thousand jobs that report every few seconds bear few tokens."""
+"""Cache of recently checked tokens: a thousand jobs that report every few seconds use few tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST_KNOWN = 1024
 
 
 class KnownTokens:
-    """Remembers who bears a token by its digest, never the unknown; to be asked from one event loop.
+    """Caches the bearers of tokens by their digests, never unknown tokens; for use from one event loop.
 
-    ``seconds`` says how long it remembers one, and ``most`` how many.
+    ``seconds`` is the lifetime of an entry, and ``most`` the number of entries.
     """
 
     def __init__(
@@ -26,12 +26,12 @@ class KnownTokens:
         self._known: dict[str, tuple[float, Caller]] = {}
 
     def knows(self, secret: str, now: float) -> bool:
-        """Whether it need not be looked up."""
+        """Whether the token is cached."""
         at, caller = self._known.get(digest(secret), (0.0, None))
         return caller is not None and 0 <= now - at < self._seconds(caller)
 
     async def find(self, secret: str, now: float, look_up: Callable[[], Caller | None]) -> Caller | None:
-        """Who bears the token with this secret, as it was a moment ago or as it is looked up in a thread."""
+        """The bearer of the token with this secret, from the cache or else from a lookup in a thread."""
         known, key = self._known, digest(secret)
         at, caller = known.get(key, (0.0, None))
         if caller is not None and 0 <= now - at < self._seconds(caller):
@@ -45,5 +45,5 @@ class KnownTokens:
         return caller
 
     def forget(self) -> None:
-        """Look all up again: one was revoked. May be called from any thread."""
+        """Clear the cache, since a token was revoked. May be called from any thread."""
         self._known = {}

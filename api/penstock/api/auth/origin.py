@@ -1,4 +1,4 @@
-"""Whether a request comes from a page of this service, which is what its Origin header says."""
+"""Whether a request comes from a page of this service, by its Origin header."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ def same_origin(origin: str | None, scheme: str, host: str) -> bool:
     """Whether ``origin`` names this scheme, host and port. A missing one does not: every browser sends it with what is
     no GET, and the cookie comes from browsers only.
     """
-    return origin is not None and (asked := _place(f"{scheme}://{host}")) is not None and _place(origin) == asked
+    return (
+        origin is not None and (requested := _place(f"{scheme}://{host}")) is not None and _place(origin) == requested
+    )
 
 
 def _place(url: str) -> tuple[str, str, int] | None:
-    """What makes an origin one; none for ``null`` and for what says more than an origin does."""
+    """Scheme, host and port of an origin; none for ``null`` and for a URL with more parts."""
     try:
         parts = urlsplit(url)
         port = parts.port

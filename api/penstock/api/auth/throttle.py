@@ -1,7 +1,7 @@
-"""How often somebody may ask: a bucket of requests for each, refilled at a steady rate.
+"""Rate limit: a token bucket for each client, refilled at a steady rate.
 
 Buckets are kept in memory, so each service counts for itself. Their number is bounded, because addresses are not: the
-one that was not used for longest is forgotten, and whoever it was starts with a full one.
+one that was not used for longest is forgotten, and its client starts with a full one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 IPV6_SITE_BITS = 64
-"""What one customer of a network gets: whoever has one address has them all."""
+"""The prefix that one customer of a network gets: a client with one of its addresses has them all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """Requests that are let through: so many ``per_second`` for ever, and ``burst`` of them at once."""
+    """A rate limit: ``per_second`` requests in the long run, and ``burst`` of them at once."""
 
     per_second: float
     burst: int
@@ -42,7 +42,7 @@ def take(bucket: Bucket | None, rate: Rate, now: float) -> tuple[Bucket, float]:
 
 
 class Throttle:
-    """The buckets of all who ask, at most ``most`` of them. Not for several threads."""
+    """The buckets of all clients, at most ``most`` of them. Not thread-safe."""
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
         self._most, self._clock = most, clock
@@ -63,11 +63,11 @@ class Throttle:
 def site(address: str) -> str:
     """Whose address it is: an IPv4 address itself, of an IPv6 address the network."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Network((found, IPV6_SITE_BITS), strict=False))
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.IPv6Network((ip, IPV6_SITE_BITS), strict=False))

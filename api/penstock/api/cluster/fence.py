@@ -17,8 +17,8 @@ T = TypeVar("T")
 class Fence:
     """Passes on to ``keeper``; since `begin` each write belongs to the epoch that began then.
 
-    A service that loses the Lease keeps its epoch: what its watcher was still about to write is refused as soon as
-    another service has begun the next one. What a request made a service look up is written to ``keeper`` itself.
+    A service that loses the Lease keeps its epoch: late writes of its watcher are refused as soon as
+    another service has begun the next one. Objects that were read for a request are written to ``keeper`` itself.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -42,15 +42,15 @@ class Fence:
         return self._keeper.clock
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """What ``question`` finds, of one state of the database."""
+        """The result of ``question``, on one snapshot of the database."""
         return self._keeper.read(question)
 
     def write(self, key: str, change: Callable[[Connection], T]) -> T:
-        """Change what ``key`` names, and wait for the commit; raises `LostLeaseError`."""
+        """Make a change of ``key``, and wait for the commit; raises `LostLeaseError`."""
         return self.submit(key, change).result()
 
     def submit(self, key: str, change: Callable[[Connection], T]) -> Future[T]:
-        """The same, for those who wait otherwise."""
+        """Like `write`, but return a future."""
         epoch = self._epoch
         if epoch is None:
             return self._keeper.submit(key, change)

@@ -1,4 +1,4 @@
-"""What a service does on a cluster beside answering: hold the Lease, and while it does, mirror and report."""
+"""Background work of a service on a cluster: hold the Lease, and meanwhile mirror and report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Following:
         self._watcher: Watcher | None = None
 
     def turn(self) -> None:
-        """Renew the Lease, and begin or end to mirror as it says."""
+        """Renew the Lease, and begin or end mirroring with its possession."""
         with _surviving("the Lease"):
             self._lease.turn()
         if self._lease.held and self._watcher is None:
@@ -43,7 +43,7 @@ class Following:
             self._stop()
 
     def report(self) -> None:
-        """Tell the cluster what was reported, once everything there is was seen."""
+        """Write reports to the cluster, once the mirror is synced."""
         watcher = self._watcher
         if self._lease.held and watcher is not None and watcher.synced.is_set():
             with _surviving("reports"):
@@ -68,8 +68,8 @@ class Following:
 
 @contextmanager
 def _surviving(what: str) -> Iterator[None]:
-    """What goes wrong is told, and tried again at the next turn: nobody would notice that its thread has ended."""
+    """Errors are logged, and retried at the next turn: an ended thread would go unnoticed."""
     try:
         yield
     except Exception:
-        log.exception("%s", what)
+        log.exception("%s: failed; retrying at the next turn", what)

@@ -1,4 +1,4 @@
-"""What the parts that follow a cluster ask of the service: its store, and the time."""
+"""Interface of the service for the parts that follow a cluster: its store, and the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """See `penstock.api.service.Service`, which is one."""
+    """The store and the clock; `penstock.api.service.Service` has this interface."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -20,13 +20,13 @@ class Keeper(Protocol):
         ...
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """What ``question`` finds, of one state of the database."""
+        """The result of ``question``, on one snapshot of the database."""
         ...
 
     def write(self, key: str, change: Callable[[Connection], T]) -> T:
-        """Change what ``key`` names, and wait for the commit."""
+        """Make a change of ``key``, and wait for the commit."""
         ...
 
     def submit(self, key: str, change: Callable[[Connection], T]) -> Future[T]:
-        """The same, for those who wait otherwise."""
+        """Like `write`, but return a future."""
         ...

@@ -1,4 +1,4 @@
-"""The only file of the service that calls Kubernetes: what it asks, and how that is asked.
+"""The only module of the service that calls Kubernetes: its requests, and their form.
 
 Every write names the uid that it means, so that it never strikes a namesake; where a status alone is written a cluster
 heeds no uid, so the version is named there. Of a job's status nothing is written but ``progress``, by server-side apply
@@ -29,10 +29,10 @@ Place = tuple[str, str, str]
 
 
 class Cluster(Protocol):
-    """What the service asks of a cluster. All calls raise `penstock.kube.transport.KubeError`."""
+    """The service's calls to a cluster. All raise `penstock.kube.transport.KubeError`."""
 
     def identity(self) -> str:
-        """What tells this cluster from all others, for as long as it is there."""
+        """The unique and permanent identity of this cluster."""
         ...
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
@@ -44,15 +44,15 @@ class Cluster(Protocol):
         ...
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        """What changes after ``version``, for some minutes."""
+        """Changes after ``version``, for a minute at most."""
         ...
 
     def submit(self, job: Mapping[str, Any], *, dry_run: bool = False) -> Object:
-        """Make the PipelineJob, or have the cluster say what it would make of it."""
+        """Create the PipelineJob; a dry run only returns it as it would be."""
         ...
 
     def set_suspend(self, job: Place, suspend: bool, version: str | None = None) -> Object:
-        """Ask for a suspension, or take it back; of the object at that ``version`` only, if one is named."""
+        """Set or clear ``suspend``; of the object at that ``version`` only, if one is given."""
         ...
 
     def delete(self, job: Place, version: str | None = None) -> None:
@@ -60,7 +60,7 @@ class Cluster(Protocol):
         ...
 
     def report(self, job: Place, progress: JobProgress, version: str) -> None:
-        """Have this be all that the service says in the status of the job at that ``version``, and of no other."""
+        """Apply this as the service's whole part of the status, of the job at that ``version`` only."""
         ...
 
     def lay(self, config_map: Mapping[str, Any]) -> Object:
@@ -72,7 +72,7 @@ class Cluster(Protocol):
         ...
 
     def review_token(self, token: str, audiences: Sequence[str]) -> Object:
-        """The status of a TokenReview: who bears the token, and for which of ``audiences`` it is meant."""
+        """The status of a TokenReview: the bearer of the token, and its audiences among ``audiences``."""
         ...
 
     def review_access(self, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
@@ -84,7 +84,7 @@ class HttpCluster(Transport):
     """A real cluster. Threads may share it."""
 
     def identity(self) -> str:
-        """See `Cluster`, as for all that follow. By convention it is this namespace's uid, which nobody can change."""
+        """The uid of the namespace kube-system, by convention, which cannot change."""
         return str(self.get(NAMESPACES, "", "kube-system")["metadata"]["uid"])
 
     def submit(self, job: Mapping[str, Any], *, dry_run: bool = False) -> Object:
@@ -123,9 +123,9 @@ class HttpCluster(Transport):
 
     def review_token(self, token: str, audiences: Sequence[str]) -> Object:
         body = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": "TokenReview"}
-        asked = {"token": token, "audiences": list(audiences)}
-        found: Object = self.call("POST", TOKEN_REVIEWS.path(), body={**body, "spec": asked}).get("status", {})
-        return found
+        spec = {"token": token, "audiences": list(audiences)}
+        review: Object = self.call("POST", TOKEN_REVIEWS.path(), body={**body, "spec": spec}).get("status", {})
+        return review
 
     def review_access(self, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
         group = API_VERSION.partition("/")[0]
@@ -133,6 +133,6 @@ class HttpCluster(Transport):
         if namespace:
             attributes["namespace"] = namespace
         body = {"apiVersion": ACCESS_REVIEWS.api_version, "kind": "SubjectAccessReview"}
-        asked = {**user, "resourceAttributes": attributes}
-        status = self.call("POST", ACCESS_REVIEWS.path(), body={**body, "spec": asked}).get("status", {})
+        spec = {**user, "resourceAttributes": attributes}
+        status = self.call("POST", ACCESS_REVIEWS.path(), body={**body, "spec": spec}).get("status", {})
         return bool(status.get("allowed"))

@@ -1,6 +1,6 @@
 """The service's Lease: renewed while a service is there, and held by the one of several that mirrors.
 
-Others' clocks are not believed: a holder is gone once its Lease has not changed for as long as it promised to renew it,
+Other clocks are not trusted: a holder is gone once its Lease has not changed for as long as it promised to renew it,
 by one's own clock (as client-go's leader election does). One that cannot renew stops before others may begin.
 """
 
@@ -26,7 +26,7 @@ GIVE_UP_SECONDS = 20.0
 """After so long without a renewal the holder is none; shorter than the Lease, or two would mirror."""
 
 LOOK_SECONDS = 5.0
-"""How often a Lease of somebody else is looked at."""
+"""Interval of polls of another holder's Lease."""
 
 
 class Lease:
@@ -79,9 +79,9 @@ class Lease:
             return
         self._renewed_at = None
         try:
-            found = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
-            if found["spec"].get("holderIdentity") == self._name:
-                self._kube.hold(self._written(found, holder=""))
+            lease = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
+            if lease["spec"].get("holderIdentity") == self._name:
+                self._kube.hold(self._written(lease, holder=""))
         except KubeError as error:
             log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
 
@@ -95,13 +95,13 @@ class Lease:
         return now
 
     def _try(self, now: float) -> bool:
-        found = self._found()
-        if found is not None and not self._is_free(found, now):
+        lease = self._found()
+        if lease is not None and not self._is_free(lease, now):
             return False
         try:
-            self._kube.hold(self._written(found, holder=self._name))
+            self._kube.hold(self._written(lease, holder=self._name))
         except KubeError as error:
-            if error.status != 409:  # somebody else was quicker
+            if error.status != 409:  # 409: another service was faster
                 raise
             return False
         return True
@@ -114,18 +114,18 @@ class Lease:
                 raise
             return None
 
-    def _is_free(self, found: Object, now: float) -> bool:
-        version = str(found["metadata"]["resourceVersion"])
+    def _is_free(self, lease: Object, now: float) -> bool:
+        version = str(lease["metadata"]["resourceVersion"])
         if version != self._seen[0]:
             self._seen = (version, now)
-        spec = found.get("spec") or {}
+        spec = lease.get("spec") or {}
         promised = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
         return spec.get("holderIdentity") in (None, "", self._name) or now - self._seen[1] >= promised
 
-    def _written(self, found: Object | None, holder: str) -> dict[str, Any]:
-        """The Lease as it is to be, in place of the one that was found."""
+    def _written(self, before_lease: Object | None, holder: str) -> dict[str, Any]:
+        """The new content of the Lease, based on its current one."""
         now = micro_time(self._clock())
-        before = dict((found or {}).get("spec") or {})
+        before = dict((before_lease or {}).get("spec") or {})
         taken = before.get("holderIdentity") != holder
         spec = {
             "holderIdentity": holder,
@@ -134,7 +134,9 @@ class Lease:
             "renewTime": now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + int(taken and bool(holder)),
         }
-        metadata = dict(found["metadata"]) if found else {"name": SERVICE_LEASE, "namespace": self._namespace}
+        metadata = (
+            dict(before_lease["metadata"]) if before_lease else {"name": SERVICE_LEASE, "namespace": self._namespace}
+        )
         metadata.pop("managedFields", None)
         return {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
 

@@ -1,4 +1,4 @@
-"""A service's part in a cluster, wired: what routes and the gate ask, and what goes on beside answering."""
+"""A service's part in a cluster, wired: the interface for routes and the gate, and the background work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.core.job_policy import JobPolicy
 class Place:
     """Where the service lives in the cluster, under which name among its replicas, and whose jobs it serves.
 
-    ``namespace`` is the only one that it looks at; all if empty. ``policy`` says what jobs may use.
+    ``namespace`` is the only one that it handles; all if empty. ``policy`` limits jobs.
     """
 
     own_namespace: str
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Membership:
-    """What routes and the gate are given of the cluster."""
+    """The interface of the cluster for routes and the gate."""
 
     kube: Cluster
     mirror: Mirror
@@ -44,7 +44,7 @@ class Membership:
 
 
 def join(keeper: Keeper, kube: Cluster, place: Place) -> Membership:
-    """Take part in the cluster; raises `KubeError` if it cannot be asked which one it is."""
+    """Join the cluster; raises `KubeError` if its identity cannot be read."""
     rights, fence = Rights(kube, keeper.clock), Fence(keeper)
     people = People(rights, lambda: keeper.read(sightings.namespaces))
     return Membership(
@@ -57,7 +57,7 @@ def join(keeper: Keeper, kube: Cluster, place: Place) -> Membership:
 
 
 def following(keeper: Keeper, member: Membership) -> Following:
-    """What mirrors and reports, once its turns are called."""
+    """The mirror and the reporter, which run by calls of their turns."""
     kube, mirror, place, fence = member.kube, member.mirror, member.place, member.fence
     lease = Lease(
         kube,

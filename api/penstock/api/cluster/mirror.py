@@ -1,6 +1,6 @@
 """Jobs of a cluster brought into the store, with the plans that they go by.
 
-It follows a watch, and whoever changes a job tells it at once. What it does not know it finds in the next list, so it
+It follows a watch, and gets changes of this service at once. Missed changes are in the next list, so it
 may be ended at any moment, and two that work at the same time do no harm.
 """
 
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 
 class MirrorError(PenstockError):
-    """What was seen could not be kept, so it has to be looked at again."""
+    """An observed object could not be stored, so a re-list is needed."""
 
 
 class Mirror:
-    """Keeps what is seen of jobs of the ``cluster`` with that identity, in ``namespace`` or in all.
+    """Stores observed jobs of the ``cluster`` with that identity, in ``namespace`` or in all.
 
-    What a watch tells goes to ``keeper``, which may refuse it; what ``requests`` looked up is kept by any service.
+    Updates of the watch go to ``keeper``, which may refuse them; any service stores objects read for ``requests``.
     """
 
     def __init__(self, keeper: Keeper, kube: Cluster, cluster: str, namespace: str = "", *, requests: Keeper) -> None:
@@ -54,34 +54,34 @@ class Mirror:
         self._versions: dict[str, str] = {}
 
     def replace(self, listing: Listing) -> None:
-        """These are all the jobs that there are; raises `MirrorError`."""
-        known, version = {each["metadata"]["uid"] for each in listing.objects}, int(listing.version)
+        """Store the full list of jobs; raises `MirrorError`."""
+        known, version = {item["metadata"]["uid"] for item in listing.objects}, int(listing.version)
         cluster, namespace, now = self.cluster, self._namespace, self._keeper.clock()
         with _kept():
             missing = self._keeper.read(lambda c: sightings.missing(c, cluster, namespace, known, version))
             for uid in missing:
                 self._gone(uid, now)
-            waiting = [(each, self._submit(each)) for each in listing.objects]
-            for found, future in waiting:
-                self._settle(found, future)
+            waiting = [(item, self._submit(item)) for item in listing.objects]
+            for item, future in waiting:
+                self._settle(item, future)
 
-    def put(self, found: Object) -> None:
-        """The job came, or changed; raises `MirrorError`."""
+    def put(self, item: Object) -> None:
+        """Store a new or changed job; raises `MirrorError`."""
         with _kept():
-            self._settle(found, self._submit(found))
+            self._settle(item, self._submit(item))
 
-    def remove(self, found: Object) -> None:
-        """The job is gone; raises `MirrorError`."""
+    def remove(self, item: Object) -> None:
+        """Record that a job is gone; raises `MirrorError`."""
         with _kept():
-            self._gone(found["metadata"]["uid"], self._keeper.clock())
+            self._gone(item["metadata"]["uid"], self._keeper.clock())
 
-    def see(self, found: Object, by: str = "") -> StoredJob | None:
-        """Keep what somebody was answered who changed or looked up a job, ``by`` whom; the job, if it can be read."""
-        future = self._kept_as(found, self._requests, by)
+    def see(self, item: Object, by: str = "") -> StoredJob | None:
+        """Store the cluster's answer to a change or read of a job ``by`` a user; return the job, if it can be read."""
+        future = self._kept_as(item, self._requests, by)
         return None if future is None else future.result()
 
     def look(self, namespace: str, name: str) -> StoredJob | None:
-        """Keep the job as it is now, also before the watch tells of it; none if there is none."""
+        """Read and store the job, also before the watch reports it; none if it does not exist."""
         try:
             return self.see(self._kube.get(JOBS, namespace, name))
         except KubeError as error:
@@ -89,49 +89,49 @@ class Mirror:
                 raise
             return None
 
-    def told(self, uid: str) -> JobProgress | None:
-        """The progress that the cluster has of the job, as far as it was seen."""
+    def reported_progress(self, uid: str) -> JobProgress | None:
+        """The last observed progress in the job's status on the cluster."""
         with self._lock:
             return self._told.get(uid)
 
     def version(self, uid: str) -> str:
-        """The version at which the job was seen last; empty if it is gone."""
+        """The last observed resource version of the job; empty if it is gone."""
         with self._lock:
             return self._versions.get(uid, "")
 
-    def _submit(self, found: Object) -> Future[StoredJob] | None:
-        """Ask the store to keep it, unless nothing of it is news."""
-        uid, progress = found["metadata"]["uid"], _progress(found)
+    def _submit(self, item: Object) -> Future[StoredJob] | None:
+        """Submit a write to the store, unless nothing changed."""
+        uid, progress = item["metadata"]["uid"], _progress(item)
         with self._lock:
-            self._versions[uid] = found["metadata"]["resourceVersion"]
+            self._versions[uid] = item["metadata"]["resourceVersion"]
             if progress is not None:
                 self._told[uid] = progress
             known = self._gists.get(uid)
-        if known is not None and not is_nested_beyond(found, MOST_DEPTH) and known == gist(found):
+        if known is not None and not is_nested_beyond(item, MOST_DEPTH) and known == gist(item):
             return None
-        return self._kept_as(found, self._keeper)
+        return self._kept_as(item, self._keeper)
 
-    def _kept_as(self, found: Object, keeper: Keeper, by: str = "") -> Future[StoredJob] | None:
+    def _kept_as(self, item: Object, keeper: Keeper, by: str = "") -> Future[StoredJob] | None:
         try:
-            seen = sighting(found, self.cluster)
+            seen = sighting(item, self.cluster)
         except UserError as mistake:
-            log.warning("job %s: %s", found["metadata"].get("name"), mistake)
+            log.warning("job %s: %s", item["metadata"].get("name"), mistake)
             return None
-        now, whom = keeper.clock(), by or submitter(found) or SOMEBODY
+        now, whom = keeper.clock(), by or submitter(item) or SOMEBODY
         return keeper.submit(seen.uid, lambda c: sightings.see(c, seen, now, whom[:63]))
 
-    def _settle(self, found: Object, future: Future[StoredJob] | None) -> None:
+    def _settle(self, item: Object, future: Future[StoredJob] | None) -> None:
         """Wait for the store, and bring the plan."""
         if future is None:
             return
         try:
             stored = future.result()
         except DataError as error:  # of this job alone: of the store it would be another error
-            log.warning("job %s cannot be kept: %s", found["metadata"].get("name"), error.orig)
+            log.warning("job %s cannot be kept: %s", item["metadata"].get("name"), error.orig)
             return
-        if self._has_plan(found, stored):
+        if self._has_plan(item, stored):
             with self._lock:
-                self._gists[stored.uid] = gist(found)
+                self._gists[stored.uid] = gist(item)
 
     def _gone(self, uid: str, now: float) -> None:
         self._keeper.write(uid, lambda connection: sightings.gone(connection, uid, now))
@@ -142,12 +142,12 @@ class Mirror:
 
     # Plans
 
-    def _has_plan(self, found: Object, stored: StoredJob) -> bool:
+    def _has_plan(self, item: Object, stored: StoredJob) -> bool:
         """Whether the store has the plan that the job goes by, from now on if not before."""
-        told = (found.get("status") or {}).get("plan")
-        if told is None or stored.plan_digest == told["digest"] or stored.deleted_at is not None:
+        plan_status = (item.get("status") or {}).get("plan")
+        if plan_status is None or stored.plan_digest == plan_status["digest"] or stored.deleted_at is not None:
             return True
-        digest, attempt, now = str(told["digest"]), stored.attempt, self._keeper.clock()
+        digest, attempt, now = str(plan_status["digest"]), stored.attempt, self._keeper.clock()
         plan = self._keeper.read(lambda connection: plans.plan(connection, digest)) or self._read(stored, digest)
         if plan is None:
             return False
@@ -155,7 +155,7 @@ class Mirror:
         return True
 
     def _read(self, stored: StoredJob, digest: str) -> Plan | None:
-        """As it lies in the attempt's ConfigMap; none if that is gone, holds another, or does not hold it yet."""
+        """The plan in the attempt's ConfigMap; none if that is gone, or does not have this plan."""
         name = attempt_name(stored.name, stored.attempt)
         try:
             plan = unpacked_plan(self._kube.get(CONFIG_MAPS, stored.namespace, name).get("binaryData", {}))
@@ -169,11 +169,11 @@ class Mirror:
         return plan if plan is not None and plan.digest == digest else None
 
 
-def _progress(found: Object) -> JobProgress | None:
-    """What the cluster was told; what somebody else wrote there is told anew."""
-    told = (found.get("status") or {}).get("progress")
+def _progress(item: Object) -> JobProgress | None:
+    """Progress in the job's status; none if another writer made it unreadable, so that it is written again."""
+    status_progress = (item.get("status") or {}).get("progress")
     try:
-        return None if told is None else JobProgress.from_manifest(told)
+        return None if status_progress is None else JobProgress.from_manifest(status_progress)
     except UserError:
         return None
 
@@ -183,4 +183,4 @@ def _kept() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, WriterClosedError, LostLeaseError) as error:
-        raise MirrorError(f"the store does not take what was seen: {error}") from error
+        raise MirrorError(f"the store refuses an observed job: {error}") from error

@@ -1,4 +1,4 @@
-"""People whom the cluster knows: they may do to a job here what they may do to the PipelineJob there."""
+"""Users of the cluster: they have the same rights on a job here as on the PipelineJob there."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ VERBS: Mapping[Role, tuple[str, ...]] = {
     Role.EDITOR: ("create", "update", "delete"),
     Role.ADMIN: ("*",),
 }
-"""What somebody has to be allowed who is to have a role, where no single verb is asked for."""
+"""Verbs that a user needs for a role, if no single verb is given."""
 
 
 class Rights:
-    """Who may do what, as the cluster said it within `RIGHT_SECONDS`. Threads may share it."""
+    """Rights by the cluster's answers within `RIGHT_SECONDS`. Threads may share it."""
 
     def __init__(self, kube: Cluster, clock: Callable[[], float]) -> None:
         self._kube, self._clock = kube, clock
@@ -33,23 +33,23 @@ class Rights:
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
     def may(self, key: str, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
-        """Whether the user, known by ``key``, may do that there; in all namespaces if none is named."""
-        asked, now = (key, verb, namespace), self._clock()
-        at, allowed = self._known.get(asked, (0.0, False))
+        """Whether the user, cached by ``key``, has that right there; in all namespaces if none is given."""
+        access, now = (key, verb, namespace), self._clock()
+        at, allowed = self._known.get(access, (0.0, False))
         if at and 0 <= now - at < RIGHT_SECONDS:
             return allowed
         allowed = self._kube.review_access(user, verb, namespace)
         with self._lock:
-            self._known.pop(asked, None)
+            self._known.pop(access, None)
             if len(self._known) >= MOST_RIGHTS:
                 del self._known[next(iter(self._known))]
-            self._known[asked] = (now, allowed)
+            self._known[access] = (now, allowed)
         return allowed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person(Identity):
-    """Somebody whose ``role`` says nothing: the ``rights`` are asked. ``known`` gives the namespaces that have jobs."""
+    """A user of the cluster, with ``rights`` instead of a ``role``. ``known`` gives the namespaces that have jobs."""
 
     key: str
     user: Mapping[str, Any] = field(hash=False)
@@ -57,26 +57,25 @@ class Person(Identity):
     known: Callable[[], Sequence[str]] = field(hash=False)
 
     def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
-        """See `Identity.may`. It may ask the cluster, and so take a while."""
+        """As `Identity.may`, but it may call the cluster, and so take a while."""
         if role is Role.INGEST:
             return False
         verbs = (verb,) if verb and role is not Role.ADMIN else VERBS[role]
-        return all(self._may(each, namespace or "") for each in verbs)
+        return all(self._may(needed, namespace or "") for needed in verbs)
 
     def may_anywhere(self, role: Role, verb: str = "") -> bool:
-        """See `Identity.may_anywhere`: everywhere, or in a namespace that has jobs. To make some it need have none."""
+        """Whether it is allowed everywhere, or in a namespace that has jobs; to create jobs it need have none."""
         if role is Role.INGEST:
             return False
         if verb == "create":
-            return True  # where is said in the body, and asked about by whoever reads that
+            return True  # the namespace is in the body, and checked by its reader
         return self.may(role, None, verb) or bool(self._places(role, verb))
 
     def namespaces(self, role: Role, verb: str = "") -> tuple[str, ...] | None:
-        """See `Identity.namespaces`."""
         return None if self.may(role, None, verb) else self._places(role, verb)
 
     def _places(self, role: Role, verb: str) -> tuple[str, ...]:
-        return tuple(each for each in self.known()[:MOST_NAMESPACES] if self.may(role, each, verb))
+        return tuple(namespace for namespace in self.known()[:MOST_NAMESPACES] if self.may(role, namespace, verb))
 
     def _may(self, verb: str, namespace: str) -> bool:
         everywhere = bool(namespace) and self.rights.may(self.key, self.user, verb, "")
@@ -94,7 +93,9 @@ class People:
         name = str(user.get("username", ""))
         if not name:
             return None
-        told = {"user": name, "groups": user.get("groups") or [], "uid": user.get("uid", "")}
-        told["extra"] = user.get("extra") or {}
-        person = Person(name=name[:63], role=Role.VIEWER, key=key, user=told, rights=self._rights, known=self._known)
+        user_spec = {"user": name, "groups": user.get("groups") or [], "uid": user.get("uid", "")}
+        user_spec["extra"] = user.get("extra") or {}
+        person = Person(
+            name=name[:63], role=Role.VIEWER, key=key, user=user_spec, rights=self._rights, known=self._known
+        )
         return Caller(identity=person, token=f"kube:{key}"[:63])

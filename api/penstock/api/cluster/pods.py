@@ -16,11 +16,11 @@ POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kub
 SERVICE_ACCOUNT = "system:serviceaccount:"
 MOST_KNOWN = 10_000
 ABOVE = (("Job", "batch", BATCH_JOBS), ("JobSet", "jobset.x-k8s.io", JOBSETS))
-"""What a rank's pod belongs to, up to its PipelineJob."""
+"""The owners of a rank's pod, up to its PipelineJob."""
 
 
 class Pods:
-    """Knows pods by their uids. Whose one is never changes, so it is asked once."""
+    """Cache of pods by their uids. The owner of one never changes, so it is read once."""
 
     def __init__(self, kube: Cluster) -> None:
         self._kube = kube
@@ -58,22 +58,22 @@ class Pods:
 
     def _job_of(self, pod: Object, namespace: str) -> tuple[str, str] | None:
         """Name and uid of the PipelineJob, if every owner on the way is the very one that is named."""
-        found = pod
+        current = pod
         for kind, group, resource in ABOVE:
-            owner = _owner(found, kind, group)
+            owner = _owner(current, kind, group)
             if owner is None:
                 return None
-            found = self._kube.get(resource, namespace, owner["name"])
-            if found["metadata"]["uid"] != owner["uid"]:
+            current = self._kube.get(resource, namespace, owner["name"])
+            if current["metadata"]["uid"] != owner["uid"]:
                 return None
-        job = _owner(found, JOB_KIND, GROUP)
+        job = _owner(current, JOB_KIND, GROUP)
         return None if job is None else (job["name"], job["uid"])
 
 
-def _owner(found: Object, kind: str, group: str) -> Object | None:
-    owners = found["metadata"].get("ownerReferences") or ()
+def _owner(item: Object, kind: str, group: str) -> Object | None:
+    owners = item["metadata"].get("ownerReferences") or ()
     return next(
-        (each for each in owners if each["kind"] == kind and each["apiVersion"].partition("/")[0] == group), None
+        (owner for owner in owners if owner["kind"] == kind and owner["apiVersion"].partition("/")[0] == group), None
     )
 
 

@@ -1,7 +1,7 @@
-"""What pods reported, told to the cluster: measurements as ConfigMaps, progress in the status of their jobs.
+"""Reports of pods, written to the cluster: measurements as ConfigMaps, progress in the status of their jobs.
 
-Both follow from the store and from what the cluster has already. So it does not matter which service took a report, nor
-when one was killed: whoever mirrors next goes on where the other was.
+Both follow from the store and from the cluster's objects. So it does not matter which service took a report, nor when
+one was killed: the next one that mirrors goes on where the other was.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from penstock.kube.transport import KubeError
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 5.0
-"""A job's progress is told at most so often, but for what somebody waits for."""
+"""Minimum interval of a job's progress reports, except for urgent ones."""
 
 SLACK_SECONDS = 10.0
-"""Reports are looked for so far back: their time was taken before they were kept."""
+"""Margin of the search for new reports: their time is taken before their commit."""
 
 RETRY_SECONDS = 0.4
-"""What somebody waits for is not told again sooner either."""
+"""Minimum interval also of urgent reports."""
 
 REMEMBERED_SECONDS = 60.0
-"""By then the watch has told what the cluster was told."""
+"""By then the watch has delivered an earlier write."""
 
 NUM_THREADS = 8
 NOTHING = JobProgress(attempt=0)
 
 
 class Reporter:
-    """Tells the cluster what the store has of its jobs; `Mirror` knows what it was told."""
+    """Writes the store's reports to the cluster; `Mirror` has the cluster's current ones."""
 
     def __init__(self, keeper: Keeper, kube: Cluster, mirror: Mirror) -> None:
         self._keeper, self._kube, self._mirror = keeper, kube, mirror
@@ -59,25 +59,29 @@ class Reporter:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="penstock-reports")
 
     def turn(self) -> None:
-        """Tell what is due. What fails is told, and tried again."""
+        """Write due reports. Errors are logged, and retried."""
         try:
             self._publish()
             self._tell()
         except (SQLAlchemyError, WriterClosedError, LostLeaseError) as error:
-            log.warning("the cluster is told nothing for a while: %s", error)
+            log.warning("no reports can be written to the cluster for a while: %s", error)
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish writes that are under way."""
         self._threads.shutdown()
 
     # Measurements
 
     def _publish(self) -> None:
-        for each in self._keeper.read(lambda connection: measurements.unpublished(connection, self._mirror.cluster)):
-            if _succeeds(partial(self._lay, each), each.name):
-                marked = partial(measurements.mark_published, uid=each.uid, attempt=each.attempt, ref=_ref(each))
-                self._keeper.write(each.uid, marked)
-                self._waiting.add(each.uid)
+        for measurement in self._keeper.read(
+            lambda connection: measurements.unpublished(connection, self._mirror.cluster)
+        ):
+            if _succeeds(partial(self._lay, measurement), measurement.name):
+                marked = partial(
+                    measurements.mark_published, uid=measurement.uid, attempt=measurement.attempt, ref=_ref(measurement)
+                )
+                self._keeper.write(measurement.uid, marked)
+                self._waiting.add(measurement.uid)
 
     def _lay(self, measurement: Measurement) -> None:
         """Make the ConfigMap. One that is there already and is the same attempt's is as good: the mark was lost."""
@@ -89,8 +93,8 @@ class Reporter:
         except KubeError as error:
             if not error.is_taken:
                 raise
-            found = self._kube.get(CONFIG_MAPS, metadata["namespace"], metadata["name"])["metadata"]
-            if found.get("labels", {}).get(UID_LABEL) != measurement.uid:
+            existing = self._kube.get(CONFIG_MAPS, metadata["namespace"], metadata["name"])["metadata"]
+            if existing.get("labels", {}).get(UID_LABEL) != measurement.uid:
                 what = f"ConfigMap {metadata['name']} belongs to something else; remove it"
                 raise KubeError(409, "NameTaken", what) from None
 
@@ -99,23 +103,23 @@ class Reporter:
     def _tell(self) -> None:
         now, waiting = self._keeper.clock(), frozenset(self._waiting)
         cluster, since = self._mirror.cluster, self._since
-        found = self._keeper.read(lambda connection: reports(connection, cluster, since, waiting))
+        reported = self._keeper.read(lambda connection: reports(connection, cluster, since, waiting))
         self._since = now - SLACK_SECONDS
-        news = [each for each in found if _compared(each.progress) != _compared(self._known(each.uid))]
-        ready = [each for each in news if self._is_due(each, now)]
-        for each, succeeded in zip(ready, self._threads.map(self._report, ready), strict=True):
-            self._last[each.uid] = (now, each.progress if succeeded else self._known(each.uid))
-        self._waiting = {each.uid for each in news}
+        news = [report for report in reported if _compared(report.progress) != _compared(self._known(report.uid))]
+        ready = [report for report in news if self._is_due(report, now)]
+        for report, succeeded in zip(ready, self._threads.map(self._report, ready), strict=True):
+            self._last[report.uid] = (now, report.progress if succeeded else self._known(report.uid))
+        self._waiting = {report.uid for report in news}
         self._last = {uid: last for uid, last in self._last.items() if now - last[0] < REMEMBERED_SECONDS}
 
     def _known(self, uid: str) -> JobProgress:
-        """What the cluster was told last: by this one a moment ago, or by whomever, as the watch told it."""
+        """The last progress on the cluster: written by this service a moment ago, or as observed by the watch."""
         if uid in self._last:
             return self._last[uid][1]
-        return self._mirror.told(uid) or NOTHING
+        return self._mirror.reported_progress(uid) or NOTHING
 
     def _is_due(self, report: Report, now: float) -> bool:
-        """Whether it is time, or somebody waits for it: for a measurement to plan by, a first step, or the last."""
+        """Whether the interval has passed, or the report is urgent: a measurement to plan by, a first or last step."""
         known, new = self._known(report.uid), report.progress
         tried_at, _ = self._last.get(report.uid, (-PAUSE_SECONDS, NOTHING))
         awaited = (new.attempt, new.epoch, new.profile_ref) != (known.attempt, known.epoch, known.profile_ref)
@@ -125,7 +129,7 @@ class Reporter:
         return _succeeds(lambda: self._tell_one(report), report.name)
 
     def _tell_one(self, report: Report) -> None:
-        """As it was seen last, or where somebody else wrote meanwhile, as it is now if it is the same job still."""
+        """Write at the last observed version, or after a conflict at the current one if it is still the same job."""
         place, seen = (report.namespace, report.name, report.uid), self._mirror.version(report.uid)
         try:
             if seen:
@@ -133,22 +137,22 @@ class Reporter:
         except KubeError as error:
             if not error.is_conflict:
                 raise
-        found = self._kube.get(JOBS, report.namespace, report.name)["metadata"]
-        if found["uid"] != report.uid:
+        current = self._kube.get(JOBS, report.namespace, report.name)["metadata"]
+        if current["uid"] != report.uid:
             raise KubeError(404, "NotFound", "its name is another's by now")
-        return self._kube.report(place, report.progress, found["resourceVersion"])
+        return self._kube.report(place, report.progress, current["resourceVersion"])
 
 
 def _compared(progress: JobProgress) -> dict[str, Any]:
-    """What is news where it differs. The speed follows from the rest, and is told with it.
+    """The fields that are compared for news. The speed follows from the others, and is written with them.
 
-    An earlier version told none, and a cluster whose CRD is of an earlier version keeps none.
+    An earlier version wrote none, and a cluster with an earlier CRD keeps none.
     """
     return replace(progress, speed=None).to_manifest()
 
 
 def config_map(measurement: Measurement, profile: Profile) -> dict[str, Any]:
-    """What an attempt measured, where whoever plans finds it; it goes with its job."""
+    """The ConfigMap with an attempt's profile, for planners; it is removed with its job."""
     labels = {JOB_LABEL: measurement.name, UID_LABEL: measurement.uid, ATTEMPT_LABEL: str(measurement.attempt)}
     owner = {"apiVersion": API_VERSION, "kind": JOB_KIND, "name": measurement.name, "uid": measurement.uid}
     return {
@@ -169,7 +173,7 @@ def _ref(measurement: Measurement) -> str:
 
 
 def _succeeds(call: Callable[[], None], job: str) -> bool:
-    """Whether the cluster took it. One that has no such job any more will say so by its watch too."""
+    """Whether the cluster accepted it. The deletion of a job is also reported by its watch."""
     try:
         call()
     except KubeError as error:

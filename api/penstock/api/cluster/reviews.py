@@ -1,4 +1,4 @@
-"""Who bears a token that is none of the service's own: the cluster is asked."""
+"""Authentication by tokens of the cluster, with TokenReviews."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from penstock.kube.names import INGEST_AUDIENCE, PEOPLE_AUDIENCE
 log = logging.getLogger(__name__)
 
 POD_SECONDS = 60.0
-"""How long a pod that is gone may still report."""
+"""Time for which a deleted pod may still report."""
 
 MOST_TOKEN_CHARACTERS = 16_384
 MOST_KNOWN = 8192
 
 
 class Reviews:
-    """Recognises pods and people. A token that is meant for something else proves nobody here."""
+    """Authenticates pods and people. A token for another audience is refused."""
 
     def __init__(self, kube: Cluster, pods: Pods, people: People) -> None:
         self._kube, self._pods, self._people = kube, pods, people
         self._known = KnownTokens(_known_seconds, MOST_KNOWN)
 
     def asks(self, secret: str, now: float) -> bool:
-        """Whether the cluster has to be asked to find out who bears it."""
+        """Whether the token needs a review by the cluster."""
         return is_candidate(secret) and not self._known.knows(secret, now)
 
     async def find(self, secret: str, now: float) -> Caller | None:
-        """Who bears the token; raises `KubeError` if the cluster does not say."""
+        """The bearer of the token; raises `KubeError` if the review fails."""
         if not is_candidate(secret):
             return None
         return await self._known.find(secret, now, lambda: self.recognize(secret))
 
     def recognize(self, secret: str) -> Caller | None:
-        """The same, asked anew."""
+        """The same, without the cache."""
         status = self._kube.review_token(secret, [INGEST_AUDIENCE, PEOPLE_AUDIENCE])
         if not status.get("authenticated"):
             return None

@@ -1,4 +1,4 @@
-"""A PipelineJob as the cluster writes it, read as the store keeps it. Nothing is asked or kept here."""
+"""A PipelineJob as the cluster writes it, converted for the store. Nothing is read or written here."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from penstock.kube.transport import Object
 
 KEPT = ("name", "namespace", "labels", "annotations", "uid")
 MOST_DEPTH = 64
-"""Of lists and objects in one another; what the cluster notes in ``managedFields`` has about 20."""
+"""Limit of nested lists and objects; the cluster's ``managedFields`` have about 20."""
 COUNTS, MOST_COUNTED = ("attempt", "failures", "ranks"), 2**31 - 1
 """Columns of 32 bits."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """All of the manifest once more, which kubectl leaves to itself."""
 
 
-def sighting(found: Object, cluster: str) -> Sighting:
-    """What the store is to know of the job, with text that every database keeps; raises `UserError` if its status is
+def sighting(item: Object, cluster: str) -> Sighting:
+    """The job for the store, with text that every database accepts; raises `UserError` if its status is
     none that an operator wrote, or if it is nested too deeply to be handed on.
     """
-    require_flat(found)
-    found = cleaned(found)
-    metadata = found["metadata"]
+    require_flat(item)
+    item = cleaned(item)
+    metadata = item["metadata"]
     return Sighting(
         cluster=cluster,
         uid=metadata["uid"],
@@ -39,22 +39,22 @@ def sighting(found: Object, cluster: str) -> Sighting:
         version=int(metadata.get("resourceVersion") or 0),  # of a dry run there is none
         generation=int(metadata.get("generation", 1)),
         created_at=parse_instant(metadata.get("creationTimestamp"), "metadata.creationTimestamp") or 0.0,
-        manifest=_manifest(found),
-        status=_status(found),
+        manifest=_manifest(item),
+        status=_status(item),
         delete_requested_at=parse_instant(metadata.get("deletionTimestamp"), "metadata.deletionTimestamp"),
     )
 
 
-def require_flat(found: Object) -> None:
+def require_flat(item: Object) -> None:
     """Raise `UserError` for a job that is nested deeper than any; its text could not be made, nor answers with it."""
-    if is_nested_beyond(found, MOST_DEPTH):
-        remedy = "write it as the definition of PipelineJobs says"
+    if is_nested_beyond(item, MOST_DEPTH):
+        remedy = "write it by the definition of PipelineJobs"
         raise UserError(what=f"is nested more than {MOST_DEPTH} deep", where="the job", remedy=remedy)
 
 
-def _status(found: Object) -> JobStatus:
+def _status(item: Object) -> JobStatus:
     """Raises `UserError` also for counts that no operator reaches and no column holds."""
-    status = JobStatus.from_manifest(found.get("status") or {}, "status")
+    status = JobStatus.from_manifest(item.get("status") or {}, "status")
     for name in COUNTS:
         if abs(getattr(status, name)) > MOST_COUNTED:
             raise UserError(
@@ -63,29 +63,29 @@ def _status(found: Object) -> JobStatus:
     return status
 
 
-def submitter(found: Object) -> str:
-    """For whom the service made it; nobody if it was made otherwise."""
-    return str(cleaned((found["metadata"].get("annotations") or {}).get(SUBMITTER_ANNOTATION, "")))
+def submitter(item: Object) -> str:
+    """The user for whom the service made it; empty if it was made otherwise."""
+    return str(cleaned((item["metadata"].get("annotations") or {}).get(SUBMITTER_ANNOTATION, "")))
 
 
-def gist(found: Object) -> bytes:
-    """The same as long as nothing changed but progress, and what the cluster notes for itself."""
-    metadata = {name: value for name, value in found["metadata"].items() if name not in VOLATILE}
-    status = {name: value for name, value in (found.get("status") or {}).items() if name != "progress"}
-    text = json.dumps([metadata, found.get("spec"), status], sort_keys=True, separators=(",", ":"))
+def gist(item: Object) -> bytes:
+    """A digest of the job without its progress and the cluster's bookkeeping."""
+    metadata = {name: value for name, value in item["metadata"].items() if name not in VOLATILE}
+    status = {name: value for name, value in (item.get("status") or {}).items() if name != "progress"}
+    text = json.dumps([metadata, item.get("spec"), status], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()
 
 
 VOLATILE = ("resourceVersion", "managedFields")
 
 
-def _manifest(found: Object) -> dict[str, Any]:
-    """With what core leaves out left out. What core refuses is kept as it is: the operator says what is wrong."""
-    metadata = {name: found["metadata"][name] for name in KEPT if name in found["metadata"]}
+def _manifest(item: Object) -> dict[str, Any]:
+    """The manifest as core writes it, without defaults. An invalid one is kept: the operator reports the error."""
+    metadata = {name: item["metadata"][name] for name in KEPT if name in item["metadata"]}
     notes = {name: text for name, text in metadata.pop("annotations", {}).items() if name != LAST_APPLIED}
     if notes:
         metadata["annotations"] = notes
-    manifest = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata, "spec": found.get("spec", {})}
+    manifest = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata, "spec": item.get("spec", {})}
     try:
         return {**PipelineJob.from_manifest(manifest).to_manifest(), "metadata": metadata}
     except UserError:

@@ -1,6 +1,6 @@
-"""What people ask for, asked of the cluster: jobs are made, changed and removed there, and seen at once here.
+"""Users' requests, carried out on the cluster: jobs are made, changed and removed there, and stored at once here.
 
-The cluster decides. The store follows before the answer, so that whoever asks next finds what was answered.
+The cluster decides. The store follows before the answer, so that the next read is consistent with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.kube.resources import JOBS
 from penstock.kube.transport import KubeError, Object
 
 TRIES = 8
-"""How often a job is changed anew that somebody else changed in between, though not in what was asked about."""
+"""Retries of a change after conflicts with other writers, whose changes do not affect the request."""
 
 
 def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:
@@ -37,35 +37,35 @@ def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:
         raise combined(reasons)
 
 
-def submitted(kube: Cluster, job: PipelineJob, by: str, asked: Asked | None, *, dry_run: bool = False) -> Object:
+def submitted(kube: Cluster, job: PipelineJob, by: str, keyed: Asked | None, *, dry_run: bool = False) -> Object:
     """The PipelineJob, made for ``by``. The same request made it only once, also if its answer was lost."""
-    manifest = _noted(job, by, asked)
+    manifest = _noted(job, by, keyed)
     try:
         return kube.submit(manifest, dry_run=dry_run)
     except KubeError as error:
         if error.is_missing and error.message.startswith("namespaces "):
             remedy = "have an administrator make it, or name another"
             raise UserError(what="is no namespace of the cluster", where="metadata.namespace", remedy=remedy) from None
-        if not error.is_taken or asked is None:
+        if not error.is_taken or keyed is None:
             raise
-        found = kube.get(JOBS, job.metadata.namespace, job.metadata.name)
-        if (found["metadata"].get("annotations") or {}).get(REQUEST_ANNOTATION) != _mark(asked):
+        item = kube.get(JOBS, job.metadata.namespace, job.metadata.name)
+        if (item["metadata"].get("annotations") or {}).get(REQUEST_ANNOTATION) != _mark(keyed):
             raise
-        return found
+        return item
 
 
-def proposed(connection: Connection, found: Object, cluster: str, by: str, now: float) -> StoredJob:
+def proposed(connection: Connection, item: Object, cluster: str, by: str, now: float) -> StoredJob:
     """The job as the store would have it; nothing of it stays."""
     trial = connection.begin_nested()
     try:
-        return kept(connection, found, cluster, by, now)
+        return kept(connection, item, cluster, by, now)
     finally:
         trial.rollback()
 
 
-def kept(connection: Connection, found: Object, cluster: str, by: str, now: float) -> StoredJob:
+def kept(connection: Connection, item: Object, cluster: str, by: str, now: float) -> StoredJob:
     """The job as the store has it from now on."""
-    return sightings.see(connection, sighting(found, cluster), now, by)
+    return sightings.see(connection, sighting(item, cluster), now, by)
 
 
 def changed(
@@ -76,19 +76,19 @@ def changed(
     version: int | None,
     change: Callable[[Place, str | None, StoredJob], Object],
 ) -> Object:
-    """What ``change`` makes of the job, as long as it is of that ``version`` of the store, if one is named.
+    """The job after ``change``, if it has that ``version`` in the store or none is given.
 
     Raises:
         NoSuchJobError: there is none of that name.
         ChangedMeanwhileError: it is of another version.
     """
     for _ in range(TRIES):
-        found, stored = _found(kube, see, namespace, name)
+        item, stored = _found(kube, see, namespace, name)
         if version is not None and stored.version != version:
             raise ChangedMeanwhileError(f"version {stored.version}, not {version}")
-        guard = str(found["metadata"]["resourceVersion"]) if version is not None else None
+        guard = str(item["metadata"]["resourceVersion"]) if version is not None else None
         try:
-            return change((namespace, name, stored.uid), guard, stored) or found
+            return change((namespace, name, stored.uid), guard, stored) or item
         except KubeError as error:
             if error.is_missing:
                 raise NoSuchJobError(f"{namespace}/{name}") from None
@@ -102,25 +102,25 @@ def _found(
 ) -> tuple[Object, StoredJob]:
     """The job as it is on the cluster, and as the store has it then."""
     try:
-        found = kube.get(JOBS, namespace, name)
+        item = kube.get(JOBS, namespace, name)
     except KubeError as error:
         if not error.is_missing:
             raise
         raise NoSuchJobError(f"{namespace}/{name}") from None
-    stored = see(found)
+    stored = see(item)
     if stored is None:
         raise KubeError(422, "Invalid", "the status of the job cannot be read; see the service's log")
-    return found, stored
+    return item, stored
 
 
 def begin(connection: Connection, old: StoredJob) -> tuple[int, str] | None:
-    """Step and URI of what the job saved last; none if it saved nothing."""
+    """Step and URI of the job's newest checkpoint; none if it has none."""
     newest = attempts.newest_checkpoint(connection, old.uid)
     return None if newest is None else (newest[1], f"{OUT}{old.uid}/{newest[0]}/{newest[1]}")
 
 
 def on_the_same_storage(again: PipelineJob, old: PipelineJob) -> PipelineJob:
-    """A retry, with the claims that were made for the job and stay: what it saved is there."""
+    """A retry, with the claims that were made for the job and stay: its checkpoints are there."""
     volumes = {
         root: VolumeSpec(claim=claim_name(old, root)) if _stays(volume) else volume
         for root, volume in again.spec.kubernetes.volumes.items()
@@ -132,16 +132,16 @@ def _stays(volume: VolumeSpec) -> bool:
     return volume.template is not None and volume.reclaim is Reclaim.RETAIN
 
 
-def _noted(job: PipelineJob, by: str, asked: Asked | None) -> dict[str, Any]:
-    """The manifest as it is handed over; what it says of itself is the cluster's to say."""
+def _noted(job: PipelineJob, by: str, keyed: Asked | None) -> dict[str, Any]:
+    """The manifest for the cluster, without the metadata that the cluster sets."""
     manifest = job.to_manifest()
-    notes = {SUBMITTER_ANNOTATION: by, **({REQUEST_ANNOTATION: _mark(asked)} if asked else {})}
+    notes = {SUBMITTER_ANNOTATION: by, **({REQUEST_ANNOTATION: _mark(keyed)} if keyed else {})}
     others = {key: text for key, text in job.metadata.annotations.items() if key != REQUEST_ANNOTATION}
     metadata = {**manifest["metadata"], "namespace": job.metadata.namespace, "annotations": {**others, **notes}}
     metadata.pop("uid", None)
     return {**manifest, "metadata": metadata}
 
 
-def _mark(asked: Asked) -> str:
-    """Stands for a request and its key; whoever reads it learns neither."""
-    return hashlib.sha256(f"{asked.identity}\n{asked.key}\n{asked.request}".encode()).hexdigest()
+def _mark(keyed: Asked) -> str:
+    """A digest of a request and its key, which discloses neither."""
+    return hashlib.sha256(f"{keyed.identity}\n{keyed.key}\n{keyed.request}".encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""Running jobs on this machine: look at each, ask the life cycle what to do, and do it."""
+"""Running jobs on this machine: observe each, decide by the life cycle, and act."""

@@ -1,4 +1,4 @@
-"""Which waiting jobs may start now, and on which devices: pure functions of what they need, what runs, and what the
+"""Which waiting jobs may start now, and on which devices: pure functions of their demands, the running jobs, and the
 machine has.
 """
 
@@ -13,7 +13,7 @@ from penstock.core.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """What a job holds from its launch to its end: exclusive cores or devices, and memory."""
+    """Resources of a job from its launch to its end: exclusive cores or devices, and memory."""
 
     cores: int = 0
     cuda_devices: int = 0
@@ -38,7 +38,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What jobs may hold here. ``devices`` are the CUDA ones, by the names that CUDA_VISIBLE_DEVICES takes."""
+    """Capacity for jobs. ``devices`` are the CUDA ones, by the names that CUDA_VISIBLE_DEVICES takes."""
 
     cores: int
     memory_bytes: int
@@ -51,7 +51,7 @@ class Machine:
 
 
 def lacking(demand: Demand, capacity: Demand) -> str:
-    """What a machine of that capacity lacks for a job; empty if nothing."""
+    """The resource that a machine of that capacity lacks for a job; empty if none."""
     short = []
     if demand.cores > capacity.cores:
         short.append(f"{demand.cores} cores of {capacity.cores}")
@@ -74,7 +74,7 @@ class Waiting:
 
 def demand_of(spec: JobSpec) -> Demand:
     """On a CPU a rank holds as many cores as it has threads; its memory is the host's. On CUDA it holds a device, and
-    one core to drive it; its memory is the device's, and what it takes of the host's no manifest says.
+    one core to drive it; its memory is the device's, and no manifest has its use of the host's.
     """
     resources = spec.resources
     if resources.device is Device.CUDA:
@@ -91,17 +91,17 @@ def admitted(waiting: Sequence[Waiting], running: Iterable[Demand], capacity: De
     A job that would never fit does not hold up the others.
     """
     used = Demand()
-    for each in running:
-        used = used.plus(each)
-    found: set[str] = set()
+    for demand in running:
+        used = used.plus(demand)
+    uids: set[str] = set()
     for job in sorted(waiting, key=lambda job: (-job.priority, job.number)):
         if not job.demand.fits(capacity):
             continue
         used = used.plus(job.demand)
         if not used.fits(capacity):
             break
-        found.add(job.uid)
-    return frozenset(found)
+        uids.add(job.uid)
+    return frozenset(uids)
 
 
 def assigned(
@@ -112,9 +112,9 @@ def assigned(
     A job for which too few are free is left out.
     """
     free = [device for device in devices if device not in held]
-    found: dict[str, tuple[str, ...]] = {}
+    devices_by_uid: dict[str, tuple[str, ...]] = {}
     for job in starting:
         wanted = job.demand.cuda_devices
         if wanted <= len(free):
-            found[job.uid], free = tuple(free[:wanted]), free[wanted:]
-    return found
+            devices_by_uid[job.uid], free = tuple(free[:wanted]), free[wanted:]
+    return devices_by_uid

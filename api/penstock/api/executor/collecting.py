@@ -1,16 +1,16 @@
-"""Collecting what ended attempts have not reported yet, and closing them.
+"""Collection of records that ended attempts have not reported yet, and closing of those attempts.
 
 An attempt's ranks append records to files of the run directory, and a shipper next to its supervisor sends them. The
 supervisor restarts a shipper that dies, but not after its own end: supervisor, shipper, service and machine may each
 be killed, in any order, and records stay behind in the files. So every attempt is open in the store from its launch on,
-and takes records, also when another attempt has followed. This module looks at the open ones whose job has left them:
+and takes records, also when another attempt has followed. This module handles the open ones whose job has left them:
 
     supervised               wait: it may still write
     all records acknowledged close: nothing can be missing
-    a shipper is at work, or the job's newest attempt has one, which sends what is left of all: wait
+    a shipper is at work, or the job's newest attempt has one, which sends the rest of all: wait
     otherwise                collect: start a shipper, after a pause that doubles with each failure
 
-Nothing is remembered but pauses: files and store say the rest, so the service may be killed anywhere here.
+It keeps no state but pauses: the rest is in files and the store, so the service may be killed anywhere here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 300.0
 
 
 class Step(enum.Enum):
-    """What to do about an open attempt that its job has left."""
+    """The action for an open attempt that its job has left."""
 
     WAIT = "wait"
     COLLECT = "collect"
@@ -53,7 +53,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Left:
-    """What there is of it. ``followed``: the job's newest attempt is another one, and runs."""
+    """State of such an attempt. ``followed``: the job's newest attempt is another one, and runs."""
 
     supervised: bool
     acknowledged: bool
@@ -71,7 +71,7 @@ def due(left: Left) -> Step:
 
 
 class Shippers(Protocol):
-    """Starts shippers of run directories; see `ProcessShippers`."""
+    """Starts shippers of run directories, as `ProcessShippers` does."""
 
     def start(self, folder: AttemptFolder) -> None:
         """Have everything sent that the run directory holds."""
@@ -104,7 +104,6 @@ class ProcessShippers:
         self._started.append(process)
 
     def running(self) -> int:
-        """See `Shippers`."""
         self._started = [process for process in self._started if process.poll() is None]
         return len(self._started)
 
@@ -116,8 +115,8 @@ class _Pause:
 
 
 class Collector:
-    """Closes the attempts of the executor ``name``. ``acknowledged`` says whether every record that the attempt left in
-    a run directory was; ``seconds`` counts them steadily.
+    """Closes the attempts of the executor ``name``. ``acknowledged`` returns whether every record of the attempt in a
+    run directory was acknowledged; ``seconds`` is a monotonic clock.
     """
 
     def __init__(
@@ -135,20 +134,22 @@ class Collector:
         self._after: tuple[str, int] = ("", 0)
 
     def turn(self) -> None:
-        """Look at the next open attempts. An error in one is logged, and the others go on."""
+        """Handle the next open attempts. An error in one is logged, and the others go on."""
         try:
             page = self._service.read(
                 lambda connection: attempts.ended_and_open(connection, self._name, self._after, MOST_PER_TURN)
             )
         except SQLAlchemyError:
-            log.exception("the open attempts cannot be read")
+            log.exception("the open attempts cannot be read; retrying at the next turn")
             return
         self._after = (page[-1].uid, page[-1].attempt) if len(page) == MOST_PER_TURN else ("", 0)
         for attempt in page:
             try:
                 self._advance(attempt)
-            except Exception:  # whatever it is, the other attempts are not to wait for its end
-                log.exception("records of attempt %d of job %s", attempt.attempt, attempt.uid)
+            except Exception:  # of any kind: the other attempts do not wait for it
+                log.exception(
+                    "attempt %d of job %s: collecting its records failed; retrying", attempt.attempt, attempt.uid
+                )
 
     def _advance(self, attempt: OpenAttempt) -> None:
         folder = AttemptFolder(self._service.settings.runs / attempt.uid, attempt.attempt)
@@ -164,7 +165,7 @@ class Collector:
                 pass
 
     def _left(self, folder: AttemptFolder, attempt: OpenAttempt) -> Left:
-        """The shipper is looked at last: what it sends is acknowledged before it ends."""
+        """The shipper is checked last: its records are acknowledged before it ends."""
         is_newest = attempt.attempt == attempt.newest
         supervised = _is_supervised(folder)
         shipping = is_locked(shipping_lock(folder.root))
@@ -184,7 +185,7 @@ class Collector:
             return
         seconds = min(2 * pause.seconds, LONGEST_PAUSE_SECONDS) if pause is not None else FIRST_PAUSE_SECONDS
         self._pauses[key] = _Pause(seconds, now + seconds)
-        log.info("job %s: collecting what attempt %d has not reported yet", *key)
+        log.info("job %s: collecting the unreported records of attempt %d", *key)
         self._shippers.start(folder)
 
 

@@ -1,8 +1,8 @@
-"""The local executor: looks at every job, asks the life cycle what to do, and does it.
+"""The local executor: observes every job, decides by the life cycle, and acts.
 
-It remembers nothing that matters: the store and the attempts' files say where each job is, so a service that was
-killed goes on with what it finds. What it decides is written to the store first, on the version it looked at, and then
-done; whatever is done twice, because the service was killed in between, changes nothing the second time.
+It keeps no essential state: the store and the attempts' files have the state of each job, from which a service that was
+killed goes on. A decision is written to the store first, on the version that was observed, and then carried out;
+actions are idempotent, in case the service was killed in between.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ VERSION = core.__version__
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reports:
-    """The files that tell attempts where to report to (`penstock.core.supervision.Address`), and by which token."""
+    """Files for attempts with this service's address (`penstock.core.supervision.Address`), and the token for it."""
 
     address_file: Path
     token_file: Path
@@ -74,7 +74,7 @@ class Reports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """A job as a turn found it, and what it needs. ``seen`` is none if the attempt's files could not be read."""
+    """A job as observed in a turn, and its demand. ``seen`` is none if the attempt's files could not be read."""
 
     stored: StoredJob
     spec: JobSpec
@@ -91,8 +91,8 @@ class _Look:
 class Executor:
     """Runs the jobs of ``service`` on this ``machine``.
 
-    What it launched bears its ``name`` and is no other executor's while the job lives: the attempts' files are here.
-    It launches only while ``may_launch`` says that the machine is its own; what it launched before it sees to its end.
+    A launched job bears its ``name`` and belongs to no other executor while it lives: the attempts' files are here.
+    It launches only while ``may_launch`` returns true, when the machine is its own; older jobs go on to their end.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Executor:
         self._expiry_look_at = self._began_at
 
     def turn(self) -> None:
-        """Look at every job of its own, or of nobody, once. What goes wrong with one is told, and the others go on."""
+        """Reconcile every job of its own, or without owner, once. An error in one is logged, and the others go on."""
         try:
-            found = self._found()
+            stored_jobs = self._found()
         except SQLAlchemyError:
             log.exception("the jobs cannot be read")
             return
-        for each in found:
-            if each.delete_requested_at is not None:
-                with _surviving(each):
-                    self._delete(each)
-        kept = [self._look(each) for each in found if each.delete_requested_at is None]
+        for stored in stored_jobs:
+            if stored.delete_requested_at is not None:
+                with _surviving(stored):
+                    self._delete(stored)
+        kept = [self._look(stored) for stored in stored_jobs if stored.delete_requested_at is None]
         looks = [look for look in kept if look is not None]
         free, resting = self._starting(looks), {}
         for look in looks:
@@ -138,25 +138,25 @@ class Executor:
                     resting[uid] = look
         self._resting = resting
 
-    # Looking
+    # Observation
 
     def _found(self) -> list[StoredJob]:
-        """Jobs that have ended are many, and only expire: they are looked at less often."""
+        """Jobs to reconcile. Those that have ended are many, and only expire: they are included less often."""
         now = self._service.clock()
         expiry = now >= self._expiry_look_at
         if expiry:
             self._expiry_look_at = now + EXPIRY_LOOK_SECONDS
         waiting = {uid: look.stored for uid, look in self._resting.items()}
-        found = self._service.read(
+        stored_jobs = self._service.read(
             lambda connection: jobs.unfinished(connection, self._name, ended=expiry, waiting=waiting)
         )
         if expiry:
-            self._forget_all_but(found)
-        return found
+            self._forget_all_but(stored_jobs)
+        return stored_jobs
 
-    def _forget_all_but(self, found: Sequence[StoredJob]) -> None:
-        uids = {each.uid for each in found}
-        digests = {each.plan_digest for each in found if not each.phase.terminal}
+    def _forget_all_but(self, stored_jobs: Sequence[StoredJob]) -> None:
+        uids = {stored.uid for stored in stored_jobs}
+        digests = {stored.plan_digest for stored in stored_jobs if not stored.phase.terminal}
         self._specs = {uid: spec for uid, spec in self._specs.items() if uid in uids}
         self._plans = {digest: plan for digest, plan in self._plans.items() if digest in digests}
 
@@ -177,13 +177,13 @@ class Executor:
         return None
 
     def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
-        """A job that another version took and this one does not: it fails and says why, and what has ended stays."""
+        """Fail a job that another version accepted and this one does not, with the reason; one that has ended stays."""
         if not stored.phase.terminal:
             entered = SetPhase(Phase.FAILED, "InvalidSpec", str(mistake))
             self._enter(stored, entered, self._service.clock())
 
     def _spec(self, stored: StoredJob) -> JobSpec:
-        """Parsing costs more than all else of a look. A spec changes with its generation alone, and is held to limits
+        """Parsing is most of the cost of a turn. A spec changes only with its generation, and is held to limits
         unless an attempt is live.
         """
         key, known = (stored.generation, stored.phase in LIVE), self._specs.get(stored.uid)
@@ -238,8 +238,8 @@ class Executor:
             for look in looks
             if look.stored.phase is Phase.QUEUED and not look.spec.run_policy.suspend
         ]
-        found = admitted(waiting, [look.demand for look in holding], self._machine.capacity)
-        return [job for job in waiting if job.uid in found]
+        uids = admitted(waiting, [look.demand for look in holding], self._machine.capacity)
+        return [job for job in waiting if job.uid in uids]
 
     @staticmethod
     def _holds(look: _Look) -> bool:
@@ -249,7 +249,7 @@ class Executor:
     # Deciding
 
     def _advance(self, look: _Look, devices: tuple[str, ...] | None) -> None:
-        """``devices`` are what the job gets if it starts; none: it may not start now."""
+        """Act on one job. ``devices`` are for the job if it starts; none: it may not start now."""
         stored, seen, now = look.stored, look.seen, self._service.clock()
         if seen is None:
             return
@@ -262,7 +262,7 @@ class Executor:
             return
         plan, plan_message = self._plan_step(stored)
         predicted = self._plans.get(stored.plan_digest or "")
-        looked = observed(
+        observed_job = observed(
             stored,
             seen,
             admitted=devices is not None,
@@ -271,8 +271,8 @@ class Executor:
             predicted_step_seconds=predicted.prediction.step_seconds if predicted and predicted.prediction else None,
             silent_since=self._began_at,
         )
-        unborn = looked.attempt_state is AttemptState.STARTING and not (seen.started or seen.alive)
-        match decide(look.spec, looked, now):
+        unborn = observed_job.attempt_state is AttemptState.STARTING and not (seen.started or seen.alive)
+        match decide(look.spec, observed_job, now):
             case [Launch() as launch, SetPhase() as entered]:
                 self._launch(stored, launch, entered, devices or (), now)
             case [Delete(), SetPhase() as entered]:
@@ -284,7 +284,7 @@ class Executor:
                     self._apply(stored, seen, decision, now)
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
-        """Where planning is, for the newest attempt; nobody asks while none holds devices."""
+        """The step of planning for the newest attempt; missing while the attempt holds no devices."""
         if stored.phase not in LIVE:
             return Step.MISSING, ""
         if stored.uid in self._no_plan:
@@ -305,9 +305,9 @@ class Executor:
 
     def _remember(self, plan_digest: str) -> None:
         if plan_digest not in self._plans:
-            found = self._service.read(lambda connection: stored_plan(connection, plan_digest))
-            if found is not None:
-                self._plans[plan_digest] = found
+            plan = self._service.read(lambda connection: stored_plan(connection, plan_digest))
+            if plan is not None:
+                self._plans[plan_digest] = plan
 
     def _keep(self, stored: StoredJob, plan: Plan, timeline: Timeline | None) -> None:
         now = self._service.clock()
@@ -332,14 +332,14 @@ class Executor:
             case Expire():
                 self._delete(stored)
             case Launch() | Wait():
-                pass  # a launch is done with the phase that follows it; every job is looked at again soon
+                pass  # a launch is done with the phase that follows it; every job is reconciled again soon
 
     def _enter(self, stored: StoredJob, decision: SetPhase, now: float, words: Sequence[str] = ()) -> None:
         """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start.
 
         The phase is kept before that, or a store that takes nothing would cost healthy jobs their attempts. Killed in
         between, the next service sees what is alive and ends it, and a launch closes the attempt before it in any case.
-        ``words`` are the last that a lost attempt said.
+        ``words`` are the last lines of a lost attempt.
         """
         lost: dict[str, Any] = {"failures": stored.failures + 1, "failed_at": now} if decision.reason in LOSSES else {}
 
@@ -409,14 +409,14 @@ class Executor:
         self._supervisors.start(self._folder(stored), order)
 
     def _begin_planning(self, stored: StoredJob) -> None:
-        """What is wrong with the profile will not mend by itself, so the job ends by it as by a plan that fails."""
+        """A retry would not fix an unreadable profile, so the job fails by it as by a failed plan."""
         try:
             profile = _read_profile(self._root(stored))
         except (UserError, ValueError) as error:
             self._no_plan[stored.uid] = f"the profile cannot be read: {error}"
             return
         if profile is None:
-            self._no_plan[stored.uid] = "the measurement left no profile; submit the job anew"
+            self._no_plan[stored.uid] = "the measurement left no profile; submit the job again"
             return
         measured = profile
         self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
@@ -436,25 +436,27 @@ class Executor:
 
 @contextmanager
 def _surviving(stored: StoredJob) -> Iterator[None]:
-    """What goes wrong with this job is told, and takes no other along."""
+    """Errors of this job are logged, and do not affect others."""
     try:
         yield
     except ChangedMeanwhileError:
-        pass  # somebody changed the job since it was read: the next turn sees it
-    except Exception:  # whatever it is, the other jobs are not to wait for its end
-        log.exception("job %s/%s (%s)", stored.namespace, stored.name, stored.uid)
+        pass  # the job was changed since it was read: the next turn handles it
+    except Exception:  # of any kind: the other jobs do not wait for it
+        log.exception(
+            "job %s/%s (%s): reconcile failed; retrying at the next turn", stored.namespace, stored.name, stored.uid
+        )
 
 
 def _asked_before(uid: str) -> bool:
-    """Whether a job may begin from another one's checkpoint was asked when it was submitted, and by whom is past."""
+    """The right to begin from another job's checkpoint was checked at submission, and is not checked again."""
     return True
 
 
 def _enter_phase(
     connection: Connection, stored: StoredJob, entered: SetPhase, now: float, words: Sequence[str] = (), **more: Any
 ) -> StoredJob:
-    told = (entered.phase, entered.reason, entered.message)
-    return jobs.enter_phase(connection, stored.uid, *told, now, last_words=words, **more)
+    transition = (entered.phase, entered.reason, entered.message)
+    return jobs.enter_phase(connection, stored.uid, *transition, now, last_words=words, **more)
 
 
 def _read_profile(root: Path) -> Profile | None:

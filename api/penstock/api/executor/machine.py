@@ -1,4 +1,4 @@
-"""What jobs may hold of this machine: its cores, its memory, its CUDA devices."""
+"""Capacity of this machine for jobs: its cores, its memory, its CUDA devices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.api.executor.admission import Machine
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 OWN_NAMES = ("GPU-", "MIG-")
-"""How the names begin that the driver gives; which there are it alone knows."""
+"""Prefixes of device names that only the driver can resolve."""
 
 
 def this_machine(environment: Mapping[str, str]) -> Machine:
-    """All of it, without asking PyTorch, which need not be here."""
+    """The whole capacity, without PyTorch, which need not be installed."""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -24,9 +24,9 @@ def this_machine(environment: Mapping[str, str]) -> Machine:
 
 
 def devices_in(environment: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """The CUDA devices of ``count`` that a process with this environment sees, as CUDA_VISIBLE_DEVICES names them.
+    """The CUDA devices among ``count`` that a process in this environment has, as CUDA_VISIBLE_DEVICES names them.
 
-    As in CUDA itself, nothing is seen from the first name on that is no device's.
+    As in CUDA itself, an invalid name hides the devices from there on.
     """
     numbers = [str(number) for number in range(count)]
     visible = environment.get("CUDA_VISIBLE_DEVICES")

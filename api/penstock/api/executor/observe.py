@@ -1,4 +1,4 @@
-"""From what the store and an attempt's files say to what the life cycle wants to know; nothing is changed here."""
+"""From the store and an attempt's files to the input of the life cycle; nothing is changed here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from penstock.api.store.storable import cleaned
 from penstock.core.lifecycle import AttemptState, Observed, Phase, Step
 from penstock.core.supervision import AttemptReport
 
-LOST = "the supervisor ended without a word"
+LOST = "supervisor exited without writing a result"
 MOST_LAST_WORDS, MOST_LINE_CHARACTERS = 12, 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What the files of a job's newest attempt say. ``started`` is false for one that nobody took up yet."""
+    """State of a job's newest attempt, by its files. ``started`` is false until a supervisor has claimed it."""
 
     started: bool = False
     alive: bool = False
@@ -33,9 +33,9 @@ def observed(
     predicted_step_seconds: float | None,
     silent_since: float = 0.0,
 ) -> Observed:
-    """What `penstock.core.lifecycle.decide` is asked about.
+    """The input of `penstock.core.lifecycle.decide`.
 
-    Nobody could report before ``silent_since``, when the service began: an attempt is not silent for that long.
+    No report could arrive before ``silent_since``, the service's start: earlier silence does not count.
     """
     report = seen.report
     heard_at = _heard_at(stored, report)
@@ -65,14 +65,14 @@ def observed(
 
 
 def _heard_at(stored: StoredJob, report: AttemptReport | None) -> float | None:
-    """When a step was heard of last: by a record of it, or by the supervisor, who can tell also if records wait."""
+    """Time of the last reported step: by its record, or by the supervisor, which reports also while records wait."""
     told_at = stored.progress.reported_at if stored.progress else None
     seen_at = report.last_step_at if report else None
     return max((at for at in (told_at, seen_at) if at is not None), default=None)
 
 
 def attempt_state(stored: StoredJob, seen: Seen) -> AttemptState:
-    """Where the newest attempt is. One whose supervisor vanished has failed, whatever it said last."""
+    """The state of the newest attempt. Without a living supervisor it has failed, regardless of its last report."""
     if stored.attempt == 0:
         return AttemptState.NONE
     report = seen.report
@@ -84,7 +84,7 @@ def attempt_state(stored: StoredJob, seen: Seen) -> AttemptState:
 
 
 def last_words(seen: Seen) -> tuple[str, ...]:
-    """What the rank at fault printed at the end, in as few and short lines as an event has room for."""
+    """The last lines of the rank at fault, cut to the limits of an event."""
     said = seen.report.last_words if seen.report else ()
     return tuple(cleaned(line[:MOST_LINE_CHARACTERS]) for line in said[-MOST_LAST_WORDS:])
 

@@ -1,8 +1,8 @@
 """The desk that answers requests for plans: a few at a time, each in a planning process of its own. Namespaces take
 turns, and in each the oldest request comes first.
 
-Like the executor it remembers nothing that matters. The store says what is open and who is at it; `due` decides what to
-do about it, and the desk does that. A service that was killed finds its requests again and begins them anew.
+Like the executor it keeps no essential state. The store has the open requests and their workers; `due` decides the
+steps, and the desk carries them out. A service that was killed finds its requests again and restarts them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RENEW_SECONDS, LAPSE_SECONDS = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Set about the request, which nobody works on."""
+    """Begin the request, which has no worker."""
 
     request: StoredRequest
 
@@ -45,14 +45,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Ask how far the request's process is."""
+    """Poll the progress of the request's process."""
 
     request: StoredRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """End the process of a request that nobody waits for, or that another service took."""
+    """End the process of a request that was canceled, or that another service took."""
 
     id: str
 
@@ -60,35 +60,35 @@ class Drop:
 Step = Begin | GiveUp | Hear | Drop
 
 
-def due(found: Sequence[StoredRequest], busy: Collection[str], worker: str, now: float) -> list[Step]:
-    """What ``worker`` has to do, which has processes for ``busy``; ``found`` are the open requests, oldest first."""
-    mine = [each for each in found if each.worker == worker and each.id in busy]
-    kept = {each.id for each in mine}
-    steps: list[Step] = [Drop(each) for each in busy if each not in kept]
-    steps += [Hear(each) for each in mine]
+def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: str, now: float) -> list[Step]:
+    """The steps of ``worker``, which has processes for ``busy``; ``open_requests`` are in order, oldest first."""
+    mine = [request for request in open_requests if request.worker == worker and request.id in busy]
+    kept = {request.id for request in mine}
+    steps: list[Step] = [Drop(request) for request in busy if request not in kept]
+    steps += [Hear(request) for request in mine]
     free = AT_ONCE - len(mine)
-    waiting = [each for each in found if each.id not in kept and _is_free(each, worker, now)]
-    for each in _in_turns(waiting, [each for each in found if each not in waiting]):
-        if each.begun >= MOST_BEGINNINGS:
-            steps.append(GiveUp(each))
+    waiting = [request for request in open_requests if request.id not in kept and _is_free(request, worker, now)]
+    for request in _in_turns(waiting, [request for request in open_requests if request not in waiting]):
+        if request.begun >= MOST_BEGINNINGS:
+            steps.append(GiveUp(request))
         elif free > 0:
-            steps.append(Begin(each))
+            steps.append(Begin(request))
             free -= 1
     return steps
 
 
 def _in_turns(waiting: Sequence[StoredRequest], working: Sequence[StoredRequest]) -> list[StoredRequest]:
     """Those that wait: before the second request of a namespace comes the first one of every other."""
-    taken = Counter(each.namespace for each in working)
+    taken = Counter(request.namespace for request in working)
     turns: list[tuple[int, int]] = []
-    for i, each in enumerate(waiting):
-        turns.append((taken[each.namespace], i))
-        taken[each.namespace] += 1
+    for i, request in enumerate(waiting):
+        turns.append((taken[request.namespace], i))
+        taken[request.namespace] += 1
     return [waiting[i] for _, i in sorted(turns)]
 
 
 def _is_free(request: StoredRequest, worker: str, now: float) -> bool:
-    """Whether it waits, or whoever worked on it is gone; what this worker has no process for was lost with it."""
+    """Whether it waits, or its worker is gone; one of this worker without a process was lost with its process."""
     if request.state is State.QUEUED or request.worker == worker:
         return True
     return now - (request.renewed_at or 0.0) > LAPSE_SECONDS
@@ -103,21 +103,21 @@ class Desk:
         self._told: dict[str, tuple[float, Progress]] = {}
 
     def turn(self) -> None:
-        """Look at every open request once. What goes wrong with one is told, and the others go on."""
+        """Handle every open request once. An error in one is logged, and the others go on."""
         now = self._service.clock()
         try:
-            found = self._service.read(plan_requests.unfinished)
+            open_requests = self._service.read(plan_requests.unfinished)
         except SQLAlchemyError:
             log.exception("the requests for plans cannot be read")
             return
-        for step in due(found, frozenset(self._busy), self._name, now):
+        for step in due(open_requests, frozenset(self._busy), self._name, now):
             with _surviving():
                 self._do(step, now)
 
     def close(self) -> None:
-        """End what is under way; the next service begins it anew."""
-        for each in tuple(self._busy):
-            self._drop(each)
+        """End running requests; the next service restarts them."""
+        for request in tuple(self._busy):
+            self._drop(request)
 
     def _do(self, step: Step, now: float) -> None:
         match step:
@@ -135,8 +135,9 @@ class Desk:
             return
         try:
             question = self._question(request.id)
-        except Exception as error:  # whatever is wrong with what was asked, it will not mend by itself
-            self._answer(request.id, Answer(what=f"the request cannot be read: {error}", remedy="ask anew"), now)
+        except Exception as error:  # of any kind: a retry would not fix the request
+            answer = Answer(what=f"the request cannot be read: {error}", remedy="request the plan again")
+            self._answer(request.id, answer, now)
             raise
         self._planner.start(request.id, question)
         self._busy.add(request.id)
@@ -153,7 +154,8 @@ class Desk:
     def _give_up(self, request: StoredRequest, now: float) -> None:
         if self._claim(request, now):
             what = f"planning was begun {request.begun} times, and the service ended each time"
-            self._answer(request.id, Answer(what=what, remedy="see the service's log, and ask anew"), now)
+            remedy = "read the service's log, and request the plan again"
+            self._answer(request.id, Answer(what=what, remedy=remedy), now)
 
     def _hear(self, request: str, now: float) -> None:
         answer = self._planner.poll(request)
@@ -165,10 +167,10 @@ class Desk:
         self._answer(request, answer, now)
 
     def _renew(self, request: str, now: float) -> None:
-        """Not at every turn: each is a write that nobody may be waiting for."""
+        """Renew the claim, but not at every turn: each renewal is a write."""
         progress = self._planner.progress(request)
-        told_at, told = self._told.get(request, (0.0, Progress()))
-        pause = RENEW_SECONDS if progress != told else LAPSE_SECONDS / 4
+        told_at, told_progress = self._told.get(request, (0.0, Progress()))
+        pause = RENEW_SECONDS if progress != told_progress else LAPSE_SECONDS / 4
         if now - told_at >= pause:
             self._told[request] = (now, progress)
             manifest = progress.to_manifest()
@@ -190,8 +192,8 @@ class Desk:
 
 @contextmanager
 def _surviving() -> Iterator[None]:
-    """What goes wrong with one request is told, and takes no other along."""
+    """Errors of one request are logged, and do not affect others."""
     try:
         yield
-    except Exception:  # whatever it is, the other requests are not to wait for its end
-        log.exception("a request for a plan")
+    except Exception:  # of any kind: the other requests do not wait for it
+        log.exception("a plan request failed; retrying at the next turn")

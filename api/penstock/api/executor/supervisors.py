@@ -1,4 +1,4 @@
-"""Supervisors as the executor sees them: started, found again, asked, ended. Everything lies in their files."""
+"""Supervisors for the executor: started, found again, requested to act, ended. All state is in their files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _POLL_SECONDS = 0.05
 
 
 class Supervisors(Protocol):
-    """What the executor asks of them; see `ProcessSupervisors`."""
+    """The executor's interface to supervisors, which `ProcessSupervisors` has."""
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
         """Have the attempt supervised, unless it is or was."""
         ...
 
     def alive(self, folder: AttemptFolder) -> bool:
-        """Whether anything of the attempt runs, or it still has to tell something."""
+        """Whether a process of the attempt runs, or its records are still being shipped."""
         ...
 
     def claimed(self, folder: AttemptFolder) -> bool:
@@ -41,15 +41,15 @@ class Supervisors(Protocol):
         ...
 
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        """What the supervisor said last."""
+        """The supervisor's last report."""
         ...
 
     def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
-        """Whether it was asked for."""
+        """Whether there is a request of this kind."""
         ...
 
     def ask(self, folder: AttemptFolder, wish: Wish) -> None:
-        """Ask for it, once."""
+        """Make a request of this kind, once."""
         ...
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
@@ -57,7 +57,7 @@ class Supervisors(Protocol):
         ...
 
     def end(self, folder: AttemptFolder) -> None:
-        """End whatever is left of the attempt; nothing is when this returns, and nothing of it starts any more."""
+        """End the attempt's remaining processes; none is left when this returns, and none starts any more."""
         ...
 
 
@@ -70,7 +70,7 @@ class ProcessSupervisors:
         self._telling_since: dict[AttemptFolder, float] = {}
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
-        """See `Supervisors`. A second one for an attempt finds the claim of the first, and ends."""
+        """Start a supervisor. A second one for an attempt finds the claim of the first, and ends."""
         if self.claimed(folder) or self._starting(folder):
             return
         make_folder(folder.path)
@@ -89,8 +89,8 @@ class ProcessSupervisors:
         return process is not None and process.poll() is None
 
     def alive(self, folder: AttemptFolder) -> bool:
-        """See `Supervisors`. What an attempt recorded is refused once another has followed, so its shipper is waited
-        for, though not for ever.
+        """Whether it runs. The records of an attempt are refused once another has followed, so its shipper counts, too,
+        for a limited time.
         """
         if self._supervised(folder):
             return True
@@ -102,37 +102,33 @@ class ProcessSupervisors:
     def _supervised(self, folder: AttemptFolder) -> bool:
         if self._starting(folder):
             return True
-        found = read(folder.claim, Claim)
-        return found is not None and is_alive(found)
+        claim = read(folder.claim, Claim)
+        return claim is not None and is_alive(claim)
 
     def claimed(self, folder: AttemptFolder) -> bool:
-        """See `Supervisors`."""
         return folder.claim.exists()
 
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        """See `Supervisors`. One that ended before it reported anything left only its last words."""
+        """The last report. A supervisor that ended before its first left only its log."""
         process = self._started.get(folder)
         ended = not self._supervised(folder)  # before its report: it may write it and end in between
-        found = read(folder.report, AttemptReport)
-        if found is None and ended and process is not None:
+        attempt_report = read(folder.report, AttemptReport)
+        if attempt_report is None and ended and process is not None:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
-        return found
+        return attempt_report
 
     def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
-        """See `Supervisors`."""
         return folder.wish(wish).exists()
 
     def ask(self, folder: AttemptFolder, wish: Wish) -> None:
-        """See `Supervisors`."""
         folder.wish(wish).touch()
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
-        """See `Supervisors`."""
         if not folder.binding.exists():
             write(folder.binding, binding)
 
     def end(self, folder: AttemptFolder) -> None:
-        """See `Supervisors`. Asked first, because a supervisor ends its ranks faster than they notice by themselves."""
+        """End the attempt, first by SIGTERM: a supervisor ends its ranks faster than they notice by themselves."""
         take(folder, NOBODY)  # one that is still starting up finds the attempt claimed, and ends
         for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             self._signal(folder, number)
@@ -141,10 +137,10 @@ class ProcessSupervisors:
         raise TimeoutError(f"the supervisor of {folder.path} outlived SIGKILL")
 
     def _signal(self, folder: AttemptFolder, number: signal.Signals) -> None:
-        found, process = read(folder.claim, Claim), self._started.get(folder)
+        claim, process = read(folder.claim, Claim), self._started.get(folder)
         pids = {process.pid} if process is not None and process.poll() is None else set()
-        if found is not None and is_alive(found):
-            pids.add(found.pid)
+        if claim is not None and is_alive(claim):
+            pids.add(claim.pid)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -160,5 +156,5 @@ class ProcessSupervisors:
 
 def _last_words(log: Path, code: int) -> str:
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    said = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
     return f"the supervisor did not start (exit code {code}): {said}"

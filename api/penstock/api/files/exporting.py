@@ -1,7 +1,7 @@
 """Checkpoints as models for other programs, made one after the other by processes that can be ended.
 
-`penstock-agent export` does the work; nothing of it is loaded into the service. What is done is a folder
-of the run; what is under way or has failed is known to this service alone, and forgotten with it.
+`penstock-agent export` does the work; nothing of it is loaded into the service. A finished export is a folder
+of the run; the state of others is known to this service alone, and lost with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ExportState(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """Where it is; ``message`` says why it failed."""
+    """The state of an export; ``message`` is the cause of a failure."""
 
     state: ExportState
     message: str = ""
@@ -61,7 +61,7 @@ class Exports:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="penstock-export")
 
     def of(self, root: Path, attempt: int, step: int) -> Export | None:
-        """Where the export of that checkpoint is; none if nobody asked for it."""
+        """The state of the export of that checkpoint; none if it was not requested."""
         folder = export_folder(root, attempt, step)
         if folder.is_dir():
             return Export(state=ExportState.DONE)
@@ -84,7 +84,7 @@ class Exports:
         return True
 
     def close(self) -> None:
-        """End what is under way."""
+        """End running exports."""
         with self._lock:
             self._closed = True
             if self._running is not None:
@@ -147,7 +147,7 @@ class Exports:
 
 
 def _why(text: str) -> str:
-    """What the program says of its failure, without a traceback, which names files of this machine."""
+    """The program's message about its failure, without a traceback, which names files of this machine."""
     lines = text.splitlines()
     says = [number for number, line in enumerate(lines) if line.startswith(("error ", "failed "))]
     return "\n".join(lines[says[0] :] if says else lines)

@@ -1,4 +1,4 @@
-"""What lies in a job's run directory that people may want: checkpoints, and files to download.
+"""Files in a job's run directory for people: checkpoints, and files to download.
 
 Only what `artifacts` names is ever opened, and only where it really lies below the run directory: a link or a dot that
 leads out of it is as good as not there.
@@ -45,14 +45,14 @@ class Artifact:
 
 
 def checkpoints(root: Path) -> list[Checkpoint]:
-    """Those below the run directory, newest first; also one that is being written."""
-    found = []
+    """The checkpoints below the run directory, newest first; also one that is being written."""
+    checkpoints_found = []
     for folder in root.glob("checkpoints/a*/*"):
         attempt, match = folder.parent.name.removeprefix("a"), _CHECKPOINT.fullmatch(folder.name)
         if match and attempt.isdecimal():
             complete = not match["partial"] and (folder / "manifest.json").is_file()
             files = [info for info in map(_info, folder.iterdir()) if info is not None] if folder.is_dir() else []
-            found.append(
+            checkpoints_found.append(
                 Checkpoint(
                     step=int(match["step"]),
                     attempt=int(attempt),
@@ -61,23 +61,23 @@ def checkpoints(root: Path) -> list[Checkpoint]:
                     created_at=max((info.st_mtime for info in files), default=0.0),
                 )
             )
-    return sorted(found, reverse=True)
+    return sorted(checkpoints_found, reverse=True)
 
 
 def newest_checkpoint(root: Path) -> Checkpoint | None:
     """The newest that is complete."""
-    return next((each for each in checkpoints(root) if each.complete), None)
+    return next((checkpoint for checkpoint in checkpoints(root) if checkpoint.complete), None)
 
 
 def artifacts(root: Path) -> list[Artifact]:
-    """What may be downloaded, by name."""
-    found = []
+    """The files that may be downloaded, by name."""
+    files = []
     for path in _files(root):
         name = path.relative_to(root).as_posix()
         info = _info(path) if _ARTIFACT.fullmatch(name) else None
         if info is not None:
-            found.append(Artifact(name=name, num_bytes=info.st_size, modified_at=info.st_mtime))
-    return sorted(found, key=lambda artifact: artifact.name)
+            files.append(Artifact(name=name, num_bytes=info.st_size, modified_at=info.st_mtime))
+    return sorted(files, key=lambda artifact: artifact.name)
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -89,7 +89,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _info(path: Path) -> os.stat_result | None:
-    """Of a regular file; none of anything else, and of what is gone by now."""
+    """The status of a regular file; none of other kinds, and of a file that is gone."""
     try:
         info = path.lstat()
     except OSError:
@@ -100,7 +100,7 @@ def _info(path: Path) -> os.stat_result | None:
 def open_artifact(root: Path, name: str) -> BinaryIO | None:
     """The artifact of that name, open for reading; none if there is none.
 
-    What was opened is asked where it lies: whatever is moved or linked meanwhile, nothing else is ever read.
+    The path is checked on the open file, so that a concurrent move or link cannot lead to another file.
     """
     if not _ARTIFACT.fullmatch(name):
         return None

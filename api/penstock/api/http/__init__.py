@@ -1,1 +1,1 @@
-"""HTTP: routes, what they are given and answer, and what stands before and around them."""
+"""HTTP: routes, their dependencies and replies, and the middleware around them."""

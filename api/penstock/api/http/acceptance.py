@@ -1,4 +1,4 @@
-"""Whether somebody may hand a job over: their role where it belongs, and all that it names."""
+"""Whether a caller may submit a job: by the role in its namespace, and by all resources that it names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def require_acceptable(connection: Connection, locations: Locations, identity: I
 
     Raises:
         Problem: its namespace is none where they may.
-        UserError: it names what it may not, or what is not there, or a checkpoint that is not theirs to see.
+        UserError: it names a resource that is forbidden or missing, or a checkpoint that the caller may not read.
     """
     require_editor(identity, job)
 

@@ -35,7 +35,7 @@ def accepts_gzip(header: str) -> bool:
 
 
 class _Page:
-    """Sends what is said, and a page as gzip if it comes in one piece."""
+    """Sends the answer, and a page as gzip if it comes in one piece."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

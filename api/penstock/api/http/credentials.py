@@ -1,4 +1,4 @@
-"""What a request shows of who sends it: a token in its Authorization header, else the cookie of a session."""
+"""Credentials of a request: a token in its Authorization header, else the cookie of a session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shown(request: HTTPConnection) -> Credential | None:
 
 
 def recognize(connection: Connection, credential: Credential, now: float) -> Caller | None:
-    """Who shows the credential; nobody if it is unknown, expired or revoked, or its token is."""
+    """The bearer of the credential; none if it or its token is unknown, expired or revoked."""
     if credential.session:
         session = sessions.by_secret(connection, credential.secret)
         return session.caller if session is not None and session.valid(now) else None

@@ -1,4 +1,4 @@
-"""What routes are given: the service, who asks, and bodies read with care."""
+"""Dependencies of routes: the service, the caller, and validated bodies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
 
 
 async def service_of(request: Request) -> Service:
-    """The service that was wired at the start. This and who asks are coroutines, or each would wait for a thread."""
+    """The service that was wired at the start. It and the caller are coroutines, or each would wait for a thread."""
     service: Service = request.app.state.service
     return service
 
@@ -45,7 +45,7 @@ ServiceIn = Annotated[Service, Depends(service_of)]
 
 
 def authenticated(request: Request) -> Caller:
-    """Who sends the request, as the gate found; raises `Problem` for nobody, and for another site's write."""
+    """The caller, as the gate found; raises `Problem` without one, and for another site's write."""
     caller: Caller | None = request.state.caller
     if caller is None:
         raise _unknown(request.state.credential)
@@ -69,7 +69,7 @@ def require_same_origin(request: Request) -> None:
 def _unknown(credential: Credential | None) -> Problem:
     if credential is not None and credential.session:
         detail = "the session has ended"
-        remedy = "sign in anew: penstock ui"
+        remedy = "sign in again: penstock ui"
         return Problem(kind="unauthenticated", detail=detail, where="Cookie", remedy=remedy, headers=LOGIN)
     known = credential is not None and credential.secret
     detail = "the token is unknown, expired or revoked" if known else "no token came with the request"
@@ -78,7 +78,7 @@ def _unknown(credential: Credential | None) -> Problem:
 
 
 def credential_of(request: Request, caller: Annotated[Caller, Depends(authenticated)]) -> Credential:
-    """What the sender showed."""
+    """The sender's credential."""
     credential: Credential = request.state.credential
     return credential
 
@@ -88,7 +88,7 @@ CredentialIn = Annotated[Credential, Depends(credential_of)]
 
 
 def identify(caller: CallerIn) -> Identity:
-    """Who sends the request, by a token or from a session."""
+    """The caller, by a token or from a session."""
     return caller.identity
 
 
@@ -97,7 +97,7 @@ IdentityIn = Annotated[Identity, Depends(identify)]
 
 def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Identity], Awaitable[Identity]]:
     """A dependency that lets ``role`` pass: in the namespace that the path names; where it names none, in whichever the
-    identity has, which the route looks at, or ``everywhere``.
+    identity has, which the route checks, or ``everywhere``.
     """
 
     async def required(request: Request, identity: IdentityIn) -> Identity:
@@ -128,18 +128,18 @@ WRITES = {
     "exportCheckpoint": "update",
     "deleteJob": "delete",
 }
-"""What operations do to jobs, in the words of Kubernetes' roles."""
+"""The verbs of operations on jobs, as in Kubernetes' roles."""
 
 
 def verb_of(request: Request) -> str:
-    """What the request does to jobs; nothing if that is more than one thing, or none."""
+    """The verb of the request; empty if there are several, or none."""
     if request.method not in SAFE_METHODS:
         return WRITES.get(getattr(request.scope.get("route"), "operation_id", None) or "", "")
     return "get" if request.path_params else "list"
 
 
 def forbidden(role: Role, namespace: str | None) -> Problem:
-    """The refusal of somebody known."""
+    """The refusal of an authenticated caller."""
     place = f" in namespace {namespace}" if namespace else ""
     return Problem(
         kind="forbidden",
@@ -167,25 +167,25 @@ def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
 
     Raises:
         NoSuchJobError: there is none.
-        Problem: it is of a namespace that the identity may not look into.
+        Problem: it is in a namespace that the identity may not read.
     """
     path = request.path_params
     if "uid" not in path:
         return service.read(lambda connection: jobs.find(connection, path["namespace"], path["name"]))
-    found = service.read(lambda connection: jobs.get(connection, path["uid"]))
-    if not identity.may(Role.VIEWER, found.namespace, "get"):
-        raise forbidden(Role.VIEWER, found.namespace)
-    return found
+    stored = service.read(lambda connection: jobs.get(connection, path["uid"]))
+    if not identity.may(Role.VIEWER, stored.namespace, "get"):
+        raise forbidden(Role.VIEWER, stored.namespace)
+    return stored
 
 
 JobIn = Annotated[StoredJob, Depends(job_of)]
 
 
 async def read_aside(read: Callable[..., T], *arguments: Any, limiter: CapacityLimiter | None = None) -> T:
-    """What ``read`` makes of a body, in a thread: the event loop answers all others meanwhile.
+    """The result of ``read`` on a body, in a thread: the event loop answers all others meanwhile.
 
     Bodies that may take much memory share a ``limiter``, so that few are read at once. A refusal comes without the
-    frames of ``read``: they hold what the body became, and would keep it until a collection of garbage.
+    frames of ``read``: they hold the parsed body, and would keep it until a garbage collection.
     """
     try:
         return await to_thread.run_sync(read, *arguments, limiter=limiter)
@@ -221,7 +221,7 @@ def _document(body: bytes, media: str) -> Any:
 
 
 def decode(body: bytes) -> str:
-    """UTF-8, which is what JSON and YAML are sent in."""
+    """The text of the body in UTF-8, the encoding of JSON and YAML."""
     try:
         return body.decode()
     except UnicodeDecodeError as error:
@@ -263,7 +263,7 @@ def decompress(body: bytes, most_bytes: int) -> bytes:
         remedy = "send fewer records at once"
         raise Problem(kind="too-large", detail=f"more than {most_bytes} bytes after decompression", remedy=remedy)
     if not machine.eof:
-        remedy = "send all of what gzip wrote"
+        remedy = "send the complete output of gzip"
         raise Problem(kind="bad-request", detail="the body is cut short", where=where, remedy=remedy)
     return text
 

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond what FastAPI finds out: what proves who asks, manifests, and examples."""
+"""Additions to FastAPI's OpenAPI document: authentication, manifests, and examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMES: Document = {
         "type": "apiKey",
         "in": "cookie",
         "name": COOKIE,
-        "description": "A browser's session. What it changes must come from a page of this service, by `Origin`.",
+        "description": "A browser's session. Its writes must come from a page of this service, by `Origin`.",
     },
 }
 BY_TOKEN: Document = {"token": []}
@@ -34,15 +34,15 @@ INFO: Document = {
 }
 SERVERS: tuple[Document, ...] = ({"url": "/", "description": "The service that answered with this document."},)
 TAGS: Document = {
-    "audit": "Who changed what.",
-    "files": "What jobs left: artifacts, checkpoints, exports.",
+    "audit": "Log of changes and their authors.",
+    "files": "Files of jobs: artifacts, checkpoints, exports.",
     "health": "Whether the service works.",
-    "ingest": "What ranks report.",
+    "ingest": "Reports of ranks.",
     "jobs": "Jobs: submit, change, observe.",
     "live": "Streams of events.",
     "plans": "Requests for plans, and profiles of machines.",
     "sessions": "A browser's sign-in.",
-    "tokens": "Proofs of who asks.",
+    "tokens": "Tokens that authenticate callers.",
 }
 """Every tag that an operation has."""
 
@@ -53,7 +53,7 @@ NEVER_GIVEN = {"$ref": "#/components/schemas/HTTPValidationError"}
 def completed(document: Document) -> Document:
     """FastAPI's document, made true and whole."""
     paths = {
-        path: {method: _operation(told) for method, told in operations.items()}
+        path: {method: _operation(operation) for method, operation in operations.items()}
         for path, operations in document["paths"].items()
     }
     return {
@@ -67,30 +67,32 @@ def completed(document: Document) -> Document:
 
 
 def _whole(schema: Any) -> Any:
-    """Lists of a fixed length say what an item is, for tools that know no ``prefixItems``."""
+    """Add ``items`` to lists of a fixed length, for tools without ``prefixItems``."""
     if isinstance(schema, list):
-        return [_whole(each) for each in schema]
+        return [_whole(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     made = {name: _whole(value) for name, value in schema.items()}
     if "prefixItems" in made and "items" not in made:
         first, *rest = made["prefixItems"]
-        made["items"] = first if all(each == first for each in rest) else {"anyOf": [first, *rest]}
+        made["items"] = first if all(item == first for item in rest) else {"anyOf": [first, *rest]}
     return made
 
 
-def _operation(told: Document) -> Document:
-    responses = {status: each for status, each in told["responses"].items() if _schema(each) != NEVER_GIVEN}
-    return {"security": [BY_TOKEN, BY_SESSION], **told, "responses": responses}
+def _operation(operation: Document) -> Document:
+    responses = {
+        status: response for status, response in operation["responses"].items() if _schema(response) != NEVER_GIVEN
+    }
+    return {"security": [BY_TOKEN, BY_SESSION], **operation, "responses": responses}
 
 
 def _schema(response: Document) -> Document | None:
-    found: Document | None = response.get("content", {}).get("application/json", {}).get("schema")
-    return found
+    schema: Document | None = response.get("content", {}).get("application/json", {}).get("schema")
+    return schema
 
 
-def _components(found: Document) -> Document:
-    named = {**found, "ProblemDocument": ProblemDocument.model_json_schema(), **schemas()}
+def _components(components: Document) -> Document:
+    named = {**components, "ProblemDocument": ProblemDocument.model_json_schema(), **schemas()}
     for never_given in ("HTTPValidationError", "ValidationError"):
         named.pop(never_given, None)
     for name, example in EXAMPLES.items():

@@ -1,6 +1,6 @@
-"""A file, or the part of it that a client asks for (RFC 9110, section 14).
+"""A file, or the part of it that a client requests (RFC 9110, section 14).
 
-Starlette's own answer sends what a file has grown by while it is sent, beyond the length that it told, and refuses in
+Starlette's own answer sends bytes by which a file has grown meanwhile, beyond its Content-Length, and refuses in
 plain text; a job's logs grow all the time.
 """
 
@@ -23,13 +23,13 @@ from penstock.api.live.stream import left
 MEDIA_TYPE = "application/octet-stream"
 CHUNK_BYTES = 2**18
 SEALED = "default-src 'none'; sandbox"
-"""Whatever a job wrote, it never runs as a page of this service."""
+"""Files of jobs, whatever their content, never run as a page of this service."""
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
 def asked_part(header: str | None, size: int) -> range | None:
-    """The bytes that a Range header asks for; none for all of them, as also where the header is not understood.
+    """The bytes that a Range header requests; none for all of them, also if the header is not understood.
 
     Raises:
         Problem: there are no such bytes.
@@ -39,28 +39,28 @@ def asked_part(header: str | None, size: int) -> range | None:
         return None
     first, last = match.groups()
     if not first:
-        found = range(max(size - int(last), 0), size)
+        part = range(max(size - int(last), 0), size)
     elif last and int(last) < int(first):
         return None
     else:
-        found = range(int(first), min(int(last) + 1, size) if last else size)
-    if not found:
+        part = range(int(first), min(int(last) + 1, size) if last else size)
+    if not part:
         headers = {"Content-Range": f"bytes */{size}"}
-        detail, remedy = f"there are {size} bytes", "ask for fewer, or without Range for all of them"
+        detail, remedy = f"there are {size} bytes", "request fewer, or leave Range out for all of them"
         raise Problem(kind="out-of-range", detail=detail, where="Range", remedy=remedy, headers=headers)
-    return found
+    return part
 
 
 class FilePart(Response):
-    """Sends ``file``, or the part of it that is asked for, as a download called as the last part of ``name``."""
+    """Sends ``file``, or the requested part of it, as a download named by the last part of ``name``."""
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, file: BinaryIO, name: str, asked: str | None, if_range: str | None) -> None:
+    def __init__(self, file: BinaryIO, name: str, range_header: str | None, if_range: str | None) -> None:
         self._file = file
         info = os.fstat(file.fileno())
         etag = f'"{info.st_mtime_ns:x}-{info.st_size:x}-{info.st_ino:x}"'
-        part = asked_part(asked if if_range in (None, etag) else None, info.st_size)
+        part = asked_part(range_header if if_range in (None, etag) else None, info.st_size)
         self._part = range(info.st_size) if part is None else part
         filename = quote(PurePosixPath(name).name)
         headers = {

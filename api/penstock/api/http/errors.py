@@ -1,4 +1,4 @@
-"""From what went wrong inside to the problem document that people see; one table."""
+"""From internal errors to problem documents for people, in one table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
 DESCRIBED = "see the operation in /v1/openapi.json"
-"""The remedy where nothing better is known."""
+"""The default remedy."""
 FULL_DISK = ("database or disk is full", "No space left on device")
 TOO_LONG = "57014"
 """SQLSTATE of a statement that was given up at its time limit."""
@@ -87,7 +87,7 @@ def _name_taken(error: NameTakenError) -> Problem:
 
 
 def _changed(error: ChangedMeanwhileError) -> Problem:
-    remedy = "read the job again, and decide anew"
+    remedy = "read the job again, and repeat the change if it still applies"
     return Problem(kind="changed-meanwhile", detail=f"the job is at {error}", where="If-Match", remedy=remedy)
 
 
@@ -109,7 +109,7 @@ def _foreign(error: ForeignJobError) -> Problem:
 
 
 def _cluster(error: KubeError) -> Problem:
-    """What the cluster refuses is told with the field that it names; what it cannot answer now is worth a new try."""
+    """The problem of a cluster's refusal, with the field that it names; other failures may be retried."""
     if error.status in (400, 422):
         where, what = error.causes[0] if error.causes else ("", error.message)
         return Problem(kind="invalid", detail=what, where=where, remedy=DESCRIBED)
@@ -122,7 +122,7 @@ def _cluster(error: KubeError) -> Problem:
         remedy = "ask an administrator of the cluster"
         return Problem(kind="forbidden", detail=f"the cluster refuses: {error.message}", remedy=remedy)
     if error.status == 409:
-        remedy = "read the job again, and decide anew"
+        remedy = "read the job again, and repeat the change if it still applies"
         return Problem(kind="conflict", detail=error.message, remedy=remedy)
     log.warning("the cluster: %s", error)
     retry = {"Retry-After": "2"}
@@ -136,7 +136,7 @@ def _reused(error: KeyReusedError) -> Problem:
 
 
 def _illegal(error: IllegalTransitionError) -> Problem:
-    return Problem(kind="conflict", detail=str(error), remedy="look at the job's phase")
+    return Problem(kind="conflict", detail=str(error), remedy="read the job's phase")
 
 
 def _ending(error: WriterClosedError | LostLeaseError) -> Problem:
@@ -151,15 +151,16 @@ def _database(error: DBAPIError) -> Problem:
     log.error("database: %s", reason)
     retry = {"Retry-After": "2"}
     if getattr(error.orig, "sqlstate", None) == TOO_LONG:
-        detail, remedy = "the database took too long", "try again when less is going on, or ask for less at once"
+        detail, remedy = "the database took too long", "try again when the load is lower, or request less at once"
         return Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
     return Problem(kind="unavailable", detail="the database does not answer", remedy="try again", headers=retry)
 
 
 def _unstorable(error: DataError) -> Problem:
-    """Of a path or query: bodies are looked at before. There is nothing under such a name in any database."""
+    """The problem of a path or query, since bodies are checked before. No database can hold such a name."""
     log.info("refused: %s", error.orig)
-    return Problem(kind="bad-request", detail="the request says what no database holds", remedy="see /v1/openapi.json")
+    detail = "the request has characters that no database can hold"
+    return Problem(kind="bad-request", detail=detail, remedy="see /v1/openapi.json")
 
 
 def _invalid_request(error: RequestValidationError) -> Problem:
@@ -179,9 +180,9 @@ def _unexpected(error: Exception) -> Problem:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         remedy = "free some space where the service keeps its data"
         return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
-    log.error("unexpected", exc_info=error)
+    log.error("unexpected error during a request", exc_info=error)
     detail = "something unexpected happened"
-    return Problem(kind="internal", detail=detail, remedy="look into the service's log, and report what it says there")
+    return Problem(kind="internal", detail=detail, remedy="read the service's log, and report the error there")
 
 
 TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
@@ -213,7 +214,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
 
 
 def translated(error: Exception) -> Problem:
-    """The problem that an error is, for those who stand outside of the routes."""
+    """The problem document of an error, for the middleware outside of the routes."""
     return next(TABLE[kind](error) for kind in type(error).__mro__ if kind in TABLE)
 
 
@@ -238,13 +239,13 @@ def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exceptio
 
 
 def allowed(app: FastAPI, path: str) -> list[str]:
-    """The methods that a path has; each route by itself knows only its own."""
-    found: set[str] = set()
+    """All methods of a path; a route has only its own."""
+    methods: set[str] = set()
     for template, operations in app.openapi()["paths"].items():
         anywhere = template.replace("{path}", ".+")  # the one parameter that may hold slashes
         if re.fullmatch(re.sub(r"\{[a-z]+\}", "[^/]+", anywhere), path):
-            found |= {method.upper() for method in operations}
-    return sorted(found)
+            methods |= {method.upper() for method in operations}
+    return sorted(methods)
 
 
 def answer(problem: Problem) -> JSONResponse:

@@ -1,7 +1,7 @@
-"""Every request that the guard let pass: who sends it is found out, how often is counted, what came of it written down.
+"""Every request that the guard let pass: its caller is authenticated, its rate limited, its outcome logged.
 
-Plain ASGI around the routes, so that none of them can be forgotten, nor paths that are none. A route asks
-`penstock.api.http.dependencies` for the caller that was found.
+Plain ASGI around the routes, so that it covers all of them, and paths without a route. A route gets the caller from
+`penstock.api.http.dependencies`.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Gate:
         now, service = self._service.clock(), self._service
 
         def look_up() -> Caller | None:
-            found = service.read(lambda connection: recognize(connection, credential, now))
-            if found is None or service.cluster is None:
-                return found
-            return replace(found, identity=found.identity.confined())
+            caller = service.read(lambda connection: recognize(connection, credential, now))
+            if caller is None or service.cluster is None:
+                return caller
+            return replace(caller, identity=caller.identity.confined())
 
         try:
             if credential.session:
@@ -81,8 +81,8 @@ class Gate:
             raise translated(error) from error
 
     def _count(self, caller: Caller | None, address: str) -> None:
-        """Raise `Problem` for one request too many. What proves nobody counts for its address alone: or whoever sends
-        nonsense from an address would shut out those there who have a token.
+        """Raise `Problem` beyond the rate limit. A request without a valid credential counts for its address alone:
+        otherwise it would shut out callers with a token at that address.
         """
         limits = self._service.settings.limits
         rate = limits.ingest_requests if caller and caller.identity.role is Role.INGEST else limits.requests
@@ -93,7 +93,7 @@ class Gate:
             raise Problem(
                 kind="too-many-requests",
                 detail=f"more than {rate.per_second:g} requests a second, and {rate.burst} at once",
-                remedy="wait as long as Retry-After says, and ask less often",
+                remedy="wait for the time in Retry-After, and send fewer requests",
                 headers={"Retry-After": str(math.ceil(seconds))},
             )
 
@@ -102,14 +102,14 @@ class Gate:
         try:
             future = self._service.submit("audit", lambda connection: audit.add(connection, written))
         except WriterClosedError:
-            log.error("not in the audit log: %s", written)
+            log.error("audit entry lost, as the service ends: %s", written)
         else:
-            future.add_done_callback(lambda done: _tell_failure(done, written))
+            future.add_done_callback(lambda done: _log_failure(done, written))
 
 
 @dataclass(slots=True)
 class _Answered:
-    """Sends on, and remembers the status, and what was made."""
+    """Forwards messages, and keeps the status and the location."""
 
     send: Send
     status: int = 0
@@ -126,7 +126,7 @@ class _Answered:
 def is_audited(scope: Scope, status: int) -> bool:
     """Whether a request belongs into the audit log: a change that was made, or refused for lack of rights.
 
-    Records that were taken in do not: they are numbered and kept as what they are.
+    Ingested records are not logged: they are numbered and kept themselves.
     """
     route = scope.get("route")
     if scope["method"] in SAFE_METHODS or route is None:
@@ -136,7 +136,7 @@ def is_audited(scope: Scope, status: int) -> bool:
 
 
 def entry(scope: Scope, answered: _Answered, now: float) -> Entry:
-    """The request as the audit log tells of it; where something was made, its path is told."""
+    """The request's entry for the audit log, with the path of a created resource."""
     caller: Caller | None = scope["state"]["caller"]
     of_caller = caller.identity.namespace if caller else None
     return Entry(
@@ -157,6 +157,6 @@ def address_of(scope: Scope) -> str:
     return str(client[0])[:63] if client else ""
 
 
-def _tell_failure(done: Future[None], written: Entry) -> None:
+def _log_failure(done: Future[None], written: Entry) -> None:
     if (error := done.exception()) is not None:
-        log.error("not in the audit log, because of %s: %s", error, written)
+        log.error("audit entry lost (%s): %s", error, written)

@@ -1,4 +1,4 @@
-"""What no request gets past: the host it is meant for, its size and its speed; and what every answer carries.
+"""Checks of every request: its Host header, its size and its speed; and headers of every answer.
 
 Plain ASGI, because a body must be counted as it arrives, before anything reads it.
 """
@@ -57,7 +57,7 @@ class Guard:
 
 
 class _Body:
-    """Receives no more than so many bytes, and not for ever."""
+    """Receives a limited number of bytes, in a limited time."""
 
     def __init__(self, receive: Receive, most_bytes: int, seconds: float) -> None:
         self._receive, self._most_bytes, self._seconds = receive, most_bytes, seconds
@@ -67,7 +67,7 @@ class _Body:
 
     async def __call__(self) -> Message:
         if self._complete:
-            return await self._receive()  # what follows the body is the news that the client left
+            return await self._receive()  # after the body only the client's disconnect can follow
         if self._end is None:
             self._end = asyncio.get_running_loop().time() + self._seconds
         try:

@@ -17,16 +17,16 @@ TYPES = "https://penstock.dev/problems/"
 
 
 class ProblemDocument(BaseModel):
-    """Why a request was refused, and what to do about it."""
+    """Reason and remedy of a refused request."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str = Field(description="Names the kind of problem; stable.", examples=[f"{TYPES}not-found"])
     title: str = Field(description="The kind of problem in a few words.", examples=["Not found"])
     status: int = Field(description="The HTTP status.", examples=[404])
-    detail: str = Field(description="What is wrong here.", examples=["there is no job default/llama"])
+    detail: str = Field(description="The specific error.", examples=["there is no job default/llama"])
     where: str = Field(default="", description="The field, header or parameter.", examples=["spec.model.heads"])
-    remedy: str = Field(description="What to do about it.", examples=["list the jobs with GET /v1/jobs"])
+    remedy: str = Field(description="The remedy.", examples=["list the jobs with GET /v1/jobs"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Problem(HTTPException):
         self.kind, self.where, self.remedy = kind, where, remedy
 
     def document(self) -> ProblemDocument:
-        """What the client reads."""
+        """The document for the client."""
         kind = PROBLEMS[self.kind]
         return ProblemDocument(
             type=TYPES + kind.name,
@@ -91,22 +91,22 @@ class Problem(HTTPException):
 
 
 ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailable")
-"""What every route may answer with."""
+"""Problems of every route."""
 
 
 def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The problems that a route may answer with, those of any among them, as FastAPI wants them told."""
+    """The problems of a route, including those of every route, in FastAPI's form."""
     return refusals((*ANY, *kinds))
 
 
 def refusals(kinds: Sequence[str]) -> dict[int | str, dict[str, Any]]:
     """These and no others; where several have a status, it is described by all of their titles."""
-    found: dict[int | str, dict[str, Any]] = {}
+    responses: dict[int | str, dict[str, Any]] = {}
     for name in dict.fromkeys(kinds):
         kind = PROBLEMS[name]
-        titles = [found[kind.status]["description"]] if kind.status in found else []
-        found[kind.status] = {
+        titles = [responses[kind.status]["description"]] if kind.status in responses else []
+        responses[kind.status] = {
             "description": "; ".join([*titles, kind.title]),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
         }
-    return found
+    return responses

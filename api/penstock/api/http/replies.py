@@ -21,10 +21,10 @@ from penstock.api.store.idempotency import Answer, Asked, once
 
 MOST_KEY_LENGTH = 255
 SALTED = re.compile(rb"(p[a-z]{2}_)salt\.([\w-]{43})")
-"""Stands in a remembered answer for a secret."""
+"""Placeholder of a secret in a stored answer."""
 
 
-async def asked(
+async def keyed_request(
     request: Request,
     caller: CallerIn,
     idempotency_key: Annotated[str | None, Header(max_length=MOST_KEY_LENGTH, min_length=1)] = None,
@@ -37,25 +37,25 @@ async def asked(
     return Asked(identity=caller.id, key=idempotency_key, request=said.hexdigest())
 
 
-Once = Annotated[Asked | None, Depends(asked)]
+Once = Annotated[Asked | None, Depends(keyed_request)]
 
 
-def write_once(service: Service, key: str, asked: Asked | None, change: Callable[[Connection], Answer]) -> Response:
-    """Do ``change`` unless the same request did it before, and let the executor know."""
+def write_once(service: Service, key: str, keyed: Asked | None, change: Callable[[Connection], Answer]) -> Response:
+    """Do ``change`` unless the same request did it before, and notify the executor."""
     now = service.clock()
-    answer = service.write(key, lambda connection: once(connection, asked, now, change))
+    answer = service.write(key, lambda connection: once(connection, keyed, now, change))
     service.requested.set()
     return response_of(answer)
 
 
-def response_of(found: Answer) -> Response:
+def response_of(answer: Answer) -> Response:
     """The answer as it is sent."""
-    return Response(found.body, status_code=found.status, media_type="application/json", headers=dict(found.headers))
+    return Response(answer.body, status_code=answer.status, media_type="application/json", headers=dict(answer.headers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewSecret:
-    """A secret, and what stands for it in an answer that is remembered."""
+    """A secret, and its placeholder in a stored answer."""
 
     secret: str
     salted: str
@@ -64,22 +64,22 @@ class NewSecret:
 def write_secret_once(
     service: Service,
     key: str,
-    asked: Asked | None,
+    keyed: Asked | None,
     credential: Credential,
     prefix: str,
     change: Callable[[Connection, NewSecret], Answer],
 ) -> Response:
-    """Make what a new secret opens. An answer that is remembered would keep the secret in the database, so a salt is
-    remembered instead: with it and the asker's own secret, which the database does not know either, it is told again.
+    """Create a resource with a new secret. A stored answer would keep the secret in the database, so a salt is stored
+    instead: with it and the caller's own secret, which is not in the database either, the new one is derived again.
     """
     salt = secrets.token_urlsafe(TOKEN_BYTES)
     made = NewSecret(secret=derived_token(credential.secret, salt, prefix), salted=f"{prefix}salt.{salt}")
-    response = write_once(service, key, asked, lambda connection: change(connection, made))
+    response = write_once(service, key, keyed, lambda connection: change(connection, made))
 
-    def told(found: re.Match[bytes]) -> bytes:
-        return derived_token(credential.secret, found[2].decode(), found[1].decode()).encode()
+    def with_secret(match: re.Match[bytes]) -> bytes:
+        return derived_token(credential.secret, match[2].decode(), match[1].decode()).encode()
 
-    body = SALTED.sub(told, bytes(response.body))
+    body = SALTED.sub(with_secret, bytes(response.body))
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     return Response(body, status_code=response.status_code, headers=headers)
 

@@ -15,7 +15,7 @@ from penstock.planner.realise import schedule_of
 
 LONGEST_NAME = 63
 OF_PENSTOCK = {"penstock": ("penstock-cli", "penstock-agent", "penstock-trainer")}
-"""What has to be installed for a package of those whose versions are kept."""
+"""The packages to install for a recorded version."""
 
 _NUMBERED = re.compile(r"(.+)-\d+")
 
@@ -26,14 +26,14 @@ def next_name(name: str, taken: Collection[str]) -> str:
     base = match[1] if match and match[1] in taken else name
     for number in itertools.count(2):
         end = f"-{number}"
-        found = base[: LONGEST_NAME - len(end)].rstrip("-") + end
-        if found not in taken:
-            return found
+        candidate = base[: LONGEST_NAME - len(end)].rstrip("-") + end
+        if candidate not in taken:
+            return candidate
     raise AssertionError("numbers do not end")
 
 
 def name_stem(name: str) -> str:
-    """What the names begin with that `next_name` has to know."""
+    """Prefix of the taken names that `next_name` needs."""
     match = _NUMBERED.fullmatch(name)
     return (match[1] if match else name)[: LONGEST_NAME - 8]
 
@@ -82,11 +82,13 @@ def _schedule(plan: Plan) -> str | ScheduleSpec:
 
 
 def commands(job: PipelineJob, server: str, packages: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """What a person types to run the job on the service at the URL ``server``, with these packages and versions."""
+    """Shell commands to run the job on the service at the URL ``server``, with these packages and versions."""
     file = f"{job.metadata.name}.yaml"
     wanted = {name: version.partition("+")[0] for name, version in packages}
     constraint = "--constraint WHEELS/penstock.txt " if "penstock" in wanted else ""
-    requirements = " ".join(f"'{each}=={wanted[name]}'" for name in wanted for each in OF_PENSTOCK.get(name, (name,)))
+    requirements = " ".join(
+        f"'{package}=={wanted[name]}'" for name in wanted for package in OF_PENSTOCK.get(name, (name,))
+    )
     install = (f"pip install {constraint}{requirements}",) if requirements else ()
     document = f"cat > {file} <<'END'\n{yamltext.dump(job.to_manifest()).rstrip()}\nEND"
     return (*install, document, f"penstock submit {file} --server {server}")

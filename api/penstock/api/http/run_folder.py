@@ -26,7 +26,7 @@ def run_folder(settings: Settings, job: StoredJob) -> Path:
     place = elsewhere(settings, job)
     if place is None:
         return settings.runs / job.uid
-    remedy = "ask the service with that name in FOLDER/executor; if its folder is lost, submit the job anew"
+    remedy = "call the service with that name in FOLDER/executor; if its folder is lost, submit the job again"
     if job.cluster:
         remedy = "read them from the claim of its out root"
     raise Problem(kind="elsewhere", detail=f"the files of this job are {place}", remedy=remedy)

@@ -1,1 +1,1 @@
-"""Live streams: one reader of changes for all who listen, and Server-Sent Events."""
+"""Live streams: one reader of changes for all listeners, and Server-Sent Events."""

@@ -1,7 +1,7 @@
-"""The one reader of all live streams: it reads each job that changed once, and tells everybody who listens to it.
+"""The one reader of all live streams: it reads each job that changed once, and notifies all its listeners.
 
-Commits of this service wake it, and on PostgreSQL those of others; it also looks each second, so what another service
-commits is found without being woken. It works while anybody listens. What happens to a job is told at once; how far it
+Commits of this service wake it, and on PostgreSQL those of others; it also polls each second, so commits of other
+services are found in any case. It works while there are listeners. Events of a job are sent at once; its progress
 is, and each row of a list, at most once a second.
 """
 
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 FLUSH_SECONDS = 0.25
-"""Lists are told at most so often."""
+"""Minimum interval of messages to lists."""
 ROW_SECONDS = 1.0
-"""A row of a list is told at most so often."""
+"""Minimum interval of messages about one row of a list."""
 AT_ONCE = 5
-"""So many are told before requests have their turn again."""
+"""Number of messages before requests have their turn again."""
 GATHER_SECONDS = 0.05
 """Commits that come within this time are read together."""
 OVERLAP_SECONDS = 5.0
-"""Each look goes back so far behind the one before: what was written earlier may be committed, or seen, later."""
+"""Overlap of successive polls: a write may be committed, or visible, later than its timestamp."""
 
 
 class Reader(Protocol):
-    """What the feed asks of the store; called from threads."""
+    """The feed's interface to the store; called from threads."""
 
     def changed_since(self, since: float) -> Mapping[str, Signature]:
         """Jobs that changed or reported at that time or later."""
@@ -70,11 +70,11 @@ class Feed:
         self.num_dropped = 0
 
     def touched(self, uids: Collection[str]) -> None:
-        """These were changed by a commit just now; what is no job's uid is passed over."""
+        """Notify of keys that a commit has changed; keys that are no job's uid are ignored."""
         self._wakener.add(uids)
 
     def add(self, listener: Listener) -> None:
-        """Tell it from now on; a job's is first told what it missed, and how the job is."""
+        """Add a listener; one of a job first gets the events that it missed, and the job's state."""
         self._of_tokens[listener.share.token] += 1
         self._of_namespaces[listener.share.namespaces] += 1
         if isinstance(listener, JobListener):
@@ -90,14 +90,14 @@ class Feed:
             listener.outgoing.close()
 
     def remove(self, listener: Listener) -> None:
-        """Nothing more for it."""
+        """Remove a listener."""
         self._of_tokens -= Counter((listener.share.token,))
         self._of_namespaces -= Counter((listener.share.namespaces,))
         self.num_dropped += listener.outgoing.dropped.is_set()
         if isinstance(listener, ListListener):
             self._of_lists.remove(listener)
             return
-        others = [each for each in self._of_jobs[listener.uid] if each is not listener]
+        others = [other for other in self._of_jobs[listener.uid] if other is not listener]
         if others:
             self._of_jobs[listener.uid] = others
         else:
@@ -111,8 +111,8 @@ class Feed:
         """End every stream, also those that are still to come."""
         self._closed = True
         for jobs_own in self._of_jobs.values():
-            for each in jobs_own:
-                each.outgoing.close()
+            for follower in jobs_own:
+                follower.outgoing.close()
         for listener in self._of_lists:
             listener.outgoing.close()
 
@@ -149,19 +149,21 @@ class Feed:
         self._known, self._late, self._rows, self._row_told_at = {}, set(), {}, {}
 
     async def _found(self, since: float) -> set[str]:
-        """Jobs that changed without this service's doing; what is not found again any more is forgotten."""
-        found = await asyncio.to_thread(self._reader.changed_since, since)
-        new = {uid for uid, signature in found.items() if self._known.get(uid) != signature}
-        self._known = {uid: signature for uid, signature in self._known.items() if uid in found}
-        self._row_told_at = {uid: at for uid, at in self._row_told_at.items() if uid in found}
+        """Jobs that were changed by other services; signatures outside of the overlap are dropped."""
+        signatures = await asyncio.to_thread(self._reader.changed_since, since)
+        new = {uid for uid, signature in signatures.items() if self._known.get(uid) != signature}
+        self._known = {uid: signature for uid, signature in self._known.items() if uid in signatures}
+        self._row_told_at = {uid: at for uid, at in self._row_told_at.items() if uid in signatures}
         return new
 
     async def _tell(self, uids: Collection[str], now: float) -> None:
-        """Read them, and tell those who listen to one of them; lists are told after that."""
+        """Read these jobs, and notify their listeners, then the lists."""
         wanted = uids if self._of_lists else [uid for uid in uids if uid in self._of_jobs]
         if not wanted:
             return
-        after = {uid: min(each.last_event for each in some) for uid, some in self._of_jobs.items() if uid in wanted}
+        after = {
+            uid: min(listener.last_event for listener in some) for uid, some in self._of_jobs.items() if uid in wanted
+        }
         for number, change in enumerate(await asyncio.to_thread(self._reader.read_changes, wanted, after)):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -170,7 +172,7 @@ class Feed:
             if self._known.get(uid) != news.signature:
                 self._known[uid] = news.signature
                 self._rows[uid] = news
-            heard = [each.hear(news, now) for each in self._of_jobs.get(uid, ())]
+            heard = [listener.hear(news, now) for listener in self._of_jobs.get(uid, ())]
             if not all(heard):
                 self._late.add(uid)
 
@@ -189,7 +191,7 @@ class Feed:
 
 
 def _rows(news: Iterable[News], wanted: Filter) -> Iterable[bytes]:
-    return (each.job_message for each in news if wanted.matches(each.job))
+    return (news_item.job_message for news_item in news if wanted.matches(news_item.job))
 
 
 class _Wakener:
@@ -202,7 +204,7 @@ class _Wakener:
         self._woken = asyncio.Event()
 
     def add(self, uids: Collection[str]) -> None:
-        """More of them; nobody waits without a loop."""
+        """Add uids and wake the reader; without a loop there is none."""
         if self._loop is None:
             return
         with self._lock:

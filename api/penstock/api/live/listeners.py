@@ -1,7 +1,7 @@
-"""Who listens to a feed, and what waits to be sent to them.
+"""Listeners of a feed, and their queues.
 
-A client that reads more slowly than things happen is dropped once too much waits for it: it may come again and go on
-after the last event that it read, and nobody else waits for it.
+A client that reads too slowly is dropped once its queue is full: it may connect again and go on after the last event
+that it read, and it delays no other client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.api.store.jobs import StoredJob
 
 MOST_WAITING, MOST_WAITING_BYTES = 64, 2**18
 REPORT_SECONDS = 1.0
-"""A job's reports are told at most so often; what happens to it is told at once."""
+"""Minimum interval of a job's progress reports; its events are sent at once."""
 
 
 class Outgoing:
@@ -43,7 +43,7 @@ class Outgoing:
             self._news.set()
 
     def close(self) -> None:
-        """Nothing more comes after what waits."""
+        """End the queue after its current messages."""
         self._closed = True
         self._news.set()
 
@@ -66,7 +66,7 @@ class Outgoing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Whose a stream is: of which token, and of which namespaces it tells (none: all). Both have a share of all."""
+    """Owner of a stream: its token, and its namespaces (none: all). Both have a limited share of all streams."""
 
     token: str = ""
     namespaces: tuple[str, ...] | None = None
@@ -84,7 +84,7 @@ class JobListener:
     _heard_at: float = 0.0
 
     def hear(self, news: News, now: float) -> bool:
-        """Pass on what is new; false if the news is a report too soon after the last one, and should be told again."""
+        """Send news; return false if it is a report too soon after the last one, which has to be passed again."""
         for number, message in news.events:
             if number > self.last_event:
                 self.outgoing.put(message)

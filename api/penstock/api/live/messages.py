@@ -1,6 +1,6 @@
 """What live streams send: Server-Sent Events, each written once however many listen.
 
-See https://html.spec.whatwg.org/multipage/server-sent-events.html
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_MILLISECONDS = 2000
 HELLO = f"retry: {RETRY_MILLISECONDS}\nevent: hello\ndata: {{}}\n\n".encode()
 """The first message: from here on nothing is missed."""
 KEEP_ALIVE = b":\n\n"
-"""A comment: shows proxies, and whoever sends, that somebody is still there."""
+"""A comment: keeps proxies from closing the connection, and detects a client that is gone."""
 
 
 def message(kind: str, view: BaseModel, number: int | None = None) -> bytes:
@@ -48,7 +48,7 @@ class News:
 
     @cached_property
     def events(self) -> list[tuple[int, bytes]]:
-        """What happened, each with its number."""
+        """Events, each with its number."""
         views = [
             EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body)
             for row in self._change.events

@@ -1,6 +1,6 @@
-"""PostgreSQL's LISTEN and NOTIFY: what one service commits wakes the others on the same database at once.
+"""PostgreSQL's LISTEN and NOTIFY: a commit of one service wakes the others on the same database at once.
 
-A notice only wakes. It may be lost with a connection, so every service also looks for itself each second.
+A notice only wakes. It may be lost with a connection, so every service also polls each second.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "penstock"
 GATHER_SECONDS = 0.05
-"""Commits that come within this time are told together."""
+"""Commits within this time are sent together."""
 AGAIN_SECONDS = 5.0
 """After a connection was lost."""
 LOOK_SECONDS = 1.0
-"""Whether it is time to end is looked at so often, should nothing be heard."""
+"""Interval of checks for the end while no notice arrives."""
 MOST_UIDS = 200
 """Of one notice, which PostgreSQL limits to 8,000 bytes."""
 
 
 class Notices:
-    """Tells other services the uids of jobs that were changed here, and calls ``heard`` with theirs, from a thread."""
+    """Notifies other services of the uids of jobs that changed here, and calls ``heard`` with theirs, in a thread."""
 
     def __init__(self, engine: Engine, heard: Callable[[Collection[str]], None]) -> None:
         self._engine, self._heard = engine, heard
@@ -52,7 +52,7 @@ class Notices:
         self._due.set()
 
     def close(self) -> None:
-        """Send what waits, and end."""
+        """Send queued notices, and end."""
         self._ending.set()
         self._due.set()
         for thread in self._threads:

@@ -15,7 +15,7 @@ KEEP_ALIVE_SECONDS = 15.0
 
 
 class EventStream(Response):
-    """Sends what ``listener`` hears of ``feed`` until the client leaves, falls behind or heard it long enough."""
+    """Sends the messages of ``listener`` until the client leaves, falls behind or reaches the time limit."""
 
     media_type = MEDIA_TYPE
 
@@ -25,7 +25,7 @@ class EventStream(Response):
         self._feed, self._listener, self._most_seconds = feed, listener, most_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until one of the three ends; what still sends then is cut off."""
+        """Send until one of the three ends; the others are canceled then."""
         self._feed.add(self._listener)
         ends = [
             asyncio.create_task(self._send(send)),

@@ -1,1 +1,1 @@
-"""What Prometheus reads of a service: its jobs as the database has them, and what it did itself."""
+"""Prometheus metrics of a service: its jobs by the database, and its own work."""

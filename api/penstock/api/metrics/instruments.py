@@ -1,4 +1,4 @@
-"""What a service counts of itself. Each has a registry of its own: several may live in one process."""
+"""A service's metrics of itself. Each service has its own registry: several may be in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Instruments:
 
 
 def make_instruments(feed: Feed, *collectors: Collector) -> Instruments:
-    """Instruments of a new service, and what else is collected at a scrape."""
+    """Instruments of a new service, with further collectors."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for collector in (*collectors, _Standing(feed)):
@@ -45,7 +45,7 @@ def make_instruments(feed: Feed, *collectors: Collector) -> Instruments:
             buckets=REQUEST_SECONDS,
             registry=registry,
         ),
-        records=Counter("penstock_ingested_records", "Records acknowledged to those who sent them", registry=registry),
+        records=Counter("penstock_ingested_records", "Records acknowledged to their senders", registry=registry),
         commits=Histogram(
             "penstock_commit_changes", "Changes of the store that shared a commit", buckets=CHANGES, registry=registry
         ),
@@ -53,7 +53,7 @@ def make_instruments(feed: Feed, *collectors: Collector) -> Instruments:
 
 
 class _Standing(Collector):
-    """What is true now, and needs no counting."""
+    """Gauges of the current state."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed

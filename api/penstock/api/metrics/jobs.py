@@ -1,8 +1,8 @@
-"""Jobs as Prometheus sees them, read from the database at every scrape: what has ended vanishes by itself.
+"""Prometheus metrics of jobs, read from the database at every scrape: jobs that have ended vanish by themselves.
 
 Names are those of the ranks' own metrics (``penstock_step_seconds``) with ``job`` in them, so that a sum over one kind
 never counts a step twice where both are scraped. A job's name is the label ``job_name``, because ``job`` is Prometheus'
-own. Jobs that ended are a counter, so a rule sees all of them whatever its window and however often it is scraped.
+own. Jobs that ended are a counter, so a rule counts all of them for any window and scrape interval.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABELS = ("namespace", "job_name")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What one scrape found."""
+    """Data of one scrape."""
 
     counts: Mapping[Phase, Count]
     ended: Mapping[Phase, int]
@@ -35,7 +35,7 @@ class Found:
     promises: Mapping[str, Promise | None]
 
     def promise(self, job: Standing) -> Promise | None:
-        """What the plan predicted that the job goes by."""
+        """The prediction of the job's current plan."""
         return self.promises.get(job.plan_digest or "")
 
 
@@ -43,12 +43,12 @@ Value = Callable[[Standing, Promise | None], float | None]
 
 
 def _running(value: Callable[[Standing], float | None]) -> Value:
-    """A job that does not run has no speed, whatever it last told."""
+    """A job that does not run has no speed, regardless of its last report."""
     return lambda job, promise: value(job) if job.phase is Phase.RUNNING else None
 
 
 def _speed(value: Callable[[Speed], float | None]) -> Value:
-    """Of the measured step: the plan says how many tokens and FLOPs that is."""
+    """Speed of the measured step, with the tokens and FLOPs of the plan."""
 
     def tell(job: Standing, promise: Promise | None) -> float | None:
         speed = promise.of_a_second if promise else None
@@ -69,7 +69,10 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
     "loss": ("Training loss in nats per token", lambda job, _: job.loss),
     "attempt": ("The newest attempt's number", lambda job, _: job.attempt),
     "memory_limit_bytes": ("Memory that a rank may use", lambda job, _: job.memory_limit_bytes),
-    "predicted_step_seconds": ("What the plan promised", lambda _, promise: promise.step_seconds if promise else None),
+    "predicted_step_seconds": (
+        "Seconds of a step that the plan predicted",
+        lambda _, promise: promise.step_seconds if promise else None,
+    ),
     "predicted_peak_bytes": (
         "Most memory of any rank by the plan",
         lambda _, promise: promise.peak_bytes if promise else None,
@@ -87,7 +90,7 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
         _speed(lambda speed: speed.tokens_per_second_per_device),
     ),
     "model_flops_utilization": (
-        "Share of the devices' peak that the model's FLOPs take, where the peak is known, while running",
+        "Model FLOPs as a share of the devices' peak, where the peak is known, while running",
         _speed(lambda speed: speed.model_flops_utilization),
     ),
     "peak_bytes": (
@@ -96,14 +99,14 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
     ),
     "last_report_timestamp_seconds": ("When the ranks last reported, or began to run, while running", _running(_heard)),
 }
-"""What is told of each unfinished job, as ``penstock_job_<name>``."""
+"""Gauges of every unfinished job, as ``penstock_job_<name>``."""
 
 
 class Ended:
     """Counts jobs that ended since it was made, by phase.
 
-    Jobs that ended are forgotten some day, and a counter never goes back. So each look counts how many more ended after
-    ``since`` than the look before found, and ``since`` follows at a distance within which nothing is forgotten.
+    Jobs that ended are forgotten some day, and a counter never goes back. So each scrape counts how many more ended
+    after ``since`` than at the one before, and ``since`` follows at a distance within which no job is forgotten.
     """
 
     def __init__(self, now: float) -> None:
@@ -112,15 +115,15 @@ class Ended:
         self.totals: dict[Phase, int] = {phase: 0 for phase in Phase if phase.terminal}
 
     def look(self, connection: Connection, now: float) -> dict[Phase, Count]:
-        """Count those that ended since the last look; jobs by phase as they are now."""
-        found = counts(connection, self._since)
+        """Count jobs that ended since the last scrape; return the current jobs by phase."""
+        counted = counts(connection, self._since)
         for phase in self.totals:
-            self.totals[phase] += max(0, found[phase].ended - self._known.get(phase, 0))
+            self.totals[phase] += max(0, counted[phase].ended - self._known.get(phase, 0))
         if now - self._since > 2 * DAY_SECONDS:
             self._since = now - DAY_SECONDS
-            found = counts(connection, self._since)
-        self._known = {phase: found[phase].ended for phase in self.totals}
-        return found
+            counted = counts(connection, self._since)
+        self._known = {phase: counted[phase].ended for phase in self.totals}
+        return counted
 
 
 class JobsCollector(Collector):
@@ -133,15 +136,14 @@ class JobsCollector(Collector):
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """See `prometheus_client.registry.Collector`."""
         with self._lock, self._engine.connect() as connection:
-            found = self._find(connection)
-        return metrics(found)
+            collected = self._find(connection)
+        return metrics(collected)
 
     def _find(self, connection: Connection) -> Found:
         """A plan never changes under its digest, and unpacking it costs more than all else."""
         listed = standings(connection, self._most)
-        wanted = {each.plan_digest for each in listed if each.plan_digest is not None}
+        wanted = {standing.plan_digest for standing in listed if standing.plan_digest is not None}
         known = {digest: self._promises[digest] for digest in wanted & self._promises.keys()}
         self._promises = {**known, **promises(connection, wanted - known.keys())}
         by_phase, lost = self._ended.look(connection, self._clock()), failed(connection, MOST_FAILED)
@@ -149,27 +151,27 @@ class JobsCollector(Collector):
         return Found(counts=by_phase, ended=ended, failed=lost, jobs=listed, promises=self._promises)
 
 
-def metrics(found: Found) -> Iterator[Metric]:
-    """What Prometheus is told of it."""
-    yield _by_phase("penstock_jobs", "Jobs by phase", {phase: each.now for phase, each in found.counts.items()})
+def metrics(snapshot: Found) -> Iterator[Metric]:
+    """The metrics of a scrape."""
+    yield _by_phase("penstock_jobs", "Jobs by phase", {phase: count.now for phase, count in snapshot.counts.items()})
     ended = CounterMetricFamily("penstock_jobs_ended", "Jobs that ended since the service began", labels=["phase"])
-    for phase, count in found.ended.items():
+    for phase, count in snapshot.ended.items():
         ended.add_metric([phase.value], count)
     yield ended
     failed_at = GaugeMetricFamily("penstock_job_failed_timestamp_seconds", "When the job failed", labels=LABELS)
-    for namespace, name, at in found.failed:
+    for namespace, name, at in snapshot.failed:
         failed_at.add_metric([namespace, name], at)
     yield failed_at
-    unfinished = sum(each.now for phase, each in found.counts.items() if not phase.terminal)
+    unfinished = sum(count.now for phase, count in snapshot.counts.items() if not phase.terminal)
     more = "Unfinished jobs beyond those that have metrics of their own"
-    yield GaugeMetricFamily("penstock_jobs_left_out", more, value=max(0, unfinished - len(found.jobs)))
-    failures = CounterMetricFamily("penstock_job_failures", "Attempts that ended without being asked to", labels=LABELS)
-    for job in found.jobs:
+    yield GaugeMetricFamily("penstock_jobs_left_out", more, value=max(0, unfinished - len(snapshot.jobs)))
+    failures = CounterMetricFamily("penstock_job_failures", "Attempts that ended without a stop request", labels=LABELS)
+    for job in snapshot.jobs:
         failures.add_metric([job.namespace, job.name], job.failures)
     yield failures
     for name, (text, value) in GAUGES.items():
-        told = ((job, value(job, found.promise(job))) for job in found.jobs)
-        yield _by_job(f"penstock_job_{name}", text, told)
+        values = ((job, value(job, snapshot.promise(job))) for job in snapshot.jobs)
+        yield _by_job(f"penstock_job_{name}", text, values)
 
 
 def _by_phase(name: str, text: str, values: Mapping[Phase, int]) -> Metric:
@@ -179,9 +181,9 @@ def _by_phase(name: str, text: str, values: Mapping[Phase, int]) -> Metric:
     return family
 
 
-def _by_job(name: str, text: str, told: Iterable[tuple[Standing, float | None]]) -> Metric:
+def _by_job(name: str, text: str, values: Iterable[tuple[Standing, float | None]]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=LABELS)
-    for job, value in told:
+    for job, value in values:
         if value is not None:
             family.add_metric([job.namespace, job.name], value)
     return family

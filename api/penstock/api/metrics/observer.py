@@ -1,4 +1,4 @@
-"""Measures every request: by operation and class of status, both few, whatever clients ask for."""
+"""Measures every request: by operation and class of status, both few for any requests of clients."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ class Observer:
 def operation(scope: Scope) -> str:
     """The id of the operation that a request was routed to; pages have the names of their functions."""
     route = scope.get("route")
-    found: str = getattr(route, "operation_id", None) or getattr(route, "name", None) or NO_OPERATION
-    return found
+    name: str = getattr(route, "operation_id", None) or getattr(route, "name", None) or NO_OPERATION
+    return name

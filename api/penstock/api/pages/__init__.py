@@ -1,1 +1,1 @@
-"""The pages people look at: written on the server from what the store says, kept up to date by one small script."""
+"""The pages for people: rendered on the server from the store, kept up to date by one small script."""

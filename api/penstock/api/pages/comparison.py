@@ -27,7 +27,7 @@ NOTHING = "–"
 
 
 def comparison(jobs: Sequence[JobData]) -> Page:
-    """The page; jobs of one name in several namespaces are told apart."""
+    """The page; namespaces distinguish jobs of one name."""
     names = names_of(jobs)
     runs = {name: job.report.run.curves for name, job in zip(names, jobs, strict=True) if job.report.run}
     figures = {
@@ -41,7 +41,7 @@ def comparison(jobs: Sequence[JobData]) -> Page:
     body = join(
         (
             element("div", element("h1", "Comparison"), class_="head"),
-            element("p", "What differs stands out.", class_="under"),
+            element("p", "Differences are highlighted.", class_="under"),
             drawn,
             _table(names, jobs),
         )
@@ -78,8 +78,8 @@ def _row(name: str, values: Sequence[str]) -> Markup:
 
 
 def _steps(job: JobData) -> str:
-    told = job.stored.progress
-    return f"{told.step if told else 0:,} of {job.stored.num_steps:,}"
+    progress = job.stored.progress
+    return f"{progress.step if progress else 0:,} of {job.stored.num_steps:,}"
 
 
 def _loss(job: JobData) -> str:
@@ -94,8 +94,8 @@ def _throughput(job: JobData) -> str:
 
 def _seconds(of: Callable[..., float | None]) -> Callable[[JobData], str]:
     def tell(job: JobData) -> str:
-        found = of(job.report)
-        return NOTHING if found is None else format_seconds(found)
+        measured = of(job.report)
+        return NOTHING if measured is None else format_seconds(measured)
 
     return tell
 
@@ -111,8 +111,8 @@ def _speed(of: Callable[..., float | None]) -> Callable[[JobData], str]:
 
 def _bytes(of: Callable[..., int | None]) -> Callable[[JobData], str]:
     def tell(job: JobData) -> str:
-        found = of(job.report)
-        return NOTHING if found is None else format_bytes(found)
+        measured = of(job.report)
+        return NOTHING if measured is None else format_bytes(measured)
 
     return tell
 

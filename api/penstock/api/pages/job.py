@@ -1,4 +1,4 @@
-"""A job's page: where it stands, how it learns, how it was planned and whether it goes as planned, what happened."""
+"""A job's page: its status, its loss, its plan and the plan's accuracy, its events."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from penstock.view.tables import card, chart, paragraphs, phase_badge, scroll
 
 SAID = {
     "created": "Submitted",
-    "delete-requested": "Deletion asked for",
-    "suspend-requested": "Suspension asked for",
-    "resume-requested": "Resumption asked for",
+    "delete-requested": "Deletion requested",
+    "suspend-requested": "Suspension requested",
+    "resume-requested": "Resumption requested",
 }
 NOT_YET = {
     "loss": "The first step has not been reported yet.",
@@ -42,7 +42,7 @@ NOT_YET = {
 
 
 def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> Page:
-    """The page as ``identity`` may see it."""
+    """The page with the parts that ``identity`` may use."""
     job = data.stored
     sections = [
         *_sections(data),
@@ -71,7 +71,7 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
 
 
 def _sections(data: JobData) -> list[Section]:
-    """Of what is there; of a plan that is not made yet one sentence is enough."""
+    """The sections with data; for a plan that is not made yet one sentence."""
     report = data.report
     if report.plan is None:
         return [left_out("plan", "The plan", NOT_YET["plan"])]
@@ -81,10 +81,10 @@ def _sections(data: JobData) -> list[Section]:
     return [loss, *(section for section in drawn if not section.is_missing)]
 
 
-def _ranks(found: Mapping[tuple[str, int], Curve]) -> Section:
-    """Seconds of computing and peak memory, a line for each rank; a rank alone has nobody to be compared with."""
+def _ranks(curves: Mapping[tuple[str, int], Curve]) -> Section:
+    """Seconds of computing and peak memory, a line for each rank; empty for a single rank."""
     anchor, title = "ranks", "Rank by rank"
-    busy, peak = _of_ranks(found, BUSY, 1e3), _of_ranks(found, PEAK, 1 / 2**20)
+    busy, peak = _of_ranks(curves, BUSY, 1e3), _of_ranks(curves, PEAK, 1 / 2**20)
     if len(busy) < 2:
         return left_out(anchor, title, "no step of several ranks was sampled.")
     text = f"Of sampled steps, and of up to {MOST_RANKS} ranks. A rank whose line lies above the others holds them up."
@@ -97,10 +97,10 @@ def _ranks(found: Mapping[tuple[str, int], Curve]) -> Section:
     return Section(anchor=anchor, title=title, body=body, figures=figures)
 
 
-def _of_ranks(found: Mapping[tuple[str, int], Curve], name: str, scale: float) -> dict[int, list[tuple[int, float]]]:
+def _of_ranks(curves: Mapping[tuple[str, int], Curve], name: str, scale: float) -> dict[int, list[tuple[int, float]]]:
     return {
         rank: [(point.step, scale * point.mean) for point in curve.points]
-        for (of, rank), curve in found.items()
+        for (of, rank), curve in curves.items()
         if of == name and rank >= 0
     }
 
@@ -149,33 +149,33 @@ def _actions(data: JobData) -> list[Markup]:
     place = f"/v1/jobs/{job.namespace}/{job.name}"
     if job.deleted_at is not None:
         return []
-    found = []
+    buttons = []
     if not job.phase.terminal:
         verb = ("Resume", "resume") if job.suspend else ("Suspend", "suspend")
-        found.append(element("button", verb[0], data_call=f"{place}/{verb[1]}"))
+        buttons.append(element("button", verb[0], data_call=f"{place}/{verb[1]}"))
     elif not data.mistakes:
-        found.append(element("button", "Retry", data_call=f"{place}/retry", data_next="job"))
+        buttons.append(element("button", "Retry", data_call=f"{place}/retry", data_next="job"))
     if data.spec:
-        found.append(element("a", "What if", href=f"/whatif?job={job.namespace}/{job.name}", class_="button"))
+        buttons.append(element("a", "What if", href=f"/whatif?job={job.namespace}/{job.name}", class_="button"))
     question = f"Delete {job.name}? It ends, and its name becomes free. Its history stays."
     attributes = {"data_call": place, "data_method": "DELETE", "data_confirm": question, "data_next": "/"}
-    found.append(element("button", "Delete", class_="danger", **attributes))
-    return found
+    buttons.append(element("button", "Delete", class_="danger", **attributes))
+    return buttons
 
 
 def _failure(job: StoredJob, last_words: Sequence[str]) -> Markup:
-    """What went wrong first, and what to do, above everything else."""
+    """The cause of the failure, and its remedy, above everything else."""
     if job.phase not in (Phase.FAILED, Phase.RECOVERING) or not job.phase_message:
         return Markup()
-    found = read_failure(job.phase_message, last_words)
-    parts = [element("strong", found.what)]
-    if found.evidence:
-        parts.append(element("p", element("code", found.evidence)))
-    parts += [element("p", line) for line in (*found.more, *found.remedies)]
-    if not found.remedies and job.phase_reason in LOSSES:
-        parts.append(_remedy(job, found))
+    diagnosis = read_failure(job.phase_message, last_words)
+    parts = [element("strong", diagnosis.what)]
+    if diagnosis.evidence:
+        parts.append(element("p", element("code", diagnosis.evidence)))
+    parts += [element("p", line) for line in (*diagnosis.more, *diagnosis.remedies)]
+    if not diagnosis.remedies and job.phase_reason in LOSSES:
+        parts.append(_remedy(job, diagnosis))
     if last_words:
-        summary = element("summary", "What it printed last")
+        summary = element("summary", "Last lines of its output")
         parts.append(element("details", summary, element("pre", "\n".join(last_words), class_="log", tabindex="0")))
     return card(*parts, class_="failure")
 
@@ -185,38 +185,40 @@ def _outdated(mistakes: Sequence[UserError]) -> Markup:
     if not mistakes:
         return Markup()
     title = element("strong", "This version starts no further attempt of the job.")
-    return card(title, *(element("p", line) for each in mistakes for line in str(each).split("\n")), class_="failure")
+    return card(
+        title, *(element("p", line) for mistake in mistakes for line in str(mistake).split("\n")), class_="failure"
+    )
 
 
 def _remedy(job: StoredJob, failure: Failure) -> Markup:
-    """Where nobody knows better."""
+    """The default remedy."""
     whose = "" if failure.rank is None else f" of rank {failure.rank}"
     again = "Retry goes on" if job.phase is Phase.FAILED else "the job goes on by itself"
     log = element("a", f"the log{whose}", href="#log")
-    return element("p", "Look at ", log, f"; {again} from the last checkpoint.")
+    return element("p", "Read the ", log, f"; {again} from the last checkpoint.")
 
 
 def _progress(job: StoredJob, now: float) -> Markup:
-    told = job.progress
-    if told is None:
+    progress = job.progress
+    if progress is None:
         reason = f", {job.phase_reason}" if job.phase_reason else ""
         waited = format_age(now - job.phase_entered_at)
         return Markup() if job.phase.terminal else element("p", f"{job.phase}{reason}, for {waited}.", class_="lead")
     steps = job.num_steps
-    line = element("div", element("b", f"Step {told.step:,} of {steps:,}"), element("span", _left(job, steps, now)))
-    bar = element("progress", value=told.step, max=steps, aria_label=f"step {told.step} of {steps}")
+    line = element("div", element("b", f"Step {progress.step:,} of {steps:,}"), element("span", _left(job, steps, now)))
+    bar = element("progress", value=progress.step, max=steps, aria_label=f"step {progress.step} of {steps}")
     return element("div", line, bar, class_="progress")
 
 
 def _left(job: StoredJob, steps: int, now: float) -> str:
-    told = job.progress
+    progress = job.progress
     if job.finished_at is not None and job.started_at is not None:
         return f"took {format_seconds(job.finished_at - job.started_at)}"
-    if job.phase is not Phase.RUNNING or told is None or told.step_seconds is None:
+    if job.phase is not Phase.RUNNING or progress is None or progress.step_seconds is None:
         return job.phase.value.lower()
-    remaining = max(0.0, (steps - told.step) * told.step_seconds)
-    silent = now - told.reported_at
-    stale = f", last heard of {format_age(silent)} ago" if silent > max(10.0, 3 * told.step_seconds) else ""
+    remaining = max(0.0, (steps - progress.step) * progress.step_seconds)
+    silent = now - progress.reported_at
+    stale = f", last heard of {format_age(silent)} ago" if silent > max(10.0, 3 * progress.step_seconds) else ""
     return f"about {format_seconds(remaining)} left{stale}"
 
 
@@ -226,11 +228,11 @@ def _events(events: Sequence[Row[Any]]) -> Section:
         for row in reversed(events)
     )
     table = scroll(element("table", element("tbody", *rows), class_="events"), "events")
-    return Section(anchor="events", title="What happened", body=card(table))
+    return Section(anchor="events", title="Events", body=card(table))
 
 
 def event_text(kind: str, body: Mapping[str, Any]) -> str:
-    """An event in a sentence; one that is not known here by its name and what it says."""
+    """An event in a sentence; an unknown one by its name and fields."""
     match kind:
         case "created" | "delete-requested" | "suspend-requested" | "resume-requested":
             return f"{SAID[kind]} by {body['by']}"

@@ -1,4 +1,4 @@
-"""What a job's page shows, read from the store as one state, and made into what reports are drawn from."""
+"""Data of a job's page, read from the store as one snapshot, and converted for reports."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ USUAL = ("step_seconds", "tokens_per_second")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobData:
-    """Events and log lines oldest first; ``report`` holds what drawings and charts are made from, ``charts`` all series
+    """Events and log lines oldest first; ``report`` is the data of drawings and charts, ``charts`` all series
     by name and rank. ``sampled`` are the steps that can be drawn, of which ``report`` has one.
 
-    There is no ``spec`` of a job that this version cannot read. ``mistakes`` says why it starts no further attempt.
+    There is no ``spec`` of a job that this version cannot read. ``mistakes`` say why it starts no further attempt.
     """
 
     stored: StoredJob
@@ -99,12 +99,12 @@ def _spec(stored: StoredJob) -> JobSpec | None:
 
 
 def _timeline(connection: Connection, uid: str, step: int | None) -> Timeline | None:
-    found = records.timeline(connection, uid, step)
-    return Timeline.from_manifest(found.timeline) if found else None
+    sample = records.timeline(connection, uid, step)
+    return Timeline.from_manifest(sample.timeline) if sample else None
 
 
 def run_curves(connection: Connection, uid: str, charts: Mapping[tuple[str, int], Curve]) -> RunCurves:
-    """The numbers of all ranks together, with what is usual of single steps."""
+    """The numbers of all ranks together, with the usual ones of single steps."""
     curves = {name: curve for (name, rank), curve in charts.items() if rank == ALL_RANKS}
     usual = {name: usual_of(connection, uid, name, curves[name]) for name in USUAL if name in curves}
     if "loss" in curves and (taken := curves.get("step_seconds")) and curves["loss"].last.step < taken.last.step:

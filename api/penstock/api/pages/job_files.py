@@ -1,4 +1,4 @@
-"""What a job left, on its page: checkpoints that another job can begin from, and files to download."""
+"""Files of a job, on its page: checkpoints from which another job can begin, and files to download."""
 
 from __future__ import annotations
 
@@ -36,30 +36,32 @@ def checkpoints_section(files: JobFiles, uid: str) -> Section:
         return left_out(anchor, title, files.missing("none was written yet."))
     rows = (
         (
-            f"step {each.step}, attempt {each.attempt}",
-            format_bytes(each.num_bytes),
-            utc(each.created_at),
-            element("code", f"out://{uid}/{each.attempt}/{each.step}") if each.complete else "incomplete",
+            f"step {checkpoint.step}, attempt {checkpoint.attempt}",
+            format_bytes(checkpoint.num_bytes),
+            utc(checkpoint.created_at),
+            element("code", f"out://{uid}/{checkpoint.attempt}/{checkpoint.step}")
+            if checkpoint.complete
+            else "incomplete",
         )
-        for each in files.checkpoints
+        for checkpoint in files.checkpoints
     )
     return Section(anchor=anchor, title=title, body=_table(rows))
 
 
 def files_section(files: JobFiles, place: str) -> Section:
     """Files to download from below ``place``; of very many the first."""
-    anchor, title, found = "files", "Files", files.artifacts
-    if not found:
+    anchor, title, artifacts = "files", "Files", files.artifacts
+    if not artifacts:
         return left_out(anchor, title, files.missing("the job has written none yet."))
     rows = (
         (
-            element("a", each.name, href=f"{place}/artifacts/{quote(each.name)}", download=""),
-            format_bytes(each.num_bytes),
-            utc(each.modified_at),
+            element("a", artifact.name, href=f"{place}/artifacts/{quote(artifact.name)}", download=""),
+            format_bytes(artifact.num_bytes),
+            utc(artifact.modified_at),
         )
-        for each in found[:MOST_FILES]
+        for artifact in artifacts[:MOST_FILES]
     )
-    more = len(found) - MOST_FILES
+    more = len(artifacts) - MOST_FILES
     note = element("p", f"and {more} more: penstock download", class_="note") if more > 0 else Markup()
     return Section(anchor=anchor, title=title, body=Markup(_table(rows) + note))
 

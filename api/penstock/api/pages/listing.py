@@ -23,8 +23,8 @@ SORTS = {
 HEADERS = ("", "job", "phase", "progress", "loss", "per step")
 
 
-def listing(found: Sequence[StoredJob], query: Query, following: str | None, now: float) -> Page:
-    """``found`` is one page of what ``query`` asks for, ``following`` the cursor of the next."""
+def listing(page_jobs: Sequence[StoredJob], query: Query, following: str | None, now: float) -> Page:
+    """``page_jobs`` is one page of the result of ``query``, ``following`` the cursor of the next."""
     parts = [
         element(
             "div",
@@ -33,7 +33,7 @@ def listing(found: Sequence[StoredJob], query: Query, following: str | None, now
             class_="head",
         ),
         _filters(query),
-        _table(found, now) if found else _nothing(query),
+        _table(page_jobs, now) if page_jobs else _nothing(query),
     ]
     if following or query.cursor:
         parts.append(_pages(query, following))
@@ -61,30 +61,30 @@ def _option(value: str, text: str, chosen: bool) -> Markup:
     return element("option", text, value=value, **({"selected": ""} if chosen else {}))
 
 
-def _table(found: Sequence[StoredJob], now: float) -> Markup:
-    speeds = speed_columns([job.speed for job in found])
+def _table(page_jobs: Sequence[StoredJob], now: float) -> Markup:
+    speeds = speed_columns([job.speed for job in page_jobs])
     head = (heading(text) for text in (*HEADERS, *speeds.headers, "age"))
     rows = (
         element("tr", *_cells(job, zip(speeds.headers, speed, strict=True), now), id=f"job-{job.uid}")
-        for job, speed in zip(found, speeds.rows, strict=True)
+        for job, speed in zip(page_jobs, speeds.rows, strict=True)
     )
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
     table = scroll(element("table", content, class_="jobs"), "jobs")
     compare = element("p", element("button", "Compare"), element("span", "two to four marked jobs"), class_="compare")
-    return element("form", card(table), compare if len(found) > 1 else Markup(), method="get", action="/compare")
+    return element("form", card(table), compare if len(page_jobs) > 1 else Markup(), method="get", action="/compare")
 
 
 def _cells(job: StoredJob, speed: Iterable[tuple[str, str]], now: float) -> list[Markup]:
     name = element("a", job.name, href=path_of(job))
     space = element("small", f" {job.namespace}") if job.namespace != "default" else Markup()
-    told = job.progress
+    progress = job.progress
     steps = job.num_steps
     bar = Markup()
-    if told is not None:
-        done = f"{told.step:,} of {steps:,}"
+    if progress is not None:
+        done = f"{progress.step:,} of {steps:,}"
         bar = join(
             (
-                element("progress", value=told.step, max=steps, aria_label=f"step {done}"),
+                element("progress", value=progress.step, max=steps, aria_label=f"step {done}"),
                 element("small", done),
             )
         )
@@ -94,8 +94,12 @@ def _cells(job: StoredJob, speed: Iterable[tuple[str, str]], now: float) -> list
         element("td", name, space, class_="name"),
         element("td", phase_badge(job.phase.value)),
         element("td", bar, class_="done"),
-        element("td", f"{told.loss:.3f}" if told and told.loss is not None else "", data_name="loss"),
-        element("td", format_seconds(told.step_seconds) if told and told.step_seconds else "", data_name="per step"),
+        element("td", f"{progress.loss:.3f}" if progress and progress.loss is not None else "", data_name="loss"),
+        element(
+            "td",
+            format_seconds(progress.step_seconds) if progress and progress.step_seconds else "",
+            data_name="per step",
+        ),
         *(element("td", text, data_name=name) for name, text in speed),
         element("td", format_age(now - job.created_at), data_name="age"),
     ]
@@ -118,10 +122,10 @@ def _nothing(query: Query) -> Markup:
 
 
 def _pages(query: Query, following: str | None) -> Markup:
-    asked = [("name", query.name), ("sort", query.sort), *(("phase", phase.value) for phase in query.phases)]
+    parameters = [("name", query.name), ("sort", query.sort), *(("phase", phase.value) for phase in query.phases)]
     links = []
     if query.cursor:
-        links.append(element("a", "First page", href=f"/?{urlencode(asked)}", class_="button"))
+        links.append(element("a", "First page", href=f"/?{urlencode(parameters)}", class_="button"))
     if following:
-        links.append(element("a", "Next", href=f"/?{urlencode([*asked, ('cursor', following)])}", class_="button"))
+        links.append(element("a", "Next", href=f"/?{urlencode([*parameters, ('cursor', following)])}", class_="button"))
     return element("div", *links, class_="pages")

@@ -12,7 +12,7 @@ STALE = join(("This link was used already, or is older than a minute. Make a new
 
 
 def login_page(message: Markup) -> Page:
-    """A form that a script fills with the code behind the URL's '#', which browsers send to nobody."""
+    """A form that a script fills with the code behind the URL's '#', which browsers never send."""
     field = element(
         "input", id="code", name="code", type="password", autocomplete="off", spellcheck="false", required=""
     )

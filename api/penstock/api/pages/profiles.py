@@ -1,4 +1,4 @@
-"""What was measured: the list of profiles, and one profile with the costs of layers and the links between ranks."""
+"""Pages of measurements: the list of profiles, and one profile with costs of layers and links between ranks."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ CURVES = {Kind.F: "forward", Kind.I: "input gradient", Kind.W: "weight gradient"
 NONE_YET = "No machine was measured yet. A job measures the machine it runs on before it is planned."
 
 
-def profile_list(found: Sequence[StoredProfile], now: float) -> Page:
+def profile_list(stored_profiles: Sequence[StoredProfile], now: float) -> Page:
     """Every profile, newest first."""
     head = element("div", element("h1", "Profiles"), class_="head")
-    under = element("p", "What layers, links and memory cost, as measured; plans are made from it.", class_="under")
-    body = _table(found, now) if found else card(element("p", NONE_YET), class_="empty")
+    under = element("p", "Measured costs of layers, links and memory, from which plans are made.", class_="under")
+    body = _table(stored_profiles, now) if stored_profiles else card(element("p", NONE_YET), class_="empty")
     return Page(title="Profiles", here="/profiles", body=join((head, under, body)))
 
 
-def _table(found: Sequence[StoredProfile], now: float) -> Markup:
+def _table(stored_profiles: Sequence[StoredProfile], now: float) -> Markup:
     head = map(heading, HEADERS)
-    rows = (element("tr", *(element("td", cell) for cell in _cells(each, now))) for each in found)
+    rows = (element("tr", *(element("td", cell) for cell in _cells(profile, now))) for profile in stored_profiles)
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
     return card(scroll(element("table", content, class_="listed"), "profiles"))
 
 
-def _cells(each: StoredProfile, now: float) -> tuple[str, ...]:
-    host = element("a", each.host, href=f"/profiles/{each.digest}")
-    age = f"{format_age(now - each.measured_at)} ago"
-    newest = element("span", "newest", class_="good") if each.newest else Markup()
-    return host, each.device, f"{each.num_ranks}", each.precision.value, each.method, age, newest
+def _cells(profile: StoredProfile, now: float) -> tuple[str, ...]:
+    host = element("a", profile.host, href=f"/profiles/{profile.digest}")
+    age = f"{format_age(now - profile.measured_at)} ago"
+    newest = element("span", "newest", class_="good") if profile.newest else Markup()
+    return host, profile.device, f"{profile.num_ranks}", profile.precision.value, profile.method, age, newest
 
 
 def profile_page(stored: StoredProfile, profile: Profile, fit: tuple[FitPoint, ...]) -> Page:
-    """One profile; ``fit`` is what the cost model that is fitted to it says of its points."""
+    """One profile; ``fit`` has its points with the predictions of the cost model that is fitted to it."""
     report = ReportData(job=profile.key.host, phase="", command="", profile=profile, fit=fit)
     sections = [_curves(profile), fit_section(report), machine_section(report)]
     words = f"{format_count(profile.num_ranks, 'rank')}, {profile.precision.value}, {stored.method}"
@@ -63,4 +63,4 @@ def _curves(profile: Profile) -> Section:
     note = element("p", "One pass over a slice without a prefix, with all ranks computing.", class_="note")
     figures = {f"curve-{kind.value}": profile_charts.curves(profile.units, kind) for kind in CURVES}
     body = Markup(note + element("div", *places, class_="grid"))
-    return Section(anchor="curves", title="What layers cost", body=body, figures=figures)
+    return Section(anchor="curves", title="Costs of layers", body=body, figures=figures)

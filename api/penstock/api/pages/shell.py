@@ -1,4 +1,4 @@
-"""What every page has: head, navigation, who is signed in, and the scripts that keep it up to date."""
+"""Common parts of pages: head, navigation, the signed-in user, and the scripts that keep it up to date."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICY: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """``body`` is its markup; ``stream`` the live stream whose news make it ask for itself again."""
+    """``body`` is its markup; ``stream`` the live stream whose messages make it reload itself."""
 
     title: str
     body: Markup
@@ -52,7 +52,7 @@ class Page:
         return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body{stream}>{body}\n</body></html>\n'
 
     def _figures(self) -> Markup:
-        """Loaded once a chart comes into sight; see ``live.js``."""
+        """The figures as data, from which ``live.js`` draws each once it scrolls into view."""
         if not self.figures:
             return Markup()
         scripts = {"data-plotly": url_of("plotly.js"), "data-draw": url_of("report.js")}

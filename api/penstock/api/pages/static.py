@@ -1,4 +1,4 @@
-"""Files that pages refer to: by a name with a digest of what is in them, so browsers may keep them for ever."""
+"""Files that pages refer to: by a name with a digest of their content, so browsers may cache them indefinitely."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def content(name: str) -> bytes:
 
 @functools.cache
 def compressed(name: str) -> bytes:
-    """The file as gzip; made when it is first asked for."""
+    """The file as gzip; made at its first request."""
     return gzip.compress(content(name), mtime=0)
 
 
 @functools.cache
 def url_of(name: str) -> str:
-    """Where the file is found. plotly is known by its package's version: reading its 5 MB can wait."""
+    """The URL of the file. plotly's has its package's version, which avoids reading its 5 MB at the start."""
     if name == "plotly.js":
         from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""What would be planned elsewhere: five controls, and the answer of /v1/plans drawn anew whenever one moves."""
+"""Plans for other hardware: five controls, and the answer of /v1/plans, redrawn whenever one moves."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _example(namespace: str) -> dict[str, Any]:
 
 
 def _resembling(like: PipelineJob) -> dict[str, Any]:
-    """The job's model, training and price. What it pins and reads stays behind: devices change, data may go."""
+    """The job's model, training and price, without fields that depend on its devices and files."""
     made, spec = _example(like.metadata.namespace), like.to_manifest()["spec"]
     kept = {name: spec[name] for name in ("model", "training", "pricePerDeviceHour") if name in spec}
     made["metadata"]["name"] = like.metadata.name
@@ -114,7 +114,7 @@ def _resembling(like: PipelineJob) -> dict[str, Any]:
 
 
 def _controls(like: PipelineJob | None) -> tuple[Control, ...]:
-    """With what the job has chosen, so that the first answer is of the job as it is."""
+    """Controls with the job's own values, so that the first answer is for the job as it is."""
     if like is None:
         return RANKS, MEMORY, BANDWIDTH, BATCH, LENGTH
     spec = like.spec
@@ -132,7 +132,7 @@ def _choosing(control: Control, value: int) -> Control:
 
 
 def _words(like: PipelineJob | None) -> tuple[str, ...]:
-    rest = "on described devices. Nothing runs; move a control to plan anew."
+    rest = "on described devices. Nothing runs; move a control to plan again."
     if like is None:
         return (f"A model of 24 layers, width 2,048, {rest}",)
     meta, model = like.metadata, like.spec.model
@@ -141,7 +141,7 @@ def _words(like: PipelineJob | None) -> tuple[str, ...]:
 
 
 def _changes_too() -> Markup:
-    """Whether to ask with ``whatIf``, which takes a search more for each change."""
+    """The option ``whatIf``, which takes a further search for each change."""
     box = element("input", type="checkbox", name="whatIf")
     words = "also plan with faster links, more memory, a node more or fewer, more micro-batches, longer sequences"
     return element("label", box, f" {words}", class_="check")
@@ -159,7 +159,7 @@ def _option(control: Control, value: int) -> Markup:
 
 
 def answer_page(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Page:
-    """What was asked for, as far as it is; ``cost`` where a price is known."""
+    """State and result of the request; with ``cost`` where a price is known."""
     head = element("div", element("h1", stored.name), phase_badge(stored.state.value), class_="head")
     return Page(title=f"Plan of {stored.name}", here="/whatif", body=join((head, _answer(stored, plan, cost))))
 
@@ -169,9 +169,9 @@ def _answer(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Mark
         words = [element("p", text) for text in (stored.error.get("remedy", ""),) if text]
         return card(element("strong", _mistake(stored)), *words, class_="failure")
     if plan is None:
-        told = stored.progress
-        seen = f"{told.get('candidates', 0):,} candidates of {told.get('divisions', 0):,} divisions simulated"
-        seen = f"{told['change']}, {seen}" if told.get("change") else seen
+        progress = stored.progress
+        seen = f"{progress.get('candidates', 0):,} candidates of {progress.get('divisions', 0):,} divisions simulated"
+        seen = f"{progress['change']}, {seen}" if progress.get("change") else seen
         return element("p", f"{stored.state.value}: {seen}.", class_="lead")
     data = ReportData(job=stored.name, phase="", command="", plan=plan)
     return join((_numbers(plan, cost), *(make(data).markup for make in (plan_section, why_section))))

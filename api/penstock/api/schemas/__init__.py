@@ -1,1 +1,1 @@
-"""The REST shape of what core and the store know, as pydantic models, and the bodies of requests."""
+"""REST schemas of types of core and the store, as pydantic models, and the bodies of requests."""

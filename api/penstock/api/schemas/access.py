@@ -1,4 +1,4 @@
-"""Who may ask, who asks and who asked: tokens, sessions and audit entries."""
+"""Schemas of access: tokens, sessions and audit entries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.api.store.tokens import StoredToken
 class TokenRequest(Wire):
     """A token to make."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.@]{0,61}[a-z0-9])?$", description="Who will bear it.")
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.@]{0,61}[a-z0-9])?$", description="The name of its bearer.")
     role: Role
     namespace: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
-        description="Where it holds; everywhere if null.",
+        description="Its only namespace; all if null.",
     )
     lifetime_seconds: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400)
 
@@ -39,7 +39,7 @@ class TokenView(Wire):
 
 
 class NewToken(TokenView):
-    """A token and its secret, which is told this once."""
+    """A token and its secret, which is shown only once."""
 
     token: str
 
@@ -51,7 +51,7 @@ class TokenPage(Wire):
 
 
 class MeView(Wire):
-    """Who asks."""
+    """The caller's identity."""
 
     name: str
     role: Role
@@ -87,14 +87,14 @@ class SessionPage(Wire):
 
 
 class AuditView(Wire):
-    """A change that somebody made, or was refused."""
+    """A change, or the refusal of one."""
 
     number: int
     at: datetime
-    identity: str = Field(description="Empty where nobody was recognized.")
+    identity: str = Field(description="Empty without authentication.")
     action: str = Field(description="The operation's id.", examples=["createJob"])
     method: str
-    path: str = Field(description="Of what was made, where the answer named it.")
+    path: str = Field(description="Of a created resource, if the answer named it.")
     namespace: str
     status: int
     address: str

@@ -33,7 +33,7 @@ EXAMPLE_CLUSTER = {
 
 @functools.cache
 def schemas() -> dict[str, JsonSchema]:
-    """What bodies refer to; made when somebody asks for the document."""
+    """Schemas that bodies refer to; made with the OpenAPI document."""
     return {"PipelineJob": job_schema(), "Cluster": dataclass_schema(ClusterSpec)}
 
 

@@ -1,7 +1,7 @@
-"""Examples for the OpenAPI document, by the names of its schemas: what a job of this service may look like from all
+"""Examples for the OpenAPI document, by the names of its schemas: one job of this service from all
 sides. A test reads each by its own schema.
 
-What holds a whole plan, profile or timeline has none: those are documents of their own, and long.
+Schemas with a whole plan, profile or timeline have none: those are separate documents, and long.
 """
 
 from __future__ import annotations

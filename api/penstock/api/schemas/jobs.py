@@ -1,4 +1,4 @@
-"""Jobs, and what they did: progress, plans, series, timelines and logs."""
+"""Jobs, and their records: progress, plans, series, timelines and logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SpeedView(Wire):
 
     tokens_per_second_per_device: float = Field(description="Tokens of a step, divided by its seconds and its devices.")
     model_flops_utilization: float | None = Field(
-        description="FLOPs of the model as a share of what all devices do at their peak; null: the peak is not known."
+        description="FLOPs of the model as a share of all devices' peak; null: the peak is not known."
     )
 
 
@@ -63,7 +63,7 @@ class JobView(BaseModel):
 
 
 class JobRow(Wire):
-    """A job as lists and live streams tell of it: who it is, and where it stands."""
+    """A job in lists and live streams: its identity and its status."""
 
     uid: str
     namespace: str
@@ -72,7 +72,7 @@ class JobRow(Wire):
     created_at: datetime
     deleted_at: datetime | None
     version: int = Field(description="As in the ETag.")
-    suspend: bool = Field(description="Whether suspension is asked for.")
+    suspend: bool = Field(description="Whether suspension is requested.")
     status: StatusView
 
 
@@ -134,7 +134,7 @@ class StepValueView(Wire):
 
 
 class SeriesView(Wire):
-    """One number over the steps. First, last, least and greatest value are exact, however few points are asked for."""
+    """One number over the steps. First, last, least and greatest value are exact, for any number of points."""
 
     name: str = Field(examples=["loss"])
     rank: int | None = Field(description="Null: of all ranks together.")
@@ -165,7 +165,7 @@ class TimelineView(Wire):
 class LogView(Wire):
     """A line that a rank printed."""
 
-    rank: int = Field(description="-1: who started the ranks.")
+    rank: int = Field(description="-1: the supervisor.")
     number: int
     attempt: int
     at: datetime
@@ -185,7 +185,7 @@ class LogPage(Wire):
 
 
 def job_view(stored: StoredJob) -> JobView:
-    """The job as people see it."""
+    """The job's view."""
     manifest = stored.manifest
     metadata = {
         **manifest["metadata"],
@@ -238,20 +238,20 @@ def status_view(stored: StoredJob) -> StatusView:
 
 
 def speed_view(speed: Speed | None) -> SpeedView | None:
-    """Both numbers, where they are known."""
+    """Both numbers, if they are known."""
     return None if speed is None else SpeedView.model_validate(speed, from_attributes=True)
 
 
 def _progress_view(stored: StoredJob) -> ProgressView | None:
-    told = stored.progress
-    if told is None:
+    progress = stored.progress
+    if progress is None:
         return None
     return ProgressView(
-        step=told.step,
+        step=progress.step,
         num_steps=stored.num_steps,
-        loss=told.loss,
-        step_seconds=told.step_seconds,
+        loss=progress.loss,
+        step_seconds=progress.step_seconds,
         speed=speed_view(stored.speed),
-        last_checkpoint=told.last_checkpoint,
-        reported_at=instant(told.reported_at),
+        last_checkpoint=progress.last_checkpoint,
+        reported_at=instant(progress.reported_at),
     )

@@ -1,4 +1,4 @@
-"""What the service answers about planning: requests for plans, and the profiles that plans are made from."""
+"""Answers about planning: requests for plans, and the profiles from which plans are made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SearchView(Wire):
     best: str = Field(description="The best that fits so far; empty before there is one.")
     best_step_seconds: float | None
     best_speed: SpeedView | None = Field(description="Of the step of the best.")
-    change: str = Field(description="What differs in this search, of a request with `whatIf`; else empty.")
+    change: str = Field(description="The change of this search, of a request with `whatIf`; else empty.")
 
 
 class MistakeView(Wire):
@@ -41,7 +41,7 @@ class MistakeView(Wire):
 
 
 class PlanRequestRow(Wire):
-    """A request for a plan, as lists tell of it."""
+    """A request for a plan, in lists."""
 
     id: str
     namespace: str
@@ -56,7 +56,7 @@ class PlanRequestRow(Wire):
 
 
 class CostView(Wire):
-    """What running by a plan costs, in the currency of the price."""
+    """Costs of running by a plan, in the currency of the price."""
 
     per_hour: float = Field(description="Of all devices that the plan uses.")
     per_million_tokens: float
@@ -82,7 +82,7 @@ class PlanRequestPage(Wire):
 
 
 class ProfileRow(Wire):
-    """A profile, as lists tell of it."""
+    """A profile, in lists."""
 
     digest: str
     key: str = Field(description="Of machine, software, model, precision and ranks: profiles with the same compare.")
@@ -104,7 +104,7 @@ class ProfilePage(Wire):
 
 
 class LayerView(Wire):
-    """What a pass of a unit costs, for a micro-batch and a slice after a prefix."""
+    """Costs of a pass of a unit, for a micro-batch and a slice after a prefix."""
 
     unit: UnitKind
     kind: Kind
@@ -132,7 +132,7 @@ class LinksView(Wire):
 
 
 class TransientView(Wire):
-    """What a pass of a unit takes beyond its slots."""
+    """Memory of a pass of a unit beyond its slots."""
 
     unit: UnitKind
     kind: Kind
@@ -179,7 +179,7 @@ def request_view(stored: StoredRequest, wanted: Wanted, plan: Plan | None) -> Pl
 
 
 def _request_fields(stored: StoredRequest) -> dict[str, Any]:
-    told = Progress.from_manifest(stored.progress)
+    progress = Progress.from_manifest(stored.progress)
     return {
         "id": stored.id,
         "namespace": stored.namespace,
@@ -189,12 +189,12 @@ def _request_fields(stored: StoredRequest) -> dict[str, Any]:
         "created_at": instant(stored.created_at),
         "finished_at": maybe(stored.finished_at),
         "progress": SearchView(
-            divisions=told.divisions,
-            candidates=told.candidates,
-            best=told.best,
-            best_step_seconds=told.best_step_seconds,
-            best_speed=speed_view(told.best_speed),
-            change=told.change,
+            divisions=progress.divisions,
+            candidates=progress.candidates,
+            best=progress.best,
+            best_step_seconds=progress.best_step_seconds,
+            best_speed=speed_view(progress.best_speed),
+            change=progress.change,
         ),
         "error": None if not stored.error else MistakeView(**stored.error),
         "plan_digest": stored.plan_digest,
@@ -211,7 +211,7 @@ def profile_view(stored: StoredProfile, profile: Profile, now: float) -> Profile
     links = profile.links
     return ProfileView(
         **_profile_fields(stored, now),
-        layers=[LayerView.model_validate(each, from_attributes=True) for each in profile.units],
+        layers=[LayerView.model_validate(unit, from_attributes=True) for unit in profile.units],
         links=LinksView(
             latency_seconds=_matrix(links, profile.num_ranks, "latency_seconds"),
             bytes_per_second=_matrix(links, profile.num_ranks, "bytes_per_second"),
@@ -240,5 +240,5 @@ def _profile_fields(stored: StoredProfile, now: float) -> dict[str, Any]:
 
 
 def _matrix(links: tuple[LinkRecord, ...], num_ranks: int, name: str) -> Matrix:
-    found = {(link.source, link.target): getattr(link, name) for link in links}
-    return [[found.get((source, target)) for target in range(num_ranks)] for source in range(num_ranks)]
+    value_by_link = {(link.source, link.target): getattr(link, name) for link in links}
+    return [[value_by_link.get((source, target)) for target in range(num_ranks)] for source in range(num_ranks)]

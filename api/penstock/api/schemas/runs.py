@@ -1,4 +1,4 @@
-"""What the service answers about a job's files, and about running it again."""
+"""Answers about a job's files, and about its reproduction."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class CheckpointView(Wire):
     complete: bool = Field(description="False while it is written, or removed.")
     bytes: int
     created_at: datetime
-    uri: str = Field(description="What `resumeFrom` of another job takes.", examples=["out://UID/1/50"])
-    export: ExportView | None = Field(description="Null if nobody asked for it.")
+    uri: str = Field(description="Value for `resumeFrom` of another job.", examples=["out://UID/1/50"])
+    export: ExportView | None = Field(description="Null if none was requested.")
 
 
 class CheckpointPage(Wire):
@@ -58,7 +58,7 @@ class RetryRequest(Wire):
 
 
 class ReproductionView(Wire):
-    """What runs a job again as it ran."""
+    """The means to repeat a run of a job."""
 
     manifest: dict[str, Any] = Field(description="The PipelineJob, with its plan pinned if it had one.")
     plan_digest: str | None = Field(description="Of the plan that is pinned; null if the job never had one.")

@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Wire(BaseModel):
-    """Written in camelCase; a field that is not known is refused."""
+    """Written in camelCase; an unknown field is refused."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", serialize_by_alias=True)
 
@@ -20,12 +20,12 @@ def instant(seconds: float) -> datetime:
 
 
 def maybe(seconds: float | None) -> datetime | None:
-    """The same, of what may not have happened."""
+    """The same, or none."""
     return None if seconds is None else instant(seconds)
 
 
 class Acknowledged(Wire):
-    """What is kept for good."""
+    """Acknowledgement of stored records."""
 
     sequence: int = Field(description="The highest sequence of this source that is kept; its records may be dropped.")
 

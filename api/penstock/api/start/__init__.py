@@ -1,3 +1,3 @@
-"""Starting the service on a machine or a cluster, its web server, what it does in the background, and administering its
+"""Starting the service on a machine or a cluster, its web server, its background work, and administering its
 database without it.
 """

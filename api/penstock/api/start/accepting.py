@@ -1,7 +1,7 @@
 """Accepts connections, only as many as leave the rest of the process its file descriptors.
 
-asyncio and uvloop accept whatever comes until the process has no descriptor left. Then the executor can neither read
-its folder nor start a process, so anybody who opens connections and says nothing stops all jobs. Here a connection is
+asyncio and uvloop accept connections until the process has no descriptor left. Then the executor can neither read its
+folder nor start a process, so a client that opens idle connections would stop all jobs. Here a connection is
 accepted while fewer than ``most`` are open; the others wait in the kernel's queue, and no descriptor is spent on them.
 """
 
@@ -39,8 +39,8 @@ def most_connections() -> int:
 
 def bound(host: str, port: int, backlog: int) -> list[socket.socket]:
     """Sockets that listen at every address of ``host``; raises `OSError` if one is taken."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = dict.fromkeys((family, address) for family, _, _, _, address in infos)
     with contextlib.ExitStack() as stack:
         made = []
         for family, address in addresses:
@@ -66,14 +66,14 @@ class Acceptor:
         self._has_capacity = asyncio.Event()
         self._has_capacity.set()
         self._begun: set[asyncio.Task[None]] = set()
-        self._accepting = [asyncio.create_task(self._accept(each)) for each in self.sockets]
+        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self.sockets]
 
     def close(self) -> None:
         """Accept no more; connections that are open go on."""
         for task in self._accepting:
             task.cancel()
-        for each in self.sockets:
-            each.close()
+        for listener in self.sockets:
+            listener.close()
 
     async def wait_closed(self) -> None:
         """Return once nothing is accepted any more."""

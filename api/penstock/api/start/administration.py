@@ -18,7 +18,7 @@ from penstock.core.serialization.secret_files import writing_secret
 
 
 def settings_of(folder: Path, database: str) -> Settings:
-    """The service that keeps its things there; raises `UserError` if there is none."""
+    """The service with that folder and database; raises `UserError` if there is none."""
     settings = Settings(folder=folder.absolute(), database=database)
     url = parse_url(settings.database_url)
     if is_sqlite(url) and not Path(url.database or "").is_file():
@@ -91,7 +91,7 @@ def back_up(folder: Path, database: str, file: Path) -> int:
             with writing_secret(file) as target:
                 return backup.back_up(service.engine, target)
         except OSError as error:
-            remedy = "name a file in a folder that exists and has room"
+            remedy = "name a file in a folder that exists and has free space"
             raise UserError(what=f"cannot be written: {error.strerror}", where=str(file), remedy=remedy) from None
 
 

@@ -1,4 +1,4 @@
-"""What a service does again and again while it answers, each in a thread of its own."""
+"""Periodic work of a service, each in its own thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def looking(
 
 @contextmanager
 def forgetting(service: Service) -> Iterator[None]:
-    """Now and then what is older than its limit is dropped, for as long as the block lasts.
+    """Periodically drop rows that are older than their limits, during the block.
 
     For the first time soon, or a service that is often restarted would keep everything.
     """
@@ -53,8 +53,8 @@ def _repeating(
     close: Callable[[], None] = lambda: None,
     wake: threading.Event | None = None,
 ) -> Iterator[None]:
-    """Does it after ``first_seconds``, and again and again with ``seconds`` in between, in a thread; it is told by an
-    event that the block ends.
+    """Call ``do`` after ``first_seconds`` and then every ``seconds``, in a thread during the block, whose end sets the
+    event that ``do`` gets.
     """
     ending = threading.Event()
     waking = wake or threading.Event()
@@ -63,7 +63,7 @@ def _repeating(
         pause = first_seconds
         while True:
             waking.wait(pause)
-            waking.clear()  # before the look at ``ending``, which is set first
+            waking.clear()  # before the check of ``ending``, which is set first
             if ending.is_set():
                 break
             began = time.monotonic()

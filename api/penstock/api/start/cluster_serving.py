@@ -46,7 +46,7 @@ def serve_cluster(
     ``say`` prints a line for people.
 
     Raises:
-        UserError: no cluster is meant, or it does not answer, or something of the settings cannot be used.
+        UserError: there is no Kubernetes configuration, the cluster does not answer, or a setting cannot be used.
     """
     kube, place = HttpCluster(connect(NUM_CONNECTIONS)), place_of(settings, namespace, os.environ)
     if policy is not None:
@@ -59,7 +59,7 @@ def serve_cluster(
         try:
             return replace(service, cluster=join(service, kube, place))
         except KubeError as error:
-            remedy = "see that the cluster answers, and that this service's account may get the namespace kube-system"
+            remedy = "check that the cluster answers, and that this service's account may get the namespace kube-system"
             raise UserError(what=str(error), where="--cluster", remedy=remedy) from None
 
     with listening() as requests:
@@ -69,7 +69,7 @@ def serve_cluster(
 
 
 class FolderWait:
-    """Waits for a service folder whose lock another pod still holds, and says so now and then.
+    """Waits for a service folder whose lock another pod still holds, with a message every so often.
 
     The pod that replaces one on a dead node may start while that one's lock stands: on a network file system until its
     lease ends. Whether that pod is dead cannot be known here, and two services must not write one SQLite file. If this
@@ -83,7 +83,7 @@ class FolderWait:
         self._tries = 0
 
     def __call__(self, what: str) -> None:
-        """Wait for a moment; raises `StopRequestedError` if somebody asked to stop."""
+        """Wait for a moment; raises `StopRequestedError` after a stop request."""
         if self._tries % round(SAY_SECONDS / RETRY_SECONDS) == 0:
             self._say(
                 f"{what}; waiting until its pod or its node has ended (kubectl get pods -o wide shows where it is)"
@@ -101,7 +101,7 @@ def place_of(settings: Settings, namespace: str, environment: Mapping[str, str])
 
 
 def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
-    """What goes on beside answering."""
+    """The background work."""
     member = service.cluster
     assert member is not None, "the service has joined the cluster"
     named = replace(service.settings, machine=socket.gethostname())  # replicas have folders of the same name

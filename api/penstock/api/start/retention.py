@@ -1,7 +1,7 @@
-"""What is dropped once it is old enough: one table of limits, and a slice of work at a time.
+"""Retention: one table of age limits, and a slice of work at a time.
 
-What is old is looked for beside the writer; only the dropping takes its turn there, in slices so small that nobody
-waits for them. A slice that was dropped stays dropped, so it does not matter where this is cut off, nor who else does
+Old rows are searched for outside of the writer; only their deletion takes its turn there, in slices so small that they
+delay no request. A slice that was dropped stays dropped, so this may be interrupted anywhere, and others may do
 it on the same database.
 """
 
@@ -26,12 +26,12 @@ DAY_SECONDS = 86_400.0
 SLICE = 500
 
 Find = Callable[[Connection, float, Any, int], Sequence[Any]]
-"""What is older than a time, behind the last that was found before (none at first), and at most so much."""
+"""Finds rows older than a time, after the last one found before (none at first), at most so many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """How long something is kept, how the old of it is found, and how it is dropped."""
+    """A retention rule: the maximum age, the search for old rows, and their deletion."""
 
     what: str
     seconds: float
@@ -99,17 +99,17 @@ LIMITS = (
         drop=plans.forget,
     ),
 )
-"""Of log lines the last of each rank are kept, whatever their age; see `penstock.api.store.ingest`."""
+"""Old log lines except the last ones of each rank, for `penstock.api.store.ingest`."""
 
 
 def forget_old(service: Service, stopping: Callable[[], bool] = lambda: False) -> None:
-    """Drop all that is older than its limit, unless ``stopping``. What cannot be dropped now is tried the next time."""
+    """Drop all that is older than its limit, unless ``stopping``. After an error the rest is dropped the next time."""
     now = service.clock()
     for limit in LIMITS:
         try:
             _forget(service, limit, now - limit.seconds, stopping)
         except SQLAlchemyError as error:
-            log.warning("old %s stay for now: %s", limit.what, error)
+            log.warning("could not delete old %s, retrying later: %s", limit.what, error)
         except WriterClosedError:
             return
 

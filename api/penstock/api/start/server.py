@@ -1,7 +1,7 @@
 """The web server: uvicorn, on this address, with TLS if it was given a certificate, and without patience.
 
-uvicorn waits for ever for a request's head, for the rest of a body that nobody reads, and for a client that does not
-read its answer. Each holds a connection, and whoever opens enough of them shuts all others out.
+uvicorn waits indefinitely for a request's head, for the rest of a body that is not read, and for a client that does
+not read its answer. Each holds a connection, and a client with enough of them shuts all others out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.api.start.accepting import Acceptor, Connection, bound, most_conne
 from penstock.core.errors import UserError
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than jobs are silent: who reports every few seconds should not have to connect each time."""
+"""Longer than the interval of jobs' reports, which come every few seconds and should reuse their connection."""
 MOST_HEAD_BYTES = 2**16
 """Of a request, before its body; more is refused."""
 GARBAGE_THRESHOLDS = (10_000, 20, 100)
@@ -59,13 +59,12 @@ class Server(uvicorn.Server):
         return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server.shutdown`."""
         self._feed.close()
         await super().shutdown(sockets)
 
 
 def collect_garbage_seldom() -> None:
-    """For a process that only serves, once its server is made. A look through everything holds up all requests
+    """For a process that only serves, once its server is made. A full garbage collection holds up all requests
     for a tenth of a second, and finds next to nothing: what was made until then stays, and almost all that requests
     leave behind is no part of a circle.
     """
@@ -86,7 +85,7 @@ def _configured(service: Service) -> uvicorn.Config:
         log_level="warning",
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        proxy_headers=False,  # any process of this machine could say that it asks for somebody else
+        proxy_headers=False,  # any process of this machine could pretend to forward for another client
         ssl_certfile=tls.certificate if tls else None,
         ssl_keyfile=tls.key if tls else None,
     )
@@ -169,7 +168,7 @@ class _Impatient(HttpToolsProtocol, Connection):
 
 
 class _Patience:
-    """Cuts the connection unless it ends in time, from its first beginning on: not anew with every byte that comes."""
+    """Cuts the connection unless it ends in time, counted from its first start: no byte restarts the clock."""
 
     def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
         self._transport, self._seconds = transport, seconds

@@ -1,4 +1,4 @@
-"""What a service keeps in its folder: who it is, and where and by which token its attempts report, whoever serves."""
+"""Files in a service's folder: its identity, and the address and the token for its attempts' reports."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from penstock.core.supervision import Address
 
 
 def ca_file(settings: Settings) -> Path | None:
-    """What this machine's own clients believe: the service's certificate itself, whoever signed it."""
+    """The certificate that this machine's own clients trust: the service's itself, regardless of its issuer."""
     return settings.tls.certificate if settings.tls else None
 
 
 def address_file(settings: Settings) -> Path:
-    """The file, written anew, that tells attempts where this service answers."""
+    """The file with this service's address for attempts, rewritten."""
     path = settings.folder / "address.json"
     write(path, Address(server=settings.url, ca_file=str(ca_file(settings) or "")))
     return path
 
 
 def ingest_token(service: Service) -> Path:
-    """The file of a token that attempts may report with; a new one if what lies there opens nothing."""
+    """The file of a token for attempts' reports; with a new one if the current one is not valid."""
     path = service.settings.folder / "ingest-token"
     if not _opens(service, path):
         reporter = Identity(name="local-attempts", role=Role.INGEST)
@@ -43,12 +43,12 @@ def _opens(service: Service, path: Path) -> bool:
         secret = path.read_text().strip()
     except (FileNotFoundError, UnicodeDecodeError):
         return False
-    found = service.read(lambda connection: tokens.by_secret(connection, secret))
-    return found is not None and found.valid(service.clock()) and found.identity.may(Role.INGEST)
+    token = service.read(lambda connection: tokens.by_secret(connection, secret))
+    return token is not None and token.valid(service.clock()) and token.identity.may(Role.INGEST)
 
 
 def executor_name(settings: Settings) -> str:
-    """Of whoever runs jobs in this folder: kept there, because its jobs bear it when machine or folder are renamed."""
+    """The executor's name, kept in its folder, because its jobs bear it when machine or folder are renamed."""
     path = settings.folder / "executor"
     if not path.exists():
         write_atomically(path, f"{settings.machine}:{settings.folder}\n")
@@ -56,5 +56,5 @@ def executor_name(settings: Settings) -> str:
 
 
 def desk_name(settings: Settings) -> str:
-    """The same at every start, so that a service knows what it was planning, and no other service's."""
+    """The planning worker's name, the same at every start, so that a service finds its own requests again."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))

@@ -42,7 +42,7 @@ def serve(
 ) -> None:
     """Answer until SIGINT or SIGTERM; jobs go on without the service.
 
-    ``configuration`` is the file where this user's commands look for a service, ``acknowledged`` is asked by the
+    ``configuration`` is the file where this user's commands look for a service, ``acknowledged`` is called by the
     `Collector`, and ``say`` prints a line for people.
 
     Raises:
@@ -66,7 +66,7 @@ def service_folder(settings: Settings, wait: Callable[[str], None] | None = None
     """The service's folder, made if it is not there, and held by ``name``; raises `UserError` while another service has
     it, or waits for it by ``wait``.
 
-    What is written during the block is this user's alone, also by supervisors and ranks that are started there.
+    Files written during the block are readable by this user alone, also those of supervisors and ranks.
     """
     check_tls(settings)
     before = os.umask(0o077)
@@ -94,7 +94,7 @@ def answering(
     workers: Callable[[Service], Iterator[AbstractContextManager[None]]],
     say: Callable[[str], None],
 ) -> None:
-    """Answer on the store of ``settings`` until a signal, as the service that ``begun`` gives, beside its workers."""
+    """Answer on the store of ``settings`` until a signal, as the service that ``begun`` gives, next to its workers."""
     make_schema(settings)
     with closing(open_service(settings)) as opened:
         service = begun(opened)
@@ -110,13 +110,13 @@ def answering(
 
 @contextmanager
 def _machine(settings: Settings, say: Callable[[str], None]) -> Iterator[Lock]:
-    """The lock of this machine, taken if it is free; if it is not, that is said."""
+    """The lock of this machine, taken if it is free; otherwise a message is printed."""
     path = machine_lock_path(os.environ, Path.home(), settings.machine)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = Lock(path, f"process {os.getpid()}, folder {settings.folder}")
     except OSError as error:
-        remedy = f"mend its permissions, or set {STATE} to another folder"
+        remedy = f"fix its permissions, or set {STATE} to another folder"
         raise UserError(what=f"cannot be written: {error.strerror}", where=str(path), remedy=remedy) from None
     with closing(lock):
         if not lock.take():
@@ -131,7 +131,7 @@ def _workers(
     may_launch: Callable[[], bool],
     acknowledged: Callable[[AttemptFolder, bool], bool],
 ) -> Iterator[AbstractContextManager[None]]:
-    """What goes on beside answering."""
+    """The background work."""
     settings = service.settings
     reports = Reports(address_file=address_file(settings), token_file=ingest_token(service))
     executor = Executor(
@@ -158,7 +158,7 @@ def _workers(
 
 
 def delivering(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
-    """What tells the webhook, if there is one."""
+    """The deliverer to the webhook, if there is one."""
     if webhook is not None:
         yield background.looking("webhook", Deliverer(service, webhook, service.settings.url).turn)
 
@@ -174,7 +174,7 @@ def make_schema(settings: Settings) -> None:
 
 
 def introduce(service: Service, path: Path, say: Callable[[str], None]) -> None:
-    """At the first start make an administrator's token, and write it with the URL where this user's commands look."""
+    """At the first start make an administrator's token, and write it with the URL to this user's configuration."""
     if service.read(tokens.every):
         return
     admin = Identity(name="first", role=Role.ADMIN)

@@ -1,1 +1,1 @@
-"""What the service remembers: tables, the one writer, and what is asked of both."""
+"""The store of the service: tables, the one writer, and queries."""

@@ -37,24 +37,24 @@ def add(connection: Connection, uid: str, launch: Launch, devices: tuple[str, ..
     connection.execute(insert(attempts).values(row))
 
 
-def note_checkpoints(connection: Connection, told: Iterable[tuple[str, int, int]]) -> None:
+def note_checkpoints(connection: Connection, saved_steps: Iterable[tuple[str, int, int]]) -> None:
     """Keep which steps attempts saved last, each by uid, number and step."""
-    for uid, attempt, step in told:
+    for uid, attempt, step in saved_steps:
         mine = (attempts.c.uid == uid, attempts.c.attempt == attempt)
         connection.execute(update(attempts).where(*mine).values(last_checkpoint=step))
 
 
 def newest_checkpoint(connection: Connection, uid: str) -> tuple[int, int] | None:
-    """Attempt and step of what the job saved last, as it was reported."""
+    """Attempt and step of the job's newest checkpoint, as reported."""
     chosen = select(attempts.c.attempt, attempts.c.last_checkpoint).where(attempts.c.uid == uid)
     saved = chosen.where(attempts.c.last_checkpoint.is_not(None)).order_by(attempts.c.attempt.desc())
-    found = connection.execute(saved.limit(1)).one_or_none()
-    return None if found is None else (found[0], found[1])
+    newest = connection.execute(saved.limit(1)).one_or_none()
+    return None if newest is None else (newest[0], newest[1])
 
 
-def devices_of(connection: Connection, found: Collection[tuple[str, int]]) -> tuple[str, ...]:
-    """What the attempts ``found``, each by uid and number, were given together."""
-    chosen = select(attempts.c.devices).where(tuple_(attempts.c.uid, attempts.c.attempt).in_(found))
+def devices_of(connection: Connection, keys: Collection[tuple[str, int]]) -> tuple[str, ...]:
+    """All devices of the attempts ``keys``, each by uid and number."""
+    chosen = select(attempts.c.devices).where(tuple_(attempts.c.uid, attempts.c.attempt).in_(keys))
     return tuple(name for names in connection.execute(chosen).scalars() for name in names)
 
 

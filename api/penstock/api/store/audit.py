@@ -1,4 +1,4 @@
-"""The audit log: who changed what by REST, or wanted to and was refused. No bodies, no secrets."""
+"""The audit log: changes by REST and refused ones, with their authors. No bodies, no secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.api.store.schema import audit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A request that was answered; ``identity`` is empty where nobody was recognised."""
+    """A request that was answered; ``identity`` is empty without authentication."""
 
     at: float
     identity: str
@@ -40,8 +40,8 @@ def page(connection: Connection, limit: int, before: int | None = None) -> tuple
     """Entries, newest first, of a lower number than ``before``; and where those begin that follow, if any do."""
     chosen = select(audit) if before is None else select(audit).where(audit.c.number < before)
     rows = connection.execute(chosen.order_by(audit.c.number.desc()).limit(limit + 1)).all()
-    found = [NumberedEntry(**row._mapping) for row in rows[:limit]]
-    return found, found[-1].number if len(rows) > limit else None
+    entries = [NumberedEntry(**row._mapping) for row in rows[:limit]]
+    return entries, entries[-1].number if len(rows) > limit else None
 
 
 def old_entries(connection: Connection, before: float, most: int) -> list[int]:

@@ -1,7 +1,7 @@
 """A copy of a database as compressed lines of JSON: one state of it, and for either kind of database.
 
-The first line says which schema it is of, then come rows by table, and the last line says how many there are: a file
-that was cut short is known by its end.
+The first line has the schema's revision, then come rows by table, and the last line has their number: a file that was
+cut short is recognized by its end.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _write(lines: IO[str], value: dict[str, Any]) -> None:
 
 def _rows(connection: Connection, table: Table) -> Iterator[list[list[Any]]]:
     binary = _binary(table)
-    found = connection.execution_options(yield_per=ROWS_PER_LINE).execute(select(table))
-    for part in found.partitions():
+    result = connection.execution_options(yield_per=ROWS_PER_LINE).execute(select(table))
+    for part in result.partitions():
         yield [[_text(value) if i in binary else value for i, value in enumerate(row)] for row in part]
 
 
@@ -58,7 +58,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def restore(engine: Engine, path: Path) -> int:
-    """Fill the empty database with what was written, all or nothing; how many rows.
+    """Fill the empty database from a backup, all or nothing; return the number of rows.
 
     Raises:
         UserError: the file is no backup, is cut short, or is of another schema; or the database is not empty.
@@ -112,7 +112,7 @@ def _insert(connection: Connection, table: Table, rows: list[list[Any]]) -> int:
 
 
 def _go_on_numbering(connection: Connection) -> None:
-    """PostgreSQL counts rows by itself, and does not look at those that came with their numbers."""
+    """Advance PostgreSQL's sequences, which ignore rows that were inserted with their numbers."""
     if connection.dialect.name != "postgresql":
         return
     for table in metadata.sorted_tables:

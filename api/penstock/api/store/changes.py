@@ -1,4 +1,4 @@
-"""Which jobs changed, and how: what live streams are fed with."""
+"""Changed jobs and their changes, for live streams."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST_UIDS = 500
 """Of one question: databases take only so many parameters."""
 
 Signature = tuple[int, int | None, float | None]
-"""Differs whenever people see something new of a job: its version, and the step and time of its newest report."""
+"""Differs after every visible change of a job: its version, and the step and time of its newest report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A job as it is now, and what happened to it since somebody last heard of it, oldest first."""
+    """A job as it is now, and its events since the last one that a listener has, oldest first."""
 
     job: StoredJob
     events: Sequence[Row[Any]] = ()
@@ -28,8 +28,8 @@ class Change:
 
 def signature(job: StoredJob) -> Signature:
     """The job's, as it was read."""
-    told = job.progress
-    return job.version, told.step if told else None, told.reported_at if told else None
+    latest = job.progress
+    return job.version, latest.step if latest else None, latest.reported_at if latest else None
 
 
 def changed_since(connection: Connection, since: float) -> dict[str, Signature]:
@@ -45,8 +45,8 @@ def read_changes(connection: Connection, uids: Collection[str], after: Mapping[s
     """These jobs, each with its events above the number that ``after`` has for it; without one, no events."""
     wanted = sorted(uids)
     parts = (wanted[i : i + MOST_UIDS] for i in range(0, len(wanted), MOST_UIDS))
-    found = [job for part in parts for job in select_jobs(connection, jobs.c.uid.in_(part))]
-    return [Change(job=job, events=_events(connection, job, after.get(job.uid, job.last_event))) for job in found]
+    listed = [job for part in parts for job in select_jobs(connection, jobs.c.uid.in_(part))]
+    return [Change(job=job, events=_events(connection, job, after.get(job.uid, job.last_event))) for job in listed]
 
 
 def _events(connection: Connection, job: StoredJob, after: int) -> Sequence[Row[Any]]:

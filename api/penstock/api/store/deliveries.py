@@ -1,7 +1,7 @@
-"""Which ends of jobs were told to the webhook.
+"""Deliveries of jobs' ends to the webhook.
 
-There is a row once a delivery was tried. It is changed before each try, so that whoever dies in between leaves a row
-that says when somebody may try again, and two services never try at once.
+There is a row once a delivery was tried. It is changed before each try, so that a service that dies in between leaves a
+row with the time of the next try, and two services never try at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.api.store.schema import deliveries, jobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Due:
-    """A job whose end is to be told, after so many tries."""
+    """A job whose end has to be delivered, after so many tries."""
 
     job: StoredJob
     tries: int
@@ -33,15 +33,15 @@ def due(connection: Connection, now: float, since: float) -> Due | None:
         func.coalesce(deliveries.c.next_try_at, 0.0) <= now,
     )
     oldest_first = func.coalesce(deliveries.c.next_try_at, jobs.c.finished_at)
-    found = connection.execute(waiting.order_by(oldest_first).limit(1)).one_or_none()
-    if found is None:
+    waiting_longest = connection.execute(waiting.order_by(oldest_first).limit(1)).one_or_none()
+    if waiting_longest is None:
         return None
-    (job,) = select_jobs(connection, jobs.c.uid == found[0])
-    return Due(job=job, tries=found[1])
+    (job,) = select_jobs(connection, jobs.c.uid == waiting_longest[0])
+    return Due(job=job, tries=waiting_longest[1])
 
 
 def claim(connection: Connection, uid: str, tries: int, next_try_at: float) -> bool:
-    """Count one more try; false if somebody else did since there were ``tries``."""
+    """Count one more try; false if another service did since there were ``tries``."""
     connection.execute(
         upsert(connection.dialect.name, deliveries).values(uid=uid, tries=0, next_try_at=0.0).on_conflict_do_nothing()
     )

@@ -18,7 +18,7 @@ from penstock.core.errors import UserError
 
 BUSY_MILLISECONDS = 10_000
 STATEMENT_SECONDS = 30.0
-"""Of a service's statement on PostgreSQL: as long as a request may take to arrive, and who asked waits no longer."""
+"""Time limit of a service's statement on PostgreSQL: as long as a request may take to arrive."""
 IDLE_SECONDS = 10.0
 """Between two statements of a transaction on PostgreSQL: one whose service was stopped inside of it gives its locks
 back before the Lease of that service ends.
@@ -56,8 +56,8 @@ def _refused(what: str) -> UserError:
 def make_engine(url: URL, statement_seconds: float | None = None) -> Engine:
     """An engine whose transactions hold in both databases; nothing is connected yet.
 
-    PostgreSQL gives up what takes longer than ``statement_seconds``, also by waiting for locks. Without them it takes
-    its time, as a migration or a copy of everything has to. SQLite's statements wait for its one lock alone.
+    PostgreSQL cancels statements that take longer than ``statement_seconds``, also by waiting for locks. Without it
+    there is no limit, as for a migration or a copy of everything. SQLite's statements wait for its one lock alone.
     """
     engine = create_engine(
         url,
@@ -95,11 +95,11 @@ def _limiting(statement_seconds: float) -> Callable[[Any, object], None]:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Readers see one state and never wait; who writes says so at once."""
+    """Readers have one snapshot and never wait; writers take the lock at their start."""
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def upsert(dialect: str, table: Table) -> Any:
-    """An INSERT that may say what to do ON CONFLICT, which each database spells in its own class."""
+    """An INSERT with ON CONFLICT, for which each database has its own class."""
     return (postgresql if dialect == "postgresql" else sqlite).insert(table)

@@ -1,4 +1,4 @@
-"""Answers remembered by Idempotency-Key, kept in the transaction of what they answer: so it happens once."""
+"""Answers stored by Idempotency-Key, in the transaction of their change, which so happens once."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A request with a key: who sent it, and a digest of all that it says."""
+    """A request with a key: its sender, and a digest of its content."""
 
     identity: str
     key: str
     request: str
 
 
-def once(connection: Connection, asked: Asked | None, now: float, change: Callable[[Connection], Answer]) -> Answer:
-    """What ``change`` answers, or answered before; raises `KeyReusedError` if the key was another request's."""
-    if asked is None:
+def once(connection: Connection, keyed: Asked | None, now: float, change: Callable[[Connection], Answer]) -> Answer:
+    """The answer of ``change``, or its stored answer; raises `KeyReusedError` if the key was another request's."""
+    if keyed is None:
         return change(connection)
-    known = remembered(connection, asked)
+    known = remembered(connection, keyed)
     if known is not None:
         return known
     answer = change(connection)
-    row = {"identity": asked.identity, "key": asked.key, "request": asked.request, "created_at": now}
+    row = {"identity": keyed.identity, "key": keyed.key, "request": keyed.request, "created_at": now}
     kept = {"status": answer.status, "body": answer.body, "headers": dict(answer.headers)}
     connection.execute(insert(idempotency).values(**row, **kept))
     return answer
 
 
-def remembered(connection: Connection, asked: Asked | None) -> Answer | None:
-    """What was answered before, if anything was; raises `KeyReusedError` if the key was another request's."""
-    if asked is None:
+def remembered(connection: Connection, keyed: Asked | None) -> Answer | None:
+    """The stored answer, if there is one; raises `KeyReusedError` if the key was another request's."""
+    if keyed is None:
         return None
-    same = (idempotency.c.identity == asked.identity, idempotency.c.key == asked.key)
+    same = (idempotency.c.identity == keyed.identity, idempotency.c.key == keyed.key)
     known = connection.execute(select(idempotency).where(*same)).one_or_none()
     if known is None:
         return None
-    if known.request != asked.request:
-        raise KeyReusedError(asked.key)
+    if known.request != keyed.request:
+        raise KeyReusedError(keyed.key)
     return Answer(status=known.status, body=known.body, headers=known.headers)
 
 

@@ -1,4 +1,4 @@
-"""Records taken in: what is new of a batch, and where each kind of record is kept.
+"""Ingestion of records: new ones of a batch, and the table of each kind of record.
 
 A source numbers its records; the highest number taken is a row, changed in the transaction that keeps the data. So a
 batch that is sent again after a lost answer changes nothing, whenever the service was killed.
@@ -45,7 +45,7 @@ class StaleAttemptError(PenstockError):
 
 
 class EarlyAttemptError(PenstockError):
-    """The records are of an attempt that is not known yet: what was kept of the job may be older than its pods."""
+    """The records are of an unknown attempt: the stored job may be older than its pods."""
 
 
 class ForeignJobError(PenstockError):
@@ -103,7 +103,7 @@ class Batch:
 
 
 def _check_profile(profile: Profile, where: str) -> None:
-    """What a column has no room for would fail the batches that are kept with this one."""
+    """A value too large for its column would fail the batches that are stored with this one."""
     for name, text, most in (
         ("key.host", profile.key.host, LONGEST_HOST),
         ("modelDigest", profile.model_digest, LONGEST_DIGEST),
@@ -116,12 +116,12 @@ def _check_profile(profile: Profile, where: str) -> None:
 
 
 def take(connection: Connection, batches: Sequence[Batch]) -> list[int | PenstockError]:
-    """Keep what is new; of each batch the highest sequence that is kept, or why it is refused:
+    """Store new records; return for each batch the highest stored sequence, or the reason of its refusal:
 
     NoSuchJobError: the uid is unknown.
     ForeignJobError: the job is in a namespace that the sender may not report into.
     StaleAttemptError: the attempt is closed.
-    EarlyAttemptError: the attempt is not known yet.
+    EarlyAttemptError: the attempt is unknown yet.
     """
     uids = sorted({batch.uid for batch in batches})
     current = _locked(connection, uids)
@@ -153,7 +153,7 @@ def _is_older(batch: Batch, current: tuple[str, int] | None) -> bool:
 def _refusal(
     batch: Batch, current: tuple[str, int] | None, closed: Collection[tuple[str, int]]
 ) -> PenstockError | None:
-    """``closed`` are the closed ones among older attempts. The newest is not asked about, which saves a question to the
+    """``closed`` are the closed ones among older attempts. The newest is not checked, which saves a query of the
     database for each report: its executor closes it after its end, and no record of it is left by then.
     """
     if current is None:
@@ -169,7 +169,7 @@ def _refusal(
 
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Namespaces and current attempts. Who takes records of a job holds its row, so nobody else raises its sources."""
+    """Namespaces and current attempts. A writer of a job's records holds its row, so no other raises its sources."""
     rows = ask(connection, _lock, [(uid,) for uid in uids])
     return {uid: (namespace, attempt) for uid, namespace, attempt in rows}
 
@@ -198,20 +198,22 @@ def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
         points.setdefault((batch.uid, batch.attempt), []).extend(_points(batch))
     add_points(connection, points, max(batch.received_at for batch in fresh))
     attempts.note_checkpoints(connection, _checkpoints(fresh))
-    report(connection, [(batch.uid, told) for batch in fresh if (told := _reported(batch)) is not None])
+    report(connection, [(batch.uid, reported) for batch in fresh if (reported := _reported(batch)) is not None])
     put(connection, _keep_timelines, [row for batch in fresh for row in _timeline_rows(batch)])
     add_lines(connection, [line for batch in fresh for line in _lines(batch)])
     for batch in fresh:
-        found = [(batch.uid, batch.attempt, each.profile) for each in batch.records if each.profile is not None]
-        measurements.keep(connection, found, batch.received_at)
+        profiles = [
+            (batch.uid, batch.attempt, record.profile) for record in batch.records if record.profile is not None
+        ]
+        measurements.keep(connection, profiles, batch.received_at)
 
 
 @functools.cache
 def _raise_sequence(dialect: str) -> Insert:
     raising = upsert(dialect, sources)
     raised = {"sequence": raising.excluded.sequence}
-    found: Insert = raising.on_conflict_do_update(index_elements=list(sources.primary_key), set_=raised)
-    return found
+    statement: Insert = raising.on_conflict_do_update(index_elements=list(sources.primary_key), set_=raised)
+    return statement
 
 
 def _points(batch: Batch) -> Iterator[Point]:
@@ -243,7 +245,7 @@ def rank_points(timeline: Timeline) -> Iterator[Point]:
 
 
 def _reported(batch: Batch) -> Reported | None:
-    """Where the attempt stands: the newest step, the newest checkpoint, and the median length of the batch's steps."""
+    """Progress of the attempt: the newest step, the newest checkpoint, and the median length of the batch's steps."""
     steps = [record.metrics for record in batch.records if record.metrics is not None]
     metrics = steps[-1] if steps else None
     progress = next((record.progress for record in reversed(batch.records) if record.progress is not None), None)
@@ -253,17 +255,17 @@ def _reported(batch: Batch) -> Reported | None:
         attempt=batch.attempt,
         step=max(metrics.step + 1 if metrics else 0, progress.step if progress else 0),
         loss=metrics.loss if metrics else None,
-        step_seconds=statistics.median(each.step_seconds for each in steps) if steps else None,
+        step_seconds=statistics.median(measured.step_seconds for measured in steps) if steps else None,
         last_checkpoint=progress.last_checkpoint if progress else None,
         reported_at=batch.received_at,
     )
 
 
 def _checkpoints(fresh: Sequence[Batch]) -> Iterator[tuple[str, int, int]]:
-    """The newest of each batch that tells of one."""
+    """The newest checkpoint of each batch that reports one."""
     for batch in fresh:
-        told = [each.progress.last_checkpoint for each in batch.records if each.progress is not None]
-        saved = [step for step in told if step is not None]
+        reported_steps = [record.progress.last_checkpoint for record in batch.records if record.progress is not None]
+        saved = [step for step in reported_steps if step is not None]
         if saved:
             yield batch.uid, batch.attempt, saved[-1]
 

@@ -1,6 +1,6 @@
 """Jobs in the store: made, found, listed, changed. Every change raises the row's version and leaves an event.
 
-What changes a job locks its row first (`add_event` does), so two services never number the same event.
+Every change of a job locks its row first (`add_event` does), so two services never number the same event.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.core.speed import Speed
 
 MOST_PER_PAGE = 500
 KEPT_OF_REPORTS = ("loss", "step_seconds", "last_checkpoint")
-"""What an attempt need not tell each time."""
+"""Fields that a report may omit."""
 
 
 class NoSuchJobError(PenstockError):
@@ -64,13 +64,13 @@ MOST_UIDS = 500
 
 
 def num_steps(manifest: Mapping[str, Any]) -> int:
-    """Of a stored manifest, which core may refuse where a cluster took it; 0 if it says no number."""
+    """Steps of a stored manifest, which core may refuse where a cluster accepted it; 0 if it has no number."""
     steps = spec_part(manifest, "training").get("steps")
     return steps if type(steps) is int and steps >= 0 else 0
 
 
 def is_suspended(manifest: Mapping[str, Any]) -> bool:
-    """Whether a stored manifest asks for that."""
+    """Whether a stored manifest sets ``suspend``."""
     return spec_part(manifest, "runPolicy").get("suspend") is True
 
 
@@ -152,12 +152,12 @@ class StoredJob:
 
     @property
     def suspend(self) -> bool:
-        """Whether the job is asked to rest."""
+        """Whether suspension is requested."""
         return is_suspended(self.manifest)
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What lists can be asked for."""
+        """Labels by which lists filter."""
         return dict(self.manifest["metadata"].get("labels", {}))
 
 
@@ -186,7 +186,7 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """Which jobs, in which order. ``labels`` must all be there; a job that was deleted shows only if asked for."""
+    """Which jobs, in which order. ``labels`` must all be there; deleted jobs are included only on request."""
 
     namespaces: tuple[str, ...] | None = None
     phases: tuple[Phase, ...] = ()
@@ -252,7 +252,7 @@ def first_row(namespace: str, name: str, manifest: Mapping[str, Any], uid: str, 
 
 
 def write_labels(connection: Connection, uid: str, labels: Mapping[str, str]) -> None:
-    """What lists find the job by, of one that has none yet."""
+    """Insert the labels by which lists filter, of a job that has none yet."""
     if labels:
         rows = [{"uid": uid, "key": key, "value": value} for key, value in labels.items()]
         connection.execute(insert(job_labels), rows)
@@ -308,16 +308,16 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
         place = tuple_(column, jobs.c.number)
         last_seen = tuple_(*_read_cursor(query.cursor, query.sort))
         chosen = chosen.where(place < last_seen if descending else place > last_seen)
-    directed = [each.desc() if descending else each.asc() for each in (column, jobs.c.number)]
+    directed = [key_column.desc() if descending else key_column.asc() for key_column in (column, jobs.c.number)]
     limit = min(query.limit, MOST_PER_PAGE)
     # The numbers first, which indexes have: whole rows are large, and sorting would carry them along.
     numbers = chosen.order_by(*directed).limit(limit + 1)
     rows = connection.execute(_JOINED.where(jobs.c.number.in_(numbers)).order_by(*directed)).all()
-    found = _stored(connection, rows[:limit])
+    page_jobs = _stored(connection, rows[:limit])
     if len(rows) <= limit:
-        return found, None
+        return page_jobs, None
     last = rows[limit - 1]._mapping
-    return found, _write_cursor(query.sort, last[column.name], last["number"])
+    return page_jobs, _write_cursor(query.sort, last[column.name], last["number"])
 
 
 def select_jobs(connection: Connection, *conditions: ColumnElement[bool]) -> list[StoredJob]:
@@ -328,9 +328,9 @@ def select_jobs(connection: Connection, *conditions: ColumnElement[bool]) -> lis
 def unfinished(
     connection: Connection, executor: str, *, ended: bool = True, waiting: Mapping[str, StoredJob] | None = None
 ) -> list[StoredJob]:
-    """What an executor has to look at, oldest first: all that is not deleted, and is its own or nobody's yet.
+    """The jobs of an executor, oldest first: all that are not deleted, and are its own or have no executor yet.
 
-    Without ``ended`` those are left out that have ended and that nobody wants deleted. ``waiting`` are jobs by uid as
+    Without ``ended`` those are left out that have ended and have no deletion request. ``waiting`` are jobs by uid as
     they were read before, which never had an attempt: one whose version is still the same is not read again. Of ten
     thousand jobs in a queue a manifest each, twice a second, would take a processor.
     """
@@ -342,12 +342,12 @@ def unfinished(
     if not waiting:
         return select_jobs(connection, *conditions)
     heads = connection.execute(select(jobs.c.uid, jobs.c.version).where(*conditions).order_by(jobs.c.number)).all()
-    found = {uid: job for uid, version in heads if (job := waiting.get(uid)) is not None and job.version == version}
-    changed = [uid for uid, _ in heads if uid not in found]
+    unchanged = {uid: job for uid, version in heads if (job := waiting.get(uid)) is not None and job.version == version}
+    changed = [uid for uid, _ in heads if uid not in unchanged]
     for i in range(0, len(changed), MOST_UIDS):
         read = select_jobs(connection, jobs.c.uid.in_(changed[i : i + MOST_UIDS]))
-        found.update((job.uid, job) for job in read)
-    return [found[uid] for uid, _ in heads if uid in found]
+        unchanged.update((job.uid, job) for job in read)
+    return [unchanged[uid] for uid, _ in heads if uid in unchanged]
 
 
 def _filtered(chosen: Select[Any], query: Query) -> Select[Any]:
@@ -377,7 +377,7 @@ def _read_cursor(text: str, sort: str) -> tuple[str | int, int]:
     kind = SORTS[sort.removeprefix("-")].type.python_type
     fits = isinstance(value, kind) and isinstance(number, int) and "\x00" not in str(value)
     if of != sort or not fits or max(number, value if kind is int else 0) >= 2**31:
-        remedy = "pass the last page's `next` as it is, with the same sort; or leave it out to begin anew"
+        remedy = "pass the last page's `next` as it is, with the same sort; or leave it out for the first page"
         raise UserError(what="is no cursor of this list", where="cursor", remedy=remedy)
     return value, number
 
@@ -414,7 +414,7 @@ def add_event(
 ) -> int:
     """Number one more event of the job and keep it, together with changes of the row; raises `NoSuchJobError`.
 
-    What happened elsewhere may have happened ``at`` another time than it became known here.
+    An event on a cluster may have happened ``at`` an earlier time than it was observed here.
     """
     raised = {"last_event": jobs.c.last_event + 1, "version": jobs.c.version + 1, "changed_at": now}
     changing = update(jobs).where(jobs.c.uid == uid).values(**raised, **changes)
@@ -428,35 +428,35 @@ def add_event(
 
 def require_version(connection: Connection, uid: str, version: int | None) -> StoredJob:
     """The job, locked until the transaction ends; raises `ChangedMeanwhileError` unless it is of that version."""
-    found = connection.execute(select(jobs.c.version).where(jobs.c.uid == uid).with_for_update()).scalar_one_or_none()
-    if found is None:
+    current = connection.execute(select(jobs.c.version).where(jobs.c.uid == uid).with_for_update()).scalar_one_or_none()
+    if current is None:
         raise NoSuchJobError(uid)
-    if version is not None and found != version:
-        raise ChangedMeanwhileError(f"version {found}, not {version}")
+    if version is not None and current != version:
+        raise ChangedMeanwhileError(f"version {current}, not {version}")
     return get(connection, uid)
 
 
 def set_suspend(connection: Connection, uid: str, suspend: bool, by: str, now: float) -> StoredJob:
-    """Ask for a suspension, or take it back; nothing happens to a job that has ended or is asked for the same."""
-    found = require_version(connection, uid, None)
-    if found.phase.terminal or found.suspend == suspend:
-        return found
-    manifest = dict(found.manifest)
+    """Set or clear ``suspend``; no change of a job that has ended or has the same value."""
+    job = require_version(connection, uid, None)
+    if job.phase.terminal or job.suspend == suspend:
+        return job
+    manifest = dict(job.manifest)
     spec = dict(manifest["spec"])
     spec["runPolicy"] = {**spec.get("runPolicy", {}), "suspend": suspend}
     manifest["spec"] = spec
     kind = "suspend-requested" if suspend else "resume-requested"
-    add_event(connection, uid, kind, {"by": by}, now, manifest=manifest, generation=found.generation + 1)
+    add_event(connection, uid, kind, {"by": by}, now, manifest=manifest, generation=job.generation + 1)
     return get(connection, uid)
 
 
 def request_delete(connection: Connection, uid: str, by: str, now: float) -> StoredJob:
-    """Ask for the job's end; its executor marks it deleted once nothing of it runs.
+    """Request the job's deletion; its executor marks it deleted once no process of it runs.
 
-    A cluster may have told of the end before who asked for it is noted.
+    A cluster may have reported the end before its requester is recorded.
     """
-    found = require_version(connection, uid, None)
-    if found.delete_requested_at is None:
+    job = require_version(connection, uid, None)
+    if job.delete_requested_at is None:
         add_event(connection, uid, "delete-requested", {"by": by}, now, delete_requested_at=now)
     return get(connection, uid)
 
@@ -479,15 +479,15 @@ def enter_phase(
 ) -> StoredJob:
     """A legal change of phase; raises `IllegalTransitionError` for any other.
 
-    ``last_words`` of the rank at fault are kept with the event alone: what lists read for every job stays small.
+    ``last_words`` of the rank at fault are kept with the event alone: the row that lists read of a job stays small.
     """
-    found = require_version(connection, uid, None)
-    entered = enter(found.phase, phase)
+    job = require_version(connection, uid, None)
+    entered = enter(job.phase, phase)
     body: dict[str, Any] = {"phase": entered.value, "reason": reason, "message": message}
     if last_words:
         body[LAST_WORDS] = list(last_words)
     if entered is Phase.SUSPENDED:
-        changes["started_at"] = None  # what it may take is counted anew
+        changes["started_at"] = None  # its time limit restarts
     add_event(
         connection,
         uid,
@@ -505,19 +505,19 @@ def enter_phase(
 
 
 def last_words(events: Iterable[Row[Any]]) -> tuple[str, ...]:
-    """What was said last before the job came into its phase, of its events, oldest first."""
+    """The last words before the job entered its phase, from its events, oldest first."""
     phases = [row.body for row in events if row.kind == "phase"]
     return tuple(phases[-1].get(LAST_WORDS, ())) if phases else ()
 
 
-def report(connection: Connection, told: Iterable[tuple[str, Reported]]) -> None:
-    """Keep what attempts tell, by uid; ``step`` is how many are done.
+def report(connection: Connection, reports: Iterable[tuple[str, Reported]]) -> None:
+    """Store attempts' reports, by uid; ``step`` is the number of steps that are done.
 
-    What an attempt does not tell stays as it told it before; nothing stays of another attempt. An attempt that another
-    has followed changes nothing: its records may come late.
+    Omitted fields stay as the attempt reported them before; fields of another attempt are dropped. An attempt that
+    another has followed changes nothing: its records may come late.
     """
     newest: dict[str, Reported] = {}
-    for uid, reported in told:
+    for uid, reported in reports:
         newest[uid] = _after_report(newest.get(uid), reported)
     put(connection, _report, [(uid, *astuple(newest[uid])) for uid in sorted(newest)])
 
@@ -556,10 +556,10 @@ def deleted_before(connection: Connection, before: float, most: int) -> list[str
 
 
 def forget(connection: Connection, uid: str) -> None:
-    """Remove a job and everything that was kept of it; who takes in a report of it holds its row as well."""
+    """Remove a job and all its records; ingestion of a report holds its row as well."""
     connection.execute(select(jobs.c.uid).where(jobs.c.uid == uid).with_for_update())
     mine = select(series.c.id).where(series.c.uid == uid)
     for numbers in (points, rollups):
         connection.execute(delete(numbers).where(numbers.c.series.in_(mine)))
-    for each in (sources, log_lines, jobs):
-        connection.execute(delete(each).where(each.c.uid == uid))
+    for table in (sources, log_lines, jobs):
+        connection.execute(delete(table).where(table.c.uid == uid))

@@ -1,4 +1,4 @@
-"""What a job that is to run again is made of: names that are taken, its plan, and the versions that it ran with."""
+"""Data for a rerun of a job: names that are taken, its plan, and the versions that it ran with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.core.profile import Profile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The newest plan, and the versions of packages, as far as they are known."""
+    """The newest plan, and the recorded versions of packages."""
 
     plan: Plan | None
     versions: tuple[tuple[str, str], ...]
@@ -33,8 +33,8 @@ def origin(connection: Connection, job: StoredJob) -> Origin:
     plan = None if job.plan_digest is None else stored_plan(connection, job.plan_digest)
     launched = select(events.c.body).where(events.c.uid == job.uid, events.c.kind == "launched")
     newest = connection.execute(launched.order_by(events.c.number.desc()).limit(1)).scalar_one_or_none() or {}
-    found = {"penstock": newest.get("penstock"), "torch": _torch_version(connection, plan)}
-    return Origin(plan=plan, versions=tuple((name, version) for name, version in found.items() if version))
+    versions = {"penstock": newest.get("penstock"), "torch": _torch_version(connection, plan)}
+    return Origin(plan=plan, versions=tuple((name, version) for name, version in versions.items() if version))
 
 
 def _torch_version(connection: Connection, plan: Plan | None) -> str | None:

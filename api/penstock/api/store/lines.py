@@ -31,7 +31,7 @@ MOST_LINE_CHARACTERS, MOST_LEVEL_CHARACTERS = 8_192, 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """What a rank printed at a time, in seconds since the epoch."""
+    """A line that a rank printed, with its time in seconds since the epoch."""
 
     uid: str
     rank: int
@@ -42,7 +42,7 @@ class Line:
 
 
 def add_lines(connection: Connection, lines: Sequence[Line]) -> None:
-    """Keep them behind those that their ranks have; whoever asks holds the row of each job."""
+    """Append lines to those of their ranks; the caller holds the row of each job."""
     ranks = sorted({(line.uid, line.rank) for line in lines})
     last = _last_numbers(connection, ranks)
     rows = []
@@ -57,13 +57,13 @@ def add_lines(connection: Connection, lines: Sequence[Line]) -> None:
 
 
 def _last_numbers(connection: Connection, ranks: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    found = dict.fromkeys(ranks, 0)
-    found.update(((uid, rank), number) for uid, rank, number in ask(connection, _last, ranks))
-    return found
+    numbers = dict.fromkeys(ranks, 0)
+    numbers.update(((uid, rank), number) for uid, rank, number in ask(connection, _last, ranks))
+    return numbers
 
 
 def _last(keys: Keys) -> SelectBase:
-    """The highest number of each rank's lines; the table's key finds it without looking at the others."""
+    """The highest number of each rank's lines; the table's key finds it without a scan."""
     return union_all(*(select(_last_of(uid, rank).subquery()) for uid, rank in keys))
 
 
@@ -74,7 +74,7 @@ def _last_of(uid: BindParameter[str], rank: BindParameter[int]) -> Select[Any]:
 
 
 def _text(value: str, most: int) -> str:
-    """As PostgreSQL takes it: no NUL, and no longer than there is room for."""
+    """The text as PostgreSQL accepts it: no NUL, and cut to the length of the column."""
     return value[:most].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

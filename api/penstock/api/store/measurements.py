@@ -1,4 +1,4 @@
-"""What attempts measured: which profile, and where its cluster holds it for whoever plans."""
+"""Measurements of attempts: their profiles, and the ConfigMaps that hold them for planners."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Measurement:
     digest: str
 
 
-def keep(connection: Connection, told: Iterable[tuple[str, int, Profile]], now: float) -> None:
-    """Keep what attempts measured, each by uid and number; of an attempt the first stays, because it is planned by."""
-    for uid, attempt, profile in told:
+def keep(connection: Connection, measured: Iterable[tuple[str, int, Profile]], now: float) -> None:
+    """Store attempts' profiles, each by uid and number; of an attempt the first stays, because plans use it."""
+    for uid, attempt, profile in measured:
         profiles.keep(connection, profile)
         row = {"uid": uid, "attempt": attempt, "digest": profile.digest, "reported_at": now, "ref": ""}
         connection.execute(upsert(connection.dialect.name, measurements).values(row).on_conflict_do_nothing())
 
 
 def unpublished(connection: Connection, cluster: str, most: int = 100) -> list[Measurement]:
-    """Those of the cluster's jobs in their newest attempts that nobody can read there yet, oldest first."""
+    """Measurements of the newest attempts of the cluster's jobs that are not published there yet, oldest first."""
     mine = (jobs.c.uid == measurements.c.uid) & (jobs.c.attempt == measurements.c.attempt)
     columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, measurements.c.attempt, measurements.c.digest)
     chosen = select(*columns).select_from(measurements.join(jobs, mine))

@@ -41,8 +41,8 @@ def current(engine: Engine) -> str | None:
     with engine.connect() as connection:
         if not inspect(connection).has_table(VERSION.name):
             return None
-        found: str | None = connection.execute(select(VERSION.c.version_num)).scalar_one_or_none()
-        return found
+        revision: str | None = connection.execute(select(VERSION.c.version_num)).scalar_one_or_none()
+        return revision
 
 
 def revisions() -> list[str]:
@@ -52,12 +52,12 @@ def revisions() -> list[str]:
 
 def require_current(engine: Engine) -> None:
     """Raise `UserError` unless the schema is the one that this version of penstock works with."""
-    found, known = current(engine), revisions()
-    if found == known[-1]:
+    revision, known = current(engine), revisions()
+    if revision == known[-1]:
         return
     place = f"database {engine.url.render_as_string(hide_password=True)}"
-    if found is not None and found not in known:
+    if revision is not None and revision not in known:
         remedy = "use the version of penstock that made it, or a newer one"
-        raise UserError(what=f"has schema {found}, made by a newer penstock", where=place, remedy=remedy)
-    what = "is empty" if found is None else f"has schema {found}, older than {known[-1]}"
+        raise UserError(what=f"has schema {revision}, made by a newer penstock", where=place, remedy=remedy)
+    what = "is empty" if revision is None else f"has schema {revision}, older than {known[-1]}"
     raise UserError(what=what, where=place, remedy="run: penstock database upgrade (back it up before)")

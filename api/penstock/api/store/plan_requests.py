@@ -1,7 +1,7 @@
-"""Requests for plans in the store: asked, worked on by one service at a time, answered, canceled, forgotten.
+"""Requests for plans in the store: queued, worked on by one service at a time, answered, canceled, deleted.
 
-What works on a request renews its row. A request that was not renewed for a while is free again: whoever worked on it
-was killed, and planning begins anew, which by equal inputs gives the same plan.
+A worker renews the row of its request. A request that was not renewed for a while is free again: its worker was
+killed, and planning restarts, which gives the same plan for equal inputs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NoSuchRequestError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted(Manifest):
-    """What is to be planned: a job for described hardware, or for a machine by its profile's digest; with ``what_if``
+    """Input of a request: a job for described hardware, or for a machine by its profile's digest; with ``what_if``
     changed jobs and hardware, too.
     """
 
@@ -60,7 +60,7 @@ class Wanted(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRequest:
-    """A request's row, without what is large."""
+    """A request's row, without its large columns."""
 
     number: int
     id: str
@@ -109,7 +109,7 @@ def get(connection: Connection, request: str) -> StoredRequest:
 
 
 def wanted(connection: Connection, request: str) -> Wanted:
-    """What it asks for, held to no limits, as an older version may have had none; raises `NoSuchRequestError`."""
+    """Its input, held to no limits, as an older version may have had none; raises `NoSuchRequestError`."""
     body = connection.execute(select(plan_requests.c.body).where(plan_requests.c.id == request)).scalar_one_or_none()
     if body is None:
         raise NoSuchRequestError(request)
@@ -137,40 +137,40 @@ def unfinished(connection: Connection) -> list[StoredRequest]:
 
 
 def num_waiting(connection: Connection) -> int:
-    """How many nobody has set about."""
+    """Number of requests without a worker."""
     waiting = select(func.count()).where(plan_requests.c.state == State.QUEUED.value)
     return int(connection.execute(waiting).scalar_one())
 
 
 def num_open(connection: Connection, namespace: str, by: str) -> tuple[int, int]:
-    """How many of a namespace wait or are worked on, and how many that somebody asked for, wherever."""
+    """Numbers of open requests: of a namespace, and of a requester in all namespaces."""
     conditions = (plan_requests.c.namespace == namespace, plan_requests.c.created_by == by)
-    counts = select(*(func.count().filter(each) for each in conditions)).where(_is_open())
-    found = connection.execute(counts).one()
-    return int(found[0]), int(found[1])
+    counts = select(*(func.count().filter(condition) for condition in conditions)).where(_is_open())
+    row = connection.execute(counts).one()
+    return int(row[0]), int(row[1])
 
 
-def claim(connection: Connection, found: StoredRequest, worker: str, now: float) -> bool:
-    """Work on it as ``worker``; false if it is no longer as it was ``found``."""
+def claim(connection: Connection, request: StoredRequest, worker: str, now: float) -> bool:
+    """Claim the request for ``worker``; false if it has changed since it was read."""
     row = {
         "state": State.WORKING.value,
         "worker": worker,
         "renewed_at": now,
-        "begun": found.begun + 1,
+        "begun": request.begun + 1,
         "progress": {},
     }
-    same = (plan_requests.c.id == found.id, plan_requests.c.begun == found.begun, _is_open())
+    same = (plan_requests.c.id == request.id, plan_requests.c.begun == request.begun, _is_open())
     return connection.execute(update(plan_requests).where(*same).values(row)).rowcount == 1
 
 
 def renew(connection: Connection, request: str, worker: str, progress: Mapping[str, Any], now: float) -> None:
-    """Say that ``worker`` is still at it, and how far."""
+    """Renew the claim of ``worker``, with its progress."""
     connection.execute(_of(request, worker).values(progress=dict(progress), renewed_at=now))
 
 
-def succeed(connection: Connection, request: str, worker: str, found: Plan, now: float) -> None:
+def succeed(connection: Connection, request: str, worker: str, plan: Plan, now: float) -> None:
     """Keep the plan."""
-    changes = {"plan": pack(found.to_manifest()), "plan_digest": found.digest}
+    changes = {"plan": pack(plan.to_manifest()), "plan_digest": plan.digest}
     connection.execute(_of(request, worker).values(state=State.SUCCEEDED.value, finished_at=now, **changes))
 
 
@@ -181,11 +181,11 @@ def fail(connection: Connection, request: str, worker: str, error: Mapping[str, 
 
 def cancel(connection: Connection, request: str, now: float) -> StoredRequest:
     """End one that is open, and forget one that has ended; how it is now, or was. Raises `NoSuchRequestError`."""
-    found = get(connection, request)
+    stored = get(connection, request)
     this = plan_requests.c.id == request
-    if found.state.terminal:
+    if stored.state.terminal:
         connection.execute(delete(plan_requests).where(this))
-        return found
+        return stored
     connection.execute(
         update(plan_requests).where(this, _is_open()).values(state=State.CANCELED.value, finished_at=now)
     )
@@ -208,7 +208,7 @@ def _is_open() -> ColumnElement[bool]:
 
 
 def _of(request: str, worker: str) -> Any:
-    """A change of what ``worker`` works on; of nothing, once it was canceled or another took it."""
+    """An UPDATE of a request of ``worker``; without effect once it was canceled or another took it."""
     mine = (plan_requests.c.id == request, plan_requests.c.worker == worker)
     return update(plan_requests).where(*mine, plan_requests.c.state == State.WORKING.value)
 

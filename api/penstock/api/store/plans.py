@@ -1,4 +1,4 @@
-"""Plans in the store: documents by digest, compressed, and which of them a job went by."""
+"""Plans in the store: documents by digest, compressed, and those that each job used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles in the store: what was measured, by digest, compressed; beside it what lists and searches ask for."""
+"""Profiles in the store: documents by digest, compressed, with columns for lists and searches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoSuchProfileError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredProfile:
-    """A profile as it is listed. ``key`` names what it is of; ``newest`` says that nothing later is of the same."""
+    """A profile as it is listed. ``key`` identifies the measured work; ``newest``: none is later with that key."""
 
     digest: str
     key: str
@@ -86,7 +86,7 @@ def find(connection: Connection, digest: str) -> Profile | None:
 
 
 def measured_since(connection: Connection, spec: JobSpec, model_digest: str, host: str, since: float) -> list[Profile]:
-    """What was measured for such a job since then, newest first; of any host if ``host`` is empty."""
+    """Profiles for such a job since then, newest first; of any host if ``host`` is empty."""
     chosen = select(profiles.c.body).where(
         profiles.c.model_digest == model_digest,
         profiles.c.precision == spec.training.precision.value,

@@ -1,4 +1,4 @@
-"""What a job's ranks reported, as it is asked for: log lines and timelines."""
+"""Queries of ranks' records: log lines and timelines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Seen = Mapping[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinesQuery:
-    """Which log lines: of ``rank`` or of all, those after ``after`` and ``seen``; ``tail`` wants the last ones."""
+    """A query of log lines: of ``rank`` or of all, those after ``after`` and ``seen``; ``tail``: the last ones."""
 
     rank: int | None = None
     after: int = 0
@@ -43,7 +43,7 @@ class LinesQuery:
 
 
 def lines(connection: Connection, uid: str, query: LinesQuery) -> tuple[Sequence[Row[Any]], Seen]:
-    """Log lines by rank and number, and what is seen after them."""
+    """Log lines by rank and number, and the position after them."""
     chosen = select(log_lines).where(log_lines.c.uid == uid, log_lines.c.number > query.after)
     if query.rank is not None:
         chosen = chosen.where(log_lines.c.rank == query.rank)

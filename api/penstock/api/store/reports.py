@@ -1,4 +1,4 @@
-"""How far the jobs of a cluster are, in the form in which its status tells it."""
+"""Progress of a cluster's jobs, in the form of their status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobProgress
 
 LOSS_DIGITS = 6
-"""That a status tells; the service has all of them."""
+"""Digits of the loss in a status; the service has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +33,17 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
     """Of the cluster's jobs that reported at ``since`` or later, and of ``others`` by uid."""
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     measured = and_(measurements.c.uid == jobs.c.uid, measurements.c.attempt == jobs.c.attempt)
-    told = (progress.c.step, progress.c.loss, progress.c.step_seconds, progress.c.last_checkpoint, jobs.c.plan_digest)
+    told_columns = (
+        progress.c.step,
+        progress.c.loss,
+        progress.c.step_seconds,
+        progress.c.last_checkpoint,
+        jobs.c.plan_digest,
+    )
     columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, jobs.c.attempt, jobs.c.phase, measurements.c.ref)
     times = (progress.c.reported_at, measurements.c.reported_at.label("measured_at"))
     joined = jobs.outerjoin(progress, reported).outerjoin(measurements, measured)
-    chosen = select(*columns, *told, *times).select_from(joined)
+    chosen = select(*columns, *told_columns, *times).select_from(joined)
     wanted = or_(progress.c.reported_at >= since, measurements.c.reported_at >= since, jobs.c.uid.in_(sorted(others)))
     rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), wanted)).all()
     digests = {row.plan_digest for row in rows if row.plan_digest and row.step_seconds}
@@ -48,7 +54,7 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
 def _report(row: Any, speeds: Speeds) -> Report:
     """``step`` of the table is how many are done, and none before the first. People read the loss in a column."""
     trains = row.step is not None
-    told = JobProgress(
+    job_progress = JobProgress(
         attempt=row.attempt,
         epoch=TRAIN_EPOCH if trains else MEASURE_EPOCH,
         step=row.step or 0,
@@ -60,5 +66,5 @@ def _report(row: Any, speeds: Speeds) -> Report:
         reported_at=row.reported_at if trains else row.measured_at,
     )
     return Report(
-        uid=row.uid, namespace=row.namespace, name=row.name, progress=told, running=row.phase == Phase.RUNNING
+        uid=row.uid, namespace=row.namespace, name=row.name, progress=job_progress, running=row.phase == Phase.RUNNING
     )

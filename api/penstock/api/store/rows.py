@@ -1,8 +1,8 @@
 """Many rows by few statements.
 
 For each row of an INSERT, and for each SELECT, the toolkit and the driver do more than the database does, and SQLite's
-driver lets go of the interpreter and waits to get it back. So rows go in by the dozen, and what is done for every
-report goes to the driver itself, by texts that are made once.
+driver lets go of the interpreter and waits to get it back. So rows are inserted by the dozen, and statements of every
+report go to the driver itself, with SQL that is compiled once.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def ask(connection: Connection, made: Question, keys: Sequence[tuple[Any, ...]])
 
     What it finds of the last key may be found more than once: questions are made for few numbers of keys.
     """
-    found: list[Any] = []
+    rows: list[Any] = []
     for start in range(0, len(keys), MOST_ROWS):
         part = list(keys[start : start + MOST_ROWS])
         size = 1 << (len(part) - 1).bit_length()
         text = _asking(made, connection.dialect.name, size, len(part[0]))
         part += part[-1:] * (size - len(part))
         with _executed(connection, text, tuple(chain.from_iterable(part))) as cursor:
-            found += cursor.fetchall()
-    return found
+            rows += cursor.fetchall()
+    return rows
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def _inserting(made: Callable[[str], Insert], count: int) -> str:
 
 @functools.cache
 def _unnesting(made: Callable[[str], Insert]) -> str:
-    """For PostgreSQL, which prepares a text that comes again: one for any number of rows, with a list per column."""
+    """For PostgreSQL, which prepares repeated SQL: one statement for any number of rows, with a list per column."""
     head, _, tail = _parts(made, "postgresql")
     lists = (f"unnest(%s::{_array_type(column)})" for column in _columns(made("postgresql")))
     return f"{head} SELECT {', '.join(lists)}{tail}"

@@ -5,7 +5,7 @@ and name only find it. What changes often (progress, series) lies apart from wha
 change with every step.
 
 What every report adds to (points, roll-ups, log lines, sources) refers to no other table, because PostgreSQL would
-check that row by row. Whoever writes there holds the job's row, and so does who forgets the job.
+check that row by row. A writer there holds the job's row, as does the deletion of the job.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ jobs = Table(
     Column("uid", String(UID_LENGTH), nullable=False, unique=True),
     Column("namespace", String(63), nullable=False),
     Column("name", String(63), nullable=False),
-    Column("version", Integer, nullable=False),  # of the row as people see it; an ETag
+    Column("version", Integer, nullable=False),  # of the row's visible content; an ETag
     Column("generation", Integer, nullable=False),  # of the spec
     Column("created_by", String(63), nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("changed_at", Double, nullable=False),  # by the clock of whoever changed it
+    Column("changed_at", Double, nullable=False),  # by the clock of its writer
     Column("phase", String(16), nullable=False),
     Column("phase_reason", String(63), nullable=False),
     Column("phase_message", Text, nullable=False),
@@ -73,7 +73,7 @@ jobs = Table(
     Column("executor", Text),  # the one that it is bound to
     Column("plan_digest", String(64)),
     Column("last_event", Integer, nullable=False),  # the number of the newest of its events
-    Column("manifest", JSON, nullable=False),  # late: SQLite reads a row up to what it looks for
+    Column("manifest", JSON, nullable=False),  # late: SQLite reads a row up to the requested column
     Column("cluster", String(63), nullable=False, server_default=""),  # where it runs; empty: on a machine
     Index("ix_jobs_namespace_name", "namespace", "name", "number"),
     Index("ix_jobs_name", "name", "number"),
@@ -141,7 +141,7 @@ attempts = Table(
     Column("num_ranks", Integer, nullable=False),
     Column("resume_from", Integer),
     Column("launched_at", Double, nullable=False),
-    Column("devices", JSON, nullable=False),  # names of CUDA devices that nobody else has while it lives
+    Column("devices", JSON, nullable=False),  # names of CUDA devices, exclusive while it lives
     Column("last_checkpoint", Integer),  # the step of the newest that it reported
     Column("closed_at", Double),  # when all of its records were in; none are taken after that
     PrimaryKeyConstraint("uid", "attempt"),
@@ -193,7 +193,7 @@ sightings = Table(
     "sightings",
     metadata,
     Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
-    Column("version", BigInteger, nullable=False),  # of the cluster's object, as it was seen last
+    Column("version", BigInteger, nullable=False),  # of the cluster's object, as last observed
     Column("status", JSON, nullable=False),  # all of it but progress
 )
 
@@ -311,7 +311,7 @@ deliveries = Table(
     metadata,
     Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
     Column("tries", Integer, nullable=False),
-    Column("next_try_at", Double, nullable=False),  # nobody else tries before
+    Column("next_try_at", Double, nullable=False),  # no service tries before
     Column("delivered_at", Double),
 )
 
@@ -320,7 +320,7 @@ tokens = Table(
     metadata,
     Column("id", String(UID_LENGTH), primary_key=True),
     Column("name", String(63), nullable=False),
-    Column("digest", String(64), nullable=False, unique=True),  # SHA-256; the token itself is told once
+    Column("digest", String(64), nullable=False, unique=True),  # SHA-256; the token itself is shown once
     Column("role", String(15), nullable=False),
     Column("namespace", String(63)),  # none: every namespace
     Column("created_at", Double, nullable=False),

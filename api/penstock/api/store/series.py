@@ -108,13 +108,13 @@ def _add(dialect: str) -> Insert:
 
 
 def _rolled_up(rows: Sequence[_Row], steps: int, now: float) -> Iterator[tuple[Any, ...]]:
-    """What the rows, which are sorted, add to roll-ups of so many steps; in the order of their columns."""
+    """Values of roll-ups of so many steps, from the sorted rows; in the order of their columns."""
     for (number, attempt, bucket), some in groupby(rows, key=lambda row: (row[0], row[1], row[2] // steps)):
         part = list(some)
         values = [row[3] for row in part]
         _, _, last_step, last = part[-1]
-        told = (len(values), sum(values), min(values), max(values))
-        yield number, steps, attempt, bucket, *told, last_step, last, now
+        statistics_of_bucket = (len(values), sum(values), min(values), max(values))
+        yield number, steps, attempt, bucket, *statistics_of_bucket, last_step, last, now
 
 
 @functools.cache
@@ -177,24 +177,24 @@ def charts(
     known = {number: key[1:] for key, number in _known_ids(connection, [uid]).items() if key[2] in ranks}
     attempts = _attempts(connection, known)
     spans = {number: _span(own) for number, own in attempts.items()}
-    found = _raw(connection, {number for number, span in spans.items() if span <= most}, attempts)
+    parts_by_series = _raw(connection, {number for number, span in spans.items() if span <= most}, attempts)
     for steps in ROLLUP_STEPS:
         fits = {number for number, span in spans.items() if span <= most * steps or steps == ROLLUP_STEPS[-1]}
-        found |= _rolled(connection, fits - found.keys(), steps, attempts)
-    firsts = _firsts(connection, found, attempts)
+        parts_by_series |= _rolled(connection, fits - parts_by_series.keys(), steps, attempts)
+    firsts = _firsts(connection, parts_by_series, attempts)
     return {
         key: Curve(
-            points=thinned([part.point for part in found[number]], most),
+            points=thinned([part.point for part in parts_by_series[number]], most),
             first=firsts.get(number),
-            last=StepValue(found[number][-1].last_step, found[number][-1].point.last),
+            last=StepValue(parts_by_series[number][-1].last_step, parts_by_series[number][-1].point.last),
         )
         for number, key in sorted(known.items(), key=lambda item: item[1])
-        if found.get(number)
+        if parts_by_series.get(number)
     }
 
 
 def usual_of(connection: Connection, uid: str, name: str, curve: Curve) -> Usual:
-    """What is usual of a series that has a value at every step: over all ranks, from as many single steps as are kept.
+    """Usual value of a series that has a value at every step: over all ranks, from all single steps that are kept.
 
     ``curve`` is the series' own.
     """
@@ -212,8 +212,8 @@ def usual_of(connection: Connection, uid: str, name: str, curve: Curve) -> Usual
             behind = step
         if behind > own.begin or len(values) == MEDIAN_STEPS + WARM_UP_STEPS:
             break
-    if (found := usual(values[::-1])) is not None:
-        return found
+    if (typical := usual(values[::-1])) is not None:
+        return typical
     total = math.fsum(point.mean * (point.count / curve.count) for point in curve.points)
     return Usual(value=total, count=curve.count, is_median=False)
 
@@ -233,16 +233,16 @@ def _attempts(connection: Connection, numbers: Collection[int]) -> _Attempts:
         row.series, row.attempt, func.min(row.bucket), func.max(row.last_step), func.sum(row.count), *_heads()
     ).where(row.series.in_(sorted(numbers)), row.steps == coarsest)
     rows = connection.execute(chosen.group_by(row.series, row.attempt).order_by(row.series, row.attempt.desc()))
-    found: _Attempts = {}
+    by_series: _Attempts = {}
     limit = math.inf
     for number, attempt, bucket, last_step, count, finer, first in rows:
-        if number not in found:
-            found[number], limit = {}, math.inf
+        if number not in by_series:
+            by_series[number], limit = {}, math.inf
         is_exact = first is not None and finer is not None and first // ROLLUP_STEPS[0] == finer
         begin = first if is_exact else bucket * coarsest if finer is None else finer * ROLLUP_STEPS[0]
-        found[number][attempt] = _Attempt(begin, limit, last_step, count, is_exact)
+        by_series[number][attempt] = _Attempt(begin, limit, last_step, count, is_exact)
         limit = min(limit, begin)
-    return found
+    return by_series
 
 
 def _heads() -> tuple[ColumnElement[int], ColumnElement[int]]:
@@ -256,7 +256,11 @@ def _heads() -> tuple[ColumnElement[int], ColumnElement[int]]:
 
 
 def _span(own: Mapping[int, _Attempt]) -> int:
-    return max(each.last_step for each in own.values()) - min(each.begin for each in own.values()) + 1
+    return (
+        max(own_attempt.last_step for own_attempt in own.values())
+        - min(own_attempt.begin for own_attempt in own.values())
+        + 1
+    )
 
 
 def _raw(connection: Connection, numbers: Collection[int], attempts: _Attempts) -> dict[int, list[_Part]]:
@@ -265,16 +269,16 @@ def _raw(connection: Connection, numbers: Collection[int], attempts: _Attempts) 
         return {}
     row = points.c
     chosen = select(row.series, row.attempt, row.step, row.value).where(row.series.in_(sorted(numbers)))
-    found: dict[int, list[_Part]] = {}
+    parts_by_series: dict[int, list[_Part]] = {}
     for number, rows in groupby(connection.execute(chosen.order_by(row.series, row.step)), key=lambda row: row[0]):
         kept, own = list(rows), attempts[number]
-        if len(kept) == sum(each.num_points for each in own.values()):
-            found[number] = [
+        if len(kept) == sum(own_attempt.num_points for own_attempt in own.values()):
+            parts_by_series[number] = [
                 _Part(point_of([StepValue(step, value)], attempt), step)
                 for _, attempt, step, value in kept
                 if step < own[attempt].limit
             ]
-    return found
+    return parts_by_series
 
 
 def _rolled(
@@ -284,21 +288,23 @@ def _rolled(
     if not numbers:
         return {}
     row = rollups.c
-    told = (row.min, row.sum / row.count, row.max, row.last, row.count, row.last_step)
-    chosen = select(row.series, row.attempt, row.bucket * steps, *told)
+    point_columns = (row.min, row.sum / row.count, row.max, row.last, row.count, row.last_step)
+    chosen = select(row.series, row.attempt, row.bucket * steps, *point_columns)
     chosen = chosen.where(row.series.in_(sorted(numbers)), row.steps == steps)
-    found: dict[int, list[_Part]] = {number: [] for number in numbers}
+    parts_by_series: dict[int, list[_Part]] = {number: [] for number in numbers}
     split: dict[tuple[int, int, int], _Part] = {}
     for number, attempt, first, least, mean, greatest, last, count, last_step in connection.execute(chosen):
         own = attempts[number][attempt]
         point = CurvePoint(max(first, own.begin), attempt, least, mean, greatest, last, count)
         if last_step < own.limit:
-            found[number].append(_Part(point, last_step))
+            parts_by_series[number].append(_Part(point, last_step))
         elif first < own.limit:
             split[number, attempt, first] = _Part(point, last_step)
     for (number, *_), part in _halved(connection, split, steps, attempts).items():
-        found[number].append(part)
-    return {number: sorted(parts, key=lambda part: part.point.step) for number, parts in found.items() if parts}
+        parts_by_series[number].append(part)
+    return {
+        number: sorted(parts, key=lambda part: part.point.step) for number, parts in parts_by_series.items() if parts
+    }
 
 
 def _halved(
@@ -310,15 +316,15 @@ def _halved(
     rows = set(map(tuple, ask(connection, _within, keys)))
     for number, attempt, step, value in sorted(rows):
         values[number, attempt, step // steps * steps].append(StepValue(step, value))
-    found = {}
+    halves = {}
     for key, part in split.items():
         number, attempt, _ = key
-        before = [each for each in values[key] if each.step < attempts[number][attempt].limit]
+        before = [value for value in values[key] if value.step < attempts[number][attempt].limit]
         if len(values[key]) != part.point.count:
-            found[key] = part
+            halves[key] = part
         elif before:
-            found[key] = _Part(point_of(before, attempt), before[-1].step)
-    return found
+            halves[key] = _Part(point_of(before, attempt), before[-1].step)
+    return halves
 
 
 def _within(keys: Keys) -> Select[Any]:
@@ -330,10 +336,12 @@ def _within(keys: Keys) -> Select[Any]:
     return select(row.series, row.attempt, row.step, row.value).where(or_(*ranges))
 
 
-def _firsts(connection: Connection, found: Mapping[int, Sequence[_Part]], attempts: _Attempts) -> dict[int, StepValue]:
+def _firsts(
+    connection: Connection, parts_by_series: Mapping[int, Sequence[_Part]], attempts: _Attempts
+) -> dict[int, StepValue]:
     """The first value of those series where it is kept."""
     keys = []
-    for number, parts in found.items():
+    for number, parts in parts_by_series.items():
         if parts:
             attempt = parts[0].point.attempt
             if (own := attempts[number][attempt]).is_exact:
@@ -350,7 +358,7 @@ def old_buckets(
 ) -> list[Bucket]:
     """Roll-ups that last changed before that time, in the order of their keys, from behind ``after`` on.
 
-    ``with_points`` asks for those alone whose points are still there.
+    ``with_points``: only those whose points are still there.
     """
     key = (rollups.c.series, rollups.c.steps, rollups.c.attempt, rollups.c.bucket)
     behind = and_(rollups.c.series >= after[0], tuple_(*key) > tuple_(*after))
@@ -393,7 +401,7 @@ def _forget_within(connection: Connection, old: Sequence[Bucket], *those: Column
 
 
 def forget_rollups(connection: Connection, old: Sequence[Bucket]) -> None:
-    """Drop these roll-ups, and what is left of their points."""
+    """Drop these roll-ups, and the rest of their points."""
     if finest := [bucket for bucket in old if bucket[1] == ROLLUP_STEPS[0]]:
         _forget_within(connection, finest)
     names = ("series", "steps", "attempt", "bucket")

@@ -31,7 +31,7 @@ class NoSuchSessionError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSession:
-    """A session with what it has of its token; ``expires_at`` is never later than the token's."""
+    """A session with the rights of its token; ``expires_at`` is never later than the token's."""
 
     id: str
     token: str
@@ -55,13 +55,13 @@ class StoredSession:
 
     @property
     def caller(self) -> Caller:
-        """Who asks in it."""
+        """The identity of its requests."""
         identity = Identity(name=self.name, role=self.role, namespace=self.namespace)
         return Caller(identity=identity, token=self.token, session=self.id, until=self.expires_at)
 
 
 _TOKEN_COLUMNS = (tokens.c.name, tokens.c.role, tokens.c.namespace, tokens.c.revoked_at.label("token_revoked_at"))
-_COLUMNS = [each for each in sessions.c if each.name != "digest"]
+_COLUMNS = [column for column in sessions.c if column.name != "digest"]
 _JOINED: Select[Any] = select(*_COLUMNS, *_TOKEN_COLUMNS).join_from(sessions, tokens)
 
 
@@ -82,9 +82,9 @@ def begin(connection: Connection, link: str, address: str, now: float) -> tuple[
     used = delete(login_links).where(login_links.c.digest == digest(link), login_links.c.expires_at > now)
     token = connection.execute(used.returning(login_links.c.token)).scalar_one_or_none()
     holds = (tokens.c.id == token, tokens.c.revoked_at.is_(None))
-    found = connection.execute(select(tokens.c.expires_at).where(*holds)).one_or_none()
-    until = now + SESSION_SECONDS if found is None or found.expires_at is None else found.expires_at
-    if found is None or until <= now:
+    token_row = connection.execute(select(tokens.c.expires_at).where(*holds)).one_or_none()
+    until = now + SESSION_SECONDS if token_row is None or token_row.expires_at is None else token_row.expires_at
+    if token_row is None or until <= now:
         raise NoSuchLinkError("the link was used already, or is older than a minute")
     secret = new_token(SESSION_PREFIX)
     row = {"id": str(uuid.uuid4()), "digest": digest(secret), "token": token, "address": address}
@@ -108,10 +108,10 @@ def open_sessions(connection: Connection, now: float, token: str | None = None) 
 
 def end(connection: Connection, session: str, now: float, token: str | None = None) -> StoredSession:
     """Close it for good; raises `NoSuchSessionError`, also for one that is not of ``token``, if that is given."""
-    found = _one(connection, sessions.c.id == session, *([] if token is None else [sessions.c.token == token]))
+    session_row = _one(connection, sessions.c.id == session, *([] if token is None else [sessions.c.token == token]))
     still = update(sessions).where(sessions.c.id == session, sessions.c.revoked_at.is_(None))
     connection.execute(still.values(revoked_at=now))
-    return _one(connection, sessions.c.id == found.id)
+    return _one(connection, sessions.c.id == session_row.id)
 
 
 def expired(connection: Connection, before: float, most: int) -> list[str]:

@@ -1,7 +1,7 @@
-"""Jobs of a cluster in the store: rows that follow what is seen there, whatever was missed in between.
+"""Jobs of a cluster in the store: rows that follow observed objects, also after missed updates.
 
-A sighting carries the version that the cluster gave the object; an older one than was kept changes nothing. So it does
-not matter who tells of a change, how often, or in which order: the watch, a list, or whoever asked for the change.
+A sighting carries the version that the cluster gave the object; an older one than was kept changes nothing. So
+updates may come from any source, repeatedly and in any order: the watch, a list, or the request for the change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.api.store.schema import attempts, job_labels, jobs, sightings
 from penstock.core.status import Condition, JobStatus
 
 SOMEBODY = "cluster"
-"""Who made or changed a job, if that is not known."""
+"""The author of a job or change, if it is unknown."""
 MOST_PRIORITY = 2**31 - 1
 
 
@@ -40,9 +40,9 @@ class Sighting:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What lists find the job by."""
-        found: Mapping[str, str] = self.manifest["metadata"].get("labels", {})
-        return found
+        """Labels by which lists filter."""
+        written: Mapping[str, str] = self.manifest["metadata"].get("labels", {})
+        return written
 
     @property
     def priority(self) -> int:
@@ -57,21 +57,21 @@ class Sighting:
 
 
 def see(connection: Connection, seen: Sighting, now: float, by: str = SOMEBODY) -> StoredJob:
-    """Have the job be as it was seen, with an event for each thing that happened to it; ``by`` whom if that is known.
+    """Store the job as observed, with an event for each change; ``by`` its author if that is known.
 
-    One that is older than what is kept changes nothing, and neither does any of a job that is gone.
+    An older version than the stored one changes nothing, nor does any of a job that is gone.
     """
     version = _locked_version(connection, seen.uid)
     if version is None:
         _make(connection, seen, now, by)
-    found = store.get(connection, seen.uid)
-    if found.deleted_at is not None or (version is not None and seen.version <= version):
-        return found
+    stored = store.get(connection, seen.uid)
+    if stored.deleted_at is not None or (version is not None and seen.version <= version):
+        return stored
     before = _last_status(connection, seen.uid)
-    _tell_spec(connection, found, seen, now, by)
-    _tell_status(connection, found, seen, now)
+    _store_spec(connection, stored, seen, now, by)
+    _store_status(connection, stored, seen, now)
     _tell_conditions(connection, seen, before, now)
-    if seen.delete_requested_at is not None and found.delete_requested_at is None:
+    if seen.delete_requested_at is not None and stored.delete_requested_at is None:
         at = seen.delete_requested_at
         store.add_event(connection, seen.uid, "delete-requested", {"by": by}, now, at=at, delete_requested_at=at)
     _remember(connection, seen)
@@ -80,14 +80,14 @@ def see(connection: Connection, seen: Sighting, now: float, by: str = SOMEBODY) 
 
 def gone(connection: Connection, uid: str, now: float) -> None:
     """The job is no longer on its cluster."""
-    found = connection.execute(select(jobs.c.deleted_at).where(jobs.c.uid == uid).with_for_update()).one_or_none()
-    if found is not None and found.deleted_at is None:
+    row = connection.execute(select(jobs.c.deleted_at).where(jobs.c.uid == uid).with_for_update()).one_or_none()
+    if row is not None and row.deleted_at is None:
         store.mark_deleted(connection, uid, now)
 
 
 def missing(connection: Connection, cluster: str, namespace: str, uids: Collection[str], version: int) -> list[str]:
     """Jobs that live here and that a list of the cluster at ``version`` did not hold; of all namespaces if none is
-    named. One that was seen later than the list was made is not missing.
+    named. A job that was observed after the list was made is not missing.
     """
     chosen = select(jobs.c.uid).join(sightings, sightings.c.uid == jobs.c.uid)
     chosen = chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), sightings.c.version <= version)
@@ -104,18 +104,18 @@ def namespaces(connection: Connection) -> list[str]:
 
 
 def _locked_version(connection: Connection, uid: str) -> int | None:
-    """What was seen last, none of a job that was not seen yet."""
+    """The last observed version, none of a job that was not observed yet."""
     connection.execute(select(jobs.c.uid).where(jobs.c.uid == uid).with_for_update())
     return connection.execute(select(sightings.c.version).where(sightings.c.uid == uid)).scalar_one_or_none()
 
 
 def _last_status(connection: Connection, uid: str) -> JobStatus:
-    found = connection.execute(select(sightings.c.status).where(sightings.c.uid == uid)).scalar_one_or_none()
-    return JobStatus.from_manifest(found or {})
+    document = connection.execute(select(sightings.c.status).where(sightings.c.uid == uid)).scalar_one_or_none()
+    return JobStatus.from_manifest(document or {})
 
 
 def _make(connection: Connection, seen: Sighting, now: float, by: str) -> None:
-    """A job that was not seen yet. Whoever had its name is gone, or the cluster would not have given it."""
+    """Insert a job that was not observed yet. An earlier one of its name is gone: names are unique on a cluster."""
     named = (jobs.c.cluster == seen.cluster, jobs.c.namespace == seen.namespace, jobs.c.name == seen.name)
     for uid in connection.execute(select(jobs.c.uid).where(*named, jobs.c.deleted_at.is_(None))).scalars().all():
         store.mark_deleted(connection, uid, now)
@@ -127,22 +127,22 @@ def _make(connection: Connection, seen: Sighting, now: float, by: str) -> None:
     store.add_event(connection, seen.uid, "created", {"by": by}, now, at=seen.created_at)
 
 
-def _tell_spec(connection: Connection, found: StoredJob, seen: Sighting, now: float, by: str) -> None:
-    if found.manifest == seen.manifest and found.generation == seen.generation:
+def _store_spec(connection: Connection, stored: StoredJob, seen: Sighting, now: float, by: str) -> None:
+    if stored.manifest == seen.manifest and stored.generation == seen.generation:
         return
     kind, body = "changed", {"by": by, "generation": seen.generation}
-    if found.suspend != seen.suspend:
+    if stored.suspend != seen.suspend:
         kind = "suspend-requested" if seen.suspend else "resume-requested"
     changes: dict[str, Any] = {"manifest": seen.manifest, "generation": seen.generation, "priority": seen.priority}
     store.add_event(connection, seen.uid, kind, body, now, **changes)
-    if found.labels != seen.labels:
+    if stored.labels != seen.labels:
         connection.execute(delete(job_labels).where(job_labels.c.uid == seen.uid))
         store.write_labels(connection, seen.uid, seen.labels)
 
 
-def _tell_status(connection: Connection, found: StoredJob, seen: Sighting, now: float) -> None:
+def _store_status(connection: Connection, stored: StoredJob, seen: Sighting, now: float) -> None:
     status = seen.status
-    if status.attempt > found.attempt:
+    if status.attempt > stored.attempt:
         launched = {"attempt": status.attempt, "ranks": status.ranks}
         store.add_event(connection, seen.uid, "launched", launched, now, attempt=status.attempt, plan_digest=None)
         _keep_attempt(connection, seen, now)
@@ -154,11 +154,11 @@ def _tell_status(connection: Connection, found: StoredJob, seen: Sighting, now: 
         "failed_at": status.failed_at,
         "finished_at": status.finished_at,
     }
-    if (status.phase, status.reason) != (found.phase, found.phase_reason) and status.phase_entered_at is not None:
+    if (status.phase, status.reason) != (stored.phase, stored.phase_reason) and status.phase_entered_at is not None:
         body = {"phase": status.phase.value, "reason": status.reason, "message": status.message}
         changes |= {"phase": status.phase.value, "phase_reason": status.reason, "phase_entered_at": entered}
         store.add_event(connection, seen.uid, "phase", body, now, at=entered, **changes)
-    elif changes != {name: getattr(found, name) for name in changes}:
+    elif changes != {name: getattr(stored, name) for name in changes}:
         raised = {"version": jobs.c.version + 1, "changed_at": now}
         connection.execute(update(jobs).where(jobs.c.uid == seen.uid).values(**raised, **changes))
 

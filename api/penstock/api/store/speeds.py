@@ -1,4 +1,4 @@
-"""How fast jobs' steps are: their plans say how many tokens and FLOPs a step is, and on how many devices.
+"""Speeds of jobs' steps, from the tokens, FLOPs and devices of their plans.
 
 A plan never changes under its digest, and unpacking one takes longer than all else that is read of a job. So the speed
 of a step that takes a second is remembered by digest: one of s seconds is s times slower.
@@ -33,17 +33,17 @@ _lock = threading.Lock()
 def speeds_of_a_second(connection: Connection, digests: Collection[str]) -> Speeds:
     """For each plan with one of these digests the speed of a step that takes a second."""
     with _lock:
-        found = {digest: _remembered[digest] for digest in digests if digest in _remembered}
-    missing = sorted({*digests} - found.keys())
+        speeds = {digest: _remembered[digest] for digest in digests if digest in _remembered}
+    missing = sorted({*digests} - speeds.keys())
     for i in range(0, len(missing), MOST_DIGESTS):
         some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(missing[i : i + MOST_DIGESTS]))
-        found.update((digest, _of_a_second(body)) for digest, body in connection.execute(some))
-    _remember({digest: found[digest] for digest in missing if digest in found})
-    return found
+        speeds.update((digest, _of_a_second(body)) for digest, body in connection.execute(some))
+    _remember({digest: speeds[digest] for digest in missing if digest in speeds})
+    return speeds
 
 
 def speed_of_step(speeds: Speeds, digest: str | None, step_seconds: float | None) -> Speed | None:
-    """The speed of a step of the plan with this digest; none where plan or time is not known."""
+    """The speed of a step of the plan with this digest; none if plan or time is unknown."""
     of_a_second = speeds.get(digest or "")
     if of_a_second is None or step_seconds is None or step_seconds < LEAST_SECONDS:
         return None

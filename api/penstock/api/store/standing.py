@@ -33,7 +33,7 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """An unfinished job and the newest report of its newest attempt; what was not told is none."""
+    """An unfinished job and the newest report of its newest attempt; fields that were not reported are none."""
 
     namespace: str
     name: str
@@ -54,7 +54,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
-    """What a plan predicted of a step: its length, and the bytes of the rank that needs most.
+    """A plan's prediction of a step: its length, and the bytes of the rank that needs most.
 
     ``of_a_second`` is the speed of a step that takes a second: one of s seconds is s times slower.
     """
@@ -69,8 +69,8 @@ def counts(connection: Connection, since: float) -> dict[Phase, Count]:
     present = func.sum(case((jobs.c.deleted_at.is_(None), 1), else_=0))
     ended = func.sum(case((jobs.c.finished_at >= since, 1), else_=0))
     rows = connection.execute(select(jobs.c.phase, present, ended).group_by(jobs.c.phase))
-    found = {phase: Count(now=now, ended=ended) for phase, now, ended in rows}
-    return {phase: found.get(phase.value, Count()) for phase in Phase}
+    count_by_phase = {phase: Count(now=now, ended=ended) for phase, now, ended in rows}
+    return {phase: count_by_phase.get(phase.value, Count()) for phase in Phase}
 
 
 def failed(connection: Connection, most: int) -> list[tuple[str, str, float]]:
@@ -85,14 +85,14 @@ def failed(connection: Connection, most: int) -> list[tuple[str, str, float]]:
 def standings(connection: Connection, most: int) -> list[Standing]:
     """Unfinished jobs, those first that reported last."""
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
-    row, told = jobs.c, progress.c
+    row, latest = jobs.c, progress.c
     columns = (row.namespace, row.name, row.phase, row.phase_entered_at, row.attempt, row.failures, row.plan_digest)
-    chosen = select(*columns, told.step, told.loss, told.step_seconds, told.reported_at, row.manifest)
+    chosen = select(*columns, latest.step, latest.loss, latest.step_seconds, latest.reported_at, row.manifest)
     chosen = chosen.add_columns(_newest("tokens_per_second"), _newest("peak_bytes"))
-    unfinished = and_(row.deleted_at.is_(None), row.phase.not_in([each.value for each in Phase if each.terminal]))
-    order = (told.reported_at.desc().nulls_last(), row.number.desc())
+    unfinished = and_(row.deleted_at.is_(None), row.phase.not_in([phase.value for phase in Phase if phase.terminal]))
+    order = (latest.reported_at.desc().nulls_last(), row.number.desc())
     chosen = chosen.select_from(jobs.outerjoin(progress, reported)).where(unfinished).order_by(*order).limit(most)
-    return [_standing(dict(found._mapping)) for found in connection.execute(chosen)]
+    return [_standing(dict(result._mapping)) for result in connection.execute(chosen)]
 
 
 def _newest(name: str) -> ColumnElement[float]:
@@ -106,11 +106,11 @@ def _newest(name: str) -> ColumnElement[float]:
     return newest
 
 
-def _standing(found: dict[str, Any]) -> Standing:
+def _standing(fields: dict[str, Any]) -> Standing:
     """Of the spec only two parts are read: all of it takes twenty times as long."""
-    manifest = found.pop("manifest")
-    found["phase"] = Phase(found["phase"])
-    return Standing(**found, num_steps=num_steps(manifest), memory_limit_bytes=_memory_limit(manifest))
+    manifest = fields.pop("manifest")
+    fields["phase"] = Phase(fields["phase"])
+    return Standing(**fields, num_steps=num_steps(manifest), memory_limit_bytes=_memory_limit(manifest))
 
 
 def _memory_limit(manifest: Mapping[str, Any]) -> int:
@@ -124,16 +124,20 @@ def _memory_limit(manifest: Mapping[str, Any]) -> int:
 
 
 def promises(connection: Connection, digests: Collection[str]) -> Mapping[str, Promise | None]:
-    """What the plans with these digests predicted; none of one that predicted nothing."""
-    wanted, found = sorted(digests), {}
+    """Predictions of the plans with these digests; none of one without a prediction."""
+    wanted, promise_by_digest = sorted(digests), {}
     for i in range(0, len(wanted), MOST_DIGESTS):
         some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(wanted[i : i + MOST_DIGESTS]))
-        found.update({digest: _promise(Plan.from_manifest(unpack(body))) for digest, body in connection.execute(some)})
-    return found
+        promise_by_digest.update(
+            {digest: _promise(Plan.from_manifest(unpack(body))) for digest, body in connection.execute(some)}
+        )
+    return promise_by_digest
 
 
 def _promise(plan: Plan) -> Promise | None:
-    told = plan.prediction
-    if told is None:
+    prediction = plan.prediction
+    if prediction is None:
         return None
-    return Promise(step_seconds=told.step_seconds, peak_bytes=max(told.peak_bytes), of_a_second=plan.speed(1.0))
+    return Promise(
+        step_seconds=prediction.step_seconds, peak_bytes=max(prediction.peak_bytes), of_a_second=plan.speed(1.0)
+    )

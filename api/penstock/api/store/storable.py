@@ -1,6 +1,6 @@
-"""What JSON and YAML can say and no database keeps: NUL and halves of surrogates in text, numbers that are none.
+"""Values of JSON and YAML that no database keeps: NUL and lone surrogates in text, infinity and NaN.
 
-SQLite would take some of it, PostgreSQL refuses it, and an answer could not tell it again.
+SQLite would take some of it, PostgreSQL refuses it, and an answer could not contain it.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _path(place: _Place) -> str:
 
 def _wrong(value: Any) -> str | None:
     if isinstance(value, str):
-        found = UNSTORABLE.search(value)
-        return None if found is None else f"holds the character U+{ord(found[0]):04X}, which cannot be kept"
+        match = UNSTORABLE.search(value)
+        return None if match is None else f"holds the character U+{ord(match[0]):04X}, which cannot be kept"
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} is not a number"
     if isinstance(value, int) and abs(value) > LARGEST:

@@ -36,7 +36,7 @@ class StoredToken:
 
     @property
     def identity(self) -> Identity:
-        """Who bears it."""
+        """The identity of its bearer."""
         return Identity(name=self.name, role=self.role, namespace=self.namespace)
 
 
@@ -47,7 +47,7 @@ def add(
     lifetime_seconds: float | None = None,
     secret: str | None = None,
 ) -> tuple[StoredToken, str]:
-    """A new token, and its secret, which nobody can be told again; a random one if none was made for it."""
+    """A new token, and its secret, which cannot be shown again; a random one unless one is given."""
     secret = secret or new_token()
     row = {
         "id": str(uuid.uuid4()),

@@ -1,4 +1,4 @@
-"""The one writer: changes asked for at about the same time share a transaction, and so a sync of the disk.
+"""The one writer: changes that are requested at about the same time share a transaction, and so a sync of the disk.
 
 A change is a function of a connection, and its future is resolved only after the commit. One that fails takes nothing
 else with it: the transaction is done again, with a savepoint around each change. A change may therefore run more than
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-I = TypeVar("I")  # noqa: E741, what a joint change is made of
+I = TypeVar("I")  # noqa: E741, the input of a joint change
 T = TypeVar("T")
 Change = Callable[[Connection], T]
 Joint = Callable[[Connection, Sequence[I]], Sequence[T | Exception]]
@@ -37,7 +37,7 @@ CONFLICTS = frozenset({"40001", "40P01"})
 
 
 class WriterClosedError(RuntimeError):
-    """A change was asked for while the service was ending."""
+    """A change was requested while the service was ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class _Asked:
 
 
 class Writer:
-    """Commits changes from one thread, and from it tells ``committed`` the key of each change of a transaction."""
+    """Commits changes in one thread, which calls ``committed`` with the keys of all changes of a transaction."""
 
     def __init__(self, engine: Engine, committed: Callable[[Sequence[str]], None] = lambda keys: None) -> None:
         self._engine, self._committed = engine, committed
@@ -60,7 +60,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, key: str, change: Change[T]) -> Future[T]:
-        """Ask for a change of what ``key`` names (a job's uid, or a table); the future ends after the commit."""
+        """Queue a change of ``key`` (a job's uid, or a table); the future ends after the commit."""
         return self.submit_joint(key, lambda connection, items: [change(connection)], None)
 
     def submit_joint(self, key: str, joint: Joint[I, T], item: I) -> Future[T]:
@@ -77,7 +77,7 @@ class Writer:
         return self.submit(key, change).result()
 
     def close(self) -> None:
-        """Commit what was asked for, and end."""
+        """Commit queued changes, and end."""
         with self._lock:
             already, self._closed = self._closed, True
         if not already:
@@ -87,12 +87,12 @@ class Writer:
     def _work(self) -> None:
         while (first := self._asked.get()) is not None:
             batch, ended = self._gathered(first)
-            self._commit(sorted(batch, key=lambda asked: asked.key))
+            self._commit(sorted(batch, key=lambda write: write.key))
             if ended:
                 return
 
     def _gathered(self, first: _Asked) -> tuple[list[_Asked], bool]:
-        """What waits already, and whether the end waits behind it."""
+        """The queued changes, and whether the end follows them."""
         batch = [first]
         while len(batch) < MOST_CHANGES_PER_COMMIT:
             try:
@@ -105,19 +105,19 @@ class Writer:
         return batch, False
 
     def _commit(self, batch: list[_Asked]) -> None:
-        running = [asked for asked in batch if asked.future.set_running_or_notify_cancel()]
+        running = [write for write in batch if write.future.set_running_or_notify_cancel()]
         try:
             outcomes = self._transaction(running)
-        except Exception as error:  # whatever it is, those who wait have to hear of it
-            for asked in running:
-                asked.future.set_exception(error)
+        except Exception as error:  # of any kind: the waiting callers need it
+            for write in running:
+                write.future.set_exception(error)
             return
-        for asked, outcome in zip(running, outcomes, strict=True):
+        for write, outcome in zip(running, outcomes, strict=True):
             if isinstance(outcome, Exception):
-                asked.future.set_exception(outcome)
+                write.future.set_exception(outcome)
             else:
-                asked.future.set_result(outcome)
-        self._committed([asked.key for asked in running])
+                write.future.set_result(outcome)
+        self._committed([write.key for write in running])
 
     def _transaction(self, batch: list[_Asked]) -> list[Any]:
         """Every change's result, or the exception it alone failed with."""
@@ -142,13 +142,13 @@ Make = Callable[[Connection, Joint[Any, Any], Sequence[Any]], Sequence[Any]]
 
 def _outcomes(connection: Connection, batch: list[_Asked], make: Make) -> list[Any]:
     members: dict[Joint[Any, Any], list[int]] = {}
-    for number, asked in enumerate(batch):
-        members.setdefault(asked.joint, []).append(number)
-    found: dict[int, Any] = {}
+    for number, write in enumerate(batch):
+        members.setdefault(write.joint, []).append(number)
+    outcomes: dict[int, Any] = {}
     for joint, numbers in members.items():
         made = make(connection, joint, [batch[number].item for number in numbers])
-        found.update(zip(numbers, made, strict=True))
-    return [found[number] for number in range(len(batch))]
+        outcomes.update(zip(numbers, made, strict=True))
+    return [outcomes[number] for number in range(len(batch))]
 
 
 def _make_at_once(connection: Connection, joint: Joint[Any, Any], items: Sequence[Any]) -> Sequence[Any]:
@@ -163,7 +163,7 @@ def _make_apart(connection: Connection, joint: Joint[Any, Any], items: Sequence[
 
 
 def _make_alone(connection: Connection, joint: Joint[Any, Any], item: Any) -> Any:
-    """What concerns the whole transaction is raised: conflicts, lost connections, a transaction given up."""
+    """Raise errors of the whole transaction: conflicts, lost connections, a rollback."""
     try:
         with connection.begin_nested():
             return joint(connection, [item])[0]
@@ -176,18 +176,18 @@ def _make_alone(connection: Connection, joint: Joint[Any, Any], item: Any) -> An
 
 
 def _given_up(connection: Connection) -> bool:
-    """Whether SQLite has rolled back the whole transaction by itself, as it may on a full disk. Nothing says so but the
+    """Whether SQLite has rolled back the whole transaction by itself, as it may on a full disk. The only sign is the
     end of the savepoint, which fails, because there is none any more; and a commit would seem to succeed.
     """
     return getattr(connection.connection.dbapi_connection, "in_transaction", True) is False
 
 
 def _cause(connection: Connection, error: DBAPIError) -> DBAPIError:
-    """What went wrong first, if a savepoint's end only failed because of that."""
-    found, before = error, error.__context__
+    """The first error, if a savepoint's end only failed because of it."""
+    cause, before = error, error.__context__
     while _given_up(connection) and before is not None:
-        found, before = before if isinstance(before, DBAPIError) else found, before.__context__
-    return found
+        cause, before = before if isinstance(before, DBAPIError) else cause, before.__context__
+    return cause
 
 
 def is_conflict(error: DBAPIError) -> bool:

@@ -1,6 +1,6 @@
-"""Tells the webhook of every job that ended, at least once: again and again until it is answered, for a day.
+"""Delivers every job's end to the webhook, at least once: with retries until an answer, for a day.
 
-What was told is in the store, not here, so a service that was killed goes on where it was. At most one call is under
+Deliveries are in the store, not here, so a service that was killed goes on where it was. At most one call is under
 way; the jobs do not wait for it.
 """
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 CALL_SECONDS = 5.0
 CLAIM_SECONDS = 15.0
-"""How long nobody else tries: longer than a call takes."""
+"""Time for which no other service tries: longer than a call takes."""
 BACKOFF_SECONDS = 5.0
 MOST_BACKOFF_SECONDS = 3600.0
 GIVE_UP_SECONDS = 86_400.0
@@ -35,35 +35,35 @@ class Deliverer:
         self._service, self._webhook, self._service_url = service, webhook, service_url
 
     def turn(self) -> None:
-        """Tell one end of a job, if one is to be told."""
+        """Deliver one end of a job, if one is due."""
         try:
-            found = self._claimed()
-            if found is not None:
-                self._deliver(found)
+            delivery = self._claimed()
+            if delivery is not None:
+                self._deliver(delivery)
         except SQLAlchemyError:
-            log.exception("the webhook waits for the database")
+            log.exception("the webhook's deliveries cannot be read or written; retrying at the next turn")
 
     def _claimed(self) -> Due | None:
         now = self._service.clock()
-        found = self._service.read(lambda connection: deliveries.due(connection, now, now - GIVE_UP_SECONDS))
-        if found is None:
+        delivery = self._service.read(lambda connection: deliveries.due(connection, now, now - GIVE_UP_SECONDS))
+        if delivery is None:
             return None
-        uid, tries = found.job.uid, found.tries
+        uid, tries = delivery.job.uid, delivery.tries
         until = now + CLAIM_SECONDS
         mine = self._service.write(uid, lambda connection: deliveries.claim(connection, uid, tries, until))
-        return found if mine else None
+        return delivery if mine else None
 
-    def _deliver(self, found: Due) -> None:
-        job, clock = found.job, self._service.clock
+    def _deliver(self, delivery: Due) -> None:
+        job, clock = delivery.job, self._service.clock
         sent = body(job, self._service_url)
         problem = post(self._webhook.url, sent, headers(job.uid, sent, self._webhook.secret, clock()))
         now = clock()
         if not problem:
             self._service.write(job.uid, lambda connection: deliveries.mark_delivered(connection, job.uid, now))
             return
-        wait = backoff_seconds(found.tries + 1)
+        wait = backoff_seconds(delivery.tries + 1)
         ends = now + wait > (job.finished_at or now) + GIVE_UP_SECONDS
-        after = "it is given up" if ends else f"again in {wait:.0f} s"
+        after = "giving up" if ends else f"retrying in {wait:.0f} s"
         log.warning("webhook for %s/%s (%s): %s; %s", job.namespace, job.name, job.uid, problem, after)
         self._service.write(job.uid, lambda connection: deliveries.postpone(connection, job.uid, now + wait))
 
@@ -73,8 +73,8 @@ def backoff_seconds(tries: int) -> float:
     return float(min(BACKOFF_SECONDS * 2 ** min(tries - 1, 20), MOST_BACKOFF_SECONDS))
 
 
-def post(url: str, sent: bytes, told: Mapping[str, str]) -> str:
-    """What went wrong; nothing if the answer is 2xx. A redirect is an answer like others and is not followed: it could
+def post(url: str, sent: bytes, headers: Mapping[str, str]) -> str:
+    """The error; empty if the answer is 2xx. A redirect is an answer like others and is not followed: it could
     lead anywhere.
     """
     parts = urlsplit(url)
@@ -82,7 +82,7 @@ def post(url: str, sent: bytes, told: Mapping[str, str]) -> str:
     connection = kind(parts.hostname or "", parts.port, timeout=CALL_SECONDS)
     try:
         target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
-        connection.request("POST", target, body=sent, headers=dict(told))
+        connection.request("POST", target, body=sent, headers=dict(headers))
         status = connection.getresponse().status
         return "" if 200 <= status < 300 else f"answered {status}"
     except (OSError, ValueError, http.client.HTTPException) as error:

@@ -1,4 +1,4 @@
-"""What the webhook is told, and the signature that proves by whom; see standardwebhooks.com for the headers."""
+"""The webhook's message, and the signature that proves its sender; headers as in standardwebhooks.com."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEWEST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Webhook:
-    """Where to, and the secret that both ends know."""
+    """The receiver's URL, and the shared secret."""
 
     url: str
     secret: bytes
@@ -34,13 +34,13 @@ class Webhook:
             raise UserError(what=what, where="--webhook-secret", remedy=remedy)
 
     def __repr__(self) -> str:
-        """Without what only two may know: the secret, and a path or query that may hold another."""
+        """The URL without secrets: its path and query may hold one."""
         return f"Webhook({urlsplit(self.url).hostname})"
 
 
 def body(job: StoredJob, service_url: str) -> bytes:
     """The end of ``job`` as JSON; the same however often it is sent."""
-    told = {
+    document = {
         "type": f"job.{job.phase.value.lower()}",
         "uid": job.uid,
         "namespace": job.namespace,
@@ -54,11 +54,11 @@ def body(job: StoredJob, service_url: str) -> bytes:
         "finishedAt": job.finished_at,
         "url": f"{service_url}/jobs/{quote(job.namespace)}/{quote(job.name)}",
     }
-    return json.dumps(told).encode()
+    return json.dumps(document).encode()
 
 
 def headers(uid: str, sent: bytes, secret: bytes, now: float) -> Mapping[str, str]:
-    """The id (a receiver may know it already), the time (an old call is no new one), and the signature of all three."""
+    """The id (against duplicates), the time (against replays), and the signature over both and the body."""
     timestamp = str(int(now))
     signed = b".".join((uid.encode(), timestamp.encode(), sent))
     signature = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()

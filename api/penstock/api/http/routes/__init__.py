@@ -1,1 +1,1 @@
-"""What can be asked, a module for each kind of thing."""
+"""The routes, a module for each kind of resource."""

@@ -1,4 +1,4 @@
-"""/v1/audit: who changed what."""
+"""/v1/audit: the log of changes and their authors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def list_audit(
 ) -> AuditPage:
     """Every change by REST of the last 90 days, and every one that was refused for lack of rights, newest first.
 
-    Records that ranks reported are left out: they are numbered, and kept as what they are.
+    Records that ranks reported are left out: they are numbered and kept themselves.
     """
     before = None if cursor is None else int(cursor)
-    found, following = service.read(lambda connection: audit.page(connection, limit, before))
-    return AuditPage(items=[audit_view(each) for each in found], next=None if following is None else str(following))
+    entries, following = service.read(lambda connection: audit.page(connection, limit, before))
+    return AuditPage(items=[audit_view(entry) for entry in entries], next=None if following is None else str(following))

@@ -28,32 +28,32 @@ READS = answers("unauthenticated", "forbidden", "not-found", "elsewhere")
 LARGEST_NUMBER = 2**31 - 1
 Number = Annotated[int, InPath(ge=0, le=LARGEST_NUMBER)]
 WHOLE = {
-    "description": "The file, or the part of it that was asked for.",
+    "description": "The file, or the requested part of it.",
     "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
 }
 DOWNLOADS: dict[int | str, dict[str, Any]] = {**answers("out-of-range"), **READS, 200: WHOLE, 206: WHOLE}
 
 
-def _view(service: Service, job: StoredJob, found: Checkpoint) -> CheckpointView:
+def _view(service: Service, job: StoredJob, checkpoint: Checkpoint) -> CheckpointView:
     root = run_folder(service.settings, job)
-    export = service.exports.of(root, found.attempt, found.step)
-    folder = export_folder(root, found.attempt, found.step).relative_to(root).as_posix()
+    export = service.exports.of(root, checkpoint.attempt, checkpoint.step)
+    folder = export_folder(root, checkpoint.attempt, checkpoint.step).relative_to(root).as_posix()
     return CheckpointView(
-        step=found.step,
-        attempt=found.attempt,
-        complete=found.complete,
-        bytes=found.num_bytes,
-        created_at=instant(found.created_at),
-        uri=f"{OUT}{job.uid}/{found.attempt}/{found.step}",
+        step=checkpoint.step,
+        attempt=checkpoint.attempt,
+        complete=checkpoint.complete,
+        bytes=checkpoint.num_bytes,
+        created_at=instant(checkpoint.created_at),
+        uri=f"{OUT}{job.uid}/{checkpoint.attempt}/{checkpoint.step}",
         export=None if export is None else ExportView(state=export.state, message=export.message, folder=folder),
     )
 
 
 @of_job.get("/checkpoints", responses=READS, name="listCheckpoints")
 def list_checkpoints(service: ServiceIn, job: JobIn) -> CheckpointPage:
-    """The job's checkpoints, newest first: where another job may begin, and what can be exported."""
+    """The job's checkpoints, newest first, from which other jobs may begin, and which can be exported."""
     root = run_folder(service.settings, job)
-    return CheckpointPage(items=[_view(service, job, each) for each in checkpoints(root)])
+    return CheckpointPage(items=[_view(service, job, checkpoint) for checkpoint in checkpoints(root)])
 
 
 @router.post(
@@ -65,15 +65,17 @@ def list_checkpoints(service: ServiceIn, job: JobIn) -> CheckpointPage:
     operation_id="exportCheckpoint",
 )
 def export_checkpoint(
-    service: ServiceIn, identity: Editor, job: JobIn, attempt: Number, step: Number, asked: Once
+    service: ServiceIn, identity: Editor, job: JobIn, attempt: Number, step: Number, keyed: Once
 ) -> Response:
     """Have a checkpoint written as safetensors with its configuration, as transformers reads it.
 
-    It is made in the background; the list of checkpoints tells how far it is, and its files are artifacts then.
+    It is made in the background; the list of checkpoints has its state, and its files are artifacts then.
     """
     root, now = run_folder(service.settings, job), service.clock()
-    found = next((each for each in checkpoints(root) if (each.attempt, each.step) == (attempt, step)), None)
-    if found is None or not found.complete:
+    known_checkpoint = next(
+        (candidate for candidate in checkpoints(root) if (candidate.attempt, candidate.step) == (attempt, step)), None
+    )
+    if known_checkpoint is None or not known_checkpoint.complete:
         detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them: GET .../checkpoints"
         raise Problem(kind="not-found", detail=detail, where="step", remedy=remedy)
 
@@ -82,17 +84,17 @@ def export_checkpoint(
         if not service.exports.start(root, attempt, step):
             retry = {"Retry-After": "30"}
             raise Problem(kind="unavailable", detail="too many exports wait", remedy="try again later", headers=retry)
-        return reply(_view(service, job, found), 202)
+        return reply(_view(service, job, known_checkpoint), 202)
 
-    return write_once(service, job.uid, asked, change)
+    return write_once(service, job.uid, keyed, change)
 
 
 @of_job.get("/artifacts", responses=READS, name="listArtifacts")
 def list_artifacts(service: ServiceIn, job: JobIn) -> ArtifactPage:
     """The job's files that can be downloaded: numbers, plan, profile, timelines, logs, exported models."""
     items = [
-        ArtifactView(name=each.name, bytes=each.num_bytes, modified_at=instant(each.modified_at))
-        for each in artifacts(run_folder(service.settings, job))
+        ArtifactView(name=artifact.name, bytes=artifact.num_bytes, modified_at=instant(artifact.modified_at))
+        for artifact in artifacts(run_folder(service.settings, job))
     ]
     return ArtifactPage(items=items)
 

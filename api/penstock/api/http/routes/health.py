@@ -15,7 +15,7 @@ from penstock.api.store.migrate import current
 router = APIRouter(tags=["health"])
 
 OPEN = frozenset({"/healthz", "/readyz", "/version"})
-"""What needs no token."""
+"""Routes without a token."""
 
 ANSWERS = answers()
 

@@ -1,6 +1,6 @@
-"""/v1/ingest: where `penstock-agent ship` brings what ranks recorded.
+"""/v1/ingest: the route to which `penstock-agent ship` sends records of ranks.
 
-It is asked more often than all other routes together, so it takes the request as it is: see `penstock.api.app`.
+It gets more requests than all other routes together, so it handles them as plain ASGI (`penstock.api.app`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DOCUMENTED = {
 
 
 async def read_batch(request: Request, service: Service, namespace: str | None) -> Batch:
-    """The records in the body, of somebody who may report into ``namespace``.
+    """The records in the body, of a caller who may report into ``namespace``.
 
     Raises:
         Problem: it cannot be read.
@@ -96,19 +96,19 @@ def _records(document: Any) -> list[Record]:
     listed = document["records"]
     if not isinstance(listed, list) or len(listed) > MOST_RECORDS:
         raise UserError(what=f"is no list of up to {MOST_RECORDS}", where="records", remedy="send fewer at once")
-    found: list[Record] = [read_value(Record, each, f"records[{i}]") for i, each in enumerate(listed)]
-    return found
+    records: list[Record] = [read_value(Record, record, f"records[{i}]") for i, record in enumerate(listed)]
+    return records
 
 
 @router.post(
     "/v1/ingest", response_model=Acknowledged, responses=ANSWERS, operation_id="ingest", openapi_extra=DOCUMENTED
 )
 async def ingest(request: Request) -> Response:
-    """Keep records of one source of one attempt. What was kept before is passed over; acknowledged means kept.
+    """Keep records of one source of one attempt. Records from before are skipped; acknowledged means kept.
 
-    The records' own numbers make it safe to send them again, so no Idempotency-Key is looked at. An attempt
+    The records' own numbers make it safe to send them again, so Idempotency-Key is ignored. An attempt
     takes records until its executor has closed it, also once another has followed; then they are refused with 409, and
-    their sender should stop. Those of an attempt that is not known yet are refused with 425: send them again later.
+    their sender should stop. Those of an unknown attempt are refused with 425: send them again later.
     """
     service = await service_of(request)
     identity = let_pass(request, authenticated(request).identity, Role.INGEST)

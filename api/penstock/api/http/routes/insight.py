@@ -1,4 +1,4 @@
-"""What a job did, below its name and its uid: its plans, the curves of its numbers, its steps, its log."""
+"""Records of a job, below its name and its uid: its plans, the curves of its numbers, its steps, its log."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ OF_RANKS = (
 
 @of_job.get("/plans", responses=READS, name="listJobPlans")
 def list_plans(service: ServiceIn, job: JobIn) -> PlanPage:
-    """Every plan that the job went by, oldest first, with its reasons and what was rejected."""
-    found = service.read(lambda connection: plans.revisions(connection, job.uid))
+    """Every plan that the job used, oldest first, with its reasons and the rejected alternatives."""
+    revisions = service.read(lambda connection: plans.revisions(connection, job.uid))
     items = [
         PlanView(
-            revision=each.revision,
-            attempt=each.attempt,
-            created_at=instant(each.created_at),
-            digest=each.plan.digest,
-            plan=each.plan.to_manifest(),
+            revision=revision.revision,
+            attempt=revision.attempt,
+            created_at=instant(revision.created_at),
+            digest=revision.plan.digest,
+            plan=revision.plan.to_manifest(),
         )
-        for each in found
+        for revision in revisions
     ]
     return PlanPage(items=items)
 
@@ -101,7 +101,7 @@ def get_timeline(
     job: JobIn,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else the newest.")] = None,
 ) -> TimelineView:
-    """What every rank did when, in one measured step; of which there are timelines, and which of them is typical."""
+    """Timeline of every rank in one measured step, with the list of measured steps and the typical one."""
 
     def question(connection: Connection) -> tuple[StoredTimeline | None, Sampled]:
         return records.timeline(connection, job.uid, step), records.sampled(connection, job.uid, usual(connection))
@@ -110,15 +110,15 @@ def get_timeline(
         curve = series.charts(connection, job.uid, most=1).get((STEP_SECONDS, ALL_RANKS))
         return series.usual_of(connection, job.uid, STEP_SECONDS, curve).value if curve else None
 
-    found, sampled = service.read(question)
-    if found is None:
+    sample, sampled = service.read(question)
+    if sample is None:
         raise not_sampled("no step was sampled" if step is None else f"step {step} was not sampled", sampled)
     return TimelineView(
-        attempt=found.attempt,
-        step=found.step,
-        timeline=found.timeline,
+        attempt=sample.attempt,
+        step=sample.step,
+        timeline=sample.timeline,
         sampled_steps=list(sampled.steps),
-        typical_step=found.step if sampled.typical is None else sampled.typical,
+        typical_step=sample.step if sampled.typical is None else sampled.typical,
     )
 
 
@@ -133,7 +133,7 @@ def get_logs(
     service: ServiceIn,
     job: JobIn,
     rank: Annotated[
-        int | None, Query(ge=NO_RANK, le=LARGEST_NUMBER, description="Only this rank; -1: who started the ranks.")
+        int | None, Query(ge=NO_RANK, le=LARGEST_NUMBER, description="Only this rank; -1: the supervisor.")
     ] = None,
     after: Annotated[int, Query(ge=0, le=2**53, description="Only lines with a higher number.")] = 0,
     cursor: Annotated[
@@ -142,7 +142,7 @@ def get_logs(
     tail: Annotated[bool, Query(description="The last lines instead of the first.")] = False,
     limit: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> LogPage:
-    """What the ranks printed, by rank; lines of a rank are numbered on across attempts.
+    """The ranks' output, by rank; lines of a rank are numbered on across attempts.
 
     The last 2,000 lines of every rank are here, all of them in the files among the job's artifacts.
     """

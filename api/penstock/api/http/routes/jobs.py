@@ -46,7 +46,7 @@ PROPOSED: dict[int | str, dict[str, Any]] = {
 }
 DryRun = Annotated[
     bool,
-    Query(alias="dryRun", description="Only look whether the job would be made; keep nothing, look at no key."),
+    Query(alias="dryRun", description="Only check whether the job would be accepted; keep nothing, ignore the key."),
 ]
 IfMatch = Annotated[
     str | None,
@@ -61,24 +61,24 @@ Change = Callable[[Connection, str, str, float], StoredJob]
 
 
 class _Edit:
-    """A change of the job that a path names, asked for by somebody who may."""
+    """A change of the job that a path names, by a caller with the right to it."""
 
     def __init__(
-        self, service: ServiceIn, identity: Editor, namespace: str, name: str, asked: Once, if_match: IfMatch = None
+        self, service: ServiceIn, identity: Editor, namespace: str, name: str, keyed: Once, if_match: IfMatch = None
     ) -> None:
-        self._service, self._identity, self._asked = service, identity, asked
+        self._service, self._identity, self._asked = service, identity, keyed
         self._namespace, self._name = namespace, name
         self._version = read_etag(if_match)
 
     def suspend(self, wanted: bool) -> Response:
-        """Ask for a suspension, or take it back; raises `NoSuchJobError` once the job is deleted."""
+        """Set or clear ``suspend``; raises `NoSuchJobError` once the job is deleted."""
         member, place = self._service.cluster, (self._namespace, self._name)
         if member is not None:
             return on_cluster.suspend(self._service, member, self._identity, self._asked, place, self._version, wanted)
         return self._answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, wanted, by, now))
 
     def delete(self) -> Response:
-        """Ask for the job's end; raises `NoSuchJobError` once it is deleted."""
+        """Request the job's deletion; raises `NoSuchJobError` once it is deleted."""
         member, place = self._service.cluster, (self._namespace, self._name)
         if member is not None:
             return on_cluster.delete(self._service, member, self._identity, self._asked, place, self._version)
@@ -90,8 +90,8 @@ class _Edit:
         now = self._service.clock()
 
         def changed(connection: Connection) -> Answer:
-            found = jobs.require_version(connection, uid, self._version)
-            if found.deleted_at is not None:
+            current = jobs.require_version(connection, uid, self._version)
+            if current.deleted_at is not None:
                 raise jobs.NoSuchJobError("/".join(place))
             after = change(connection, uid, self._identity.name, now)
             return reply(job_view(after), status, {"ETag": etag(after)})
@@ -111,15 +111,15 @@ Editing = Annotated[_Edit, Depends()]
     openapi_extra=body(JOB, EXAMPLE_JOB),
 )
 def create(
-    request: Request, service: ServiceIn, identity: Editor, document: Document, asked: Once, dry_run: DryRun = False
+    request: Request, service: ServiceIn, identity: Editor, document: Document, keyed: Once, dry_run: DryRun = False
 ) -> Response:
-    """Submit a job: a PipelineJob as JSON or YAML. A dry run says whether it would be taken, and as what."""
+    """Submit a job: a PipelineJob as JSON or YAML. A dry run returns the job as it would be accepted."""
     job, settings = PipelineJob.from_manifest(document), service.settings
     if service.cluster is not None:
         require_editor(identity, job)
         if dry_run:
             return on_cluster.propose(request, service, service.cluster, identity, job)
-        return on_cluster.create(service, service.cluster, identity, asked, job)
+        return on_cluster.create(service, service.cluster, identity, keyed, job)
     service.read(lambda connection: require_acceptable(connection, settings.locations, identity, job))
     uid, now, executor = str(uuid.uuid4()), service.clock(), settings.executor_for(job)
 
@@ -134,7 +134,7 @@ def create(
     if dry_run:
         request.state.changed_nothing = True
         return write_once(service, "jobs", None, propose)
-    return write_once(service, uid, asked, change)
+    return write_once(service, uid, keyed, change)
 
 
 @router.get("/v1/jobs", responses=READS, operation_id="listJobs")
@@ -151,7 +151,7 @@ def list_jobs(
     deleted: Annotated[bool, Query(description="Also those that were deleted.")] = False,
 ) -> JobPage:
     """List jobs."""
-    asked = jobs.Query(
+    query = jobs.Query(
         namespaces=visible(identity, namespace),
         phases=tuple(phase),
         labels=read_labels(label),
@@ -162,10 +162,10 @@ def list_jobs(
         cursor=cursor,
     )
     try:
-        found, following = service.read(lambda connection: jobs.page(connection, asked))
+        page_jobs, following = service.read(lambda connection: jobs.page(connection, query))
     except UserError as error:
         raise Problem(kind="bad-request", detail=error.what, where=error.where, remedy=error.remedy) from None
-    return JobPage(items=[job_view(each) for each in found], next=following)
+    return JobPage(items=[job_view(job) for job in page_jobs], next=following)
 
 
 @of_job.get("", responses=READS, name="getJob")
@@ -177,13 +177,13 @@ def get(job: JobIn, response: Response) -> JobView:
 
 @router.delete("/v1/jobs/{namespace}/{name}", status_code=202, **WRITTEN, operation_id="deleteJob")
 def delete(editing: Editing) -> Response:
-    """End the job and free its name. What it did stays readable below /v1/history."""
+    """End the job and free its name. Its records stay readable below /v1/history."""
     return editing.delete()
 
 
 @router.post("/v1/jobs/{namespace}/{name}/suspend", **WRITTEN, operation_id="suspendJob")
 def suspend(editing: Editing) -> Response:
-    """Checkpoint after the step at hand, and free the devices."""
+    """Checkpoint after the current step, and free the devices."""
     return editing.suspend(True)
 
 
@@ -215,11 +215,11 @@ def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None
 
 
 def read_labels(texts: list[str]) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping."""
-    found = {}
+    """``KEY=VALUE`` strings as a mapping."""
+    labels = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise Problem(kind="bad-request", detail=f"{text!r} is no label", where="label", remedy="write KEY=VALUE")
-        found[key] = value
-    return found
+        labels[key] = value
+    return labels

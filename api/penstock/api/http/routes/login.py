@@ -28,7 +28,7 @@ def show() -> HTMLResponse:
 
 
 async def read_code(request: Request) -> str:
-    """The form's only field; nothing for what is no form."""
+    """The form's only field; empty if the body is no form."""
     try:
         return parse_qs((await request.body()).decode(), max_num_fields=4).get("code", [""])[0].strip()
     except ValueError:
@@ -37,7 +37,7 @@ async def read_code(request: Request) -> str:
 
 @router.post("/login", operation_id="login", dependencies=[Depends(require_same_origin)])
 def sign_in(request: Request, service: ServiceIn, code: Annotated[str, Depends(read_code)]) -> Response:
-    """Begin a session, and go on to the first page. Another site's form would sign somebody in as its own author."""
+    """Begin a session, and redirect to the first page. Another site's form could sign a user in as its author."""
     now = service.clock()
     before: Caller | None = request.state.caller
     address = address_of(request.scope)

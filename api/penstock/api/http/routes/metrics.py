@@ -1,4 +1,4 @@
-"""/metrics: what Prometheus scrapes."""
+"""/metrics, for Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routes answer where jobs are on a cluster: the same as elsewhere, after the cluster was asked."""
+"""Answers of routes for jobs on a cluster: the same as elsewhere, after a call to the cluster."""
 
 from __future__ import annotations
 
@@ -21,114 +21,114 @@ from penstock.core.job import PipelineJob
 from penstock.kube.transport import Object
 
 
-def create(service: Service, member: Membership, identity: Identity, asked: Asked | None, job: PipelineJob) -> Response:
+def create(service: Service, member: Membership, identity: Identity, keyed: Asked | None, job: PipelineJob) -> Response:
     """Make the job."""
-    if known := _remembered(service, asked):
+    if known := _remembered(service, keyed):
         return known
-    return _made(service, member, identity, asked, job, {})
+    return _made(service, member, identity, keyed, job, {})
 
 
 def propose(request: Request, service: Service, member: Membership, identity: Identity, job: PipelineJob) -> Response:
-    """Have the cluster say what it would make of the job."""
+    """Return the job as the cluster would accept it."""
     submitting.require_allowed(member.kube, job, member.place.policy)
-    found = submitting.submitted(member.kube, job, identity.name, None, dry_run=True)
+    item = submitting.submitted(member.kube, job, identity.name, None, dry_run=True)
     cluster, now = member.mirror.cluster, service.clock()
 
     def change(connection: Connection) -> Answer:
-        return reply(job_view(submitting.proposed(connection, found, cluster, identity.name, now)))
+        return reply(job_view(submitting.proposed(connection, item, cluster, identity.name, now)))
 
     request.state.changed_nothing = True
     return write_once(service, "jobs", None, change)
 
 
 def retry(
-    service: Service, member: Membership, identity: Identity, asked: Asked | None, job: PipelineJob, old: StoredJob
+    service: Service, member: Membership, identity: Identity, keyed: Asked | None, job: PipelineJob, old: StoredJob
 ) -> Response:
     """Make the job that goes on where the old one ended."""
-    if known := _remembered(service, asked):
+    if known := _remembered(service, keyed):
         return known
     again = submitting.on_the_same_storage(job, old.next_job)
-    told = {"of": old.uid, "resumeFrom": job.spec.checkpoint.resume_from}
-    return _made(service, member, identity, asked, again, told)
+    retried = {"of": old.uid, "resumeFrom": job.spec.checkpoint.resume_from}
+    return _made(service, member, identity, keyed, again, retried)
 
 
 def suspend(
     service: Service,
     member: Membership,
     identity: Identity,
-    asked: Asked | None,
+    keyed: Asked | None,
     place: tuple[str, str],
     version: int | None,
     wanted: bool,
 ) -> Response:
-    """Ask for a suspension, or take it back; nothing happens to a job that has ended or is asked for the same."""
+    """Set or clear ``suspend``; no change of a job that has ended or has the same value."""
 
     def change(job: Place, guard: str | None, stored: StoredJob) -> Object:
         if stored.phase.terminal or stored.suspend == wanted:
             return {}
         return member.kube.set_suspend(job, wanted, guard)
 
-    if known := _remembered(service, asked):
+    if known := _remembered(service, keyed):
         return known
-    found = submitting.changed(member.kube, member.mirror.see, *place, version, change)
-    uid, cluster, now = found["metadata"]["uid"], member.mirror.cluster, service.clock()
+    changed_item = submitting.changed(member.kube, member.mirror.see, *place, version, change)
+    uid, cluster, now = changed_item["metadata"]["uid"], member.mirror.cluster, service.clock()
 
     def keep(connection: Connection) -> Answer:
-        return _told(submitting.kept(connection, found, cluster, identity.name, now), 200)
+        return _told(submitting.kept(connection, changed_item, cluster, identity.name, now), 200)
 
-    return write_once(service, uid, asked, keep)
+    return write_once(service, uid, keyed, keep)
 
 
 def delete(
     service: Service,
     member: Membership,
     identity: Identity,
-    asked: Asked | None,
+    keyed: Asked | None,
     place: tuple[str, str],
     version: int | None,
 ) -> Response:
-    """Remove the job from the cluster; the mirror tells when it is gone."""
+    """Remove the job from the cluster; the mirror reports when it is gone."""
 
     def change(job: Place, guard: str | None, stored: StoredJob) -> Object:
         member.kube.delete(job, guard)
         return {}
 
-    if known := _remembered(service, asked):
+    if known := _remembered(service, keyed):
         return known
-    found = submitting.changed(member.kube, member.mirror.see, *place, version, change)
-    uid, now = found["metadata"]["uid"], service.clock()
+    removed_item = submitting.changed(member.kube, member.mirror.see, *place, version, change)
+    uid, now = removed_item["metadata"]["uid"], service.clock()
 
     def keep(connection: Connection) -> Answer:
         return _told(jobs.request_delete(connection, uid, identity.name, now), 202)
 
-    return write_once(service, uid, asked, keep)
+    return write_once(service, uid, keyed, keep)
 
 
 def _made(
     service: Service,
     member: Membership,
     identity: Identity,
-    asked: Asked | None,
+    keyed: Asked | None,
     job: PipelineJob,
     retried: Mapping[str, object],
 ) -> Response:
     submitting.require_allowed(member.kube, job, member.place.policy)
-    found = submitting.submitted(member.kube, job, identity.name, asked)
-    uid, cluster, now = found["metadata"]["uid"], member.mirror.cluster, service.clock()
+    item = submitting.submitted(member.kube, job, identity.name, keyed)
+    uid, cluster, now = item["metadata"]["uid"], member.mirror.cluster, service.clock()
 
     def change(connection: Connection) -> Answer:
-        made = submitting.kept(connection, found, cluster, identity.name, now)
+        made = submitting.kept(connection, item, cluster, identity.name, now)
         if retried:
             jobs.add_event(connection, uid, "retry", retried, now)
             made = jobs.get(connection, uid)
         return _told(made, 201, {"Location": f"/v1/jobs/{made.namespace}/{made.name}"})
 
-    return write_once(service, uid, asked, change)
+    return write_once(service, uid, keyed, change)
 
 
-def _remembered(service: Service, asked: Asked | None) -> Response | None:
-    """The cluster is not asked twice for what was answered before."""
-    known = service.read(lambda connection: remembered(connection, asked))
+def _remembered(service: Service, keyed: Asked | None) -> Response | None:
+    """The stored answer of an earlier request, which saves a call to the cluster."""
+    known = service.read(lambda connection: remembered(connection, keyed))
     return None if known is None else response_of(known)
 
 

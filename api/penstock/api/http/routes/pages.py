@@ -55,8 +55,8 @@ def show_jobs(
     """The list of jobs."""
     phases = (Phase(phase),) if phase in set(Phase) else ()
     query = jobs.Query(namespaces=visible(identity, None), phases=phases, name=name, sort=sort, cursor=cursor)
-    found, following = service.read(lambda connection: jobs.page(connection, query))
-    return shown(listing(found, query, following, service.clock()), identity)
+    page_jobs, following = service.read(lambda connection: jobs.page(connection, query))
+    return shown(listing(page_jobs, query, following, service.clock()), identity)
 
 
 @router.get("/jobs/{namespace}/{name}")
@@ -97,8 +97,8 @@ def show_comparison(
     for namespace, _ in places:
         if not identity.may(Role.VIEWER, namespace, "get"):
             raise forbidden(Role.VIEWER, namespace)
-    found = service.read(lambda connection: [read_job(connection, *place) for place in places])
-    return shown(comparison(found), identity)
+    compared = service.read(lambda connection: [read_job(connection, *place) for place in places])
+    return shown(comparison(compared), identity)
 
 
 def read_place(text: str) -> tuple[str, str]:
@@ -119,14 +119,14 @@ def show_submit(identity: Viewer) -> HTMLResponse:
 def show_whatif(
     service: ServiceIn, identity: Editor, job: Annotated[str | None, Query(description="NAMESPACE/NAME.")] = None
 ) -> HTMLResponse:
-    """Controls, and the plan that they lead to: of an example, or of a job that is there. It needs who may plan."""
+    """Controls, and the resulting plan, of an example or of an existing job. It needs the right to plan."""
     if job is None:
         return shown(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
     namespace, name = read_place(job)
     if not identity.may(Role.EDITOR, namespace, "create"):
         raise forbidden(Role.EDITOR, namespace)
-    found = service.read(lambda connection: jobs.find(connection, namespace, name))
-    return shown(whatif_page(namespace, found.recorded_job), identity)
+    example = service.read(lambda connection: jobs.find(connection, namespace, name))
+    return shown(whatif_page(namespace, example.recorded_job), identity)
 
 
 @router.get("/plans/{request}")
@@ -146,7 +146,7 @@ def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLRespons
 
 @router.get("/profiles")
 def show_profiles(service: ServiceIn, identity: Viewer) -> HTMLResponse:
-    """What was measured."""
+    """The list of profiles."""
     return shown(profile_list(service.read(profiles.every), service.clock()), identity)
 
 
@@ -161,9 +161,9 @@ def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLRespo
 
 @router.get("/static/{name}")
 def show_file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
-    """A file that pages refer to; it is the same for everybody."""
+    """A file that pages refer to, the same for all users."""
     if name not in static.FILES:
-        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy="load the page anew")
+        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy="reload the page")
     headers = {"Cache-Control": f"public, max-age={MONTH_SECONDS}, immutable", "Vary": "Accept-Encoding"}
     media_type, _ = static.FILES[name]
     if "gzip" in accept_encoding:

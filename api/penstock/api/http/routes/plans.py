@@ -1,4 +1,4 @@
-"""/v1/plans: what would be planned for a job, here or on other hardware; nothing runs."""
+"""/v1/plans: plans for a job, here or on other hardware, without running it."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ CANCELS = answers("unauthenticated", "forbidden", "not-found", "storage-full")
     operation_id="requestPlan",
     openapi_extra=BODY,
 )
-def ask(service: ServiceIn, identity: Editor, document: Document, asked: Once) -> Response:
+def ask(service: ServiceIn, identity: Editor, document: Document, keyed: Once) -> Response:
     """Plan a job without running it.
 
     The body, JSON or YAML, holds the PipelineJob as `job`, and either `cluster`, hardware as `penstock plan --cluster`
     reads it, or `profile`, the digest of a stored profile. With neither, the newest fresh profile of the service's
-    machine is used that serves the job. Look at Location until the state is Succeeded, Failed or Canceled.
+    machine is used that serves the job. Poll Location until the state is Succeeded, Failed or Canceled.
     """
     wanted = Wanted.from_manifest(document)
     if service.cluster is not None:
@@ -88,11 +88,11 @@ def ask(service: ServiceIn, identity: Editor, document: Document, asked: Once) -
         made = plan_requests.create(connection, wanted, request, identity.name, now)
         return reply(request_view(made, wanted, None), 202, {"Location": f"/v1/plans/{made.id}"})
 
-    return write_once(service, request, asked, change)
+    return write_once(service, request, keyed, change)
 
 
 def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
-    """The same, with the profile that is meant; raises `UserError` if there is none, or it is of something else."""
+    """The same, with the chosen profile; raises `UserError` if there is none, or it does not fit the job."""
     if wanted.cluster is not None and wanted.profile is not None:
         raise UserError(what="cluster and profile exclude each other", where="profile", remedy="name one of them")
     if wanted.cluster is not None:
@@ -102,8 +102,8 @@ def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
         _require_fit(service, wanted, model)
         return wanted
     since, host = service.clock() - OLDEST_SECONDS, service.settings.machine
-    found = service.read(lambda connection: profiles.measured_since(connection, spec, model, host, since))
-    fitting = next((each for each in found if unfit(each, spec, model) is None), None)
+    candidates = service.read(lambda connection: profiles.measured_since(connection, spec, model, host, since))
+    fitting = next((candidate for candidate in candidates if unfit(candidate, spec, model) is None), None)
     if fitting is None:
         raise UserError(
             what="no machine of this service was measured for this job in the last days",
@@ -114,7 +114,7 @@ def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
 
 
 def _require_fit(service: Service, wanted: Wanted, model: str) -> None:
-    """Its age is the user's affair, who named it."""
+    """Raise `UserError` unless the named profile fits the job; its age is not checked."""
     remedy = "list the profiles: GET /v1/profiles"
     digest = wanted.profile or ""
     try:
@@ -127,7 +127,7 @@ def _require_fit(service: Service, wanted: Wanted, model: str) -> None:
 
 
 def _require_room(connection: Connection, namespace: str, by: str) -> None:
-    """Raise `Problem` where too many requests are open: of all, or of those who would keep others from asking."""
+    """Raise `Problem` if too many requests are open: in total, of the namespace, or of the caller."""
     of_namespace, own = plan_requests.num_open(connection, namespace, by)
     waiting = plan_requests.num_waiting(connection)
     for count, most, kind, what in (
@@ -148,15 +148,15 @@ def list_requests(
     namespace: Annotated[str | None, Query(max_length=63, description="Only requests of this namespace.")] = None,
     limit: Annotated[int, Query(ge=1, le=plan_requests.MOST_PER_PAGE)] = 50,
 ) -> PlanRequestPage:
-    """The newest requests, without their plans. What has ended is forgotten after 30 days."""
+    """The newest requests, without their plans. Requests that have ended are deleted after 30 days."""
     chosen = visible(identity, namespace)
-    found = service.read(lambda connection: plan_requests.newest(connection, chosen, limit))
-    return PlanRequestPage(items=[request_row(each) for each in found])
+    requests = service.read(lambda connection: plan_requests.newest(connection, chosen, limit))
+    return PlanRequestPage(items=[request_row(stored) for stored in requests])
 
 
 @router.get("/v1/plans/{request}", responses=READS, operation_id="getPlanRequest")
 def get(service: ServiceIn, identity: Viewer, request: str) -> PlanRequestView:
-    """A request, and once it succeeded its plan, with reasons and what was rejected."""
+    """A request, and once it succeeded its plan, with reasons and the rejected alternatives."""
     return service.read(lambda connection: _view(connection, _permitted(connection, identity, Role.VIEWER, request)))
 
 
@@ -164,7 +164,7 @@ def get(service: ServiceIn, identity: Viewer, request: str) -> PlanRequestView:
 def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestView:
     """Cancel a request that waits or is worked on; forget one that has ended, and answer how it was."""
     now = service.clock()
-    service.read(lambda connection: _permitted(connection, identity, Role.EDITOR, request))  # asking may take a while
+    service.read(lambda connection: _permitted(connection, identity, Role.EDITOR, request))  # this may take a while
 
     def change(connection: Connection) -> PlanRequestView:
         before = _view(connection, _permitted(connection, identity, Role.EDITOR, request))
@@ -175,12 +175,12 @@ def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestVie
 
 
 def _permitted(connection: Connection, identity: Identity, role: Role, request: str) -> StoredRequest:
-    """The request, if it is in a namespace where ``identity`` may do what needs ``role``."""
-    found = plan_requests.get(connection, request)
-    if not identity.may(role, found.namespace, "get" if role is Role.VIEWER else "create"):
-        raise forbidden(role, found.namespace)
-    return found
+    """The request, if it is in a namespace where ``identity`` has ``role``."""
+    stored = plan_requests.get(connection, request)
+    if not identity.may(role, stored.namespace, "get" if role is Role.VIEWER else "create"):
+        raise forbidden(role, stored.namespace)
+    return stored
 
 
-def _view(connection: Connection, found: StoredRequest) -> PlanRequestView:
-    return request_view(found, plan_requests.wanted(connection, found.id), plan_requests.plan(connection, found.id))
+def _view(connection: Connection, stored: StoredRequest) -> PlanRequestView:
+    return request_view(stored, plan_requests.wanted(connection, stored.id), plan_requests.plan(connection, stored.id))

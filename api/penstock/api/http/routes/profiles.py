@@ -1,4 +1,4 @@
-"""/v1/profiles: what was measured on which machine, how long ago, and how well."""
+"""/v1/profiles: measurements of machines, with their age and quality."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ READS = answers("unauthenticated", "forbidden", "not-found")
 def list_profiles(service: ServiceIn, identity: Viewer) -> ProfilePage:
     """Every profile, newest first. They are of machines, and so of no namespace."""
     now = service.clock()
-    return ProfilePage(items=[profile_row(each, now) for each in service.read(profiles.every)])
+    return ProfilePage(items=[profile_row(profile, now) for profile in service.read(profiles.every)])
 
 
 @router.get("/v1/profiles/{digest}", responses=READS, operation_id="getProfile")
 def get(service: ServiceIn, identity: Viewer, digest: str) -> ProfileView:
-    """A profile: what layers cost, links between ranks as matrices, memory, and all of it in manifest form."""
+    """A profile: costs of layers, links between ranks as matrices, memory, and all of it in manifest form."""
     stored, profile = service.read(lambda connection: profiles.get(connection, digest))
     return profile_view(stored, profile, service.clock())

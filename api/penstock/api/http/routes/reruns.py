@@ -1,4 +1,4 @@
-"""A job once more: retried from its newest checkpoint, and what reproduces it."""
+"""Reruns of a job: a retry from its newest checkpoint, and its reproduction."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def retry(
     identity: Editor,
     namespace: str,
     name: str,
-    asked: Once,
+    keyed: Once,
     wanted: Annotated[RetryRequest | None, Body()] = None,
 ) -> Response:
     """Make a new job of one that has ended.
@@ -55,7 +55,7 @@ def retry(
     It goes on from the newest complete checkpoint; without one it begins where the old one began.
     """
     if service.cluster is not None:
-        return _retry_there(service, service.cluster, identity, (namespace, name), asked, wanted)
+        return _retry_there(service, service.cluster, identity, (namespace, name), keyed, wanted)
     uid, now, settings = str(uuid.uuid4()), service.clock(), service.settings
 
     def change(connection: Connection) -> Answer:
@@ -71,7 +71,7 @@ def retry(
         place = f"/v1/jobs/{made.namespace}/{made.name}"
         return reply(job_view(made), 201, {"Location": place, "ETag": etag(made)})
 
-    return write_once(service, uid, asked, change)
+    return write_once(service, uid, keyed, change)
 
 
 def _retry_there(
@@ -79,7 +79,7 @@ def _retry_there(
     member: Membership,
     identity: Identity,
     place: tuple[str, str],
-    asked: Asked | None,
+    keyed: Asked | None,
     wanted: RetryRequest | None,
 ) -> Response:
     """The same, on the job's cluster."""
@@ -94,7 +94,7 @@ def _retry_there(
         _require_steps_left(old, *saved)
     job = retried(old.next_job, (wanted and wanted.name) or next_name(place[1], taken), saved and saved[1])
     require_editor(identity, job)
-    return on_cluster.retry(service, member, identity, asked, job, old)
+    return on_cluster.retry(service, member, identity, keyed, job, old)
 
 
 def _require_ended(old: StoredJob) -> None:
@@ -124,7 +124,7 @@ def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
 
 @of_job.get("/reproduce", responses=READS, name="reproduceJob")
 def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionView:
-    """What runs the job again as it ran: its manifest with the newest plan pinned, versions, and commands to paste."""
+    """The means to repeat the run: its manifest with the newest plan pinned, versions, and commands to paste."""
 
     def question(connection: Connection) -> tuple[lineage.Origin, str]:
         taken = lineage.names(connection, job.namespace, name_stem(job.name))

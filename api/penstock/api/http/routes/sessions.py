@@ -26,7 +26,7 @@ FORGET_COOKIE = f"{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=Strict"
 
 @router.get("/v1/me", responses=READS, operation_id="getMe")
 def me(identity: Viewer, caller: CallerIn) -> MeView:
-    """Who asks."""
+    """The caller's identity."""
     return MeView(
         name=identity.name,
         role=identity.role,
@@ -45,7 +45,7 @@ def me(identity: Viewer, caller: CallerIn) -> MeView:
     openapi_extra=ONLY_BY_TOKEN,
 )
 def create_link(
-    service: ServiceIn, identity: Viewer, caller: CallerIn, credential: CredentialIn, asked: Once
+    service: ServiceIn, identity: Viewer, caller: CallerIn, credential: CredentialIn, keyed: Once
 ) -> Response:
     """Make a link that signs a browser in as the bearer of this token: once, within a minute, for twelve hours.
 
@@ -62,18 +62,18 @@ def create_link(
     def change(connection: Connection, new: NewSecret) -> Answer:
         until = sessions.add_link(connection, caller.token, new.secret, now)
         # Behind a '#', because a browser keeps that to itself: a query would be sent, and so be written into the logs
-        # of whatever lies between, and a program that looks at links before people do would use the code up.
+        # of servers in between, and a program that previews links would use the code up.
         return reply(NewLoginLink(path=f"/login#{new.salted}", expires_at=instant(until)), 201)
 
-    return write_secret_once(service, "sessions", asked, credential, sessions.LINK_PREFIX, change)
+    return write_secret_once(service, "sessions", keyed, credential, sessions.LINK_PREFIX, change)
 
 
 @router.get("/v1/sessions", responses=READS, operation_id="listSessions")
 def list_sessions(service: ServiceIn, identity: Viewer, caller: CallerIn) -> SessionPage:
     """Open sessions, newest first: an administrator's are everybody's, others' are those of their own token."""
     now = service.clock()
-    found = service.read(lambda connection: sessions.open_sessions(connection, now, reach(caller)))
-    return SessionPage(items=[session_view(each) for each in found])
+    open_sessions = service.read(lambda connection: sessions.open_sessions(connection, now, reach(caller)))
+    return SessionPage(items=[session_view(session) for session in open_sessions])
 
 
 @router.delete("/v1/sessions/{session}", responses=WRITES, operation_id="endSession")
@@ -90,8 +90,8 @@ def end_session(service: ServiceIn, identity: Viewer, caller: CallerIn, session:
     operation_id="logout",
     openapi_extra=ONLY_BY_SESSION,
 )
-def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, asked: Once) -> Response:
-    """Sign out the browser that asks."""
+def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, keyed: Once) -> Response:
+    """Sign out the browser that sends this."""
     session = caller.session
     if session is None:
         remedy = "revoke the token instead, or end a session: DELETE /v1/sessions/{session}"
@@ -101,9 +101,9 @@ def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, asked: Once) 
     def change(connection: Connection) -> Answer:
         return reply(session_view(sessions.end(connection, session, now)), headers={"Set-Cookie": FORGET_COOKIE})
 
-    return write_once(service, "sessions", asked, change)
+    return write_once(service, "sessions", keyed, change)
 
 
 def reach(caller: Caller) -> str | None:
-    """The token whose sessions the caller may see and end; none for all."""
+    """The token whose sessions the caller may list and end; none for all."""
     return None if caller.identity.may(Role.ADMIN) else caller.token

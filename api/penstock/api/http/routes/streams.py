@@ -1,4 +1,4 @@
-"""What happens, as it happens: a job's events and state, and the states of all jobs."""
+"""Live streams: a job's events and state, and the states of all jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MESSAGE = {
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "With `Accept: text/event-stream` a stream: `hello`, then `job` (a JobRow: how a job is now) "
-        "and `event` (an EventView: what happened; its number is the id). It ends after some minutes; come again "
+        "and `event` (an EventView, whose number is the id). It ends after some minutes; connect again "
         "with `Last-Event-ID`.",
         "content": {MEDIA_TYPE: {"schema": MESSAGE}},
     }
@@ -55,7 +55,7 @@ async def job_events(
     limit: Annotated[int, Query(ge=1, le=1000, description="Not of a stream.")] = 200,
     last_event_id: LastEventId = None,
 ) -> Response | EventPage:
-    """What happened to the job, oldest first; as a stream also what happens next, and how the job is."""
+    """The job's events, oldest first; as a stream also future events, and the job's state."""
     if MEDIA_TYPE in request.headers.get("accept", ""):
         share = Share(token=caller.token, namespaces=(job.namespace,))
         return opened(service, JobListener(uid=job.uid, last_event=int(last_event_id or after), share=share))
@@ -89,10 +89,10 @@ async def list_events(
 def opened(service: Service, listener: Listener) -> EventStream:
     """A stream for the listener; raises `Problem` where too many are open.
 
-    A token has a third of all, and a namespace half of what the others leave: so something is left for the next.
+    A token may have a third of all, and a namespace half of the rest, so that some are left for others.
     """
     feed, limits = service.feed, service.settings.limits
-    remedy, retry = "close some, or ask again later instead of listening", {"Retry-After": "10"}
+    remedy, retry = "close some, or poll instead of listening", {"Retry-After": "10"}
     num_open, (of_token, of_namespaces) = feed.num_listeners, feed.num_of(listener.share)
     if num_open >= limits.streams:
         detail = f"{limits.streams} live streams are open"

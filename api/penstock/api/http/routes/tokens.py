@@ -22,7 +22,7 @@ WRITES = answers("unauthenticated", "forbidden", "not-found", "conflict", "too-l
 
 @router.post("/v1/tokens", status_code=201, response_model=NewToken, responses=WRITES, operation_id="createToken")
 def create(
-    service: ServiceIn, identity: Admin, credential: CredentialIn, wanted: TokenRequest, asked: Once
+    service: ServiceIn, identity: Admin, credential: CredentialIn, wanted: TokenRequest, keyed: Once
 ) -> Response:
     """Make a token. Its secret is in this answer and nowhere else. On a cluster an editor's needs a namespace."""
     if service.cluster is not None and wanted.role is Role.EDITOR and wanted.namespace is None:
@@ -35,13 +35,13 @@ def create(
         made, _ = tokens.add(connection, bearer, now, wanted.lifetime_seconds, new.secret)
         return reply(NewToken(**token_view(made).model_dump(by_alias=False), token=new.salted), 201)
 
-    return write_secret_once(service, "tokens", asked, credential, PREFIX, change)
+    return write_secret_once(service, "tokens", keyed, credential, PREFIX, change)
 
 
 @router.get("/v1/tokens", responses=READS, operation_id="listTokens")
 def list_tokens(service: ServiceIn, identity: Admin) -> TokenPage:
     """Every token, newest first, without its secret."""
-    return TokenPage(items=[token_view(each) for each in service.read(tokens.every)])
+    return TokenPage(items=[token_view(token) for token in service.read(tokens.every)])
 
 
 @router.delete("/v1/tokens/{token}", responses=WRITES, operation_id="revokeToken")

@@ -1,4 +1,4 @@
-"""Attempts say which devices they hold."""
+"""Attempts have the devices that they hold."""
 
 from __future__ import annotations
 
