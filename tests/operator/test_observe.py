@@ -276,7 +276,8 @@ def test_a_pod_that_does_not_start_is_told_of_after_a_while() -> None:
     told = facts(Phase.QUEUED, late, pod(1, placed_at=90.0))
     assert unstarted_pods(told, 129.0) == ""
     message = unstarted_pods(told, 130.0)
-    assert message == f"pod {late.name} has not started on node east yet; kubectl describe pod {late.name} shows the reason"
+    remedy = f"kubectl describe pod {late.name} shows the reason"
+    assert message == f"pod {late.name} has not started on node east yet; {remedy}"
     assert unstarted_pods(replace(told, ahead_seconds=1.0), 130.0) == ""
     pulls = Hindrance(reason="ErrImagePull", message="no such image")
     for changes in ({"running": True}, {"end": BROKE}, {"hindrance": pulls}, {"placed_at": None}):
