@@ -210,6 +210,14 @@ def test_sums_are_those_of_the_nearest_number_of_ranks() -> None:
     assert measured_cost(profile()).all_reduce_seconds(100, [0, 1]) == 0.0
 
 
+def test_each_half_of_a_sum_takes_half_its_time() -> None:
+    """They are not measured."""
+    sums = tuple(CollectiveRecord(num_ranks=2, num_bytes=n, seconds=n / 100, spread=0.0) for n in (100, 200))
+    cost = measured_cost(profile(collectives=sums))
+    assert cost.reduce_scatter_seconds(150, [0, 1]) == cost.all_gather_seconds(150, [0, 1]) == pytest.approx(0.75)
+    assert cost.reduce_scatter_seconds(150, [0]) == 0.0
+
+
 def test_the_optimizer_goes_on_along_the_line_of_what_was_measured() -> None:
     found = tuple(OptimizerRecord(num_parameters=n, seconds=s, spread=0.0) for n, s in ((100, 1.0), (300, 2.0)))
     cost = measured_cost(profile(optimizer=found))

@@ -150,6 +150,8 @@ def neighbours(plan: Plan) -> Iterator[ParallelismSpec]:
         yield dataclasses.replace(here, micro_batch=batch)
     for recompute in Recompute:
         yield dataclasses.replace(here, recompute=recompute)
+    for zero in (0, 1):
+        yield dataclasses.replace(here, zero=zero)
     for parts in sorted({1, plan.head_parts // 2, 2 * plan.head_parts, plan.pp} - {0, plan.head_parts}):
         yield dataclasses.replace(here, head_parts=parts)
     for up, down in itertools.permutations(("dp", "tp", "pp"), 2):
@@ -170,6 +172,7 @@ def full_pin(plan: Plan) -> ParallelismSpec:
         slices=len(plan.slices),
         schedule=plan.schedule.generator,
         head_parts=plan.head_parts,
+        zero=plan.zero,
         recompute=None if plan.recompute else Recompute.NONE,
     )
 
@@ -233,7 +236,8 @@ def pin_text(pin: ParallelismSpec) -> str:
     head = "" if pin.head_parts in (None, 1) else f", head in {pin.head_parts} parts"
     mesh = f"dp {pin.dp} tp {pin.tp} pp {pin.pp}, micro-batch {pin.micro_batch}"
     recompute = "" if pin.recompute is None else f", recompute {pin.recompute}"
-    return f"{mesh}, {pin.slices} slices, {pin.schedule}{head}{recompute}"
+    zero = "" if pin.zero is None else f", zero {pin.zero}"
+    return f"{mesh}, {pin.slices} slices, {pin.schedule}{head}{recompute}{zero}"
 
 
 def pins_of(chance: random.Random, spec: JobSpec, free: Plan | None, count: int) -> list[ParallelismSpec]:

@@ -83,6 +83,7 @@ class ReferenceSimulator:
         }
         self.joined: dict[Group, dict[int, int]] = {}
         self.over: dict[tuple[Group, int], int] = {}
+        self.gathered: dict[int, int] = {}
         self.free: defaultdict[tuple[Group, int], int] = defaultdict(int)
         self.makespan = self._run()
 
@@ -205,6 +206,14 @@ class ReferenceSimulator:
             worker.until = now
         elif kind is Kind.WAIT_REDUCE:
             return self._reduce(rank, worker, instruction, now)
+        elif kind is Kind.START_GATHER:
+            stage, link = instruction.action.stage, (Group.DP, rank)
+            self.free[link] = max(self.free[link], now) + self.costs.gather_ns[stage]
+            self.gathered[stage] = self.free[link]
+            worker.until = now
+        elif kind is Kind.WAIT_GATHER:
+            worker.until = max(self.gathered[instruction.action.stage], now)
+            worker.reduction += worker.until - now
         elif kind is Kind.STEP:
             worker.optimizer = (self.costs.optimizer_ns or (0,) * len(self.workers))[rank]
             worker.until = now + worker.optimizer

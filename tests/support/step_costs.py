@@ -69,7 +69,8 @@ def costs_of(rng: random.Random, program: Program) -> Costs:
     """Any costs of the Program's actions and messages."""
     counts = [len(each) for each in (program.slice_capacities, program.remainder_capacities)]
     costs = random_costs(rng, len(program.ranks), program.num_stages, sum(counts))
-    return replace(costs, num_remainder_slices=counts[1])
+    gather_ns = tuple(rng.randrange(30) for _ in range(program.num_stages)) if program.zero else ()
+    return replace(costs, num_remainder_slices=counts[1], gather_ns=gather_ns)
 
 
 def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices: int) -> Costs:

@@ -49,7 +49,7 @@ class Summary(Manifest):
 
 def plan_line(plan: Plan) -> str:
     """A plan in a line."""
-    mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{plan.shards_text}{plan.head_text}"
+    mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{plan.shards_text}{plan.head_text}{plan.zero_text}"
     return f"{mesh}, {plan.microbatches_text}, slices {plan.slices_text}, schedule {plan.schedule.generator}"
 
 

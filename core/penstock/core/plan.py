@@ -340,6 +340,11 @@ class Plan(Manifest):
         return "" if self.head_parts == 1 else f", head in {self.head_parts} parts"
 
     @property
+    def zero_text(self) -> str:
+        """Whether replicas divide the optimizer's state, for people, after the mesh; nothing where each has all."""
+        return f", ZeRO-{self.zero}" if self.zero else ""
+
+    @property
     def slices_text(self) -> str:
         """Lengths of slices in tokens, for people."""
         own = f"; of the last micro-batch {slices_text(self.remainder_slices)}" if self.remainder else ""

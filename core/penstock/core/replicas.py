@@ -22,6 +22,16 @@ from itertools import count
 BLOCK = 4096
 """Elements: 16 KiB of fp32, small next to any message and large next to its overhead."""
 
+ROUND_BYTES = 2 * 2**20
+"""Received by one rank in one round of a reduce-scatter on the host, from all others together."""
+
+
+def exchange_bytes(shard_bytes: int, dp: int) -> int:
+    """What a rank on the host needs besides its gradients to scatter sums of which a shard takes so many bytes, at
+    most: two rounds (`penstock.trainer.reduce_scatter`).
+    """
+    return 2 * min(ROUND_BYTES, (dp - 1) * shard_bytes)
+
 
 def largest_shard(num_elements: int, dp: int) -> int:
     """No shard of a stage with so many elements has more, gaps included; all of them where there is one replica."""

@@ -30,11 +30,19 @@ class Candidate:
     """What each stage makes again before its backwards; none where all keep everything."""
     recompute_ahead: int = 0
     """How many actions before its backward."""
+    zero: int = 0
+    """1 where replicas divide the state of the optimizer (ZeRO-1), 0 where each has all of it."""
+
+    @property
+    def optimizer_shards(self) -> int:
+        """Into how many shards the state of the optimizer is cut."""
+        return optimizer_shards(self.mesh, self.zero)
 
     @property
     def label(self) -> str:
         """For explanations."""
-        return label_of(self.mesh, len(self.slices), self.schedule, self.head_parts, recomputes=any(self.recompute))
+        parts, recomputes = self.head_parts, any(self.recompute)
+        return label_of(self.mesh, len(self.slices), self.schedule, parts, recomputes=recomputes, zero=self.zero)
 
     @property
     def num_actions(self) -> int:
@@ -53,13 +61,25 @@ class Candidate:
         )
 
 
+def optimizer_shards(mesh: Mesh, zero: int) -> int:
+    """Into how many shards the state of the optimizer is cut at this degree of ZeRO."""
+    return mesh.dp if zero else 1
+
+
 def label_of(
-    mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec, head_parts: int = 1, *, recomputes: bool = False
+    mesh: Mesh,
+    num_slices: int,
+    schedule: str | ScheduleSpec,
+    head_parts: int = 1,
+    *,
+    recomputes: bool = False,
+    zero: int = 0,
 ) -> str:
-    """What people are told of a mesh with so many slices under a schedule, of a head in several parts, and of stages
-    that make again what they do not keep.
+    """What people are told of a mesh with so many slices under a schedule, of a head in several parts, of stages that
+    make again what they do not keep, and of an optimizer whose state is sharded.
     """
     name = schedule if isinstance(schedule, str) else schedule.generator
     divided = f", head in {head_parts} parts" if head_parts > 1 else ""
     recomputed = ", recomputes" if recomputes else ""
-    return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}{divided}{recomputed}"
+    sharded = f", ZeRO-{zero}" if zero else ""
+    return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}{divided}{recomputed}{sharded}"

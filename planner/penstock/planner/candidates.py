@@ -122,6 +122,7 @@ class Proposer:
             remainder_slices=remainder_slices(self.problem, outline.mesh, slices),
             head_parts=outline.head_parts,
             recompute=pinned_remakes(self.problem.divided(outline.head_parts), stages),
+            zero=outline.zero,
         )
 
     def balanced_stages(self, outline: Outline, slices: Lengths) -> Stages:

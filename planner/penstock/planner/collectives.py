@@ -31,7 +31,8 @@ import numpy as np
 from penstock.core.sharding import Collective
 from penstock.planner.work import Floats
 
-_RING_PASSES = {Collective.GATHER: 1, Collective.SCATTER: 1, Collective.SUM: 2}
+RING_PASSES = {Collective.GATHER: 1, Collective.SCATTER: 1, Collective.SUM: 2}
+"""Times that the bytes go round a ring of devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class GroupTopology:
 
     def seconds(self, collectives: Iterable[Collective], num_bytes: Floats | float) -> Floats:
         """Of these one after the other, each of ``num_bytes``: what is summed, or what all have once it is gathered."""
-        passes = sum(_RING_PASSES[each] for each in collectives)
+        passes = sum(RING_PASSES[each] for each in collectives)
         return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes)
 
     def all_reduce_seconds(self, num_bytes: Floats | float) -> Floats:

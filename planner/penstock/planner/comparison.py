@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from penstock.core.comparison import RankMemory
-from penstock.core.layout import stage_parameters
 from penstock.core.plan import Plan
 from penstock.core.timeline import Timeline
-from penstock.planner.memory import state_bytes_per_parameter
+from penstock.planner.memory import StageMemory
 from penstock.planner.realise import schedule_of
 
 
@@ -18,9 +17,18 @@ def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> t
     """
     if plan.prediction is None:
         return ()
+    shards = plan.dp if plan.zero else 1
+    memory = StageMemory(
+        model=plan.model,
+        precision=plan.precision,
+        stages=plan.stages,
+        batch=plan.microbatch,
+        sharding=plan.sharding,
+        optimizer_shards=shards,
+    )
     state = [0] * plan.pp
-    for (first, stop), rank in zip(plan.stages, schedule_of(plan).stage_ranks, strict=True):
-        state[rank] += stage_parameters(plan.model, first, stop, plan.tp) * state_bytes_per_parameter(plan.precision)
+    for num_bytes, rank in zip(memory.state_bytes.tolist(), schedule_of(plan).stage_ranks, strict=True):
+        state[rank] += num_bytes
     peaks = measured.peak_bytes if measured else ()
     slots, predicted = plan.prediction.slot_bytes, plan.prediction.peak_bytes
     return tuple(

@@ -20,7 +20,7 @@ from penstock.core.layout import HEAD_CHUNK_TOKENS, Operation, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, attention_flops
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Collective, Sharding, unit_collectives
-from penstock.planner.collectives import GroupTopology, Link
+from penstock.planner.collectives import RING_PASSES, GroupTopology, Link
 from penstock.planner.cost_table import table_times
 from penstock.planner.kernels import BACKWARD_FLOPS, KernelTimes, has_work
 from penstock.planner.work import MOST_BYTES, Floats, Work, flops_share, head_rows, rows_of
@@ -73,6 +73,14 @@ class CostModel(Protocol):
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
         """Seconds of a sum over ``devices``."""
+        ...
+
+    def reduce_scatter_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """The same where each of them gets its part of the sum."""
+        ...
+
+    def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """Seconds until all ``devices`` have ``num_bytes``, of which each had its part."""
         ...
 
     def optimizer_seconds(self, num_parameters: int) -> float:
@@ -274,13 +282,24 @@ class DescribedCost:
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
         """By the topology of the network cards; without them a ring over ``devices``, at its slowest link."""
+        return self._group_seconds(Collective.SUM, num_bytes, devices)
+
+    def reduce_scatter_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """By the same."""
+        return self._group_seconds(Collective.SCATTER, num_bytes, devices)
+
+    def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """By the same."""
+        return self._group_seconds(Collective.GATHER, num_bytes, devices)
+
+    def _group_seconds(self, collective: Collective, num_bytes: int, devices: Sequence[int]) -> float:
         n = len(devices)
         if n < 2:
             return 0.0
         if self.cluster.nics_per_node is not None:
-            return float(self.topology(devices).all_reduce_seconds(num_bytes))
+            return float(self.topology(devices).seconds((collective,), num_bytes))
         latency, per_byte = self.transfer(devices, [*devices[1:], devices[0]])
-        return 2 * (n - 1) * float(latency.max() + num_bytes / n * per_byte.max())
+        return RING_PASSES[collective] * (n - 1) * float(latency.max() + num_bytes / n * per_byte.max())
 
     def topology(self, devices: Sequence[int]) -> GroupTopology:
         """How ``devices`` are spread over nodes, and the links among them: between nodes the slowest of a ring's."""

@@ -56,6 +56,13 @@ GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 """Limits that are tried where nothing fits, each as a multiple of what came closest with the one before."""
 
 
+LEAVE_OUT = {
+    "recompute": "leave out parallelism.recompute, and ranks make again what they have no room for",
+    "zero": "leave out parallelism.zero, and replicas divide the state of the optimizer",
+}
+"""Pins that may take memory, and what leaving them out does."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """The plan, how it was found, and its Program unless that is too large to lower here.
@@ -185,8 +192,9 @@ def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
     if enough is not None:
         cure = f"allow {enough // MEBIBYTE}Mi per rank, {cure}"
-    if _fits_with_recomputation(problem):
-        cure = f"leave out parallelism.recompute, and ranks make again what they have no room for; or {cure}"
+    hint = next((hint for name, hint in LEAVE_OUT.items() if _fits_without(problem, name)), None)
+    if hint is not None:
+        cure = f"{hint}; or {cure}"
     limit, least = bytes_apart(problem.memory_limit_bytes, shortage.least_bytes)
     return UserError(
         what=f"nothing fits in {limit} per rank; the closest ({shortage.label}) needs at least {least}",
@@ -195,11 +203,11 @@ def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     )
 
 
-def _fits_with_recomputation(problem: Problem) -> bool:
-    """Whether a plan is found where it may recompute, and less than that is pinned."""
-    if problem.pinned.recompute in (None, Recompute.FULL):
+def _fits_without(problem: Problem, name: str) -> bool:
+    """Whether a plan is found without this pin, if it takes memory."""
+    if getattr(problem.pinned, name) in (None, Recompute.FULL, 1):
         return False
-    free = dataclasses.replace(problem, pinned=dataclasses.replace(problem.pinned, recompute=None))
+    free = dataclasses.replace(problem, pinned=dataclasses.replace(problem.pinned, **{name: None}))
     try:
         _decided(Simulated(free), FIRST_RECOMPUTED)
     except NothingFitsError:
@@ -343,6 +351,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         head_parts=candidate.head_parts,
         recompute=candidate.recompute,
         recompute_ahead=candidate.recompute_ahead,
+        zero=candidate.zero,
         profile_digest=problem.profile_digest,
     )
 

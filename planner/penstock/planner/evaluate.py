@@ -375,7 +375,8 @@ def _as_run(order: Order, candidate: Candidate) -> Order:
 def _boundaries(candidate: Candidate) -> tuple[object, ...]:
     """The candidate without its schedule."""
     own = (candidate.slices, candidate.remainder_slices)
-    return candidate.mesh, candidate.head_parts, candidate.stages, candidate.recompute, *own
+    what = (candidate.head_parts, candidate.stages, candidate.recompute, candidate.zero)
+    return candidate.mesh, *what, *own
 
 
 def owners_of(candidate: Candidate) -> tuple[int, ...]:

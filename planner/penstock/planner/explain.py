@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.explanation import Explanation, SearchEnd
 from penstock.core.job import Objective
@@ -22,7 +22,7 @@ from penstock.planner.outlines import owners_of_stages
 from penstock.planner.problem import Problem, all_meshes, imported_schedule
 from penstock.planner.search import Result
 from penstock.planner.stagecost import unit_counts
-from penstock.planner.tables import recomputation_ns
+from penstock.planner.tables import recomputation_ns, resident_bytes
 
 MOST_ALTERNATIVES = 5
 MOST_REJECTED = 5
@@ -53,6 +53,7 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
         *_shards(problem, chosen),
         *_head(problem, result, chosen),
         _memory(problem, chosen),
+        *_optimizer(problem, result, chosen),
         *_recomputation(problem, result, chosen),
         *_unused(problem, result, chosen),
         *limits,
@@ -210,6 +211,48 @@ def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ..
     return (f"{told}: the best plan with a whole head is estimated to be {slower}",)
 
 
+def _optimizer(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
+    """Whether replicas divide the optimizer's state and why, where there are several."""
+    candidate, dp = chosen.candidate, chosen.candidate.mesh.dp
+    if dp == 1:
+        return ()
+    told = f"optimizer state whole on each of {dp} replicas"
+    if candidate.zero:
+        spared = _spared_bytes(problem, candidate)
+        less = f", {format_bytes(spared)} less on a rank" if spared > 0 else ""
+        told = f"optimizer state sharded over {dp} replicas (ZeRO-{candidate.zero}){less}"
+    if problem.pinned.zero is not None:
+        return (f"{told}: pinned",)
+    other = _at_other_zero(result, candidate)
+    if other is None:
+        return (told,) if candidate.zero else ()
+    peak, limit = max(other.peak_bytes), problem.memory_limit_bytes
+    slower = _percent(other.step_ns / chosen.step_ns - 1)
+    if peak > limit:
+        needed, allowed = bytes_apart(peak, limit)
+        slower = f"{slower}, and a rank needs {needed} of {allowed}"
+    return (f"{told}: {'sharded' if other.candidate.zero else 'without'}, the step is {slower}",)
+
+
+def _spared_bytes(problem: Problem, candidate: Candidate) -> int:
+    """What the rank that gains most has less by the shards of the optimizer's state."""
+    divided = problem.divided(candidate.head_parts)
+    owners = owners_of_stages(problem, candidate.mesh, candidate.schedule)
+    whole, sharded = (resident_bytes(divided, replace(candidate, zero=zero), owners) for zero in (0, 1))
+    return int((whole - sharded).max())
+
+
+def _at_other_zero(result: Result, candidate: Candidate) -> Evaluation | None:
+    """The same plan at the other degree of ZeRO, if that was simulated."""
+    wanted = _other_way(candidate)
+    evaluations = (result.best, *result.others, *result.too_large)
+    return next((each for each in evaluations if each.candidate == wanted), None)
+
+
+def _other_way(candidate: Candidate) -> Candidate:
+    return replace(candidate, zero=1 - candidate.zero)
+
+
 def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
     """What stages make again and why, what that costs, and what there is without it."""
     candidate, imported = chosen.candidate, imported_schedule(problem.pinned)
@@ -310,7 +353,9 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
             order = "in the order made for it" if out.of_order else "whatever its order"
             reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), {order}"
             found.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
-    too_large = sorted(_too_large(problem, result), key=lambda each: each.step_ns)[:MOST_REJECTED]
+    fitting = {each.candidate for each in (result.best, *result.others)}
+    lacking_room = [each for each in _too_large(problem, result) if _other_way(each.candidate) not in fitting]
+    too_large = sorted(lacking_room, key=lambda each: each.step_ns)[:MOST_REJECTED]
     found += [_alternative(problem, each, _excess(problem, each, chosen)) for each in too_large]
     lacking = {each.candidate.label: each for each in reversed(result.shortages)}
     for shortage in itertools.islice(reversed(lacking.values()), MOST_REJECTED):

@@ -211,6 +211,14 @@ class MeasuredCost:
         seconds = float(np.interp(num_bytes, [p[0] for p in points], [p[1] for p in points]))
         return seconds * max(num_bytes / points[-1][0], 1.0)
 
+    def reduce_scatter_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """Half a sum, as one of the two passes of a ring; sums alone are measured."""
+        return self.all_reduce_seconds(num_bytes, devices) / 2
+
+    def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """The other half."""
+        return self.all_reduce_seconds(num_bytes, devices) / 2
+
     def optimizer_seconds(self, num_parameters: int) -> float:
         """Interpolated over the measured sizes; beyond them on the line of the nearest two, never below nothing."""
         points = sorted((r.num_parameters, r.seconds) for r in self.profile.optimizer)

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.layout import num_parameters
 from penstock.core.units import to_nanoseconds
 from penstock.planner.nanoseconds import whole_nanoseconds
-from penstock.planner.problem import Mesh, Problem
+from penstock.planner.problem import Mesh, Problem, zero_degrees
 from penstock.planner.slicing import SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import Integers, collective_seconds, pass_seconds, unit_counts
@@ -45,7 +45,8 @@ def floor_ns(problem: Problem, meshes: Iterable[Mesh], head_parts: Iterable[int]
             if (mesh.tp, batch) not in work:
                 work[mesh.tp, batch] = min(_work_ns(each, mesh.tp, batch) for each in divided)
         total = mesh.num_alike * work[mesh.tp, mesh.microbatch] + work.get((mesh.tp, mesh.remainder), 0)
-        elements = num_parameters(problem.model) // (mesh.tp * mesh.pp)
+        replicas = mesh.dp if 1 in zero_degrees(problem, mesh.dp) else 1
+        elements = num_parameters(problem.model) // (mesh.tp * mesh.pp * replicas)
         update = to_nanoseconds(problem.cost_of(mesh.tp).optimizer_seconds(elements))
         found = total // mesh.pp + update
         least = found if least is None else min(least, found)

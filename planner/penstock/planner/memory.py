@@ -38,6 +38,7 @@ from penstock.core.layout import (
 )
 from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.remaking import Remakes, remade_of
+from penstock.core.replicas import BLOCK
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, first_like, unit_counts
@@ -46,13 +47,30 @@ from penstock.planner.work import MOST_BYTES
 
 def state_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
     """Master weight, gradient and AdamW's two moments in the accumulation type, and the compute copy of bf16."""
-    copy = precision.compute_bytes if precision is Precision.BF16 else 0
-    return 3 * precision.accumulate_bytes + gradient_bytes(precision, gradient_type) + copy
+    return whole_bytes_per_parameter(precision, gradient_type) + optimizer_bytes_per_parameter(precision)
+
+
+def whole_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
+    """What every replica has of a parameter: its gradient, and the weight that products use."""
+    return gradient_bytes(precision, gradient_type) + precision.compute_bytes
+
+
+def optimizer_bytes_per_parameter(precision: Precision) -> int:
+    """What replicas may divide (ZeRO-1): AdamW's two moments, and the master weight where products use a copy."""
+    return (3 if precision is Precision.BF16 else 2) * precision.accumulate_bytes
 
 
 def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
     """Of one element of an accumulated gradient."""
     return precision.accumulate_bytes if gradient_type is GradientType.FP32 else precision.compute_bytes
+
+
+def stepped_elements(num_parameters: Integers, optimizer_shards: int) -> Integers:
+    """Elementwise: how many of a stage's elements a replica steps, gaps included (`penstock.core.replicas`)."""
+    if optimizer_shards == 1:
+        return num_parameters
+    num_blocks: Integers = -(-num_parameters // (optimizer_shards * BLOCK)) + 1
+    return num_blocks * BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +79,8 @@ class StageMemory:
     ``software`` stack holds them.
 
     Scores that are kept count as if every query attended to the whole sequence: an upper bound for slices.
-    ``recompute`` says what stages make again, if any do (`penstock.core.remaking`).
+    ``recompute`` says what stages make again, if any do (`penstock.core.remaking`). ``optimizer_shards`` replicas share
+    out the state of the optimizer; with 1 each has all of it.
     """
 
     model: ModelSpec
@@ -72,6 +91,7 @@ class StageMemory:
     software: SoftwareSpec = PENSTOCK
     sequence_length: int = 0
     recompute: tuple[Remakes, ...] = ()
+    optimizer_shards: int = 1
 
     @property
     def num_parameters(self) -> Integers:
@@ -101,15 +121,30 @@ class StageMemory:
         return counts
 
     @property
+    def stepped_elements(self) -> Integers:
+        """[stages]: the elements of which a replica has the optimizer's state."""
+        return stepped_elements(self.num_parameters, self.optimizer_shards)
+
+    @property
+    def flat_elements(self) -> Integers:
+        """[stages]: those of a replica's weights and of its gradients, with the gaps that shards leave."""
+        return self.stepped_elements * self.optimizer_shards
+
+    @property
     def state_bytes(self) -> Integers:
         """[stages]: parameters, gradients and optimizer state."""
-        width = state_bytes_per_parameter(self.precision, self.software.gradient_type)
-        return self.num_parameters * width
+        whole = self.flat_elements * whole_bytes_per_parameter(self.precision, self.software.gradient_type)
+        return whole + self.stepped_elements * optimizer_bytes_per_parameter(self.precision)
+
+    @property
+    def weight_bytes(self) -> Integers:
+        """[stages]: what products use, which replicas gather after each has stepped its shard."""
+        return self.flat_elements * self.precision.compute_bytes
 
     @property
     def gradient_bytes(self) -> Integers:
         """[stages]: what data parallelism sums."""
-        return self.num_parameters * gradient_bytes(self.precision, self.software.gradient_type)
+        return self.flat_elements * gradient_bytes(self.precision, self.software.gradient_type)
 
     @property
     def shared_gradient_bytes(self) -> Integers:

@@ -15,13 +15,14 @@ from penstock.core.layout import Operation
 from penstock.core.model import UnitKind
 from penstock.core.remaking import pinned_operations
 from penstock.core.units import NANOSECONDS_PER_SECOND
+from penstock.planner.candidate import optimizer_shards
 from penstock.planner.cost import CostModel
-from penstock.planner.memory import state_bytes_per_parameter
+from penstock.planner.memory import optimizer_bytes_per_parameter, whole_bytes_per_parameter
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute import Savings, may_recompute, savings_of
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, pass_seconds, prefixes
-from penstock.planner.tables import gradient_slot_bytes, unit_bytes
+from penstock.planner.tables import gradient_slot_bytes, optimizer_bytes, unit_bytes
 from penstock.planner.work import Floats
 
 
@@ -37,6 +38,8 @@ class UnitWork:
     sums: Floats
     largest: Floats
     state_bytes: Integers
+    optimizer_bytes: Integers
+    """The part of it that replicas may divide."""
     held_bytes: Integers
     savings: Callable[[], Savings]
     passing: Callable[[], tuple[Floats, Floats]]
@@ -65,10 +68,16 @@ class UnitWork:
             sums=np.add.reduceat(seconds, starts, axis=2),
             largest=np.maximum.reduceat(seconds, starts, axis=2),
             state_bytes=state,
+            optimizer_bytes=optimizer_bytes(problem, tp),
             held_bytes=held,
             savings=functools.lru_cache(lambda: savings_of(problem, tp, batch, slicings[len(slicings) // 2])),
             passing=functools.lru_cache(lambda: _passing_bytes(problem, tp, batch, slicings)),
         )
+
+    def state_of(self, optimizer_shards: int) -> Floats:
+        """[unit kinds]: the state where so many replicas divide that of the optimizer."""
+        state: Floats = self.state_bytes - self.optimizer_bytes * (1 - 1 / optimizer_shards)
+        return state
 
     def again_ns(self, shares: Floats) -> Floats:
         """Elementwise: what a layer makes again that gives up these shares of what can be given up of a micro-batch."""
@@ -112,18 +121,19 @@ class Relief:
     least_bytes: int
 
 
-def room_of(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
-    """[ranks, 1]: the micro-batches of its units that a rank has room for, if all have equally many units, and of a
-    head in parts equally many of these.
+def room_of(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
+    """[ranks, 1]: the micro-batches of its units that a rank has room for at this degree of ZeRO, if all have equally
+    many units, and of a head in parts equally many of these.
     """
     embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
     inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
     share, parts = 2 * problem.model.layers / mesh.pp, problem.model.head_parts
-    state = np.full((mesh.pp, 1), share * work.state_bytes[inner].mean() + work.cost.constant_bytes)
+    of_kinds = work.state_of(optimizer_shards(mesh, zero))
+    state = np.full((mesh.pp, 1), share * of_kinds[inner].mean() + work.cost.constant_bytes)
     held = np.full((mesh.pp, 1), share * work.held_bytes[inner].mean())
     heads = slice(-1, None) if parts == 1 else slice(None)
     for ranks, kind, count in ((slice(1), embedding, 1.0), (heads, head, 1.0 if parts == 1 else parts / mesh.pp)):
-        state[ranks] += count * work.state_bytes[kind]
+        state[ranks] += count * of_kinds[kind]
         held[ranks] += count * work.held_bytes[kind]
     room: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
     return room
@@ -164,8 +174,8 @@ class OutlineMemory:
     num_units: Floats
 
     @classmethod
-    def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, schedule: str) -> OutlineMemory:
-        """Under this schedule; nothing is known of those that are not built in."""
+    def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, schedule: str, zero: int) -> OutlineMemory:
+        """Under this schedule and degree of ZeRO; nothing is known of schedules that are not built in."""
         shape = (mesh.pp, len(work.counts))
         if schedule not in BUILT_IN:
             return cls(
@@ -174,18 +184,20 @@ class OutlineMemory:
         held_by, pinned = in_flight(mesh, work.counts, schedule), problem.pinned.recompute
         embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
         inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
-        regained = held_by - 1 / work.counts
-        per_unit = work.state_bytes[inner].mean() + held_by * work.held_bytes[inner].mean()
+        regained, shards = held_by - 1 / work.counts, optimizer_shards(mesh, zero)
+        state = work.state_of(shards)
+        per_unit = state[inner].mean() + held_by * work.held_bytes[inner].mean()
         if pinned is not None:
             per_unit = per_unit - regained * work.given_up_bytes(pinned_operations(pinned)) / len(inner)
         always = np.full(shape, float(work.cost.constant_bytes))
-        always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
-        of_head, parts = work.state_bytes[head] + held_by * work.held_bytes[head], problem.model.head_parts
+        always[0] += state[embedding] + held_by[0] * work.held_bytes[embedding]
+        of_head, parts = state[head] + held_by * work.held_bytes[head], problem.model.head_parts
         if parts == 1:
             always[-1] += of_head[-1]
         if problem.model.tied and mesh.pp == 1:
             shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden
-            always -= shared * state_bytes_per_parameter(problem.precision, problem.software.gradient_type)
+            whole = whole_bytes_per_parameter(problem.precision, problem.software.gradient_type)
+            always -= shared * (whole + optimizer_bytes_per_parameter(problem.precision) / shards)
         num_units = np.full(shape[1], 2.0 * problem.model.layers)
         if parts > 1:
             num_units += parts * (of_head / per_unit).min(axis=0)

@@ -21,7 +21,10 @@ The fill is what the busiest rank cannot work while the first slices come and th
 stages of t under 1F1B and of f + i - w under ZB-H1 (arXiv 2401.10241), with messages there and back, and of the largest
 slices' t under a flush. Where there is room for W to fill the rest, a rank only waits for f of the stages before it.
 No step is shorter than what the busiest network card has to send. The end is reductions and the optimizer of the rank
-with most parameters.
+with most parameters: over dp replicas an all-reduce of the gradients and an update of all elements, or with ZeRO-1 a
+reduce-scatter, an update of a dp-th of them, and an all-gather of the weights. These two are passes of the same ring,
+so in bf16, where weights are half as wide as gradients, ZeRO-1 is shorter and needs less memory. Where one is both, the
+other is no outline of its own.
 
 The bytes are those of units of mean size that can be dealt in parts: rank r holds the state of its units and the
 activations of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held)
@@ -39,7 +42,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,9 +50,10 @@ import numpy as np
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
-from penstock.planner.candidate import label_of
+from penstock.planner.candidate import label_of, optimizer_shards
+from penstock.planner.memory import gradient_bytes, optimizer_bytes_per_parameter, stepped_elements
 from penstock.planner.outline_work import OutlineMemory, Relief, UnitWork, room_of
-from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
+from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.simulate.periodic import enough_to_repeat
@@ -72,8 +76,8 @@ from penstock.planner.work import Floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
-    """A mesh with a number of slices, a schedule and parts of the head: estimates of its step, and of bytes that a rank
-    needs at least. ``recomputes``: ranks make again what they have no room for.
+    """A mesh with a number of slices, a schedule, parts of the head and a degree of ZeRO: estimates of its step, and of
+    bytes that a rank needs at least. ``recomputes``: ranks make again what they have no room for.
     """
 
     mesh: Mesh
@@ -82,6 +86,7 @@ class Outline:
     estimate_ns: int
     least_bytes: int
     head_parts: int = 1
+    zero: int = 0
     recomputes: bool = False
     relief: Relief | None = None
     """None where ranks have room for what they hold, or may not make it again."""
@@ -89,7 +94,8 @@ class Outline:
     @property
     def label(self) -> str:
         """For explanations."""
-        return label_of(self.mesh, self.num_slices, self.schedule, self.head_parts, recomputes=self.recomputes)
+        parts, recomputes = self.head_parts, self.recomputes
+        return label_of(self.mesh, self.num_slices, self.schedule, parts, recomputes=recomputes, zero=self.zero)
 
     @property
     def relieved(self) -> Outline | None:
@@ -257,33 +263,54 @@ def _of_pipelines(
         longest_ns = most_ns(mesh)
         if mesh.num_by_work * busy_ns > longest_ns:
             continue
-        hops, room = _hop_seconds(problem, work, mesh), room_of(problem, work, mesh)
+        hops = _hop_seconds(problem, work, mesh)
         carried = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
+        rooms = {zero: room_of(problem, work, mesh, zero) for zero in zero_degrees(problem, mesh.dp)}
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[owners[schedule]]
-            steps = _step_seconds(times, mesh, name, hops, room)
-            steps = np.maximum(steps, stages_per_rank(problem, mesh, schedule) * carried)
-            steps += times.end_seconds(problem, mesh, schedule)
-            memory = OutlineMemory.of(problem, work, mesh, name)
-            steps += memory.pinned_seconds(problem, work, mesh)
-            usual = OutlineMemory.of(problem, work, mesh, LIKE_USUAL[name]) if name in LIKE_USUAL else memory
-            reliefs = usual.reliefs(problem, work, mesh)
-            for at, count in zip(chosen.tolist(), wanted, strict=True):
-                seconds = float(steps[at])
-                if NANOSECONDS_PER_SECOND * seconds > longest_ns or not is_simulated_soon(
-                    problem, mesh, count, schedule
-                ):
-                    continue
-                yield Outline(
-                    mesh=mesh,
-                    num_slices=count,
-                    schedule=schedule,
-                    estimate_ns=round(seconds * NANOSECONDS_PER_SECOND),
-                    least_bytes=int(memory.least_bytes[at]),
-                    head_parts=problem.model.head_parts,
-                    relief=reliefs[at],
-                )
+            at_least = stages_per_rank(problem, mesh, schedule) * carried
+            for zero, end in _worth_it(times.ends(problem, mesh, schedule)).items():
+                steps = np.maximum(_step_seconds(times, mesh, name, hops, rooms[zero]), at_least) + end.seconds
+                memory = OutlineMemory.of(problem, work, mesh, name, zero)
+                steps += memory.pinned_seconds(problem, work, mesh)
+                like = LIKE_USUAL.get(name)
+                usual = memory if like is None else OutlineMemory.of(problem, work, mesh, like, zero)
+                reliefs = usual.reliefs(problem, work, mesh)
+                for at, count in zip(chosen.tolist(), wanted, strict=True):
+                    estimate_ns = round(float(steps[at]) * NANOSECONDS_PER_SECOND)
+                    if estimate_ns <= longest_ns and is_simulated_soon(problem, mesh, count, schedule):
+                        yield Outline(
+                            mesh=mesh,
+                            num_slices=count,
+                            schedule=schedule,
+                            estimate_ns=estimate_ns,
+                            least_bytes=int(memory.least_bytes[at]),
+                            head_parts=problem.model.head_parts,
+                            zero=zero,
+                            relief=reliefs[at],
+                        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """Seconds of a step's end, and bytes of the rank with most state."""
+
+    seconds: float
+    state_bytes: int
+
+
+def _worth_it(ends: Mapping[int, _End]) -> dict[int, _End]:
+    """Of the ends by degree of ZeRO those that are shorter than another or whose ranks hold less: nothing else of their
+    outlines differs. Shards of small stages have gaps, so they may hold more.
+    """
+    if len(ends) == 1:
+        return dict(ends)
+    whole, sharded = ends[0], ends[1]
+    kept = {0: whole} if whole.seconds < sharded.seconds or whole.state_bytes <= sharded.state_bytes else {}
+    if sharded.seconds < whole.seconds or sharded.state_bytes < whole.state_bytes:
+        kept[1] = sharded
+    return kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -315,20 +342,36 @@ class _StageTimes:
             per_rank = self.totals.sum(axis=0).max(axis=0)
         return float(per_rank.min())
 
-    def end_seconds(self, problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> float:
-        """Reductions and the optimizer of the rank with most parameters."""
-        memory = memory_of(problem, self.stages, mesh.microbatch, mesh.tp)
+    def ends(self, problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> dict[int, _End]:
+        """Reductions and the optimizer of the rank with most parameters, by degrees of ZeRO that the mesh may have."""
         owners = np.arange(len(self.stages)) % mesh.pp
         if isinstance(schedule, str):
             owners = np.array(find(schedule).stage_ranks(mesh.pp, len(self.stages)))
-        elements = int(np.bincount(owners, weights=memory.num_parameters).max())
-        gradients = int(np.bincount(owners, weights=memory.gradient_bytes).max())
-        replicas = [replica * mesh.tp for replica in range(mesh.dp)]
         shards = np.bincount(owners, weights=shards_seconds(problem, self.stages, mesh)).max() if mesh.tp > 1 else 0.0
-        cost = self.work.cost
         tie = tie_seconds(problem, self.stages, owners.tolist(), mesh, first_replica_in_order(mesh).tolist())
-        ends = cost.all_reduce_seconds(gradients, replicas) + float(shards) + tie
-        return cost.optimizer_seconds(elements) + ends
+        counts = memory_of(problem, self.stages, mesh.microbatch, mesh.tp).num_parameters
+        ends = {}
+        for zero in zero_degrees(problem, mesh.dp):
+            stepped = stepped_elements(counts, optimizer_shards(mesh, zero))
+            largest = int(np.bincount(owners, weights=stepped).max())
+            seconds, state_bytes = self._over_replicas(problem, mesh, largest, zero)
+            ends[zero] = _End(seconds=float(shards) + tie + seconds, state_bytes=state_bytes)
+        return ends
+
+    def _over_replicas(self, problem: Problem, mesh: Mesh, stepped: int, zero: int) -> tuple[float, int]:
+        """Seconds of sums over replicas and of the optimizer where a replica steps so many elements, and the bytes of
+        its state. With ZeRO each gets its part of the sums, steps it, and gathers the weights.
+        """
+        cost, precision, replicas = self.work.cost, problem.precision, [each * mesh.tp for each in range(mesh.dp)]
+        elements = stepped * optimizer_shards(mesh, zero)
+        gradients = elements * gradient_bytes(precision, problem.software.gradient_type)
+        weights = elements * precision.compute_bytes
+        if zero:
+            sums = cost.reduce_scatter_seconds(gradients, replicas) + cost.all_gather_seconds(weights, replicas)
+        else:
+            sums = cost.all_reduce_seconds(gradients, replicas)
+        state_bytes = gradients + weights + stepped * optimizer_bytes_per_parameter(precision)
+        return sums + cost.optimizer_seconds(stepped), state_bytes
 
 
 def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:

@@ -444,6 +444,18 @@ def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:
     return (pp,) if pp == 1 or pinned.schedule is not None else (pp, 2 * pp)
 
 
+def zero_degrees(problem: Problem, dp: int) -> tuple[int, ...]:
+    """Whether each of ``dp`` replicas may have all of the optimizer's state, 0, and whether they may divide it, 1:
+    what is pinned, else both. What another software than penstock's does is pinned, or taken to be 0.
+    """
+    if dp == 1:
+        return (0,)
+    if problem.pinned.zero is not None:
+        return (problem.pinned.zero,)
+    is_penstock = dataclasses.replace(problem.software, recomputes_on_demand=False) == PENSTOCK
+    return (0, 1) if is_penstock else (0,)
+
+
 def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]:
     share = problem.global_batch // dp
     for microbatch in _sizes(problem, share):

@@ -88,4 +88,5 @@ def candidate_of(plan: Plan) -> Candidate:
         head_parts=plan.head_parts,
         recompute=plan.recompute,
         recompute_ahead=plan.recompute_ahead,
+        zero=plan.zero,
     )

@@ -209,7 +209,7 @@ class Room:
         limit_bytes: Integers,
     ) -> Cut:
         problem, mesh = self.problem.divided(shape.head_parts), shape.mesh
-        state, held = unit_bytes(problem, mesh.tp, mesh.microbatch)
+        state, held = unit_bytes(problem, mesh.tp, mesh.microbatch, shape.optimizer_shards)
         savings = self._savings(shape)
         of_kinds = np.array([sum(s.num_bytes for s in savings if s.unit is kind) for kind in UNIT_KINDS])
         kinds = [unit.kind for unit in problem.model.units]
@@ -276,7 +276,7 @@ class Room:
     def _fitted(self, balanced: Candidate, walk: Walk) -> Candidate | Shortage:
         problem = self.problem.divided(balanced.head_parts)
         limit, is_pinned = problem.memory_limit_bytes, problem.pinned.stages is not None
-        state, held = unit_bytes(problem, balanced.mesh.tp, balanced.mesh.microbatch)
+        state, held = unit_bytes(problem, balanced.mesh.tp, balanced.mesh.microbatch, balanced.optimizer_shards)
         trial, needed = balanced, list[int]()
         slope = np.zeros(balanced.mesh.pp)
         for _ in range(1 + MOST_CORRECTIONS):
@@ -332,7 +332,7 @@ class Room:
         """The fastest stages if a rank holds ``slope`` micro-batches of its units, and ``always`` bytes besides."""
         owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
         problem = self.problem.divided(shape.head_parts)
-        state, held = unit_bytes(problem, shape.mesh.tp, shape.mesh.microbatch)
+        state, held = unit_bytes(problem, shape.mesh.tp, shape.mesh.microbatch, shape.optimizer_shards)
         kinds = [UNIT_KINDS.index(unit.kind) for unit in problem.model.units]
         room = (self.problem.memory_limit_bytes - always) // (len(owners) // shape.mesh.pp)
         return self._best(

@@ -18,6 +18,9 @@ never lost by them.
 
 So do outlines whose ranks make again what they have no room to keep.
 
+Replicas divide the state of the optimizer (ZeRO-1) unless the estimate of a step is shorter where they do not: that
+needs less memory. The best few are simulated both ways.
+
 Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
 """
 
@@ -27,7 +30,7 @@ import enum
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
@@ -36,7 +39,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.judge import Evaluation, Judge, Reporter
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
 from penstock.planner.outlines import Outline, Overview, outlines, outlines_of, owners_of_stages, slice_counts
-from penstock.planner.problem import Mesh, Problem, later_meshes
+from penstock.planner.problem import Mesh, Problem, later_meshes, zero_degrees
 from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
 
@@ -175,6 +178,8 @@ class _Search:
     """Groups of meshes of which ``outlines`` has only those that promised something."""
     unmoved: dict[tuple[object, ...], Evaluation] = field(default_factory=dict)
     """By their kind those whose boundaries were moved, as they were before."""
+    compared: set[Candidate] = field(default_factory=set)
+    """Those that were simulated for their degree of ZeRO alone."""
 
     def score(self, mesh: Mesh, nanoseconds: int) -> int:
         """What is minimised: time, or device time."""
@@ -377,7 +382,7 @@ class _Search:
         """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates; at
         last, where the list has them not, the same with a slice fewer and one more. ``actions`` is the budget of all.
         """
-        known = {key_of(each): each for each in self.outlines}
+        known = _by_key(self.outlines)
         limit, visited = len(self.seen) + self.budget.neighbours, set[object]()
         while self._affordable(limit, actions):
             best = min(self.fitting, key=self.rank).candidate
@@ -389,21 +394,22 @@ class _Search:
             visited.add(key)
             for group in [each for each in self.pruned if best.mesh in each]:
                 self.pruned.remove(group)
-                known = {key_of(each): each for each in outlines_of(self.problem, group)} | known
+                known = _by_key(outlines_of(self.problem, group)) | known
             for keys in neighbours(best, known):
-                around = [known[key] for key in keys if key in known]
+                around = [outline for key in keys for outline in known.get(key, ())]
                 for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
                     if self._affordable(limit, actions) and outline.least_bytes <= self.problem.memory_limit_bytes:
                         self.open(outline)
 
-    def _between(self, best: Candidate, known: Mapping[Key, Outline]) -> list[Outline]:
+    def _between(self, best: Candidate, known: Mapping[Key, list[Outline]]) -> list[Outline]:
         """Outlines with a slice fewer and one more than the best; their estimates are not known to differ from its."""
         mesh, count, rest = best.mesh, len(best.slices), (best.schedule, best.head_parts, any(best.recompute))
-        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, *rest))
-        if here is None or len(slice_counts(self.problem, mesh.pp)) == 1:
+        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, *rest), [])
+        if len(slice_counts(self.problem, mesh.pp)) == 1:
             return []
         most = self.problem.sequence_length // self.problem.quantum
-        others = [replace(here, num_slices=each) for each in (count - 1, count + 1) if 1 <= each <= most]
+        counts = [each for each in (count - 1, count + 1) if 1 <= each <= most]
+        others = [replace(outline, num_slices=each) for each in counts for outline in here]
         return [each for each in others if key_of(each) not in known]
 
     def _affordable(self, candidates: int, actions: int) -> bool:
@@ -436,10 +442,22 @@ class _Search:
 
     def improve(self) -> None:
         """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""
+        for best in self._best_kinds():
+            self._compare_zero(best)
         most_actions = self.num_actions + self.budget.moved_actions
         for best in self._best_kinds():
             self.unmoved[kind_of(best.candidate)] = best
             self._improve(best, most_actions)
+
+    def _compare_zero(self, evaluation: Evaluation) -> None:
+        """File the same at the other degree of ZeRO: estimates do not know what of a reduction is hidden, which may be
+        more of a sum than of its two halves.
+        """
+        other = with_other_zero(self.problem, evaluation.candidate)
+        other = other and (self.judge.proposer.room.moved(other) or other)
+        if other is not None and other not in self.seen and other not in self.compared:
+            self.compared.add(other)
+            self.file(self.judge.evaluate(other))
 
     def _best_kinds(self) -> list[Evaluation]:
         """The best of each of the best few meshes, schedules and numbers of slices."""
@@ -485,6 +503,7 @@ class _Search:
             if not best.is_exact:
                 self.fitting.remove(best)
                 self.file(self.judge.evaluate(best.candidate, in_full=True))
+            self._compare_zero(best)
             self._vary(best, tried)
             if not self.fitting:
                 raise self.nothing_fits()
@@ -531,6 +550,19 @@ def further_ahead(problem: Problem, candidate: Candidate) -> Iterator[Candidate]
     if any(candidate.recompute) and not problem.software.recomputes_on_demand:
         for ahead in AHEAD:
             yield replace(candidate, recompute_ahead=ahead)
+
+
+def _by_key(outlines: Iterable[Outline]) -> dict[Key, list[Outline]]:
+    by_key: dict[Key, list[Outline]] = {}
+    for outline in outlines:
+        by_key.setdefault(key_of(outline), []).append(outline)
+    return by_key
+
+
+def with_other_zero(problem: Problem, candidate: Candidate) -> Candidate | None:
+    """The candidate at the other degree of ZeRO, if it may have that."""
+    degrees = zero_degrees(problem, candidate.mesh.dp)
+    return replace(candidate, zero=1 - candidate.zero) if len(degrees) > 1 else None
 
 
 def with_h1(candidate: Candidate) -> Candidate:

@@ -14,12 +14,13 @@ from penstock.core.cluster import PENSTOCK, Transfers
 from penstock.core.layout import NUM_STATISTICS, Precision, Remade, SlotKind
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.remaking import Remakes, remade_of
+from penstock.core.replicas import exchange_bytes
 from penstock.core.schedule import Group, Kind
 from penstock.core.scratch import scratch_bytes
 from penstock.core.sharding import Sharding
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
-from penstock.planner.memory import StageMemory, gradient_bytes
+from penstock.planner.memory import StageMemory, gradient_bytes, optimizer_bytes_per_parameter
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
 from penstock.planner.pair_costs import collectives_of
@@ -52,7 +53,8 @@ def first_replica_in_order(mesh: Mesh) -> Integers:
 
 def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:
     """The byte arithmetic of its stages."""
-    return memory_of(problem, candidate.stages, candidate.mesh.microbatch, candidate.mesh.tp, candidate.recompute)
+    mesh, shards = candidate.mesh, candidate.optimizer_shards
+    return memory_of(problem, candidate.stages, mesh.microbatch, mesh.tp, candidate.recompute, shards)
 
 
 def remainder_shape(problem: Problem, candidate: Candidate) -> Shape | None:
@@ -65,7 +67,12 @@ def remainder_shape(problem: Problem, candidate: Candidate) -> Shape | None:
 
 
 def memory_of(
-    problem: Problem, stages: Stages, batch: int, tp: int, recompute: tuple[Remakes, ...] = ()
+    problem: Problem,
+    stages: Stages,
+    batch: int,
+    tp: int,
+    recompute: tuple[Remakes, ...] = (),
+    optimizer_shards: int = 1,
 ) -> StageMemory:
     """The byte arithmetic of these stages for micro-batches of ``batch`` sequences."""
     return StageMemory(
@@ -77,6 +84,7 @@ def memory_of(
         software=problem.software,
         sequence_length=problem.sequence_length,
         recompute=recompute,
+        optimizer_shards=optimizer_shards,
     )
 
 
@@ -127,6 +135,7 @@ def simulation_costs(
         hosts=seats.hosts,
         reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
         optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
+        gather_ns=_gathers(problem, candidate, stage_ranks, devices),
         remade_ns=remade,
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
         has_barrier=problem.software.optimizer_barrier,
@@ -282,9 +291,10 @@ def _reductions(
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
     gradients = stage_memory(problem, candidate).gradient_bytes.tolist()
+    summed_seconds = cost.reduce_scatter_seconds if candidate.optimizer_shards > 1 else cost.all_reduce_seconds
     seconds = {
         Group.DP: [
-            cost.all_reduce_seconds(num_bytes, devices[rank :: mesh.pp])
+            summed_seconds(num_bytes, devices[rank :: mesh.pp])
             for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
         ],
         Group.TIE: [tie_seconds(problem, candidate.stages, stage_ranks, mesh, devices)] * mesh.pp,
@@ -293,6 +303,21 @@ def _reductions(
     if mesh.tp > 1:
         seconds[Group.TP] = shards_seconds(problem, candidate.stages, mesh).tolist()
     return {group: tuple(whole_nanoseconds(row).tolist()) for group, row in seconds.items()}
+
+
+def _gathers(
+    problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: tuple[int, ...]
+) -> tuple[int, ...]:
+    """`Costs.gather_ns`."""
+    if candidate.optimizer_shards == 1:
+        return ()
+    mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
+    weights = stage_memory(problem, candidate).weight_bytes.tolist()
+    seconds = [
+        cost.all_gather_seconds(num_bytes, devices[rank :: mesh.pp])
+        for rank, num_bytes in zip(stage_ranks, weights, strict=True)
+    ]
+    return tuple(whole_nanoseconds(seconds).tolist())
 
 
 def tie_seconds(
@@ -342,7 +367,7 @@ def shards_seconds(problem: Problem, stages: Stages, mesh: Mesh) -> Floats:
 def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Every rank's optimizer step."""
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
-    elements = _per_rank(stage_memory(problem, candidate).num_parameters, stage_ranks, mesh.pp)
+    elements = _per_rank(stage_memory(problem, candidate).stepped_elements, stage_ranks, mesh.pp)
     return tuple(whole_nanoseconds([cost.optimizer_seconds(count) for count in elements.tolist()]).tolist())
 
 
@@ -377,11 +402,14 @@ def static_bytes(
 
 
 def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
-    """[ranks]: the same without transients, with the one buffer in which shards sum the gradients of each stage, and
-    with the memory in which forwards make what R makes again.
+    """[ranks]: the same without transients, with the one buffer in which shards sum the gradients of each stage, with
+    that in which replicas on the host exchange them, and with the memory in which forwards make what R makes again.
     """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
+    if candidate.zero and problem.num_places is None:
+        shards = _largest_per_rank(memory.gradient_bytes // mesh.dp, stage_ranks, mesh.pp)
+        held += np.array([exchange_bytes(each, mesh.dp) for each in shards.tolist()])
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     if any(candidate.recompute):
         held += _largest_per_rank(_scratch_table(problem, candidate), stage_ranks, mesh.pp)
@@ -466,21 +494,34 @@ def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
 _HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES)
 
 
-def unit_bytes(problem: Problem, tp: int, batch: int) -> tuple[Integers, Integers]:
-    """[unit kinds]: a unit's state with the gradients of its keys and values, and what it holds of one micro-batch."""
-    model, length = problem.model, [problem.sequence_length]
-    first = {unit.kind: unit.index for unit in reversed(model.units)}
-    stages = tuple((first[kind], first[kind] + 1) for kind in UNIT_KINDS)
-    memory = memory_of(problem, stages, batch, tp)
-    state = memory.state_bytes + memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
+def unit_bytes(problem: Problem, tp: int, batch: int, optimizer_shards: int = 1) -> tuple[Integers, Integers]:
+    """[unit kinds]: a unit's state with the gradients of its keys and values, and what it holds of one micro-batch.
+
+    A stage's blocks are divided, not a unit's: of a unit an even share counts.
+    """
+    length = [problem.sequence_length]
+    memory = memory_of(problem, _unit_stages(problem), batch, tp)
+    optimizer = optimizer_bytes(problem, tp)
+    state = memory.state_bytes - optimizer + -(-optimizer // optimizer_shards)
+    state += memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
     return state, memory.together_bytes(_HELD, length)[:, 0]
+
+
+def optimizer_bytes(problem: Problem, tp: int) -> Integers:
+    """[unit kinds]: what replicas may divide of a unit's state."""
+    memory = memory_of(problem, _unit_stages(problem), 1, tp)
+    return memory.num_parameters * optimizer_bytes_per_parameter(problem.precision)
+
+
+def _unit_stages(problem: Problem) -> Stages:
+    """A stage of the first unit of each kind."""
+    first = {unit.kind: unit.index for unit in reversed(problem.model.units)}
+    return tuple((first[kind], first[kind] + 1) for kind in UNIT_KINDS)
 
 
 def gradient_slot_bytes(problem: Problem, tp: int, batch: int, lengths: Sequence[int]) -> Integers:
     """[unit kinds, lengths]: the gradients of outputs of slices of so many tokens."""
-    first = {unit.kind: unit.index for unit in reversed(problem.model.units)}
-    stages = tuple((first[kind], first[kind] + 1) for kind in UNIT_KINDS)
-    return memory_of(problem, stages, batch, tp).slot_bytes(SlotKind.OUTPUT_GRADIENTS, lengths)
+    return memory_of(problem, _unit_stages(problem), batch, tp).slot_bytes(SlotKind.OUTPUT_GRADIENTS, lengths)
 
 
 def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, StageTable, StageTable]:

@@ -22,11 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.core.replicas import ROUND_BYTES as ROUND_BYTES
 from penstock.trainer.shards import irecv, isend
 from penstock.trainer.units.collectives import Work
-
-ROUND_BYTES = 2 * 2**20
-"""Received by one rank in one round, from all others together."""
 
 
 class HostReduceScatter:

@@ -55,10 +55,17 @@ def plan_facts(plan: Plan) -> Markup:
             "schedule": plan.schedule.generator,
             "micro-batches": _microbatches(plan),
             "slices": plan.slices_text,
+            **({"optimizer state": _optimizer_state(plan)} if plan.dp > 1 else {}),
             "receive ahead": f"{plan.receive_ahead}{', posted late' if plan.late_receives else ''}",
             "precision": plan.precision.value,
         }
     )
+
+
+def _optimizer_state(plan: Plan) -> str:
+    if plan.zero:
+        return f"sharded over {plan.dp} replicas (ZeRO-{plan.zero})"
+    return f"whole on each of {plan.dp} replicas"
 
 
 def _microbatches(plan: Plan) -> str:

@@ -32,9 +32,10 @@ class StepTimes:
     """Nanoseconds of one simulated step; ``makespan_ns`` is the time from step to step where no barrier ends it.
 
     Per rank, compute + bubble (waiting for other ranks) + communication (waiting for transfers that are under way, and
-    transport instructions) + reduction (waiting for those under way) + optimizer = ``makespan_ns``. ``finish_ns`` is
-    when the rank has nothing left but reductions, ``step_ns`` when it begins its optimizer. ``trace`` [actions,
-    `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not happen) where it was asked for.
+    transport instructions) + reduction (waiting for those and for gathers under way) + optimizer = ``makespan_ns``.
+    ``finish_ns`` is when the rank has nothing left but reductions, ``step_ns`` when it begins its optimizer. ``trace``
+    [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not happen) where it was asked
+    for.
     """
 
     makespan_ns: int
@@ -296,13 +297,13 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
 
 
 def _close(ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[int, int]) -> StepTimes:
-    """The end of the step: the rank's reductions, of which some ``started`` before, then its optimizer."""
+    """The end of the step: the rank's reductions, of which some ``started`` before, its optimizer, and its gathers."""
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
     communication = finish - busy - bubble - ends.paused_ns(started)
     ends.join(finish, started)
     optimizer = np.array(costs.optimizer_ns or (0,) * len(finish), dtype=np.int64)
     begins = 0 if costs.has_barrier else ranks[:, kernel.BEGAN]
-    makespan = int((ends.clock_ns + optimizer - begins).max())
+    makespan = int((ends.gather(ends.clock_ns + optimizer) - begins).max())
     return StepTimes(
         makespan_ns=makespan,
         finish_ns=finish,

@@ -81,7 +81,8 @@ class Costs:
     over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
     receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
     group, every rank's time in one reduction, for groups of peers (dp, tp) every stage's; ``optimizer_ns`` every rank's
-    time in STEP. ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many
+    time in STEP, and ``gather_ns`` every stage's in which replicas gather what each has stepped; none where each has
+    stepped all. ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many
     units again, its fixed overhead apart; none where no R is for a part. ``is_blocking``: ranks compute nothing while
     they send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
     (`penstock.planner.simulate.arrays`). ``collectives`` say what a pair of actions hides of those over shards; none
@@ -96,6 +97,7 @@ class Costs:
     instructions: InstructionCosts = InstructionCosts()
     reduce_ns: Mapping[Group, tuple[int, ...]] = field(default_factory=dict)
     optimizer_ns: tuple[int, ...] = ()
+    gather_ns: tuple[int, ...] = ()
     remade_ns: tuple[Nanoseconds, ...] = ()
     is_blocking: bool = False
     has_barrier: bool = True
@@ -133,6 +135,7 @@ class Costs:
         counts = self.counts(num_microbatches).astype(np.float64)
         actions = (self.compute_ns @ counts).sum(axis=1) * self.together_ppm.max() / MILLION
         summed = sum(sum(durations) for group, durations in self.reduce_ns.items() if group.is_of_peers)
+        summed += sum(self.gather_ns)
         ends = summed + sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
         return float(actions.sum() + (self.transfer_ns @ counts).sum()) + ends
 

@@ -4,6 +4,9 @@ A rank has one link for each group, which carries one reduction after the other 
 rank goes on. Tie and norm begin once the last of their ranks has started them, and end on all of them together. Those
 over dp and tp join the rank with its peers, in other pipelines and among its shards, who are as far as it is; that over
 tp is waited for where it starts. Messages and reductions do not slow each other.
+
+Where replicas divide the optimizer's state, those over dp leave each replica its part of the sums, and after its
+STEP a rank gathers the weights of its stages over dp, one after the other.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ Nanoseconds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """A reduction of one rank's ``stage``: on its link from ``begin_ns`` to ``over_ns``; its rank came to the wait at
-    ``reached_ns``.
+    """A reduction of one rank's ``stage``, or a gather of its weights: on its link from ``begin_ns`` to ``over_ns``;
+    its rank came to the wait at ``reached_ns``.
     """
 
     group: Group
@@ -33,14 +36,15 @@ class Reduced:
     begin_ns: int
     over_ns: int
     reached_ns: int
+    is_gather: bool = False
 
 
 class Reductions:
-    """Joins ``reductions`` as `penstock.planner.passes.reductions` orders them; `join` does, once.
+    """Joins ``reductions`` as `penstock.planner.passes.reductions` orders them; `join` does, once, and then `gather`.
 
     Afterwards ``clock_ns`` [ranks] is when the rank has no reductions left, and ``reduction_ns`` what it waited for
-    reductions under way. ``pauses_ns`` [stages] is what a rank whose compute goes on waits before the reduction over
-    replicas of the stage starts.
+    reductions and gathers under way. ``pauses_ns`` [stages] is what a rank whose compute goes on waits before the
+    reduction over replicas of the stage starts.
     """
 
     def __init__(self, stage_ranks: Sequence[int], costs: Costs, reductions: Sequence[Reduction]) -> None:
@@ -83,6 +87,17 @@ class Reductions:
                 self._sum_replicas(rank, of_stages)
         if Group.NORM in self._ranks_of:
             self._meet(Group.NORM, [int(self.clock_ns[rank]) for rank in self._ranks_of[Group.NORM]])
+
+    def gather(self, stepped_ns: Nanoseconds) -> Nanoseconds:
+        """[ranks]: when ranks whose optimizer is done at ``stepped_ns`` [ranks] have all weights of their stages."""
+        over_ns = stepped_ns.copy()
+        for rank, stages in self._own.items() if self._costs.gather_ns else ():
+            for stage in stages:
+                begin, duration = int(over_ns[rank]), self._costs.gather_ns[stage]
+                self.reductions.append(Reduced(Group.DP, rank, stage, begin, begin + duration, begin, is_gather=True))
+                over_ns[rank] += duration
+                self.reduction_ns[rank] += duration
+        return over_ns
 
     def _tie_start(self, rank: int, finish_ns: Nanoseconds, started: Mapping[int, int]) -> int:
         """Of several tied stages one sum is started, after all compute."""
@@ -170,7 +185,10 @@ def least_end_ns(
             clock[members] = clock[members].max() + durations.max()
         else:
             clock[members] += durations
-    return int((clock + np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)).max())
+    clock += np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)
+    if costs.gather_ns:
+        np.add.at(clock, list(stage_ranks), costs.gather_ns)
+    return int(clock.max())
 
 
 def _least_ns(group: Group, rank: int, stages: Sequence[int], costs: Costs) -> int:

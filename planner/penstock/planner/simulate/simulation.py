@@ -79,6 +79,7 @@ def live_bytes(program: RankProgram) -> int:
 _RECEIVE = {Kind.F: Kind.WAIT_RECV_F, Kind.B: Kind.WAIT_RECV_B, Kind.I: Kind.WAIT_RECV_B}
 _SEND = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}
 _RELEASE = {Kind.F: Kind.WAIT_SEND_F, Kind.B: Kind.WAIT_SEND_B, Kind.I: Kind.WAIT_SEND_B}
+_REDUCE, _GATHER = (Kind.START_REDUCE, Kind.WAIT_REDUCE), (Kind.START_GATHER, Kind.WAIT_GATHER)
 
 
 class _Waits:
@@ -158,7 +159,7 @@ def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
     """A reduction is shown as a transfer while it goes on, and as one where its rank waits for it, others included."""
     stage_of = {rank: stage for stage, rank in reversed(list(enumerate(order.stage_ranks.tolist())))}
     for reduced in times.reductions:
-        kinds = (Kind.START_REDUCE, Kind.WAIT_REDUCE)
+        kinds = _GATHER if reduced.is_gather else _REDUCE
         start, wait = (str(Action(kind, reduced.stage, group=reduced.group)) for kind in kinds)
         if reduced.over_ns > reduced.begin_ns:
             yield Event(reduced.rank, Activity.TRANSFER, start, reduced.begin_ns, reduced.over_ns)

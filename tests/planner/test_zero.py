@@ -1,0 +1,333 @@
+"""Replicas divide the optimizer's state where that is faster, or what fits; its bytes and seconds are counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.cluster import GradientType, SoftwareSpec
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision
+from penstock.core.model import Family, ModelSpec
+from penstock.core.replicas import BLOCK, ROUND_BYTES, exchange_bytes, largest_shard
+from penstock.core.schedule import Group
+from penstock.core.timeline import Activity
+from penstock.planner.budget import Budget
+from penstock.planner.candidate import Candidate
+from penstock.planner.decide import decide
+from penstock.planner.evaluate import Simulated, owners_of
+from penstock.planner.judge import Evaluation
+from penstock.planner.memory import (
+    StageMemory,
+    optimizer_bytes_per_parameter,
+    state_bytes_per_parameter,
+    whole_bytes_per_parameter,
+)
+from penstock.planner.outlines import outlines, outlines_of
+from penstock.planner.problem import Mesh, Problem, all_meshes, zero_degrees
+from penstock.planner.replay import candidate_of, simulated
+from penstock.planner.search import NothingFitsError, search
+from penstock.planner.tables import resident_bytes, stage_memory
+from tests.support.planning import BETWEEN, DEVICE, INSIDE, cluster, problem
+
+LLAMA = ModelSpec(family=Family.LLAMA, layers=4, hidden=64, heads=4, kv_heads=4, vocab=256)
+GPT2 = ModelSpec(family=Family.GPT2, layers=3, hidden=64, heads=4, vocab=512, positions=64)
+LARGE = ModelSpec(family=Family.LLAMA, layers=2, hidden=4096, heads=32, kv_heads=8, vocab=32_000)
+WITHOUT_MOVES = Budget(candidates=10_000, opened=10_000, shortages=10_000, actions=10**10, moves=0)
+
+
+def memory(model: ModelSpec, precision: Precision, shards: int, software: SoftwareSpec | None = None) -> StageMemory:
+    """Of the model in one stage."""
+    return StageMemory(
+        model=model,
+        precision=precision,
+        stages=((0, model.num_units),),
+        batch=1,
+        software=software or SoftwareSpec(),
+        optimizer_shards=shards,
+    )
+
+
+@pytest.mark.parametrize("dp", [1, 2, 8, 64])
+@pytest.mark.parametrize(
+    ("precision", "gradients", "whole", "sharded"),
+    [
+        (Precision.BF16, GradientType.FP32, 6, 12),
+        (Precision.BF16, GradientType.BF16, 4, 12),
+        (Precision.FP32, GradientType.FP32, 8, 8),
+        (Precision.FP64, GradientType.FP32, 16, 16),
+    ],
+)
+def test_a_parameter_takes_what_megatrons_distributed_optimizer_says(
+    dp: int, precision: Precision, gradients: GradientType, whole: int, sharded: int
+) -> None:
+    """In bf16 6 + 12 / dp bytes with gradients of fp32, in fp32 8 + 8 / dp (Megatron Core, distributed optimizer)."""
+    assert whole_bytes_per_parameter(precision, gradients) == whole
+    assert optimizer_bytes_per_parameter(precision) == sharded
+    assert state_bytes_per_parameter(precision, gradients) == whole + sharded
+    found = memory(LARGE, precision, dp, SoftwareSpec(gradient_type=gradients))
+    per_parameter = float((found.state_bytes / found.num_parameters)[0])
+    assert per_parameter == pytest.approx(whole + sharded / dp, rel=2e-3)
+    assert per_parameter >= whole + sharded / dp
+
+
+@given(st.sampled_from([LLAMA, GPT2]), st.integers(1, 70), st.data())
+def test_no_shard_is_larger_than_the_trainers(model: ModelSpec, dp: int, data: st.DataObject) -> None:
+    cuts = data.draw(st.sets(st.integers(1, model.num_units - 1)))
+    stages = tuple(itertools.pairwise((0, *sorted(cuts), model.num_units)))
+    found = StageMemory(model=model, precision=Precision.BF16, stages=stages, batch=1, optimizer_shards=dp)
+    counts = found.num_parameters.tolist()
+    assert found.stepped_elements.tolist() == [largest_shard(count, dp) for count in counts]
+    assert (found.flat_elements == dp * found.stepped_elements).all()
+    assert (found.flat_elements >= found.num_parameters).all()
+
+
+MESH = Mesh(dp=2, tp=1, pp=2, microbatch=1, num_microbatches=3)
+HALVES = ((0, 5), (5, 10))
+
+
+def on_two_replicas(zero: int, **changes: Any) -> Candidate:
+    """LLAMA in two stages."""
+    fields: dict[str, Any] = {"mesh": MESH, "stages": HALVES, "slices": (16,), "schedule": "1f1b", "zero": zero}
+    return Candidate(**fields | changes)
+
+
+def asked(**changes: Any) -> Problem:
+    """LLAMA on four devices."""
+    fields: dict[str, Any] = {"model": LLAMA, "ranks": 4, "global_batch": 6}
+    return problem(**fields | changes)
+
+
+def ring_ns(passes: int, num_bytes: int) -> float:
+    """Over two devices of a node."""
+    return passes * (INSIDE.latency_seconds + num_bytes / 2 / INSIDE.bytes_per_second) * 1e9
+
+
+def test_a_sharded_step_scatters_sums_and_gathers_weights() -> None:
+    """A ring's two passes, one before and one after the update of one shard."""
+    judge, owners = Simulated(asked()), (0, 1)
+    whole, sharded = (judge.costs(on_two_replicas(zero), owners) for zero in (0, 1))
+    counts = memory(LLAMA, Precision.FP32, 1).num_parameters
+    assert whole.gather_ns == ()
+    of_stages = [dataclasses.replace(memory(LLAMA, Precision.FP32, shards), stages=HALVES) for shards in (1, 2)]
+    assert counts == of_stages[0].num_parameters.sum()
+    for costs, found, passes in ((whole, of_stages[0], 2), (sharded, of_stages[1], 1)):
+        expected = [ring_ns(passes, 4 * count) for count in found.flat_elements.tolist()]
+        assert costs.reduce_ns[Group.DP] == pytest.approx(expected, abs=1)
+        stepped = [count * (16 + 12 + 4) for count in found.stepped_elements.tolist()]
+        assert costs.optimizer_ns == pytest.approx([1e9 * each / DEVICE.memory_bandwidth for each in stepped], abs=1)
+    assert sharded.gather_ns == sharded.reduce_ns[Group.DP]
+
+
+def test_in_bf16_weights_are_half_as_wide_as_their_gradients() -> None:
+    narrow = dataclasses.replace(asked(), precision=Precision.BF16)
+    costs = Simulated(narrow).costs(on_two_replicas(1), (0, 1))
+    elements = stage_memory(narrow, on_two_replicas(1)).flat_elements.tolist()
+    assert costs.reduce_ns[Group.DP] == pytest.approx([ring_ns(1, 4 * count) for count in elements], abs=1)
+    assert costs.gather_ns == pytest.approx([ring_ns(1, 2 * count) for count in elements], abs=1)
+
+
+@pytest.mark.parametrize("cards", [None, 1, 2])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_two_passes_take_as_long_as_the_sum(cards: int | None, size: int) -> None:
+    cost = problem(cluster(num_nodes=2, devices_per_node=2, nics_per_node=cards)).cost_of(1)
+    both = [each(10**6, range(size)) for each in (cost.reduce_scatter_seconds, cost.all_gather_seconds)]
+    assert sum(both) == pytest.approx(cost.all_reduce_seconds(10**6, range(size)))
+    assert both[0] == both[1]
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([LLAMA, GPT2]),
+    st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb", "zbv", "interleaved-zb"]),
+    st.integers(1, 4),
+    st.sampled_from([Precision.FP32, Precision.BF16]),
+)
+def test_only_the_end_of_a_step_is_another(model: ModelSpec, schedule: str, count: int, precision: Precision) -> None:
+    """Its parts add up, no step is shorter than its bound, and every stage is gathered once, after its update."""
+    per_rank = 2 if schedule in ("zbv", "interleaved-zb") else 1
+    cuts = np.linspace(0, model.num_units, 2 * per_rank + 1).astype(int).tolist()
+    mesh = Mesh(dp=2, tp=1, pp=2, microbatch=1, num_microbatches=count)
+    shape: dict[str, Any] = {"mesh": mesh, "stages": tuple(itertools.pairwise(cuts)), "schedule": schedule}
+    judge = Simulated(dataclasses.replace(asked(model=model, global_batch=2 * count), precision=precision))
+    whole = on_two_replicas(0, **shape)
+    if judge.best_variant(whole) is not whole:
+        whole = judge.evaluate(whole).candidate
+    found = [judge.evaluate(dataclasses.replace(whole, zero=zero)) for zero in (0, 1)]
+    assert found[0].compute_ns == found[1].compute_ns
+    for each in found:
+        parts = (each.compute_ns, each.bubble_ns, each.communication_ns, each.reduction_ns, each.optimizer_ns)
+        assert sum(parts) == each.step_ns
+        assert judge.bound_ns(each.candidate) <= each.step_ns
+    assert found[1].optimizer_ns < found[0].optimizer_ns
+    assert found[1].slot_bytes == found[0].slot_bytes
+
+
+def test_every_stage_is_gathered_after_its_ranks_update() -> None:
+    plan = decide(asked(dp=2, pp=2, zero=1, schedule="zbv")).plan
+    timeline = simulated(plan, cluster()).timeline
+    updates = {event.rank: event.stop_ns for event in timeline.events if event.activity is Activity.STEP}
+    gathers = [event for event in timeline.events if "GATHER" in event.action]
+    waits = [event for event in gathers if event.activity is Activity.REDUCE]
+    assert sorted(event.action for event in waits) == [f"{stage}WAIT_GATHER(dp)" for stage in range(4)]
+    assert {event.action for event in gathers} - {event.action for event in waits} == {
+        f"{stage}START_GATHER(dp)" for stage in range(4)
+    }
+    for rank in (0, 1):
+        own = sorted(event.start_ns for event in waits if event.rank == rank)
+        assert own[0] == updates[rank]
+    assert timeline.step_ns == max(event.stop_ns for event in waits)
+
+
+def test_with_one_replica_nothing_changes() -> None:
+    shape: dict[str, Any] = {"model": LLAMA, "ranks": 2, "global_batch": 4, "dp": 1}
+    plans = [decide(problem(**shape, zero=zero)).plan for zero in (None, 0, 1)]
+    assert [plan.zero for plan in plans] == [0, 0, 0]
+    assert not any("optimizer state" in reason for plan in plans for reason in plan.reasons)
+    assert len({dataclasses.replace(plan, reasons=(), prediction=None).digest for plan in plans}) == 1
+
+
+def test_pins_are_obeyed_and_told() -> None:
+    for zero, text in ((0, "optimizer state whole on each of 4 replicas: pinned"), (1, "sharded over 4 replicas")):
+        plan = decide(asked(global_batch=4, dp=4, zero=zero)).plan
+        assert plan.zero == zero
+        assert candidate_of(plan).zero == zero
+        assert f"zero {zero}" in "".join(plan.reasons)
+        (told,) = [reason for reason in plan.reasons if reason.startswith("optimizer state")]
+        assert text in told
+        assert told.endswith(": pinned")
+        assert plan.reasons[0].startswith(candidate_of(plan).label)
+        assert ("ZeRO-1" in plan.reasons[0]) == bool(zero)
+
+
+def test_other_software_shares_out_only_where_it_is_pinned() -> None:
+    megatron = cluster(software=SoftwareSpec(dropout=True))
+    free, pinned = (problem(megatron, ranks=2, zero=zero) for zero in (None, 1))
+    assert (zero_degrees(free, 2), zero_degrees(pinned, 2), zero_degrees(pinned, 1)) == ((0,), (1,), (0,))
+    assert {outline.zero for outline in outlines(free)} == {0}
+
+
+CHOICES = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from([LLAMA, GPT2]),
+        "sequence_length": st.sampled_from([4, 16, 40]),
+        "ranks": st.sampled_from([2, 4]),
+        "global_batch": st.sampled_from([2, 4, 12]),
+        "memory": st.sampled_from([2**30, 6_000_000, 3_000_000, 1_500_000]),
+        "dp": st.sampled_from([None, 2]),
+    }
+)
+
+
+def everything(problem_: Problem) -> Iterator[Evaluation]:
+    """All that fits."""
+    judge = Simulated(problem_)
+    for outline in outlines_of(problem_, all_meshes(problem_)):
+        for candidate in judge.proposer.candidates(outline):
+            if isinstance(candidate, Candidate):
+                evaluation = judge.evaluate(candidate, in_full=True)
+                if max(evaluation.peak_bytes) <= problem_.memory_limit_bytes:
+                    yield evaluation
+
+
+@settings(max_examples=8)
+@given(CHOICES, st.sampled_from([Precision.FP32, Precision.BF16]), st.sampled_from([1.0, 30.0]))
+def test_the_choice_is_as_good_as_trying_every_plan_both_ways(
+    chosen: dict[str, Any], precision: Precision, slower: float
+) -> None:
+    link = dataclasses.replace(BETWEEN, bytes_per_second=BETWEEN.bytes_per_second / slower)
+    described = cluster(num_nodes=4, devices_per_node=1, inter_node=link)
+    free, *both = (
+        dataclasses.replace(problem(described, **chosen, zero=zero), precision=precision) for zero in (None, 0, 1)
+    )
+    steps = [evaluation.step_ns for pinned in both for evaluation in everything(pinned)]
+    if not steps:
+        with pytest.raises(NothingFitsError):
+            search(free, Simulated(free), WITHOUT_MOVES)
+        return
+    assert search(free, Simulated(free), WITHOUT_MOVES).best.step_ns <= 1.01 * min(steps)
+
+
+def test_a_gather_that_nothing_hides_may_cost_more_than_it_saves() -> None:
+    """The last rank has most parameters, and is done while the first still works, so that its sum costs nothing."""
+    slow = dataclasses.replace(BETWEEN, bytes_per_second=BETWEEN.bytes_per_second / 100)
+    described = cluster(num_nodes=4, devices_per_node=1, inter_node=slow)
+    heavy = dataclasses.replace(LLAMA, layers=6, hidden=64)
+    shape: dict[str, Any] = {"model": heavy, "ranks": 4, "dp": 2, "pp": 2, "global_batch": 2, "stages": (1, 5)}
+    shape |= {"sequence_length": 40, "schedule": "1f1b"}
+    plans = [decide(problem(described, **shape, zero=zero)).plan for zero in (None, 0, 1)]
+    free, whole, sharded = ((plan.prediction.step_seconds if plan.prediction else 0.0) for plan in plans)
+    assert whole < sharded
+    assert plans[0].zero == 0
+    assert free == whole
+    (told,) = [reason for reason in plans[0].reasons if reason.startswith("optimizer state")]
+    assert re.fullmatch(r"optimizer state whole on each of 2 replicas: sharded, the step is [\d.]+ % slower", told)
+
+
+def test_what_fits_only_sharded_is_planned_so() -> None:
+    """The largest stage of the whole state needs more than the limit."""
+    shape: dict[str, Any] = {"ranks": 4, "dp": 4, "global_batch": 4}
+    roomy = decide(asked(**shape, zero=1)).plan
+    assert roomy.prediction is not None
+    limit = max(roomy.prediction.peak_bytes)
+    free = decide(asked(**shape, memory=limit)).plan
+    assert free.zero == 1
+    (told,) = [reason for reason in free.reasons if reason.startswith("optimizer state")]
+    assert "less on a rank: without, the step is" in told
+    assert "and a rank needs" in told
+    with pytest.raises(UserError, match="nothing fits") as caught:
+        decide(asked(**shape, memory=limit, zero=0))
+    assert "leave out parallelism.zero" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize("zero", [None, 0, 1])
+def test_a_step_is_never_longer_with_more_memory(zero: int | None) -> None:
+    before = float("inf")
+    for limit in (1_200_000, 1_600_000, 2_400_000, 4_000_000, 2**30):
+        try:
+            plan = decide(asked(memory=limit, zero=zero)).plan
+        except UserError:
+            assert before == float("inf")
+            continue
+        assert plan.prediction is not None
+        assert plan.prediction.step_seconds <= 1.005 * before
+        before = plan.prediction.step_seconds
+
+
+def test_bytes_fall_by_the_shards_on_every_rank() -> None:
+    about = asked()
+    whole, sharded = (resident_bytes(about, on_two_replicas(zero), owners_of(on_two_replicas(zero))) for zero in (0, 1))
+    counts = stage_memory(about, on_two_replicas(0)).num_parameters
+    gaps = 2 * BLOCK * (2 * 8 + 8)
+    exchanged = 2 * 4 * stage_memory(about, on_two_replicas(1)).stepped_elements
+    assert (np.abs(whole - sharded - 8 * counts / 2 + exchanged) <= gaps).all()
+
+
+def test_what_replicas_on_the_host_exchange_is_bounded_and_on_devices_nothing() -> None:
+    shard = largest_shard(10**9, 2) * 4
+    assert exchange_bytes(shard, 2) == exchange_bytes(shard, 64) == 2 * ROUND_BYTES == 4 * 2**20
+    assert exchange_bytes(1000, 4) == 6000
+    host = dataclasses.replace(asked(), num_places=None)
+    device = dataclasses.replace(host, num_places=8)
+    candidate = on_two_replicas(1)
+    more = resident_bytes(host, candidate, (0, 1)) - resident_bytes(device, candidate, (0, 1))
+    assert more.tolist() == [2 * each // 2 for each in stage_memory(host, candidate).gradient_bytes.tolist()]
+
+
+def test_estimates_keep_what_is_shorter_or_holds_less() -> None:
+    """Sums and gathers are one ring, so shards are never estimated to be slower; small stages have more gaps than
+    state, and are tried both ways.
+    """
+    large = dataclasses.replace(asked(model=LARGE, memory=2**40), precision=Precision.BF16)
+    assert {outline.zero for outline in outlines(large) if outline.mesh.dp > 1} == {1}
+    assert {outline.zero for outline in outlines(large) if outline.mesh.dp == 1} == {0}
+    tiny = asked(model=dataclasses.replace(LLAMA, hidden=16, vocab=16))
+    assert {outline.zero for outline in outlines(tiny) if outline.mesh.dp > 1} == {0, 1}
