@@ -86,11 +86,7 @@ def lower(
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
     own_slices = remainder.slices if remainder else ()
-    for found, lengths in ((schedule.num_slices, slices), (schedule.num_remainder_slices, own_slices)):
-        if found != len(lengths):
-            raise UserError(what=f"has {found} slices, but {len(lengths)} lengths are given", where="schedule")
-    if receive_ahead < 1:
-        raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
+    _check_counts(schedule, slices, own_slices, receive_ahead)
     ordered = find_rounds(schedule, num_units, keep_pairs=keep_pairs)
     owners = ordered.stage_ranks
     reductions = reductions_of(owners, dp=dp, tp=tp, tie=tie)
@@ -121,6 +117,16 @@ def lower(
         remainder_capacities=own_slices,
         zero=zero,
     )
+
+
+def _check_counts(
+    schedule: Schedule, slices: Sequence[int], remainder_slices: Sequence[int], receive_ahead: int
+) -> None:
+    for count, lengths in ((schedule.num_slices, slices), (schedule.num_remainder_slices, remainder_slices)):
+        if count != len(lengths):
+            raise UserError(what=f"has {count} slices, but {len(lengths)} lengths are given", where="schedule")
+    if receive_ahead < 1:
+        raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
 
 
 @dataclass(frozen=True, slots=True)

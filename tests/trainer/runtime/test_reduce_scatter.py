@@ -127,7 +127,7 @@ def with_a_failing_peer(me: PoolRank, plan: Plan, program: Program) -> str:
         raise RuntimeError(f"connection to rank {peer} closed")
 
     try:
-        with mock.patch.object(reduce_scatter, "irecv", fail):
+        with mock.patch("penstock.trainer.reduce_scatter.irecv", fail):
             transport.reduce_scatter(torch.ones(8)).wait()
     except RuntimeError as error:
         return str(error)
