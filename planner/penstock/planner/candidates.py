@@ -18,6 +18,7 @@ from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem
 from penstock.planner.recompute import pinned_remakes
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
+from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.slicing import BalancedSlicings, IntArray, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import (
@@ -76,7 +77,9 @@ class Proposer:
             if not is_worth_it(balanced):
                 continue
             if outline.recomputes:
-                yield from self._recomputing(outline, balanced, most_ns(outline.mesh) / outline.mesh.num_by_work)
+                hides = outline.schedule == BRAIDED  # collectives, for which stages take longer than they do in pairs
+                longest = math.inf if hides else most_ns(outline.mesh) / outline.mesh.num_by_work
+                yield from self._recomputing(outline, balanced, longest)
             else:
                 fitted = list(self.room.fitted(balanced))
                 if outline.mesh.pp == 1 and self.problem.pinned.slices is None:
