@@ -273,8 +273,9 @@ def test_a_gather_that_nothing_hides_may_cost_more_than_it_saves() -> None:
 
 
 def test_what_fits_only_sharded_is_planned_so() -> None:
-    """The largest stage of the whole state needs more than the limit."""
-    shape: dict[str, Any] = {"ranks": 4, "dp": 4, "global_batch": 4}
+    """What replicas exchange takes 4 MiB at most, little next to a state that is large enough."""
+    large = dataclasses.replace(LLAMA, hidden=512, vocab=1024)
+    shape: dict[str, Any] = {"model": large, "ranks": 4, "dp": 4, "global_batch": 4}
     roomy = decide(asked(**shape, zero=1)).plan
     assert roomy.prediction is not None
     limit = max(roomy.prediction.peak_bytes)
