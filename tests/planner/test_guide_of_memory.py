@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.devices import cluster_of, device_kind
 from penstock.core.errors import UserError
-from penstock.core.job import PipelineJob
+from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.remaking import Recompute
 from penstock.core.serialization import yamltext
@@ -22,10 +22,21 @@ GUIDE = ROOT / "docs" / "guides" / "my-model-does-not-fit.md"
 QUICK = Budget(candidates=2, opened=20, neighbours=0, moves=0, starts=1)
 
 
+def examples() -> list[str]:
+    """The guide's manifests: the job, and a pin stage by stage."""
+    return re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_pin_stage_by_stage_is_one() -> None:
+    _, pin = examples()
+    parallelism = ParallelismSpec.from_manifest(yamltext.load(pin)["parallelism"])
+    assert isinstance(parallelism.recompute, tuple)
+    assert parallelism.recompute[1] == ()
+
+
 def planned(recompute: Recompute | None) -> Plan:
     """The guide's job with another pin, by a short search."""
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    spec = PipelineJob.from_manifest(yamltext.load(block)).spec
+    spec = PipelineJob.from_manifest(yamltext.load(examples()[0])).spec
     spec = dataclasses.replace(spec, parallelism=dataclasses.replace(spec.parallelism, recompute=recompute))
     return decide(problem_from_cluster(spec, cluster_of(device_kind("h100"), 1)), QUICK).plan
 
