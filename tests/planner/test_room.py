@@ -120,7 +120,9 @@ def test_the_stages_are_the_fastest_that_fit(chosen: dict[str, Any], place: floa
     assume(pipelines)
     outline = data.draw(st.sampled_from(pipelines))
     judge = Simulated(roomy)
-    of_mesh = [each for each in every_candidate(roomy) if each.mesh == outline.mesh]
+    of_mesh = [
+        dataclasses.replace(each, zero=outline.zero) for each in every_candidate(roomy) if each.mesh == outline.mesh
+    ]
     peaks = {each: peak(judge, each) for each in of_mesh}
     limit = sorted(peaks.values())[int(place * (len(peaks) - 1))]
     longest = {each: judge.stage_costs(each).slice_ns.sum(axis=1).max() for each in of_mesh}
