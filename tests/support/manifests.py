@@ -122,6 +122,7 @@ remainder: 1
 remainderSlices: [128]
 stages: [[0, 2], [2, 4]]
 recompute: [[{unit: attention, count: 1, operations: [norm]}], []]
+recomputeAhead: 2
 schedule: {generator: zb, version: 1, text: x}
 receiveAhead: 3
 placement: [0, 1, 2, 3]

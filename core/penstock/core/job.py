@@ -185,7 +185,9 @@ class ParallelismSpec(Manifest):
     slices: int | tuple[int, ...] | None = None
     schedule: str | ScheduleSpec | None = None
     stages: tuple[float, ...] | None = None
-    recompute: RecomputePin | None = field(default=None, metadata={"read": read_recompute})
+    recompute: RecomputePin | None = field(
+        default=None, metadata={"read": read_recompute, "also": ({"type": "boolean"},)}
+    )
 
     def __post_init__(self) -> None:
         require_all(self, self._check_blocks, self._check_recompute)

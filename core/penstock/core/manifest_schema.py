@@ -73,7 +73,9 @@ def schema_of(annotation: Any) -> JsonSchema:
 
 
 def dataclass_schema(cls: type) -> JsonSchema:
-    """The schema of a dataclass's manifest form; a field's ``metadata["schema"]`` goes before its annotation."""
+    """The schema of a dataclass's manifest form; a field's ``metadata["schema"]`` goes before its annotation, and
+    ``metadata["also"]`` has what else is read.
+    """
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     found: JsonSchema = {
@@ -90,7 +92,10 @@ def dataclass_schema(cls: type) -> JsonSchema:
 
 def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
     limit = LIMITS.get(cls.__name__, {}).get(camel(field.name), {})
-    found = _limited(field.metadata.get("schema") or schema_of(hint), limit)
+    schema = field.metadata.get("schema") or schema_of(hint)
+    if "also" in field.metadata:
+        schema = {"anyOf": [*schema["anyOf"], *field.metadata["also"]]}
+    found = _limited(schema, limit)
     if meaning := MEANINGS.get(cls, {}).get(camel(field.name)):
         found["description"] = meaning
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
