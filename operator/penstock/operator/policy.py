@@ -43,6 +43,7 @@ _VARIABLES = {
     "slices": "has(variables.pinned.slices) ? variables.pinned.slices : 1",
     "lengths": "type(variables.slices) == list ? variables.slices : [variables.length]",
     "schedule": "has(variables.pinned.schedule) ? variables.pinned.schedule : '1f1b'",
+    "recompute": "has(variables.pinned.recompute) ? variables.pinned.recompute : 'none'",
 }
 _SLICES, _SCHEDULE = "spec.parallelism.slices", "spec.parallelism.schedule"
 
@@ -80,6 +81,12 @@ CHECKS = (
         path=_SCHEDULE,
         holds="type(variables.schedule) != string || !variables.schedule.endsWith('.csv')",
         message="no file is sent along: write {generator: csv, text: ...}, as `penstock submit` does by itself",
+    ),
+    Check(
+        path="spec.parallelism.recompute",
+        holds="type(variables.recompute) == bool || type(variables.recompute) == list || "
+        "(type(variables.recompute) == string && variables.recompute in ['none', 'selective', 'full'])",
+        message="is none of what it may be: write none, selective, full, or a list for each pinned stage",
     ),
     Check(
         path="spec.parallelism",
