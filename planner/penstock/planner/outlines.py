@@ -24,7 +24,8 @@ No step is shorter than what the busiest network card has to send. The end is re
 with most parameters: over dp replicas an all-reduce of the gradients and an update of all elements, or with ZeRO-1 a
 reduce-scatter, an update of a dp-th of them, and an all-gather of the weights. These two are passes of the same ring,
 so in bf16, where weights are half as wide as gradients, ZeRO-1 is shorter and needs less memory. Where one is both, the
-other is no outline of its own.
+other is no outline of its own. On the host a rank with several stages sums the gradients of one while it works on
+another (`penstock.planner.passes.reductions`), so only the longest of its sums counts.
 
 The bytes are those of units of mean size that can be dealt in parts: rank r holds the state of its units and the
 activations of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held)
@@ -354,23 +355,27 @@ class _StageTimes:
         for zero in zero_degrees(problem, mesh.dp):
             stepped = stepped_elements(counts, optimizer_shards(mesh, zero))
             largest = int(np.bincount(owners, weights=stepped).max())
-            seconds, state_bytes = self._over_replicas(problem, mesh, largest, zero)
+            summed_last = largest if problem.late_receives else int(stepped.max())
+            seconds, state_bytes = self._over_replicas(problem, mesh, largest, summed_last, zero)
             ends[zero] = _End(seconds=float(shards) + tie + seconds, state_bytes=state_bytes)
         return ends
 
-    def _over_replicas(self, problem: Problem, mesh: Mesh, stepped: int, zero: int) -> tuple[float, int]:
+    def _over_replicas(
+        self, problem: Problem, mesh: Mesh, stepped: int, summed_last: int, zero: int
+    ) -> tuple[float, int]:
         """Seconds of sums over replicas and of the optimizer where a replica steps so many elements, and the bytes of
-        its state. With ZeRO each gets its part of the sums, steps it, and gathers the weights.
+        its state. With ZeRO each gets its part of the sums, steps it, and gathers the weights. Of ``summed_last`` a
+        replica has the sum after all compute.
         """
         cost, precision, replicas = self.work.cost, problem.precision, [each * mesh.tp for each in range(mesh.dp)]
-        elements = stepped * optimizer_shards(mesh, zero)
-        gradients = elements * gradient_bytes(precision, problem.software.gradient_type)
-        weights = elements * precision.compute_bytes
+        shards, per_gradient = optimizer_shards(mesh, zero), gradient_bytes(precision, problem.software.gradient_type)
+        weights = stepped * shards * precision.compute_bytes
         if zero:
-            sums = cost.reduce_scatter_seconds(gradients, replicas) + cost.all_gather_seconds(weights, replicas)
+            sums = cost.reduce_scatter_seconds(summed_last * shards * per_gradient, replicas)
+            sums += cost.all_gather_seconds(weights, replicas)
         else:
-            sums = cost.all_reduce_seconds(gradients, replicas)
-        state_bytes = gradients + weights + stepped * optimizer_bytes_per_parameter(precision)
+            sums = cost.all_reduce_seconds(summed_last * per_gradient, replicas)
+        state_bytes = stepped * (shards * per_gradient + optimizer_bytes_per_parameter(precision)) + weights
         return sums + cost.optimizer_seconds(stepped), state_bytes
 
 
