@@ -38,12 +38,13 @@ MOST_WRITES, MOST_WRITES_PER_POD = 40, 2
 def lived(manifest: dict[str, Any]) -> None:
     """Let the job live for as long as it does, with a cluster that has room for it."""
     operating = Operating(FakePlanner(), ALLOWING_ALL)
-    uid = operating.kube.submit({**manifest, "metadata": {"name": "fuzzed"}})
+    submitted = {**manifest, "metadata": {"name": "fuzzed"}}
+    uid = operating.kube.submit(submitted)
     settled(operating, uid)
     num_pods = 0
     for jobset in operating.kube.all(JOBSETS):
         num_pods = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
-        assert 1 <= num_pods <= manifest["spec"]["resources"]["ranks"]
+        assert 1 <= num_pods <= PipelineJob.from_manifest(submitted).spec.resources.ranks
         jobset["spec"]["suspend"] = False
         nodes = [f"node-{number}" for number in range(num_pods)]
         for node in nodes:

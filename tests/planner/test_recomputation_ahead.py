@@ -14,9 +14,11 @@ from penstock.core.layout import Operation
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Plan
 from penstock.core.remaking import uniform_remakes
+from penstock.core.units import to_seconds
 from penstock.planner.decide import decide
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import problem_from_cluster
+from penstock.planner.replay import simulated
 
 LENGTH, BLOCK_SECONDS, MEMORY = 256, 0.01, 80 * 2**30
 LINK = LinkSpec(latency_seconds=1e-9, bytes_per_second=1e15)
@@ -78,6 +80,18 @@ def test_at_most_two_fifths_of_what_runs_on_demand_is_exposed(num_ranks: int) ->
     )
     assert kept < apart < on_demand
     assert apart - kept <= 0.4 * (on_demand - kept)
+
+
+def test_directly_before_its_backward_more_is_exposed() -> None:
+    """45 % of what R on demand adds, and 38 % further ahead."""
+    plan = planned(8, 8)
+    assert plan.prediction is not None
+    direct = simulated(
+        dataclasses.replace(plan, recompute_ahead=0, program_digest=""), described(8, on_demand=False)
+    ).timeline
+    kept, on_demand = seconds(planned(8, 8, recomputes=False)), seconds(planned(8, 8, on_demand=True))
+    shares = [(step - kept) / (on_demand - kept) for step in (to_seconds(direct.step_ns), seconds(plan))]
+    assert shares == pytest.approx([0.446, 0.385], abs=1e-3)
 
 
 def test_recomputations_stand_ahead_of_their_backwards_where_that_is_faster() -> None:

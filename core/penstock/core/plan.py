@@ -173,6 +173,11 @@ class Plan(Manifest):
                 remedy="write 0, or leave it out",
             )
 
+    @property
+    def optimizer_shards(self) -> int:
+        """Into how many shards replicas divide the optimizer's state; 1 where each has all of it."""
+        return self.dp if self.zero else 1
+
     def obeys_zero(self, pin: int | None) -> bool:
         """Whether it divides the optimizer's state as the pin says; one replica has nothing to divide."""
         return self.dp == 1 or pin in (None, self.zero)

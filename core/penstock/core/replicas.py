@@ -5,9 +5,9 @@ weights, ends the reduction with the sum of their gradients, and sends the new w
 equally large, as NCCL's collectives want them, and s is a multiple of `BLOCK`.
 
 Gradients are squared and summed in blocks of `BLOCK` elements, counted from the start of each tensor, so that the norm
-does not depend on how replicas divide them (`penstock.trainer.norm`). No block may lie in two shards, so a tensor that
-a bound of shards cuts begins at a multiple of `BLOCK`. At most dp - 1 tensors of a stage are cut, and each leaves a gap
-of less than `BLOCK` elements before it, which hold zeros.
+does not depend on how replicas divide them (`penstock.trainer.squared_norm`). No block may lie in two shards, so a
+tensor that a bound of shards cuts begins at a multiple of `BLOCK`. At most dp - 1 tensors of a stage are cut, and each
+leaves a gap of less than `BLOCK` elements before it, which hold zeros.
 
 Example with blocks of 4: tensors of 3, 10 and 2 elements, and 2 replicas. Of 15 elements a shard has 8. The second
 tensor would begin at 3 and be cut at 8, which is in its second block. It begins at 4, and the stage ends at 16.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.remaking import Remakes
 from penstock.core.schedule import ScheduleSpec
@@ -29,7 +29,7 @@ class Candidate:
     recompute: tuple[Remakes, ...] = ()
     """What each stage makes again before its backwards; none where all keep everything."""
     recompute_ahead: int = 0
-    """How many actions before its backward."""
+    """How many actions of its rank an R comes before its backward."""
     zero: int = 0
     """1 where replicas divide the state of the optimizer (ZeRO-1), 0 where each has all of it."""
 
@@ -59,6 +59,11 @@ class Candidate:
             step_seconds=step_seconds,
             peak_flops=problem.peak_flops,
         )
+
+
+def at_other_zero(candidate: Candidate) -> Candidate:
+    """The candidate at the other degree of ZeRO."""
+    return replace(candidate, zero=1 - candidate.zero)
 
 
 def optimizer_shards(mesh: Mesh, zero: int) -> int:

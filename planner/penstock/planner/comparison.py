@@ -17,14 +17,13 @@ def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> t
     """
     if plan.prediction is None:
         return ()
-    shards = plan.dp if plan.zero else 1
     memory = StageMemory(
         model=plan.model,
         precision=plan.precision,
         stages=plan.stages,
         batch=plan.microbatch,
         sharding=plan.sharding,
-        optimizer_shards=shards,
+        optimizer_shards=plan.optimizer_shards,
     )
     state = [0] * plan.pp
     for num_bytes, rank in zip(memory.state_bytes.tolist(), schedule_of(plan).stage_ranks, strict=True):

@@ -57,10 +57,10 @@ GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 
 
 LEAVE_OUT = {
-    "recompute": "leave out parallelism.recompute, and ranks make again what they have no room for",
-    "zero": "leave out parallelism.zero, and replicas divide the state of the optimizer",
+    "recompute": (Recompute.FULL, "leave out parallelism.recompute, and ranks make again what they have no room for"),
+    "zero": (1, "leave out parallelism.zero, and replicas divide the state of the optimizer"),
 }
-"""Pins that may take memory, and what leaving them out does."""
+"""Pins that may take memory, each with the value that takes least, and what leaving it out does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +192,7 @@ def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
     if enough is not None:
         cure = f"allow {enough // MEBIBYTE}Mi per rank, {cure}"
-    hint = next((hint for name, hint in LEAVE_OUT.items() if _fits_without(problem, name)), None)
+    hint = next((hint for name, (least, hint) in LEAVE_OUT.items() if _fits_without(problem, name, least)), None)
     if hint is not None:
         cure = f"{hint}; or {cure}"
     limit, least = bytes_apart(problem.memory_limit_bytes, shortage.least_bytes)
@@ -203,9 +203,9 @@ def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     )
 
 
-def _fits_without(problem: Problem, name: str) -> bool:
-    """Whether a plan is found without this pin, if it takes memory."""
-    if getattr(problem.pinned, name) in (None, Recompute.FULL, 1):
+def _fits_without(problem: Problem, name: str, least: object) -> bool:
+    """Whether a plan is found without this pin, if another value than the ``least`` is pinned."""
+    if getattr(problem.pinned, name) in (None, least):
         return False
     free = dataclasses.replace(problem, pinned=dataclasses.replace(problem.pinned, **{name: None}))
     try:

@@ -15,7 +15,7 @@ from penstock.core.plan import Alternative, slices_text
 from penstock.core.remaking import Remake, pinned_operations, remakes_text
 from penstock.core.schedule import CSV
 from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
-from penstock.planner.candidate import Candidate
+from penstock.planner.candidate import Candidate, at_other_zero
 from penstock.planner.floor import floor_ns, grid
 from penstock.planner.judge import Evaluation
 from penstock.planner.outlines import owners_of_stages
@@ -244,13 +244,9 @@ def _spared_bytes(problem: Problem, candidate: Candidate) -> int:
 
 def _at_other_zero(result: Result, candidate: Candidate) -> Evaluation | None:
     """The same plan at the other degree of ZeRO, if that was simulated."""
-    wanted = _other_way(candidate)
+    wanted = at_other_zero(candidate)
     evaluations = (result.best, *result.others, *result.too_large)
     return next((each for each in evaluations if each.candidate == wanted), None)
-
-
-def _other_way(candidate: Candidate) -> Candidate:
-    return replace(candidate, zero=1 - candidate.zero)
 
 
 def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
@@ -354,7 +350,7 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
             reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), {order}"
             found.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
     fitting = {each.candidate for each in (result.best, *result.others)}
-    lacking_room = [each for each in _too_large(problem, result) if _other_way(each.candidate) not in fitting]
+    lacking_room = [each for each in _too_large(problem, result) if at_other_zero(each.candidate) not in fitting]
     too_large = sorted(lacking_room, key=lambda each: each.step_ns)[:MOST_REJECTED]
     found += [_alternative(problem, each, _excess(problem, each, chosen)) for each in too_large]
     lacking = {each.candidate.label: each for each in reversed(result.shortages)}

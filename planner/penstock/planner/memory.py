@@ -38,7 +38,7 @@ from penstock.core.layout import (
 )
 from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.remaking import Remakes, remade_of
-from penstock.core.replicas import BLOCK
+from penstock.core.replicas import largest_shard
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, first_like, unit_counts
@@ -66,11 +66,10 @@ def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
 
 
 def stepped_elements(num_parameters: Integers, optimizer_shards: int) -> Integers:
-    """Elementwise: how many of a stage's elements a replica steps, gaps included (`penstock.core.replicas`)."""
+    """[stages]: how many of a stage's elements a replica steps, gaps included (`penstock.core.replicas`)."""
     if optimizer_shards == 1:
         return num_parameters
-    num_blocks: Integers = -(-num_parameters // (optimizer_shards * BLOCK)) + 1
-    return num_blocks * BLOCK
+    return np.array([largest_shard(count, optimizer_shards) for count in num_parameters.tolist()], dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +78,8 @@ class StageMemory:
     ``software`` stack holds them.
 
     Scores that are kept count as if every query attended to the whole sequence: an upper bound for slices.
-    ``recompute`` says what stages make again, if any do (`penstock.core.remaking`). ``optimizer_shards`` replicas share
-    out the state of the optimizer; with 1 each has all of it.
+    ``recompute`` says what stages make again, if any do (`penstock.core.remaking`). ``optimizer_shards`` replicas
+    divide the state of the optimizer; with 1 each has all of it.
     """
 
     model: ModelSpec

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
 from penstock.planner.budget import Budget, usual_budget
-from penstock.planner.candidate import Candidate
+from penstock.planner.candidate import Candidate, at_other_zero
 from penstock.planner.judge import Evaluation, Judge, Reporter
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
 from penstock.planner.outlines import Outline, Overview, outlines, outlines_of, owners_of_stages, slice_counts
@@ -137,7 +137,7 @@ MOST_LEANER = 3
 """So often more is made again of a candidate whose order holds more than was counted."""
 
 AHEAD = (2, 4, 8)
-"""Actions that recomputations may come before their backwards. Two fill most waits of 1F1B; more hold more bytes."""
+"""Actions before their backwards at which recomputations are tried. More fill more waits, and hold more bytes."""
 
 FAR = 1.02
 """Where stages balanced by time take at least so many times the best step, none are looked for that fit."""
@@ -453,9 +453,12 @@ class _Search:
         """File the same at the other degree of ZeRO: estimates do not know what of a reduction is hidden, which may be
         more of a sum than of its two halves.
         """
-        other = with_other_zero(self.problem, evaluation.candidate)
-        other = other and (self.judge.proposer.room.moved(other) or other)
-        if other is not None and other not in self.seen and other not in self.compared:
+        candidate = evaluation.candidate
+        if len(zero_degrees(self.problem, candidate.mesh.dp)) == 1:
+            return
+        other = at_other_zero(candidate)
+        other = self.judge.proposer.room.moved(other) or other
+        if other not in self.seen and other not in self.compared:
             self.compared.add(other)
             self.file(self.judge.evaluate(other))
 
@@ -557,12 +560,6 @@ def _by_key(outlines: Iterable[Outline]) -> dict[Key, list[Outline]]:
     for outline in outlines:
         by_key.setdefault(key_of(outline), []).append(outline)
     return by_key
-
-
-def with_other_zero(problem: Problem, candidate: Candidate) -> Candidate | None:
-    """The candidate at the other degree of ZeRO, if it may have that."""
-    degrees = zero_degrees(problem, candidate.mesh.dp)
-    return replace(candidate, zero=1 - candidate.zero) if len(degrees) > 1 else None
 
 
 def with_h1(candidate: Candidate) -> Candidate:

@@ -285,29 +285,23 @@ class ProcessGroupTransport:
         self._copies = groups[copies_group(mesh, rank)] if mesh.kv_copies > 1 else None
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> Work:
-        """See `Transport`."""
         return irecv(tensor, *self._ends[channel])
 
     def send(self, channel: Channel, tensor: Tensor) -> Work:
-        """See `Transport`."""
         return isend(tensor, *self._ends[channel])
 
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
-        """See `Transport`."""
         return under_way(dist.all_reduce(tensor, group=self._groups[group], async_op=True))
 
     def reduce_scatter(self, tensor: Tensor) -> Work:
-        """See `Transport`."""
         if self._reduce_scatter is not None:
             return self._reduce_scatter.start(tensor)
         return self._replicas.start(Scatter(tensor, tensor.chunk(self._num_replicas)[self._replica]))
 
     def all_gather(self, tensor: Tensor) -> Work:
-        """See `Transport`."""
         return self._replicas.start(Gather(tensor))
 
     def sum_copies(self, tensor: Tensor) -> Work:
-        """See `Transport`."""
         return under_way(dist.all_reduce(tensor, group=self._copies, async_op=True))
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:

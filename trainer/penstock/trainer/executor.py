@@ -84,7 +84,6 @@ class StageExecutor:
         return (*plan.stages[stage], *shape, plan.sharding, self._remade[stage])
 
     def compute(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
         if instruction.action.children:
             return self._pair(instruction)
         return self._run(self._steps(instruction))
@@ -99,7 +98,6 @@ class StageExecutor:
         return lambda: run_pair(first(), second(), shards, enter)
 
     def message(self, slot: int) -> Tensor:
-        """See `penstock.trainer.interpreter.Executor`."""
         return self._arena.message(slot)
 
     def warm_up(self, instructions: Sequence[Instruction]) -> None:
@@ -126,11 +124,9 @@ class StageExecutor:
         return self._closing.reduction(instruction.action, self.losses_MP)
 
     def step(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
         return self._closing.step
 
     def gather(self, instruction: Instruction) -> Callable[[], Work]:
-        """See `penstock.trainer.interpreter.Executor`."""
         return self._closing.gather(instruction.action.stage)
 
     def evaluate(self, instruction: Instruction) -> Operation:
@@ -276,7 +272,6 @@ class EvaluationExecutor:
         self.message = training.message
 
     def compute(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
         return self._training.evaluate(instruction)
 
     def free(self, instruction: Instruction) -> Operation:
@@ -313,7 +308,6 @@ class SamplingExecutor(EvaluationExecutor):
         self._position, self.logits = position, None
 
     def compute(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
         forward = self._training.logits_after(instruction, lambda: self._position)
         vocab, rows = self._training.logit_rows(instruction)
 

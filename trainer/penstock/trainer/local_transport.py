@@ -171,32 +171,26 @@ class LocalTransport:
         self.shards: Shards = LocalShards(fabric, rank) if fabric.mesh.tp > 1 else NO_SHARDS
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> LocalWork:
-        """See `penstock.trainer.comm.Transport`."""
         work = LocalWork(channel, tensor, self._fabric.timeout_seconds)
         self._fabric.lines[self._replica, self._shard, channel].add(receive=work)
         return work
 
     def send(self, channel: Channel, tensor: Tensor) -> LocalWork:
-        """See `penstock.trainer.comm.Transport`."""
         work = LocalWork(channel, tensor, self._fabric.timeout_seconds)
         self._fabric.lines[self._replica, self._shard, channel].add(send=work)
         return work
 
     def all_reduce(self, group: Group, tensor: Tensor) -> LocalMeeting:
-        """See `penstock.trainer.comm.Transport`."""
         return self._fabric.meet(self._members(group), self._rank, Sum(tensor))
 
     def reduce_scatter(self, tensor: Tensor) -> LocalMeeting:
-        """See `penstock.trainer.comm.Transport`."""
         own = tensor.chunk(self._fabric.mesh.dp)[self._replica]
         return self._fabric.meet(self._members(Group.DP), self._rank, Scatter(tensor, own))
 
     def all_gather(self, tensor: Tensor) -> LocalMeeting:
-        """See `penstock.trainer.comm.Transport`."""
         return self._fabric.meet(self._members(Group.DP), self._rank, Gather(tensor))
 
     def sum_copies(self, tensor: Tensor) -> LocalMeeting:
-        """See `penstock.trainer.comm.Transport`."""
         return self._fabric.meet(self._fabric.mesh.copies(self._rank), self._rank, Sum(tensor))
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> LocalMeeting:

@@ -164,9 +164,7 @@ class StageParameters(FlatParameters):
                 yield name, part
 
     def refresh_compute(self) -> None:
-        """See `FlatParameters`; the wide copy of norms and biases is zero where it is not this replica's, to be summed
-        over all.
-        """
+        """Renew also the wide copy of norms and biases: zero where it is not this replica's, to be summed over all."""
         super().refresh_compute()
         if self.wide_flat is not None:
             start, stop = (max(bound - self.num_decayed, 0) for bound in (self.own.start, self.own.stop))

@@ -176,11 +176,9 @@ class WaitingExecutor:
         self._one = torch.ones(1)
 
     def compute(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
         return self._waiting(instruction)
 
     def message(self, slot: int) -> Tensor:
-        """See `penstock.trainer.interpreter.Executor`."""
         return self._memory[: self._slots[slot].num_bytes]
 
     def free(self, instruction: Instruction) -> Operation:
@@ -216,11 +214,9 @@ class WaitingExecutor:
         self._pace.spend(duration_ns)
 
     def step(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
         return self._waiting(instruction)
 
     def gather(self, instruction: Instruction) -> Callable[[], Work]:
-        """See `reduction`."""
         return self.reduction(instruction)
 
     def _waiting(self, instruction: Instruction) -> Operation:

@@ -46,7 +46,7 @@ def build_stages(
                 *units,
                 sharding=plan.sharding,
                 shard=shard,
-                dp=plan.dp if plan.zero else 1,
+                dp=plan.optimizer_shards,
                 replica=replica if plan.zero else 0,
                 precision=plan.precision,
                 device=device,
