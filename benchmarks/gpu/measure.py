@@ -31,18 +31,23 @@ from benchmarks.torch_pipelining_rank import batch_of, runtime_of
 from torch import Tensor
 
 from penstock.agent.launch import LaunchSpec, launch
+from penstock.core.devices import cluster_of, device_kind, device_kinds
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision, parameters
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
+from penstock.core.profile import UnitRecord
 from penstock.core.run.folder import RunDir
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
+from penstock.planner.cost import CostModel
 from penstock.planner.decide import decide
 from penstock.planner.fit import measured_cost
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.problem import problem_from_cluster
 from penstock.planner.realise import program_of
+from penstock.planner.work import Work
 from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh
 from penstock.trainer.dtypes import compute_dtype
@@ -59,6 +64,8 @@ DEVICE_SHARE = 0.9
 
 MOST_LOSS_ERROR = 0.02
 """Relative, of losses in bf16 that are computed in another order."""
+
+POLICIES = ("none", "selective", "full")
 
 Answer = dict[str, Any]
 
@@ -221,6 +228,89 @@ def pair(case: Case) -> Answer:
     }
 
 
+def user_run(case: Case) -> Answer:
+    """`penstock run` on one rank, as a user types it: all kept, some made again, all made again, and a resumed run."""
+    job, half = _job(case, ranks=1), case.rounds // 2
+    runs = {
+        policy: _user_run(
+            case, job, policy, {"parallelism": {"recompute": policy}, "checkpoint": {"everySteps": half, "keep": 3}}
+        )
+        for policy in POLICIES
+    }
+    middle = case.folder / POLICIES[0] / "checkpoints" / "a1" / f"step-{half}"
+    resumed = _user_run(case, job, "resumed", {"checkpoint": {"everySteps": 1000, "resumeFrom": str(middle)}})
+    kept = runs[POLICIES[0]]["losses"]
+    error = max(
+        _difference(ours, theirs)
+        for losses, expected in (*((run["losses"], kept) for run in runs.values()), (resumed["losses"], kept[half:]))
+        for ours, theirs in zip(losses, expected, strict=True)
+    )
+    return {"passed": error <= MOST_LOSS_ERROR, "loss_error": error, "runs": {**runs, "resumed": resumed}}
+
+
+def _user_run(case: Case, job: PipelineJob, name: str, changes: Mapping[str, Any]) -> Answer:
+    """The figures of the closing summary, and every loss."""
+    manifest = job.to_manifest()
+    path, folder = case.folder / f"{name}.yaml", case.folder / name
+    path.write_text(yamltext.dump({**manifest, "spec": {**manifest["spec"], **changes}}))
+    command = [sys.executable, "-m", "penstock.cli", "run", str(path), "--run-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    run = RunDir(folder)
+    metrics, prediction = run.read_metrics(), run.read_plan().prediction
+    assert prediction is not None
+    return {
+        "predicted_seconds": prediction.step_seconds,
+        "measured_seconds": statistics.median(entry.step_seconds for entry in metrics),
+        "predicted_bytes": max(prediction.peak_bytes),
+        "measured_bytes": max(entry.peak_bytes for entry in metrics),
+        "losses": [entry.loss for entry in metrics],
+    }
+
+
+def described(case: Case) -> Answer:
+    """What units of llama-8B take on the device, next to what the kind's description says they take."""
+    found = {}
+    name = next((name for name in device_kinds() if device_kind(name).reported_name == _device_name(case)), "h100")
+    for length in (case.length, 4 * case.length):
+        job = _job(case, ranks=1, model=_wide(case, length))
+        bench = Bench(case.folder / str(length), job)
+        bench.measure()
+        cost = problem_from_cluster(job.spec, cluster_of(device_kind(name), 1)).cost_of(1)
+        found[length] = [_compared(record, cost) for record in bench.profile.units]
+    ratios = [row["measured"] / row["described"] for rows in found.values() for row in rows]
+    return {"passed": True, "kind": name, "median_ratio": statistics.median(ratios), "units": found}
+
+
+def _device_name(case: Case) -> str:
+    return torch.cuda.get_device_name(0) if case.device.type == "cuda" else ""
+
+
+def _wide(case: Case, length: int) -> ModelSpec:
+    """Two layers of llama-8B."""
+    if case.small:
+        return dataclasses.replace(case.model(), positions=length)
+    return ModelSpec(
+        family=Family.LLAMA,
+        layers=2,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        ffn_hidden=14336,
+        vocab=32_000,
+        positions=length,
+    )
+
+
+def _compared(record: UnitRecord, cost: CostModel) -> Answer:
+    work = Work.of(record.batch, record.length, record.prefix)
+    return {
+        "unit": f"{record.unit.value} {record.kind.value}",
+        "point": (record.batch, record.length, record.prefix),
+        "measured": record.alone_seconds,
+        "described": float(cost.unit_seconds(record.unit, record.kind, work)),
+    }
+
+
 def _train(run: RunDir, plan: Plan) -> list[float]:
     """The loss of every step."""
     write_json(run.plan, plan.to_manifest())
@@ -297,8 +387,9 @@ def _runtime(case: Case, plan: Plan) -> Runtime:
     return runtime
 
 
-def _job(case: Case, ranks: int) -> PipelineJob:
-    """Two sequences a step of generated text, as bytes."""
+def _job(case: Case, ranks: int, model: ModelSpec | None = None) -> PipelineJob:
+    """Two sequences a step of generated text, as bytes, as long as the model has positions."""
+    model = model or case.model()
     total = torch.cuda.get_device_properties(0).total_memory if case.device.type == "cuda" else 8 * 2**30
     text = case.folder / "text" / "text.py"
     text.parent.mkdir(exist_ok=True)
@@ -308,8 +399,8 @@ def _job(case: Case, ranks: int) -> PipelineJob:
         "kind": "PipelineJob",
         "metadata": {"name": "gpu"},
         "spec": {
-            "model": {name: value for name, value in case.model().to_manifest().items() if value},
-            "data": {"source": str(text.parent), "tokenizer": {"train": "bytes"}, "sequenceLength": case.length},
+            "model": {name: value for name, value in model.to_manifest().items() if value},
+            "data": {"source": str(text.parent), "tokenizer": {"train": "bytes"}, "sequenceLength": model.positions},
             "training": {"globalBatch": 2, "steps": case.rounds, "precision": case.precision.value},
             "resources": {"device": case.device.type, "ranks": ranks, "memoryPerRank": int(total * DEVICE_SHARE)},
             "checkpoint": {"everySteps": 1000},
@@ -350,6 +441,8 @@ MEASURES: dict[str, Callable[[Case], Answer]] = {
     "host": host,
     "pair": pair,
     "torch": compare_torch,
+    "run": user_run,
+    "described": described,
 }
 
 
