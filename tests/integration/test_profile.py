@@ -17,6 +17,7 @@ from penstock.core.remaking import SELECTIVE
 from penstock.core.run.folder import RunDir
 from penstock.core.schedule import Kind
 from penstock.core.serialization.files import write_json
+from penstock.core.sharding import Collective
 from penstock.planner.decide import decide
 from penstock.planner.fit import REQUIRED, measured_cost
 from penstock.planner.measured import problem_from_profile
@@ -96,7 +97,8 @@ def test_all_that_is_measured_is_positive(profile: Profile) -> None:
         assert unit.together_spread is not None
         assert unit.together_spread >= 0
         assert unit.samples >= 2
-    assert all(each.seconds > 0 for each in profile.collectives)
+    assert {record.collective for record in profile.collectives} == set(Collective)
+    assert all(record.seconds > 0 for record in profile.collectives)
     assert all(each.seconds > 0 for each in profile.optimizer)
     assert profile.action_overhead_seconds > 0
     assert profile.memory.constant_bytes > 2**26

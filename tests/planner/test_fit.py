@@ -15,6 +15,7 @@ from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
 from penstock.core.schedule import Kind
+from penstock.core.sharding import Collective
 from penstock.planner.fit import MeasuredCost, fit_points, fit_records, measured_cost
 from penstock.planner.work import Work
 from tests.support.planning import measured, profile, units_at
@@ -210,12 +211,23 @@ def test_sums_are_those_of_the_nearest_number_of_ranks() -> None:
     assert measured_cost(profile()).all_reduce_seconds(100, [0, 1]) == 0.0
 
 
-def test_each_half_of_a_sum_takes_half_its_time() -> None:
-    """They are not measured."""
+def test_each_half_of_a_sum_takes_half_its_time_where_sums_alone_were_measured() -> None:
     sums = tuple(CollectiveRecord(num_ranks=2, num_bytes=n, seconds=n / 100, spread=0.0) for n in (100, 200))
     cost = measured_cost(profile(collectives=sums))
     assert cost.reduce_scatter_seconds(150, [0, 1]) == cost.all_gather_seconds(150, [0, 1]) == pytest.approx(0.75)
     assert cost.reduce_scatter_seconds(150, [0]) == 0.0
+
+
+def test_each_collective_takes_what_was_measured_of_it() -> None:
+    records = tuple(
+        CollectiveRecord(num_ranks=2, num_bytes=n, seconds=n * per_byte, spread=0.0, collective=collective)
+        for collective, per_byte in ((Collective.SUM, 1.0), (Collective.SCATTER, 2.0), (Collective.GATHER, 3.0))
+        for n in (100, 200)
+    )
+    cost = measured_cost(profile(collectives=records))
+    calls = (cost.all_reduce_seconds, cost.reduce_scatter_seconds, cost.all_gather_seconds)
+    assert [call(150, [0, 1]) for call in calls] == pytest.approx([150.0, 300.0, 450.0])
+    assert [call(400, [0, 1]) for call in calls] == pytest.approx([400.0, 800.0, 1200.0])
 
 
 def test_the_optimizer_goes_on_along_the_line_of_what_was_measured() -> None:

@@ -15,6 +15,7 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
+from penstock.core.sharding import Collective
 
 MOST_BYTES_PER_SECOND = 1e13
 """No link is as fast: the memory of today's fastest devices is slower."""
@@ -109,12 +110,16 @@ class LinkRecord(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveRecord(Manifest):
-    """Seconds of an all-reduce of ``num_bytes`` over ``num_ranks`` ranks, all active."""
+    """Seconds of a collective over ``num_ranks`` ranks, all active: by default an all-reduce.
+
+    Each rank has ``num_bytes`` to sum, to scatter the sum of, or when all are gathered. Older profiles have sums alone.
+    """
 
     num_ranks: int
     num_bytes: int
     seconds: float
     spread: float
+    collective: Collective = Collective.SUM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from penstock.core.layout import Operation
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.profile import LinkRecord, Profile, TransientRecord, UnitRecord
 from penstock.core.schedule import Kind
-from penstock.core.sharding import Sharding, unit_collectives
+from penstock.core.sharding import Collective, Sharding, unit_collectives
 from penstock.planner.cost import COLLECTIVES_OF, Devices
 from penstock.planner.work import PASSES_WITH_WORK, Floats, Work, flops_share
 
@@ -202,22 +202,33 @@ class MeasuredCost:
         return latency, per_byte
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """Interpolated over the sizes measured for the nearest number of ranks, in proportion beyond the largest."""
-        records = self.profile.collectives
-        if len(devices) < 2 or not records:
-            return 0.0
-        nearest = min({r.num_ranks for r in records}, key=lambda n: (abs(n - len(devices)), -n))
-        points = sorted((r.num_bytes, r.seconds) for r in records if r.num_ranks == nearest)
-        seconds = float(np.interp(num_bytes, [p[0] for p in points], [p[1] for p in points]))
-        return seconds * max(num_bytes / points[-1][0], 1.0)
+        """As `_collective_seconds`."""
+        return self._collective_seconds(Collective.SUM, num_bytes, len(devices))
 
     def reduce_scatter_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """Half a sum, as one of the two passes of a ring; sums alone are measured."""
-        return self.all_reduce_seconds(num_bytes, devices) / 2
+        """As `_collective_seconds`."""
+        return self._collective_seconds(Collective.SCATTER, num_bytes, len(devices))
 
     def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """The other half."""
-        return self.all_reduce_seconds(num_bytes, devices) / 2
+        """As `_collective_seconds`."""
+        return self._collective_seconds(Collective.GATHER, num_bytes, len(devices))
+
+    def _collective_seconds(self, collective: Collective, num_bytes: int, num_devices: int) -> float:
+        """Interpolated over the sizes measured for the nearest number of ranks, in proportion beyond the largest.
+
+        Where sums alone were measured, each of the two others is half of one, as the two passes of a ring are.
+        """
+        records = [record for record in self.profile.collectives if record.collective is collective]
+        if num_devices < 2:
+            return 0.0
+        if not records:
+            is_sum = collective is Collective.SUM
+            return 0.0 if is_sum else self._collective_seconds(Collective.SUM, num_bytes, num_devices) / 2
+        nearest = min({record.num_ranks for record in records}, key=lambda count: (abs(count - num_devices), -count))
+        points = sorted((record.num_bytes, record.seconds) for record in records if record.num_ranks == nearest)
+        largest_bytes, _ = points[-1]
+        seconds = float(np.interp(num_bytes, *zip(*points, strict=True)))
+        return seconds * max(num_bytes / largest_bytes, 1.0)
 
     def optimizer_seconds(self, num_parameters: int) -> float:
         """Interpolated over the measured sizes; beyond them on the line of the nearest two, never below nothing."""

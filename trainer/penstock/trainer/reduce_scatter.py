@@ -121,3 +121,4 @@ class _Thread:
                 done.set_exception(error)
             else:
                 done.set_result(None)
+            del task, done  # or what they hold would stay until the next one

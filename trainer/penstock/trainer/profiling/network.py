@@ -1,4 +1,4 @@
-"""Times sums over all ranks, the optimizer and the start of a transfer. None needs more memory than it is given."""
+"""Times collectives over ranks, the optimizer and the start of a transfer. None needs more memory than it is given."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from penstock.core.job import TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.profile import CollectiveRecord, OptimizerRecord
+from penstock.core.sharding import Collective
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups
@@ -21,12 +23,15 @@ from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import FlatParameters
 from penstock.trainer.profiling.units import mean_and_spread
+from penstock.trainer.reduce_scatter import HostReduceScatter
+from penstock.trainer.shards import shards_of, under_way
 from penstock.trainer.together import gather
+from penstock.trainer.units.collectives import Gather, Scatter, Work
 
 REDUCED_BYTES = (16, 2**18, 2**22)
 OPTIMIZER_SIZES = (2**16, 2**19, 2**22, 2**24)
 LONGEST_SUM_SECONDS = 0.25
-"""Sums larger than one that took longer are not measured."""
+"""Collectives of more bytes than one that took longer are not measured."""
 
 REPEATS = 9
 
@@ -37,7 +42,9 @@ _DECAYED_PER_OTHER = 256
 def measure_collectives(
     num_ranks: int, device: torch.device, clock: Clock, gradient_bytes: int, available_bytes: int
 ) -> list[CollectiveRecord]:
-    """Sums over groups of every size in `group_sizes`, all groups of a size at once, as the stages' replicas sum.
+    """Collectives over groups of every size in `group_sizes`, all groups of a size at once, as the stages' replicas
+    have them: sums of gradients, or scatters of the sum and gathers of weights where replicas divide the optimizer's
+    state.
 
     Each size up to that of a gradient in such a group, while it fits and takes no longer than `LONGEST_SUM_SECONDS`.
     """
@@ -46,18 +53,43 @@ def measure_collectives(
         mesh = Mesh(dp=size, pp=num_ranks // size)
         groups = [dist.new_group(list(mesh.peers(place))) for place in range(mesh.pp)]
         own = groups[mesh.pipeline_rank(dist.get_rank())]
-        seconds = 0.0
-        for num_bytes in reduced_sizes(gradient_bytes // mesh.pp, available_bytes):
-            if seconds > LONGEST_SUM_SECONDS:
-                break
-            tensor = torch.zeros(num_bytes // 4, device=device)
-            seconds, spread = _repeated(partial(dist.all_reduce, tensor, group=own), clock)
-            records.append(CollectiveRecord(num_ranks=size, num_bytes=num_bytes, seconds=seconds, spread=spread))
-            seconds = max(gather(seconds))  # so that all ranks go on, or none
-            del tensor  # or it would be held while the next is made
-            release_unused(device)
+        assert isinstance(own, dist.ProcessGroup), "a rank is in the group of its own place"
+        sizes = reduced_sizes(gradient_bytes // mesh.pp, available_bytes)
+        for collective, start in _collectives(own, device).items():
+            seconds = 0.0
+            for num_bytes in sizes:
+                if seconds > LONGEST_SUM_SECONDS:
+                    break
+                tensor = torch.zeros(max(num_bytes // 4 // size, 1) * size, device=device)
+                seconds, spread = _repeated(partial(_finish, start, tensor), clock)
+                records.append(
+                    CollectiveRecord(
+                        num_ranks=size, num_bytes=num_bytes, seconds=seconds, spread=spread, collective=collective
+                    )
+                )
+                seconds = max(gather(seconds))  # so that all ranks go on, or none
+                del tensor  # or it would be held while the next is made
+                release_unused(device)
         dist.destroy_process_group(own)
     return records
+
+
+def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[Collective, Callable[[Tensor], Work]]:
+    """What starts each of them on a tensor, as training does."""
+    shards, rank, num_ranks = shards_of(group, device), dist.get_rank(group), dist.get_world_size(group)
+
+    def scatter(tensor: Tensor) -> Work:
+        return shards.start(Scatter(tensor, tensor.chunk(num_ranks)[rank]))
+
+    return {
+        Collective.SUM: lambda tensor: under_way(dist.all_reduce(tensor, group=group, async_op=True)),
+        Collective.SCATTER: scatter if device.type == "cuda" else HostReduceScatter(group).start,
+        Collective.GATHER: lambda tensor: shards.start(Gather(tensor)),
+    }
+
+
+def _finish(start: Callable[[Tensor], Work], tensor: Tensor) -> None:
+    start(tensor).wait()
 
 
 def group_sizes(num_ranks: int) -> tuple[int, ...]:
