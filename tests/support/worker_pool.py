@@ -61,7 +61,11 @@ class WorkerPool:
             self._processes.append(process)
 
     def run(self, function: Callable[..., T], *arguments: Any, num_ranks: int | None = None) -> list[T]:
-        """Call ``function(PoolRank, *arguments)`` on the first ``num_ranks`` ranks, or all; their results."""
+        """Call ``function(PoolRank, *arguments)`` on the first ``num_ranks`` ranks, or all; their results.
+
+        A call that is cut off leaves answers behind that the next one would take for its own: the pool is broken.
+        """
+        self.broken = True
         connections = self._connections[:num_ranks]
         for connection in connections:
             connection.send((function, arguments))
@@ -86,7 +90,8 @@ class WorkerPool:
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            process.join(5)
+            if not self.broken:
+                process.join(5)
             if process.is_alive():
                 process.kill()
 
