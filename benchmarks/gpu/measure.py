@@ -34,11 +34,12 @@ from penstock.agent.launch import LaunchSpec, launch
 from penstock.core.devices import cluster_of, device_kind, device_kinds
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision, parameters
-from penstock.core.model import Family, ModelSpec
+from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Plan
 from penstock.core.profile import UnitRecord
+from penstock.core.remaking import SELECTIVE
 from penstock.core.run.folder import RunDir
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.planner.cost import CostModel
@@ -276,7 +277,7 @@ def described(case: Case) -> Answer:
         bench = Bench(case.folder / str(length), job)
         bench.measure()
         cost = problem_from_cluster(job.spec, cluster_of(device_kind(name), 1)).cost_of(1)
-        found[length] = [_compared(record, cost) for record in bench.profile.units]
+        found[length] = [_compared(record, job.spec.model, cost) for record in bench.profile.units]
     ratios = [row["measured"] / row["described"] for rows in found.values() for row in rows]
     return {"passed": True, "kind": name, "median_ratio": statistics.median(ratios), "units": found}
 
@@ -301,13 +302,18 @@ def _wide(case: Case, length: int) -> ModelSpec:
     )
 
 
-def _compared(record: UnitRecord, cost: CostModel) -> Answer:
+def _compared(record: UnitRecord, model: ModelSpec, cost: CostModel) -> Answer:
     work = Work.of(record.batch, record.length, record.prefix)
+    if record.kind is Kind.R:
+        operations = SELECTIVE if record.unit is UnitKind.MLP else SELECTIVE[:1]
+        seconds = sum(cost.operation_seconds(model, record.unit, operation, work) for operation in operations)
+    else:
+        seconds = cost.unit_seconds(record.unit, record.kind, work)
     return {
         "unit": f"{record.unit.value} {record.kind.value}",
         "point": (record.batch, record.length, record.prefix),
         "measured": record.alone_seconds,
-        "described": float(cost.unit_seconds(record.unit, record.kind, work)),
+        "described": float(seconds),
     }
 
 
