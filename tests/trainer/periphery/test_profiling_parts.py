@@ -23,6 +23,7 @@ from penstock.trainer.profiling.network import (
     group_sizes,
     optimizer_sizes,
     reduced_sizes,
+    sizes_of_halves,
 )
 from penstock.trainer.profiling.parts import MOST_BLOCKS, Workload, choose_parts
 from penstock.trainer.profiling.profile import _workloads, parts_to_measure
@@ -178,3 +179,14 @@ def test_sums_reach_a_gradient_if_it_fits(gradient: int, available: int) -> None
     assert all(size % 4 == 0 for size in sizes)
     assert sizes[-1] <= max(REDUCED_BYTES[-1], min(gradient, available))
     assert sizes[-1] + 4 > min(gradient, available)
+
+
+@given(st.integers(0, 2**40), st.integers(-1, 2**40))
+def test_halves_of_sums_are_measured_from_a_quarter_of_a_mebibyte_up_to_the_gradient(
+    gradient: int, available: int
+) -> None:
+    sizes = reduced_sizes(gradient, available)
+    halves = sizes_of_halves(sizes, gradient)
+    assert halves == sizes[1 : len(halves) + 1]
+    assert halves[-1] >= gradient or halves[-1] == sizes[-1]
+    assert all(size < gradient for size in halves[:-1])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -54,10 +55,11 @@ def measure_collectives(
         groups = [dist.new_group(list(mesh.peers(place))) for place in range(mesh.pp)]
         own = groups[mesh.pipeline_rank(dist.get_rank())]
         assert isinstance(own, dist.ProcessGroup), "a rank is in the group of its own place"
-        sizes = reduced_sizes(gradient_bytes // mesh.pp, available_bytes)
+        summed_bytes = gradient_bytes // mesh.pp
+        sizes = reduced_sizes(summed_bytes, available_bytes)
         for collective, start in _collectives(own, device).items():
             seconds = 0.0
-            for num_bytes in sizes:
+            for num_bytes in sizes if collective is Collective.SUM else sizes_of_halves(sizes, summed_bytes):
                 if seconds > LONGEST_SUM_SECONDS:
                     break
                 tensor = torch.zeros(max(num_bytes // 4 // size, 1) * size, device=device)
@@ -106,6 +108,14 @@ def reduced_sizes(gradient_bytes: int, available_bytes: int) -> tuple[int, ...]:
         if sizes[-1] <= sizes[-2]:
             return tuple(sizes[:-1])
     return tuple(sizes)
+
+
+def sizes_of_halves(sizes: Sequence[int], gradient_bytes: int) -> tuple[int, ...]:
+    """Of the sizes of sums those that tell a gradient's scatter and its weights' gather: no message is as small as the
+    first, and from the gradient's size on one is enough.
+    """
+    last = bisect_left(sizes, gradient_bytes)
+    return tuple(sizes[1 : max(last, 1) + 1])
 
 
 def measure_optimizer(
