@@ -25,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A shell has what it runs in the background ignore SIGINT, and so would all that is started here."""
     if not hasattr(config, "workerinput"):  # of pytest-xdist, whose workers have no terminal
         config.pluginmanager.register(TellsAtOnce(config))
+        not_run.note_whole_run(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -66,6 +67,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """No pool waits beside tests without it: gloo wakes a hundred times a second for each of a rank's groups."""
+    not_run.leave_out_if_long(item)
     if "worker_pool" not in getattr(item, "fixturenames", ()):
         item.session.stash[_pools].close()
 

@@ -39,7 +39,8 @@ CLOSING = ["3 tests: Server is missing: apt install server", "1 test: kernels ne
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project whose conftest.py is this one's."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.delenv("PENSTOCK_REQUIRE", raising=False)
+    for name in ("PENSTOCK_REQUIRE", "PENSTOCK_WHOLE_RUN"):
+        monkeypatch.delenv(name, raising=False)
     pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
     return pytester
 
@@ -51,6 +52,20 @@ def test_the_run_closes_with_a_red_list(project: pytest.Pytester, workers: str) 
     assert ran.outlines[-3:-1] == [f"{RED}{line}{RESET}" for line in CLOSING]
     assert "= NOT RUN =" in ran.outlines[-4]
     assert ran.ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_long_tests_are_left_out_of_a_whole_run_alone(
+    project: pytest.Pytester, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makepyprojecttoml('[tool.pytest.ini_options]\ntestpaths = ["."]\nmarkers = ["long"]\n')
+    path = project.makepyfile("import pytest\n\n@pytest.mark.long\ndef test_it():\n    pass\n")
+    whole = project.runpytest_subprocess("-n", workers)
+    whole.assert_outcomes(skipped=1)
+    assert "1 test: takes minutes" in whole.outlines[-2]
+    project.runpytest_subprocess("-n", workers, path).assert_outcomes(passed=1)
+    monkeypatch.setenv("PENSTOCK_REQUIRE", "long")
+    project.runpytest_subprocess("-n", workers).assert_outcomes(passed=1)
 
 
 def test_a_run_that_lacked_nothing_has_no_list(project: pytest.Pytester) -> None:

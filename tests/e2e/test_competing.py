@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECON
 NUM_JOBS = 4
 
 
+@pytest.mark.long
 def test_all_of_them_end(on: Installed) -> None:
     """Each fits alone. The scheduler places pod by pod, so that together they may hold a place each."""
     waits = {"training": small_training(2), "runPolicy": {"suspend": True}}

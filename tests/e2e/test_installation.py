@@ -135,6 +135,7 @@ def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, s
     job.wait(lambda: told_step(job) == STEPS, "the last step is not told")
 
 
+@pytest.mark.long
 def test_a_node_with_service_operator_and_a_rank_is_lost(installation: Installation, space: JobSpace) -> None:
     """By its power. The job goes on where nothing was measured before, and the service comes back, without a hand."""
     installation.install({**values(space), **prefer(LOST)})

@@ -15,7 +15,7 @@ from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training
 from tests.support.installed import Installed
 from tests.support.kueue import HIGH, LOW, QUEUE, kueue
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS), pytest.mark.long]
 
 STEPS, STEPS_BEFORE = 80, 20
 

@@ -27,6 +27,7 @@ def there(penstock_there: Installed, first: Story, tmp_path_factory: pytest.Temp
         yield found
 
 
+@pytest.mark.long
 def test_it_is_killed_after_every_write(there: Sieve) -> None:
     life = there.live("killed", Trouble(kinds=(KILL,)))
     life.verify("killed")

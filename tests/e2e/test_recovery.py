@@ -291,6 +291,7 @@ def assert_losses_follow(job: ClusterJob, folder: Path, attempts: list[tuple[int
         begun, resumed = end, {"resumeFrom": str(checkpoint.folder)}
 
 
+@pytest.mark.long
 def test_a_job_whose_cards_became_slow_is_measured_and_planned_anew(on: Installed) -> None:
     """It begins by what another measured with fast cards. By an operator whose half hour is ten seconds.
 

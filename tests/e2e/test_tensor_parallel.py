@@ -15,7 +15,7 @@ from tests.support.losing import BEGUN_STEPS, SAVED_STEPS, delete_a_pod
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
-STEPS = 150
+STEPS = 90
 SHARDED: dict[str, Any] = {
     "parallelism": {**PINNED, "tp": 2},
     "resources": {"ranks": 4, "memoryPerRank": "1Gi"},

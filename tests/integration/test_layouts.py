@@ -92,7 +92,7 @@ def alone(family: Family, precision: Precision) -> Plan:
 
 
 @pytest.mark.parametrize("family", Family)
-@pytest.mark.parametrize("precision", [Precision.FP64, Precision.FP32])
+@pytest.mark.parametrize("precision", [Precision.FP64, pytest.param(Precision.FP32, marks=pytest.mark.long)])
 def test_ten_layouts_learn_what_one_process_learns(
     worker_pool: WorkerPool, tmp_path: Path, family: Family, precision: Precision
 ) -> None:

@@ -52,6 +52,7 @@ def test_what_was_measured_plans_what_was_run(service: Served, undisturbed: dict
     assert (found["state"], found["planDigest"]) == ("Succeeded", service.status("undisturbed")["planDigest"])
 
 
+@pytest.mark.long
 def test_whatever_is_killed_every_step_is_in_the_database_once(service: Served, undisturbed: dict[int, float]) -> None:
     """Eight kills by a fixed seed, of ranks, agents, supervisors, shippers and the service; `./dev soak` has more."""
     survived = survive(service, undisturbed, NUM_KILLS, SEED)

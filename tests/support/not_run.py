@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 
 BEGINNING = "NOT RUN: "
+_WHOLE_RUN = "PENSTOCK_WHOLE_RUN"
 
 
 def required(name: str) -> bool:
@@ -22,6 +23,18 @@ def missing(name: str, message: str) -> NoReturn:
     if required(name):
         pytest.fail(BEGINNING + message)
     pytest.skip(BEGINNING + message)
+
+
+def note_whole_run(config: pytest.Config) -> None:
+    """Remember, for the workers of pytest-xdist too, that no test was asked for by its path."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        os.environ[_WHOLE_RUN] = "yes"
+
+
+def leave_out_if_long(item: pytest.Item) -> None:
+    """Skip a test marked ``long``, loudly, where everything is run and long tests are not required."""
+    if item.get_closest_marker("long") and _WHOLE_RUN in os.environ and not required("long"):
+        pytest.skip(f"{BEGINNING}takes minutes: PENSTOCK_REQUIRE=long ./dev test, or the path of its file, runs it")
 
 
 def close(reporter: pytest.TerminalReporter) -> None:
