@@ -1,15 +1,15 @@
-"""Stages balanced by time, and the numbers of parts that a heavy head is worth being divided into.
+"""Stages balanced by time, and the numbers of parts into which a heavy head is worth dividing.
 
-A head is one unit, and the busiest rank works at least for that, however layers are dealt. Divided by its vocabulary it
-is several units, which stages share as they share layers. What that gains is known before anything is simulated: the
-work of the busiest rank. With t the work of all units, the busiest of K ranks works for t / K at least. So a head in
-one part is left alone where its busiest rank works hardly more than that, or where the head is a small part of t / K.
-Otherwise more parts are looked at as long as each step lowers the work of the busiest rank by a considerable share.
+A head is one unit, so the busiest rank has at least its work, however layers are assigned. Divided by the vocabulary it
+is several units, which stages share like layers. The gain is known before any simulation: the work of the busiest rank.
+With t the work of all units, the busiest of K ranks has at least t / K. So the head is not divided if its busiest rank
+has hardly more than that, or if the head is a small fraction of t / K. Otherwise more parts are searched as long as
+each step lowers the work of the busiest rank considerably.
 
 Example: two ranks with one stage each, layers of 30 in all, a head of 70. Whole: the busiest rank works 70. In two
 parts it works 65 (the layers and a part of 35), in three 53.3, in four 52.5 (three parts of 17.5), in seven 50.
 
-More parts cost more: each reads and writes a hidden state, and where they are on different ranks a message.
+More parts cost more: each reads and writes a hidden state, and a message if they are on different ranks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from penstock.planner.stagecost import Stages, unit_totals
 from penstock.planner.stages import balanced_bounds, evened_bounds, headed_bounds, rank_loads, shared_head_bounds
 
 LIGHT = 0.2
-"""A head of less than this part of an even share of the work is not divided."""
+"""A head below this fraction of an even share of the work is not divided."""
 
 UNEVEN = 1.02
-"""The busiest rank works at least so many times an even share where the head is divided."""
+"""A head is divided if the busiest rank has more than so many times an even share."""
 
 LIGHTER = 1.01
-"""With more parts the busiest rank works so many times less."""
+"""A larger number of parts is searched if it makes the busiest rank's work so many times less."""
 
 MOST_DEGREES = 4
-"""Numbers of parts that are looked at for a mesh."""
+"""Searched numbers of parts per mesh."""
 
 SMALL = (2, 3, 4, 5, 6, 7, 8, 12)
-"""Numbers of parts that are tried, whatever the number of ranks."""
+"""Numbers of parts that are searched for any number of ranks."""
 
 
 def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], owners: Sequence[int]) -> Stages:
-    """The pinned stages, or those with the shortest longest one, whatever they hold. Where ``owners`` [stages] have
-    several stages each, the busiest of them gives units to others.
+    """The pinned stages, or those with the smallest bottleneck, without a memory limit. If ``owners`` [stages] have
+    several stages each, the busiest owner gives units to others.
     """
     model, pinned = problem.model, problem.pinned.stages
     if pinned is not None:
@@ -64,9 +64,9 @@ def _bounds(unit_ns: Sequence[int], head_parts: int, owners: Sequence[int]) -> t
 def head_degrees(
     problem: Problem, mesh: Mesh, slices: Sequence[int], placements: Iterable[Sequence[int]]
 ) -> tuple[int, ...]:
-    """The numbers of parts of the head that plans for the mesh are looked at with, ascending: what is pinned, else one
-    and those that make the busiest rank's work shorter. ``placements`` are the owners of stages of the schedules; where
-    a whole head leaves too few units for any of them, the fewest parts that do not are among the numbers.
+    """Searched numbers of parts of the head for the mesh, ascending: the pinned one, else 1 and those that reduce the
+    busiest rank's work. ``placements`` are the owners of the stages, per schedule; if a whole head leaves too few units
+    for all of them, the fewest parts that suffice are included.
     """
     pinned = problem.pinned
     if pinned.head_parts is not None:
@@ -77,32 +77,34 @@ def head_degrees(
     if pinned.stages is not None:
         possible = parts_of_pinned_stages(pinned.stages, problem.model.layers)
         return tuple(parts for parts in possible if parts in problem.head_degrees(mesh.tp))
-    counts = sorted({len(owners) for owners in placements})
-    others = _possible(problem, mesh, counts[0])
-    if mesh.pp == 1 or not others:
+    stage_counts = sorted({len(owners) for owners in placements})
+    candidates = _possible(problem, mesh, stage_counts[0])
+    if mesh.pp == 1 or not candidates:
         return (1,)
     unit_ns = _unit_ns(problem, mesh, slices)
     head_ns, even_ns = unit_ns[-1], sum(unit_ns) / mesh.pp
-    can_be_whole = counts[0] <= problem.model.num_units
+    can_be_whole = stage_counts[0] <= problem.model.num_units
     if can_be_whole and head_ns < LIGHT * even_ns:
         return (1,)
-    found, best_ns = ([1], _busiest_ns(unit_ns, 1, mesh.pp, counts)) if can_be_whole else ([], float(max(unit_ns)))
-    for parts in others:
-        if found and (best_ns <= UNEVEN * even_ns or len(found) > MOST_DEGREES):
+    degrees, best_ns = (
+        ([1], _busiest_ns(unit_ns, 1, mesh.pp, stage_counts)) if can_be_whole else ([], float(max(unit_ns)))
+    )
+    for parts in candidates:
+        if degrees and (best_ns <= UNEVEN * even_ns or len(degrees) > MOST_DEGREES):
             break
         divided = problem.divided(parts)
-        if counts[0] > divided.model.num_units:
+        if stage_counts[0] > divided.model.num_units:
             continue
-        busiest_ns = _busiest_ns(_unit_ns(divided, mesh, slices), parts, mesh.pp, counts)
-        if not found or LIGHTER * busiest_ns <= best_ns:
-            found.append(parts)
+        busiest_ns = _busiest_ns(_unit_ns(divided, mesh, slices), parts, mesh.pp, stage_counts)
+        if not degrees or LIGHTER * busiest_ns <= best_ns:
+            degrees.append(parts)
             best_ns = min(busiest_ns, best_ns)
-    return tuple(found)
+    return tuple(degrees)
 
 
 def _possible(problem: Problem, mesh: Mesh, fewest: int) -> list[int]:
-    """The numbers of parts beyond one that are tried, ascending: small ones, one or two for every rank, and what
-    ``fewest`` stages need to have a unit each.
+    """Candidate numbers of parts above one, ascending: small ones, one or two per rank, and the number that gives each
+    of ``fewest`` stages a unit.
     """
     needed = fewest - (problem.model.num_units - 1)
     of_ranks = {parts for parts in (mesh.pp, 2 * mesh.pp) if parts <= MOST_PARTS}
@@ -111,10 +113,10 @@ def _possible(problem: Problem, mesh: Mesh, fewest: int) -> list[int]:
 
 
 def _busiest_ns(unit_ns: Sequence[int], head_parts: int, pp: int, counts: Sequence[int]) -> float:
-    """The work of the busiest rank with the number of stages that suits it best: about, where ranks have several, which
-    may cut better.
+    """The work of the busiest rank with the best number of stages. Approximate if ranks have several stages, since a
+    better cut may exist.
     """
-    least = float("inf")
+    least_ns = float("inf")
     for count in counts:
         if count > len(unit_ns):
             continue
@@ -126,5 +128,5 @@ def _busiest_ns(unit_ns: Sequence[int], head_parts: int, pp: int, counts: Sequen
         else:
             bounds = balanced_bounds(unit_ns, count)
         if bounds is not None:
-            least = min(least, float(rank_loads(unit_ns, bounds, owners).max()))
-    return least
+            least_ns = min(least_ns, float(rank_loads(unit_ns, bounds, owners).max()))
+    return least_ns

@@ -1,11 +1,11 @@
-"""Which outlines the search tries with pairs of overlapped actions, next to the best without.
+"""Outlines with pairs of overlapped actions that the search tries, next to the best without pairs.
 
-Pairs hide collectives over shards, and cost memory and fill: more slices are under way, and both actions of a pair end
-together. So they are tried where a rank has several shards, and kept where the simulated step is shorter. What is best
-with pairs need not be near what is best without: small micro-batches have long collectives, which pairs hide, and many
-of them fill a pipeline. So all outlines are looked at that divide the devices as one of the best candidates does, or as
-the best of another degree of tensor parallelism, and tried by rising estimate: that of 1F1B, less the part of a layer's
-forward and backward that a pair of them hides.
+Pairs hide collectives over shards, but cost memory and fill: more slices are in flight, and both actions of a pair end
+together. So they are tried if a rank has several shards, and kept if the simulated step is shorter. The best plan with
+pairs need not be close to the best without: small micro-batches have long collectives, which pairs hide, and many of
+them fill a pipeline. So the search tries all outlines with the degrees of parallelism of one of the best candidates, or
+of the best at another degree of tensor parallelism, by rising estimate: that of 1F1B, less the fraction of a layer's
+forward and backward that a pair hides.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.stagecost import equal_slices
 
 MOST_DIVISIONS = 4
-"""Of the best candidates, whatever their degree."""
+"""So many of the best divisions are tried, at any degree of tensor parallelism."""
 
 MOST_SIMULATED = 16
-"""Outlines with pairs of which a candidate fits; many do not where memory is short, since more slices are under way."""
+"""Most outlines with pairs that are simulated. Many have no candidate that fits, since more slices are in flight."""
 
 NUM_LAYERS = 4
-"""Enough that a pair's first and last collective count for little."""
+"""Layers in a pair for its estimate: enough that its first and last collective count for little."""
 
 _Division = tuple[int, int, int]
 
 
 def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate]) -> list[Outline]:
-    """Outlines with pairs by rising estimate, from those of 1F1B among ``outlines``; ``ranked`` are candidates,
+    """Outlines with pairs by rising estimate, made from those of 1F1B among ``outlines``; ``ranked`` are candidates,
     best first.
 
-    None where a schedule is pinned, and none for another software than penstock's.
+    Empty if a schedule is pinned, and for other software than penstock's.
     """
     if problem.pinned.schedule is not None or problem.software != PENSTOCK:
         return []
@@ -55,11 +55,11 @@ def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iter
         if key not in shares:
             shares[key] = hidden_share(problem, mesh, outline.num_slices)
         estimated.append(replace(outline, schedule=BRAIDED, estimate_ns=round(outline.estimate_ns * (1 - shares[key]))))
-    return sorted(estimated, key=lambda each: problem.score(each.estimate_ns, each.mesh.num_devices))
+    return sorted(estimated, key=lambda outline: problem.score(outline.estimate_ns, outline.mesh.num_devices))
 
 
 def _divisions(meshes: Iterable[Mesh]) -> Iterator[_Division]:
-    """Of meshes, best first, those whose outlines are looked at."""
+    """The divisions whose outlines are tried; ``meshes`` are sorted, best first."""
     chosen, degrees = set[_Division](), set[int]()
     for mesh in meshes:
         division = _division(mesh)
@@ -75,7 +75,7 @@ def _division(mesh: Mesh) -> _Division:
 
 
 def hidden_share(problem: Problem, mesh: Mesh, num_slices: int) -> float:
-    """The part of a few layers' forward and backward that a pair of them hides, on the slice in the middle."""
+    """The fraction of a few layers' forward and backward that a pair hides, on the middle slice."""
     stop = 1 + 2 * min(NUM_LAYERS, problem.model.layers)
     layers = Candidate(
         mesh=mesh,
@@ -87,6 +87,6 @@ def hidden_share(problem: Problem, mesh: Mesh, num_slices: int) -> float:
     if collectives is None:
         return 0.0
     places = [(kind, 0, num_slices // 2) for kind in (BACKWARD, FORWARD)]
-    whole = sum(int(collectives.segments_of(place).sum()) for place in places)
+    whole_ns = sum(int(collectives.segments_of(place).sum()) for place in places)
     hidden = collectives.hidden_ns(np.array(places[:1]), np.array(places[1:]))
-    return float(hidden[0]) / max(whole, 1)
+    return float(hidden[0]) / max(whole_ns, 1)

@@ -1,4 +1,4 @@
-"""A candidate: everything that a simulation needs to know of a plan."""
+"""Candidate: all choices of a plan that a simulation needs."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from penstock.planner.stagecost import Stages
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """The planner varies nothing else."""
+    """All choices that the planner varies."""
 
     mesh: Mesh
     stages: Stages
     slices: tuple[int, ...]
     schedule: str | ScheduleSpec
     variant: int | None = None
-    """Which of its orders a generator of several makes; the best of them if none is named."""
+    """The index of one of its generator's orders; None for the best of them."""
     remainder_slices: tuple[int, ...] = ()
-    """Those of the mesh's smaller last micro-batch, if it has one."""
+    """Slices of the mesh's smaller last micro-batch, if it has one."""
     head_parts: int = 1
-    """Into how many parts the head is divided; ``stages`` are ranges of that model's units."""
+    """Number of parts of the head; ``stages`` are ranges of the units of the model divided so."""
     recompute: tuple[Remakes, ...] = ()
-    """What each stage makes again before its backwards; none where all keep everything."""
+    """Recomputation of each stage before its backwards; empty if all keep everything."""
     recompute_ahead: int = 0
-    """How many actions of its rank an R comes before its backward."""
+    """Distance in actions of its rank from an R to its backward."""
     zero: int = 0
-    """1 where replicas divide the state of the optimizer (ZeRO-1), 0 where each has all of it."""
+    """1 if replicas divide the optimizer state (ZeRO-1), 0 if each has all of it."""
 
     @property
     def optimizer_shards(self) -> int:
-        """Into how many shards the state of the optimizer is cut."""
+        """Number of shards of the optimizer state."""
         return optimizer_shards(self.mesh, self.zero)
 
     @property
     def label(self) -> str:
-        """For explanations."""
+        """Text for explanations."""
         parts, recomputes = self.head_parts, any(self.recompute)
         return label_of(self.mesh, len(self.slices), self.schedule, parts, recomputes=recomputes, zero=self.zero)
 
@@ -50,7 +50,7 @@ class Candidate:
         return 3 * len(self.stages) * (self.mesh.num_alike * len(self.slices) + len(self.remainder_slices))
 
     def speed(self, problem: Problem, step_seconds: float) -> Speed | None:
-        """How fast a step of ``step_seconds`` is; none without a time."""
+        """The speed at ``step_seconds`` per step; None for a step without duration."""
         return speed_of(
             problem.model,
             num_sequences=self.mesh.num_sequences,
@@ -67,7 +67,7 @@ def at_other_zero(candidate: Candidate) -> Candidate:
 
 
 def optimizer_shards(mesh: Mesh, zero: int) -> int:
-    """Into how many shards the state of the optimizer is cut at this degree of ZeRO."""
+    """Number of shards of the optimizer state at this degree of ZeRO."""
     return mesh.dp if zero else 1
 
 
@@ -80,8 +80,8 @@ def label_of(
     recomputes: bool = False,
     zero: int = 0,
 ) -> str:
-    """What people are told of a mesh with so many slices under a schedule, of a head in several parts, of stages that
-    make again what they do not keep, and of an optimizer whose state is sharded.
+    """Text of a mesh with a number of slices and a schedule, and where they differ from the default the parts of the
+    head, recomputation, and a sharded optimizer state.
     """
     name = schedule if isinstance(schedule, str) else schedule.generator
     divided = f", head in {head_parts} parts" if head_parts > 1 else ""

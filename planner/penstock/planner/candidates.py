@@ -1,8 +1,8 @@
-"""From an outline to candidates: slices of what lengths, and stages that fit.
+"""Candidates of an outline: the lengths of its slices, and stages that fit.
 
-Slicings are of the outline's number of slices: those whose largest slice is cheapest for the bottleneck stage, and
-equal ones, which hold less where the first slices are the longest. A flush also has the slicing of TeraPipe's
-programme. Boundaries are moved later, where the simulator finds that faster.
+Every outline has two slicings with its number of slices: the one whose largest slice is cheapest for the bottleneck
+stage, and equal slices, which hold less where the first slices are the longest. A flush also gets the slicing of
+TeraPipe's dynamic programme. The search moves boundaries later, where that shortens the simulated step.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from penstock.planner.stagecost import (
 from penstock.planner.work import Floats
 
 FLUSH_TOLERANCE = 1000
-"""The part of a whole sequence's time that the largest slice of a flush need not be known to."""
+"""The largest slice of a flush is known up to one part in so many of a whole sequence's time."""
 
 MOST_GRIDS = 8
-"""Degrees of tensor parallelism, micro-batches and parts of the head for which the seconds of every slice are kept: 3
-MB each.
+"""Tables of seconds of all slices are kept for so many combinations of tensor parallelism, micro-batch and parts of the
+head; each takes 3 MB.
 """
 
 Lengths = tuple[int, ...]
@@ -57,7 +57,7 @@ class Proposer:
     _flushes: dict[tuple[object, ...], Slicing | None] = field(default_factory=dict)
 
     def limited(self, problem: Problem) -> Proposer:
-        """That of the same problem with another limit, which shares all tables."""
+        """The proposer of the same problem with another limit; it shares all tables."""
         return replace(self, problem=problem, room=replace(self.room, problem=problem))
 
     def candidates(
@@ -66,20 +66,20 @@ class Proposer:
         is_worth_it: Callable[[Candidate], bool] = lambda balanced: True,
         most_ns: Callable[[Mesh], float] = lambda mesh: math.inf,
     ) -> Iterator[Candidate | Shortage]:
-        """Its candidates, and of those slicings for which no stages fit what they lack.
+        """The outline's candidates, and a shortage for each slicing without stages that fit.
 
-        Slicings whose time-balanced stages are not ``is_worth_it`` are passed over before any are made to fit, and so
-        are stages that recompute if with all micro-batches they take longer than ``most_ns`` of the mesh. A whole
-        sequence that does not fit on one rank is cut into as few slices as do: their transients are smaller.
+        A slicing is skipped if its time-balanced stages are not ``is_worth_it``. Stages that recompute are skipped if
+        they take longer than ``most_ns`` of the mesh for all micro-batches. A whole sequence that does not fit on one
+        rank is cut into the fewest slices that fit, because their transients are smaller.
         """
         for slices in dict.fromkeys(self.slicings(outline)):
             balanced = self._balanced(outline, slices)
             if not is_worth_it(balanced):
                 continue
             if outline.recomputes:
-                hides = outline.schedule == BRAIDED  # collectives, for which stages take longer than they do in pairs
-                longest = math.inf if hides else most_ns(outline.mesh) / outline.mesh.num_by_work
-                yield from self._recomputing(outline, balanced, longest)
+                hides_collectives = outline.schedule == BRAIDED  # in pairs, so such stages may take longer
+                longest_ns = math.inf if hides_collectives else most_ns(outline.mesh) / outline.mesh.num_by_work
+                yield from self._recomputing(outline, balanced, longest_ns)
             else:
                 fitted = list(self.room.fitted(balanced))
                 if outline.mesh.pp == 1 and self.problem.pinned.slices is None:
@@ -87,25 +87,25 @@ class Proposer:
                 yield from fitted
 
     def _recomputing(self, outline: Outline, balanced: Candidate, most_ns: float) -> Fitted:
-        """Candidates whose ranks make again what they have no room for, and take at most ``most_ns`` for a micro-batch;
-        on one rank also with more slices, which need to make less again, up to those that make nothing again.
+        """Candidates whose ranks recompute what exceeds the limit, and take at most ``most_ns`` for a micro-batch. On
+        one rank also those with more slices, which recompute less, up to the first without recomputation.
         """
-        found = list(self.room.recomputing(balanced, most_ns))
-        fitting, least = [each for each in found if isinstance(each, Candidate)], found
+        fitted = list(self.room.recomputing(balanced, most_ns))
+        fitting, least = [candidate for candidate in fitted if isinstance(candidate, Candidate)], fitted
         is_free = outline.mesh.pp == 1 and self.problem.pinned.slices is None
         for count in NUM_SLICES[1:] if is_free else ():
-            makes_nothing_again = fitting and not fitting[-1].recompute
-            if makes_nothing_again or count > self.problem.sequence_length // self.problem.quantum:
+            needs_no_recomputation = fitting and not fitting[-1].recompute
+            if needs_no_recomputation or count > self.problem.sequence_length // self.problem.quantum:
                 break
             slices = equal_slices(self.problem.sequence_length, count)
-            found = list(self.room.recomputing(self._balanced(outline, slices), most_ns))
-            fitting += [each for each in found if isinstance(each, Candidate)]
-            least = min(filter(None, (least, found)), key=_missing_bytes, default=[])
+            fitted = list(self.room.recomputing(self._balanced(outline, slices), most_ns))
+            fitting += [candidate for candidate in fitted if isinstance(candidate, Candidate)]
+            least = min(filter(None, (least, fitted)), key=_missing_bytes, default=[])
         return [*fitting] or least
 
     def _cut(self, outline: Outline, whole: Fitted) -> Fitted:
-        """``whole`` sequences on one rank, or equal slices if those lack room: the fewest that fit, or of all the ones
-        that lack least.
+        """``whole`` sequences on one rank, or equal slices if those do not fit: the fewest that fit, or else those that
+        exceed the limit least.
         """
         least = whole
         for count in NUM_SLICES:
@@ -129,7 +129,7 @@ class Proposer:
         )
 
     def balanced_stages(self, outline: Outline, slices: Lengths) -> Stages:
-        """Balanced by time over these slices."""
+        """Stages that are balanced by time over these slices."""
         mesh, problem = outline.mesh, self.problem.divided(outline.head_parts)
         owners = owners_of_stages(problem, mesh, outline.schedule)
         key = (mesh.tp, mesh.microbatch, outline.head_parts, owners, slices)
@@ -138,7 +138,7 @@ class Proposer:
         return self._stages[key]
 
     def slicings(self, outline: Outline) -> Iterator[Lengths]:
-        """Of the outline's number: what is pinned, else lengths that suit the bottleneck stage, and equal ones."""
+        """The outline's slicings: the pinned one, else lengths that suit the bottleneck stage, and equal lengths."""
         pinned, count = self.problem.pinned.slices, outline.num_slices
         if isinstance(pinned, tuple):
             yield pinned
@@ -154,7 +154,7 @@ class Proposer:
         yield equal
 
     def _table(self, outline: Outline, stages: Stages) -> tuple[object, ...]:
-        """The key of the bottleneck stage's table, which is made if it is new."""
+        """The key of the bottleneck stage's table in ``_tables``, which is filled if missing."""
         problem, mesh = self.problem.divided(outline.head_parts), outline.mesh
         units = problem.units(mesh.tp, mesh.microbatch, (problem.sequence_length,))
         whole = stage_costs(units, problem.model, stages)
@@ -171,7 +171,7 @@ class Proposer:
         return key
 
     def _slice_table(self, problem: Problem, mesh: Mesh, counts: Integers) -> IntArray:
-        """The costs of all slices, as of `SlicingProblem`, for a stage with so many units of each kind."""
+        """The costs of all slices, as for `SlicingProblem`, for a stage with ``counts`` units of each kind."""
         cost, key = problem.cost_of(mesh.tp), (mesh.tp, mesh.microbatch, problem.model.head_parts)
 
         def cost_of(lengths: Integers, before: Integers) -> Integers:
@@ -184,13 +184,15 @@ class Proposer:
         return tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum)
 
     def _best_slicings(self, table: tuple[object, ...]) -> BalancedSlicings:
-        """By their number the slices whose largest is cheapest."""
+        """The slicings whose largest slice is cheapest, by their number of slices."""
         if table not in self._slicings:
             self._slicings[table] = BalancedSlicings(self._tables[table])
         return self._slicings[table]
 
     def _flushed(self, outline: Outline, table: tuple[object, ...]) -> Iterator[Lengths]:
-        """TeraPipe's slicing, if of all numbers that are looked at the outline's is the last that is not above its."""
+        """TeraPipe's slicing, for the outline with the largest tried number of slices that does not exceed that
+        slicing's.
+        """
         mesh = outline.mesh
         key = (table, mesh.num_microbatches, mesh.pp)
         if key not in self._flushes:
@@ -201,11 +203,11 @@ class Proposer:
                 num_stages=mesh.pp,
                 eps_ns=max(1, int(problem.cost_ns.max()) // FLUSH_TOLERANCE),
             )
-        found = self._flushes[key]
-        if found is None or (self.problem.pinned.slices is not None and found.num_slices != outline.num_slices):
+        slicing = self._flushes[key]
+        if slicing is None or (self.problem.pinned.slices is not None and slicing.num_slices != outline.num_slices):
             return
-        if outline.num_slices == max(n for n in slice_counts(self.problem, mesh.pp) if n <= found.num_slices):
-            yield found.lengths
+        if outline.num_slices == max(n for n in slice_counts(self.problem, mesh.pp) if n <= slicing.num_slices):
+            yield slicing.lengths
 
 
 def _missing_bytes(fitted: Fitted) -> int:

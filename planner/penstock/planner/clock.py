@@ -1,10 +1,10 @@
-"""The next time of each of many cells, and which cell is first: a tree of minima, compiled.
+"""Next event time of each of many cells, and the cell with the earliest one: a tree of minima, compiled.
 
-Node n of the tree is the least of its children 2 n and 2 n + 1; the leaves hold a cell's time with its number in the
-lowest bits, so the root names both; entry 0 holds the number of those bits. Times go up to 2 ** (62 - bits) - 1
+Node n of the tree is the minimum of its children 2 n and 2 n + 1. A leaf holds a cell's time with its number in the
+lowest bits, so the root names both. Entry 0 holds the number of those bits. Times go up to 2 ** (62 - bits) - 1
 nanoseconds, which is 13 days for 4,096 cells.
 
-numba's cache looks at the file of the calling function only: after a change here, touch the files that import it.
+numba's cache only checks the file of the calling function: after a change here, touch the files that import it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Clock = npt.NDArray[np.int64]
 
 
 def new_clock(num_cells: int, first: npt.NDArray[np.bool_]) -> Clock:
-    """A clock whose ``first`` cells come at time 0 and the others never."""
+    """A clock whose ``first`` cells are due at time 0 and the others never."""
     bits = (num_cells - 1).bit_length()
     clock = np.full(2 << bits, 1 << 62, dtype=np.int64)
     clock[1 << bits : (1 << bits) + num_cells][first] = np.flatnonzero(first)
@@ -29,7 +29,7 @@ def new_clock(num_cells: int, first: npt.NDArray[np.bool_]) -> Clock:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def never(clock: Clock) -> int:
-    """The time that does not come."""
+    """The time of a cell that is never due."""
     time: int = np.int64(1) << (62 - clock[0])
     return time
 
@@ -43,7 +43,7 @@ def next_time(clock: Clock) -> int:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def next_cell(clock: Clock) -> int:
-    """The first cell to come at that time."""
+    """The first cell that is due at `next_time`."""
     cell: int = clock[1] & ((1 << clock[0]) - 1)
     return cell
 
@@ -57,7 +57,7 @@ def time_of(clock: Clock, cell: int) -> int:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def set_time(clock: Clock, cell: int, time: int) -> None:
-    """Let ``cell`` come next at ``time``."""
+    """Set the next time of ``cell``."""
     node = cell + len(clock) // 2
     clock[node] = time << clock[0] | cell
     while node > 1:

@@ -1,11 +1,11 @@
 """Seconds of collectives by algorithm and topology: links inside a node, and network cards that its devices share.
 
-A group has g devices on each of N nodes, n = g N in all. What it may use of the network is its devices' even share of
-the node's cards, b bytes per second and device, since all devices of a node reduce at the same time: the end of a step
-comes to all of them at once. Two algorithms compete, as they do in NCCL:
+A group has g devices on each of N nodes, n = g N in all. Its network bandwidth is its devices' even share of the node's
+cards, b bytes per second and device, since all devices of a node reduce at the same time: the end of a step is
+simultaneous. Two algorithms compete, as in NCCL:
 
-- *Ring* over all n devices, over as many channels as the group's share of the cards carries: every node passes on
-  2 (n - 1) / n of the bytes (Patarasuk and Yuan, 2009), at the slower of the cards and the links inside.
+- *Ring* over all n devices, over as many channels as the group's share of the cards carries: every node passes on 2
+  (n - 1) / n of the bytes (Patarasuk and Yuan, 2009), at the slower of the cards and the links inside.
 - *Hierarchical*: reduce-scatter inside each node, a ring over the N nodes for each of the g parts, all-gather inside.
   The cards carry 2 (N - 1) / N of the bytes, in 2 (N - 1) steps of their latency instead of 2 (n - 1).
 
@@ -14,8 +14,8 @@ Gropp, 2005, sections 4.1 and 4.5): half the bytes and half the steps, so that t
 long as the sum that they replace (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
 Example: 1 GB over two nodes of eight A100 (235 GB/s inside, eight cards of 22 GB/s). Hierarchical: 7/8 GB at 235 GB/s
-twice, 7.4 ms, and between the nodes 2 x 1/2 x 1/8 GB at 22 GB/s, 5.7 ms: 13.1 ms. The ring takes 1.875 GB at
-8 x 22 = 176 GB/s, 10.7 ms, and is chosen. With one card of 22 GB/s the hierarchy wins with 52.9 ms, against 85.2 ms.
+twice, 7.4 ms, and between the nodes 2 x 1/2 x 1/8 GB at 22 GB/s, 5.7 ms: 13.1 ms. The ring takes 1.875 GB at 8 x 22 =
+176 GB/s, 10.7 ms, and is chosen. With one card of 22 GB/s the hierarchy wins with 52.9 ms, against 85.2 ms.
 
 Not modelled: trees (their latency grows with log N, which matters from hundreds of nodes on for small messages),
 reductions inside switches, and other traffic on the cards at the same time.
@@ -32,12 +32,12 @@ from penstock.core.sharding import Collective
 from penstock.planner.work import Floats
 
 RING_PASSES = {Collective.GATHER: 1, Collective.SCATTER: 1, Collective.SUM: 2}
-"""Times that the bytes go round a ring of devices."""
+"""How many times the bytes pass around a ring of devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """Seconds of a message's first byte, and of each further one."""
+    """Seconds until a message's first byte arrives, and seconds per byte."""
 
     latency: float
     per_byte: float
@@ -45,27 +45,27 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupTopology:
-    """``group_sizes``: the group's devices on each of its nodes. ``between`` is one device's share of the cards."""
+    """Links of a group: ``group_sizes`` are its devices per node, ``between`` is one device's share of the cards."""
 
     inside: Link
     between: Link
     group_sizes: tuple[int, ...]
 
     def seconds(self, collectives: Iterable[Collective], num_bytes: Floats | float) -> Floats:
-        """Of these one after the other, each of ``num_bytes``: what is summed, or what all have once it is gathered."""
-        passes = sum(RING_PASSES[each] for each in collectives)
+        """Seconds of the collectives one after another, each of ``num_bytes`` that are summed, or gathered in all."""
+        passes = sum(RING_PASSES[collective] for collective in collectives)
         return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes)
 
     def all_reduce_seconds(self, num_bytes: Floats | float) -> Floats:
-        """Of a sum of ``num_bytes`` per device, which every device gets."""
+        """Seconds of a sum of ``num_bytes`` per device that every device gets."""
         return self.seconds((Collective.SUM,), num_bytes)
 
     def reduce_scatter_seconds(self, num_bytes: Floats | float) -> Floats:
-        """Of a sum of ``num_bytes`` per device, of which every device gets its part."""
+        """Seconds of a sum of ``num_bytes`` per device of which every device gets its part."""
         return self.seconds((Collective.SCATTER,), num_bytes)
 
     def all_gather_seconds(self, num_bytes: Floats | float) -> Floats:
-        """Of ``num_bytes`` that every device gets, and of which each had its part."""
+        """Seconds until every device has ``num_bytes``, starting with one part each."""
         return self.seconds((Collective.GATHER,), num_bytes)
 
     def _seconds(self, num_bytes: Floats, passes: int) -> Floats:
@@ -91,6 +91,6 @@ class GroupTopology:
 
 
 def _ring(link: Link, size: int, num_bytes: Floats, passes: int) -> Floats:
-    """``passes`` rounds of a ring: size - 1 steps, each of them a part of the bytes to the next device."""
+    """``passes`` rounds of a ring: each has size - 1 steps that send one part of the bytes to the next device."""
     seconds: Floats = passes * (size - 1) * (link.latency + num_bytes / size * link.per_byte)
     return seconds

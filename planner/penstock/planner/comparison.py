@@ -1,4 +1,4 @@
-"""A plan's memory, rank by rank and by cause, beside what was measured."""
+"""A plan's memory by rank and cause, next to the measured peaks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.planner.realise import schedule_of
 
 
 def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> tuple[RankMemory, ...]:
-    """Where each global rank's bytes were predicted to go, next to its measured peak. Replicas hold the same, shards of
-    a pipeline rank no more than the largest of them.
+    """Predicted bytes of each global rank by cause, next to its measured peak. Replicas hold the same; the shards of a
+    pipeline rank hold at most what the largest of them does.
 
-    ``constant_bytes`` is what a rank's process needs before any parameter, as the profile has it.
+    ``constant_bytes`` is what a rank's process needs before any parameter, from the profile.
     """
     if plan.prediction is None:
         return ()
@@ -33,11 +33,11 @@ def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> t
     return tuple(
         RankMemory(
             constant_bytes=constant_bytes,
-            state_bytes=state[own],
-            slot_bytes=slots[own],
-            transient_bytes=predicted[own] - slots[own] - state[own] - constant_bytes,
+            state_bytes=state[pipeline_rank],
+            slot_bytes=slots[pipeline_rank],
+            transient_bytes=predicted[pipeline_rank] - slots[pipeline_rank] - state[pipeline_rank] - constant_bytes,
             measured_bytes=peaks[rank] if rank < len(peaks) else None,
         )
         for rank in range(plan.num_ranks)
-        for own in (rank // plan.tp % plan.pp,)
+        for pipeline_rank in (rank // plan.tp % plan.pp,)
     )

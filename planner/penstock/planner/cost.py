@@ -1,8 +1,8 @@
 """Seconds of every kind of work, from a Profile's measurements or from a described device.
 
-All models answer the same questions, vectorised over slices: how long F, I or W of a unit takes for so many tokens and
-attended pairs on a rank's device, alone and with the other ranks of its host computing. Only attention depends on the
-pairs.
+All models have the same interface, vectorised over slices: seconds of F, I or W of a unit for given numbers of tokens
+and attended pairs on a rank's device, alone and while the other ranks of its host compute. Only attention depends on
+the pairs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ COLLECTIVES_OF = {
     Operation.PROJECT: (Collective.GATHER,),
     Operation.OUTPUT: (Collective.SCATTER, Collective.SUM),
 }
-"""Which of the collectives of a block's F belong to which operation: what it multiplies, and what it has made."""
+"""Collectives of a block's F by operation: the gather before the product, and the reduction after it."""
 
 
 class CostModel(Protocol):
-    """What the planner asks of a rank's device and its links. Seconds and bytes; arrays go by the work's."""
+    """Costs of a rank's device and its links, in seconds and bytes; arrays have the shape of the work."""
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -52,11 +52,11 @@ class CostModel(Protocol):
         ...
 
     def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
-        """The part that one operation has of the `unit_seconds` of F, of an attention unit or an MLP of ``spec``."""
+        """Seconds of one operation of the F of an attention unit or an MLP of ``spec``: a part of `unit_seconds`."""
         ...
 
     def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """Those of `unit_seconds` in which the device only waits for `unit_collectives`."""
+        """The part of `unit_seconds` in which the device only waits for `unit_collectives`."""
         ...
 
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
@@ -76,11 +76,11 @@ class CostModel(Protocol):
         ...
 
     def reduce_scatter_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """The same where each of them gets its part of the sum."""
+        """Seconds of a sum over ``devices`` of which each gets its part."""
         ...
 
     def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """Seconds until all ``devices`` have ``num_bytes``, of which each had its part."""
+        """Seconds until all ``devices`` have all ``num_bytes``, starting with one part each."""
         ...
 
     def optimizer_seconds(self, num_parameters: int) -> float:
@@ -97,7 +97,7 @@ class UnitTimes(Protocol):
 
 
 class OperationTimes(UnitTimes, Protocol):
-    """The same by a description of the device."""
+    """Seconds of a model's units by a description of the device."""
 
     def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
         """Seconds of one operation of the F of a block's unit."""
@@ -121,7 +121,7 @@ class DescribedCost:
     _units: UnitTimes = field(init=False, repr=False, compare=False)
     _device: OperationTimes = field(init=False, repr=False, compare=False)
     _groups: tuple[GroupTopology, ...] = field(init=False, repr=False, compare=False)
-    """Of the shards of one rank: all that differ in their links."""
+    """Groups of one rank's shards: one for each distinct set of links."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_links", _Links.of(self.cluster))
@@ -144,7 +144,7 @@ class DescribedCost:
 
     @property
     def action_overhead_seconds(self) -> float:
-        """From the device's description."""
+        """The device's fixed cost."""
         return self.cluster.device.action_overhead_seconds
 
     @property
@@ -153,7 +153,7 @@ class DescribedCost:
         return self.cluster.device.constant_bytes
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """The device's seconds, and those of the collectives inside the pass; a table's hold them already."""
+        """The device's seconds plus those of the collectives inside the pass; a cost table already includes them."""
         seconds = self._units.unit_seconds(unit, kind, work)
         if self.sharding.tp == 1 or self.cluster.costs:
             return seconds
@@ -170,10 +170,10 @@ class DescribedCost:
         return seconds
 
     def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
-        """The device's seconds, and those of the operation's collectives; of a table's F its share of the FLOPs.
+        """The device's seconds, plus those of the operation's collectives; from a cost table the share of the FLOPs.
 
-        A collective counts as what the pass's collectives take with it, less those before it: where a rank's devices
-        may be joined by different links, all are counted for the same ones.
+        A collective counts as the difference that it makes to the pass's collectives up to it, because if a rank's
+        devices may have different links, all collectives of a pass have to count for the same devices.
         """
         if self.cluster.costs:
             return self.unit_seconds(unit, Kind.F, work) * flops_share(spec, unit, operation, work)
@@ -189,7 +189,7 @@ class DescribedCost:
         return seconds
 
     def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """Of penstock's own passes; nothing is known of those in a table."""
+        """Collectives of penstock's own passes; 0 with a cost table, which does not separate them."""
         collectives = self._collectives(unit, kind)
         if not collectives or self.cluster.costs or self.cluster.software.overlapped_collectives:
             return np.zeros(work.tokens.shape)
@@ -197,22 +197,22 @@ class DescribedCost:
         return self._collective_seconds(collectives, num_bytes)
 
     def _collectives(self, unit: UnitKind, kind: Kind) -> tuple[Collective, ...]:
-        """`unit_collectives`, with those of a head whose I and W are passes of their own: of its one product, which is
-        divided as a block's first product is.
+        """`unit_collectives`, and for a head whose I and W are separate passes those of its one product, which is
+        divided like a block's first product.
         """
         if unit is UnitKind.HEAD and self.model.head_parts > 1:
             return unit_collectives(unit, kind, self.sharding, head_parts=self.model.head_parts)
         if unit is not UnitKind.HEAD or self.cluster.software.head_in_forward:
             return unit_collectives(unit, kind, self.sharding)
-        of_block = unit_collectives(UnitKind.MLP, kind, self.sharding)
-        return {Kind.F: of_block[:-1], Kind.I: of_block[-1:]}.get(kind, of_block)
+        block_collectives = unit_collectives(UnitKind.MLP, kind, self.sharding)
+        return {Kind.F: block_collectives[:-1], Kind.I: block_collectives[-1:]}.get(kind, block_collectives)
 
     def _padded_rows(self, tokens: Floats) -> Floats:
         """`Sharding.padded_rows`, elementwise."""
         return rows_of(self.sharding, tokens) * self.sharding.tp if self.sharding.by_tokens else tokens
 
     def _statistics_seconds(self, tokens: Floats) -> Floats:
-        """The head's gathers of every shard's maximum, sum of exponentials and target, one for each chunk of tokens."""
+        """The head's gathers of every shard's maximum, sum of exponentials and target, one per chunk of tokens."""
         in_chunks = self.cluster.software.head_in_forward
         chunks = np.ceil(tokens / HEAD_CHUNK_TOKENS) if in_chunks else np.ones(tokens.shape)
         num_bytes = 3 * self.precision.accumulate_bytes * self.sharding.tp * tokens / chunks
@@ -223,16 +223,18 @@ class DescribedCost:
         return seconds
 
     def _first_devices(self) -> list[int]:
-        """Of tensor-parallel groups that may differ in links: all that have one of their own, and one that has none."""
+        """First devices of tensor-parallel groups with different links: of every group with an override, and of one
+        without.
+        """
         nodes = self.sharding.tp // self.cluster.devices_per_node
         if nodes < 2:
             return [0]
-        groups = {each.source // nodes for each in self.cluster.links if each.source // nodes == each.target // nodes}
+        groups = {link.source // nodes for link in self.cluster.links if link.source // nodes == link.target // nodes}
         usual = (group for group in range(self.cluster.num_nodes // nodes) if group not in groups)
         return [group * self.sharding.tp for group in sorted({*groups, *itertools.islice(usual, 1)})]
 
     def _group(self, first: int) -> GroupTopology:
-        """The shards from device ``first`` on; without network cards a ring at its slowest link."""
+        """The shards from device ``first`` on; without network cards a ring at the speed of its slowest link."""
         tp, per_node = self.sharding.tp, self.cluster.devices_per_node
         if self.cluster.nics_per_node is not None:
             return self.topology(range(first, first + tp))
@@ -249,10 +251,11 @@ class DescribedCost:
         return 1.0
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
-        """The head's logits in compute and accumulation type, and what shards gather and scatter; other units work in
-        place.
+        """The head's logits in compute and accumulation type, and the buffers that shards gather and scatter; other
+        units work in place.
 
-        A head whose F leaves its backward to I keeps the logits of all tokens. The I of a part only passes on.
+        A head that leaves its backward to I keeps the logits of all tokens. The I of a part of the head only passes
+        gradients on.
         """
         tokens = batch * length
         gathered = self._num_gathered(unit, kind) * self.sharding.padded_rows(tokens)
@@ -267,8 +270,8 @@ class DescribedCost:
         return min(num_bytes + tokens * head_rows(self.model, self.sharding) * width, MOST_BYTES)
 
     def _num_gathered(self, unit: UnitKind, kind: Kind) -> int:
-        """Hidden states of all shards' rows that the pass has at once beyond its slots: what it gathered, and then in
-        its place the addend that it scatters; the head's whole pass has both. ``dy`` is gathered in its slot.
+        """Number of gathered hidden states that the pass holds beyond its slots: the gathered input, later replaced by
+        the addend to be scattered. The head's whole pass holds both. ``dy`` is gathered in its slot.
         """
         if not self.sharding.by_tokens or (unit, kind) == (UnitKind.EMBEDDING, Kind.I):
             return 0
@@ -281,28 +284,32 @@ class DescribedCost:
         return self._links.between(np.asarray(source) // per_node, np.asarray(target) // per_node)
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """By the topology of the network cards; without them a ring over ``devices``, at its slowest link."""
+        """By the topology of the network cards; without cards a ring over ``devices`` at its slowest link."""
         return self._group_seconds(Collective.SUM, num_bytes, devices)
 
     def reduce_scatter_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """By the same."""
+        """By the same model as `all_reduce_seconds`."""
         return self._group_seconds(Collective.SCATTER, num_bytes, devices)
 
     def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """By the same."""
+        """By the same model as `all_reduce_seconds`."""
         return self._group_seconds(Collective.GATHER, num_bytes, devices)
 
     def _group_seconds(self, collective: Collective, num_bytes: int, devices: Sequence[int]) -> float:
-        n = len(devices)
-        if n < 2:
+        num_devices = len(devices)
+        if num_devices < 2:
             return 0.0
         if self.cluster.nics_per_node is not None:
             return float(self.topology(devices).seconds((collective,), num_bytes))
         latency, per_byte = self.transfer(devices, [*devices[1:], devices[0]])
-        return RING_PASSES[collective] * (n - 1) * float(latency.max() + num_bytes / n * per_byte.max())
+        return (
+            RING_PASSES[collective]
+            * (num_devices - 1)
+            * float(latency.max() + num_bytes / num_devices * per_byte.max())
+        )
 
     def topology(self, devices: Sequence[int]) -> GroupTopology:
-        """How ``devices`` are spread over nodes, and the links among them: between nodes the slowest of a ring's."""
+        """Distribution of ``devices`` over nodes, and their links: between nodes the slowest link of a ring."""
         nodes, sizes = np.unique(np.asarray(devices) // self.cluster.devices_per_node, return_counts=True)
         latency, per_byte = self._links.between(nodes, np.roll(nodes, -1))
         cards = self.cluster.nics_per_node or 1
@@ -316,7 +323,7 @@ class DescribedCost:
         )
 
     def optimizer_seconds(self, num_parameters: int) -> float:
-        """Master weight, gradient and two moments read, three of them and the compute copy written."""
+        """Memory traffic: four tensors are read (master weight, gradient, two moments), three and the copy written."""
         device = self.cluster.device
         traffic = num_parameters * (4 * 4 + 3 * 4 + self.precision.compute_bytes)
         share = device.kernels.stream_share if device.kernels is not None else 1.0
@@ -324,7 +331,7 @@ class DescribedCost:
 
 
 def _next_to_products(kind: Kind, sharding: Sharding) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-    """Of a block's unit the collectives that a pass waits for, and those that run next to its products.
+    """The collectives of a block's unit that a pass waits for, and those that run concurrently with its products.
 
     Megatron-LM gathers the norm's output again next to the product of its gradient, and sums or scatters that gradient
     next to the product of the weights' gradients (arXiv 2205.05198, sections 4.2.2 and 6.2).
@@ -354,13 +361,13 @@ class TokenTimes:
 
     @classmethod
     def of(cls, model: ModelSpec, device: DeviceSpec, precision: Precision, sharding: Sharding) -> TokenTimes:
-        """With the device's curve."""
+        """Times with the device's efficiency curve."""
         tokens, shares = zip(*device.efficiency, strict=True)
         curve = np.array([np.log2(tokens), shares])
         return cls(model=model, device=device, precision=precision, sharding=sharding, curve=curve)
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """The F of a whole head holds its backward, so its I and W are free, as the embedding's I."""
+        """The F of a whole head includes its backward, so its I and W are free, as is the embedding's I."""
         tokens, parts = work.tokens, self.model.head_parts
         if not has_work(unit, kind, PENSTOCK, parts):
             return np.zeros(tokens.shape)
@@ -376,8 +383,8 @@ class TokenTimes:
         return seconds
 
     def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
-        """Products and attention where they are, and a third of the traffic for each of the norm, the residual and what
-        lies between the products.
+        """Products and attention count with their operations; the norm, the residual and the operation between the
+        products each count a third of the traffic.
         """
         tokens, peak = work.tokens, self.device.peak_flops
         if operation is Operation.ATTEND:
@@ -394,7 +401,7 @@ class TokenTimes:
         return seconds
 
     def _linear_flops(self, unit: UnitKind) -> int:
-        """Of one token's products forward on one shard: 2 per weight."""
+        """FLOPs of one token's forward products on one shard: 2 per weight."""
         spec, sharding = self.model, self.sharding
         widths = {
             UnitKind.ATTENTION: 2 * (sharding.hidden(spec) + sharding.kv_hidden(spec)),
@@ -404,8 +411,8 @@ class TokenTimes:
         return 2 * spec.hidden * widths.get(unit, 0)
 
     def _memory_seconds(self, unit: UnitKind, kind: Kind, tokens: Floats) -> Floats:
-        """An embedding looks up all tokens on every shard. A part of the head reads and writes the state of the chain
-        of parts in F, and in I the gradient that it passes on.
+        """Seconds of memory traffic. An embedding reads all tokens on every shard. A part of the head reads and writes
+        the state of the chain of parts in F, and in I the gradient that it passes on.
         """
         width = self.model.hidden * self.precision.compute_bytes
         hidden_states = 6
@@ -434,19 +441,21 @@ class _Links:
 
     @classmethod
     def of(cls, cluster: ClusterSpec) -> _Links:
-        """Of several overrides of a pair, either way, the first counts; those of a node with itself mean nothing."""
-        found: dict[int, Floats] = {}
-        for each in cluster.links:
-            for source, target in ((each.source, each.target), (each.target, each.source)):
+        """The first of several overrides of a pair counts, in either direction; overrides of a node with itself are
+        ignored.
+        """
+        overrides: dict[int, Floats] = {}
+        for link in cluster.links:
+            for source, target in ((link.source, link.target), (link.target, link.source)):
                 if source != target:
-                    found.setdefault(source * cluster.num_nodes + target, _link(each.link))
-        pairs = sorted(found)
+                    overrides.setdefault(source * cluster.num_nodes + target, _link(link.link))
+        pairs = sorted(overrides)
         return cls(
             num_nodes=cluster.num_nodes,
             inside=_link(cluster.intra_node_peer or cluster.intra_node),
             between_nodes=_link(cluster.inter_node),
             pairs=np.array(pairs, dtype=np.int64),
-            others=np.array([found[pair] for pair in pairs]).reshape(-1, 2),
+            others=np.array([overrides[pair] for pair in pairs]).reshape(-1, 2),
         )
 
     def between(self, source: npt.NDArray[np.int64], target: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -454,9 +463,9 @@ class _Links:
         is_inside = source == target
         latency, per_byte = (np.where(is_inside, *both) for both in zip(self.inside, self.between_nodes, strict=True))
         if len(self.pairs):
-            wanted = source.astype(np.int64) * self.num_nodes + target
-            place = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
-            has_own = self.pairs[place] == wanted
+            wanted_pairs = source.astype(np.int64) * self.num_nodes + target
+            place = np.minimum(np.searchsorted(self.pairs, wanted_pairs), len(self.pairs) - 1)
+            has_own = self.pairs[place] == wanted_pairs
             latency = np.where(has_own, self.others[place, 0], latency)
             per_byte = np.where(has_own, self.others[place, 1], per_byte)
         return latency, per_byte
@@ -467,7 +476,7 @@ def _link(link: LinkSpec) -> Floats:
 
 
 def _passes(unit: UnitKind, kind: Kind, head_parts: int) -> int:
-    """How many times the forward's matrix work a pass does that has any work."""
+    """Ratio of a pass's matrix work to the forward's, for passes with any work."""
     if unit is UnitKind.HEAD:
         return 3 if head_parts == 1 else {Kind.F: 2, Kind.I: 0}.get(kind, 1)
     return 1

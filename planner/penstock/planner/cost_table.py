@@ -1,12 +1,12 @@
-"""Times of units from a table that was measured elsewhere.
+"""Times of units from a table that was measured with other software.
 
-A pass is measured at some counts of tokens, the *nodes*, and attention at several numbers of attended pairs per node.
-Seconds are linear in the pairs between and beyond the measured ones, at least those of no pairs at all by that line and
-never negative; a node with one number of pairs takes the seconds per pair of the nearest node that has several. Between
-nodes they are linear in the tokens at equal pairs per token, below the first node on the line of the first two, never
-so steep as to reach nothing, and beyond the last in proportion. Every row of the table comes out as it is.
+A pass is measured at some token counts, the *nodes*, and attention at several numbers of attended pairs per node.
+Seconds are linear in the pairs between and beyond the measured ones, and never negative; a node with one number of
+pairs takes the seconds per pair of the nearest node that has several. Between nodes they are linear in the tokens at
+equal pairs per token. Below the first node they follow the line of the first two, limited in slope so that they stay
+positive, and beyond the last they are proportional. Every row of the table is reproduced exactly.
 
-A table tells the times of one rank, collectives of tensor parallelism included, so it holds for one degree of it.
+A table has the times of one rank, including collectives of tensor parallelism, so it holds for one degree of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.planner.work import PASSES_WITH_WORK, Floats, Work
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Node:
-    """What was measured at one count of tokens: seconds by pairs, ascending, and seconds of each further pair."""
+    """Measurements at one token count: seconds by pairs, ascending, and seconds per pair beyond them."""
 
     tokens: float
     pairs: Floats
@@ -33,7 +33,7 @@ class _Node:
     rate: float
 
     def at(self, pairs_per_token: Floats) -> Floats:
-        """Seconds of the node's tokens with so many pairs each."""
+        """Seconds of the node's tokens, by the number of pairs per token."""
         pairs = pairs_per_token * self.tokens
         inside = np.interp(pairs, self.pairs, self.seconds)
         beyond = np.maximum(pairs - self.pairs[-1], 0.0) - np.maximum(self.pairs[0] - pairs, 0.0)
@@ -43,12 +43,12 @@ class _Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TableTimes:
-    """A cost table as times of units; make it with `table_times`."""
+    """A cost table as times of units; made by `table_times`."""
 
     nodes: dict[tuple[UnitKind, Kind], tuple[_Node, ...]]
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """From the table; what is not in it has no work."""
+        """From the table; passes that it lacks have no work."""
         nodes = self.nodes.get((unit, kind))
         if nodes is None:
             return np.zeros(work.tokens.shape)
@@ -74,7 +74,7 @@ def _between(points: Floats, times: Floats, tokens: Floats) -> Floats:
 
 
 def table_times(rows: Sequence[CostRow]) -> TableTimes:
-    """The table's times; raises `UserError` for a pass that is missing, or attention without a cost of its pairs."""
+    """The table's times; raises `UserError` for a missing pass, and for attention without a cost per pair."""
     groups: dict[tuple[UnitKind, Kind], dict[int, dict[int, float]]] = {}
     for row in rows:
         groups.setdefault((row.unit, Kind(row.pass_)), {}).setdefault(row.tokens, {})[row.pairs] = row.seconds
@@ -112,6 +112,6 @@ def _node(tokens: int, points: dict[int, float], rates: dict[int, float]) -> _No
 
 
 def _rate(points: dict[int, float]) -> float | None:
-    """Seconds per pair from the fewest to the most pairs measured; none where only one number was."""
+    """Seconds per pair between the fewest and the most pairs measured; None if only one number was."""
     fewest, most = min(points), max(points)
     return max((points[most] - points[fewest]) / (most - fewest), 0.0) if most > fewest else None

@@ -1,4 +1,4 @@
-"""From a problem to a Plan: search, lower the winner, prove it, and write down what was predicted and why."""
+"""From a problem to a Plan: search, lower the winner, prove it, and record the prediction and its explanation."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from penstock.planner.search import NothingFitsError, Result, search
 from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
-"""Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind. Those of
-another software are not: its arenas are its own.
+"""Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind. Programs
+of other software are not lowered: its memory layout is unknown.
 """
 
 FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, neighbours=0, moves=0)
-"""A search with this budget ends with the first plan that fits, from those that hold the least."""
+"""A budget that ends with the first plan that fits, opening the smallest memory bounds first."""
 
 FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, shortages=200, lean_shortages=200)
-"""The same, where ranks may have to make much again: outlines that hold the least are not those that fit then."""
+"""The same for problems with recomputation, where the smallest memory bounds are not those of plans that fit."""
 
 MOST_LAID_OUT = 8
-"""Arenas that are laid out before a search with a tighter limit takes their place."""
+"""So many arenas are laid out before a search with a tighter limit replaces them."""
 
 MOST_TIGHTER_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 3
-"""Each asks for as many times less as the arenas of the best were too large, and for a little less than that, with a
-part of the first one's budget.
+"""A tighter search lowers the limit by the factor by which the best plan's arenas were too large, times `TIGHTER`, with
+this fraction (1 / `TIGHTER_PART`) of the first budget.
 """
 
 MOST_PLACEMENTS, PLACEMENT_PART = 2, 2
-"""Searches that go by the placement of the best plan so far, each with a part of the budget."""
+"""Searches with the placement of the best plan so far, each with a fraction of the budget."""
 
 CLOSE_ENOUGH = 1.003
-"""A plan that takes no longer than so many times the best candidate is worth no further search."""
+"""If a plan takes at most so many times the best candidate's step, no tighter search follows."""
 
 CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches, and continued in a straight line"
 
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
-"""Limits that are tried where nothing fits, each as a multiple of what came closest with the one before."""
+"""If nothing fits, these limits are tried, each as a multiple of the closest candidate's bytes."""
 
 
 LEAVE_OUT = {
     "recompute": (Recompute.FULL, "leave out parallelism.recompute, and ranks make again what they have no room for"),
     "zero": (1, "leave out parallelism.zero, and replicas divide the state of the optimizer"),
 }
-"""Pins that may take memory, each with the value that takes least, and what leaving it out does."""
+"""Pins that may need memory, each with the value that needs least, and the effect of leaving it out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """The plan, how it was found, and its Program unless that is too large to lower here.
 
-    ``overshoot_bytes`` is what the arena of a better candidate takes above the limit, 0 if there is no better one.
+    ``overshoot_bytes`` is the excess of a better candidate's arena over the limit, 0 if there is no better one.
     ``chosen`` is the plan's candidate as ``judge`` simulated it.
     """
 
@@ -79,18 +79,18 @@ class Decision:
     overshoot_bytes: int = 0
 
     def score(self, problem: Problem) -> int:
-        """What is minimised: nanoseconds, or those of all devices together."""
+        """The objective: nanoseconds, or those of all devices together."""
         assert self.plan.prediction is not None, "a plan that was decided is predicted"
         return problem.score(to_nanoseconds(self.plan.prediction.step_seconds), self.plan.num_ranks)
 
     def aim(self, problem: Problem) -> int:
-        """The same of the search's best candidate, whose arena may not fit."""
+        """The score of the search's best candidate, whose arena may not fit."""
         best = self.result.best
         return problem.score(best.step_ns, best.candidate.mesh.num_devices)
 
 
 def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None) -> Decision:
-    """The best plan for ``problem``; raises `UserError` when nothing fits or what is pinned cannot run."""
+    """The best plan for ``problem``; raises `UserError` if nothing fits or the pins cannot be met."""
     check_pins(problem, DEFAULT_RECEIVE_AHEAD)
     if next(all_meshes(problem), None) is None:
         raise _nothing_obeys(problem)
@@ -117,8 +117,8 @@ def _ranks(problem: Problem) -> str:
 
 
 def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
-    """The best plan found for the judge's problem. A search goes by one placement of every mesh: where another suits
-    its plan better, what else suits that is looked for, or the plan would depend on how devices are numbered.
+    """The best plan for the judge's problem. A search assumes one placement per mesh: if another placement suits its
+    plan better, the search is repeated with that, or the plan would depend on how devices are numbered.
     """
     problem = judge.problem
     budget = budget or usual_budget(problem.num_devices)
@@ -127,17 +127,17 @@ def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None 
         if best.plan.placement == best.judge.placement(best.chosen.candidate.mesh):
             break
         try:
-            found = _by_placement(judge.placing(_like(best.plan)), budget.part(PLACEMENT_PART), reporter)
+            decision = _by_placement(judge.placing(_like(best.plan)), budget.part(PLACEMENT_PART), reporter)
         except NothingFitsError:
             break
-        if found.score(problem) >= best.score(problem):
+        if decision.score(problem) >= best.score(problem):
             break
-        best = found
+        best = decision
     return best
 
 
 def _like(plan: Plan) -> Placement:
-    """The plan's placement for meshes of its degrees."""
+    """The plan's placement for meshes with its degrees of parallelism, the default order for others."""
 
     def placement(mesh: Mesh) -> tuple[int, ...]:
         is_like = (mesh.dp, mesh.tp, mesh.pp) == (plan.dp, plan.tp, plan.pp)
@@ -147,28 +147,28 @@ def _like(plan: Plan) -> Placement:
 
 
 def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
-    """The best plan whose laid-out arena fits: where that of the best does not, those are looked for that hold less."""
+    """The best plan whose laid-out arena fits: if that of the best does not, searches with tighter limits follow."""
     problem, best, closest = judge.problem, None, None
     for number in range(MOST_TIGHTER_SEARCHES):
         if number == 1:
             budget = budget.part(TIGHTER_PART)
-        asked = judge.problem
+        searched = judge.problem
         try:
-            result = search(asked, judge, budget, reporter)
+            result = search(searched, judge, budget, reporter)
         except NothingFitsError as shortage:
             closest = closest or shortage
             break
         try:
-            found = realised(judge, result, problem)
+            decision = realised(judge, result, problem)
         except _NoArenaFitsError as shortage:
             closest = closest or shortage
-            needed = shortage.of_best_bytes
+            needed_bytes = shortage.of_best_bytes
         else:
-            best = found if best is None else min(best, found, key=lambda each: each.score(problem))
-            if not found.overshoot_bytes or found.score(problem) <= CLOSE_ENOUGH * found.aim(problem):
+            best = decision if best is None else min(best, decision, key=lambda decision: decision.score(problem))
+            if not decision.overshoot_bytes or decision.score(problem) <= CLOSE_ENOUGH * decision.aim(problem):
                 break
-            needed = problem.memory_limit_bytes + found.overshoot_bytes
-        limit = TIGHTER * asked.memory_limit_bytes * problem.memory_limit_bytes / needed
+            needed_bytes = problem.memory_limit_bytes + decision.overshoot_bytes
+        limit = TIGHTER * searched.memory_limit_bytes * problem.memory_limit_bytes / needed_bytes
         judge = judge.limited(max(int(limit), 1))
     if best is None:
         assert closest is not None, "a search ends with a plan or with what it lacks"
@@ -177,7 +177,7 @@ def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -
 
 
 class _NoArenaFitsError(NothingFitsError):
-    """No arena that was laid out fits; that of the best candidate takes ``of_best_bytes`` with all else."""
+    """No laid-out arena fits; with the best candidate's arena a rank needs ``of_best_bytes``."""
 
     def __init__(self, needs: list[tuple[int, str]]) -> None:
         super().__init__(*min(needs))
@@ -185,26 +185,28 @@ class _NoArenaFitsError(NothingFitsError):
 
 
 def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
-    """What fits in the limit is nothing: say how much came closest, and how much was tried and does."""
+    """The error if nothing fits in the limit: how much the closest candidate needs, and a limit that was found to
+    suffice.
+    """
     if not shortage.label:
         return _nothing_obeys(judge.problem)
-    problem, enough = judge.problem, _enough_bytes(judge, shortage.least_bytes)
-    cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
-    if enough is not None:
-        cure = f"allow {enough // MEBIBYTE}Mi per rank, {cure}"
+    problem, enough_bytes = judge.problem, _enough_bytes(judge, shortage.least_bytes)
+    remedy = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
+    if enough_bytes is not None:
+        remedy = f"allow {enough_bytes // MEBIBYTE}Mi per rank, {remedy}"
     hint = next((hint for name, (least, hint) in LEAVE_OUT.items() if _fits_without(problem, name, least)), None)
     if hint is not None:
-        cure = f"{hint}; or {cure}"
+        remedy = f"{hint}; or {remedy}"
     limit, least = bytes_apart(problem.memory_limit_bytes, shortage.least_bytes)
     return UserError(
         what=f"nothing fits in {limit} per rank; the closest ({shortage.label}) needs at least {least}",
         where="spec.resources.memoryPerRank",
-        remedy=cure,
+        remedy=remedy,
     )
 
 
 def _fits_without(problem: Problem, name: str, least: object) -> bool:
-    """Whether a plan is found without this pin, if another value than the ``least`` is pinned."""
+    """Whether a plan is found without this pin, provided that it is pinned to another value than ``least``."""
     if getattr(problem.pinned, name) in (None, least):
         return False
     free = dataclasses.replace(problem, pinned=dataclasses.replace(problem.pinned, **{name: None}))
@@ -216,8 +218,8 @@ def _fits_without(problem: Problem, name: str, least: object) -> bool:
 
 
 def _enough_bytes(judge: Simulated, least_bytes: int) -> int | None:
-    """A limit, in whole MiB, under which a plan was found; tried upwards from the least that could do, as long as
-    devices have it.
+    """A limit, in whole MiB, with which a plan was found; tried upwards from the least possible up to the devices'
+    memory.
     """
     for factor in GROWTH:
         limit = -(-int(least_bytes * factor) // MEBIBYTE) * MEBIBYTE
@@ -235,13 +237,13 @@ def _enough_bytes(judge: Simulated, least_bytes: int) -> int | None:
 def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
     """The result's best candidate as a Plan for ``problem``, whose limit may be above the judge's.
 
-    A Program whose arena does not fit gives way to the next best, a few times.
+    If the arena of its Program does not fit, the next best candidates are tried, a few times.
 
-    Raises `NothingFitsError` if that is so of all that were laid out.
+    Raises `NothingFitsError` if no laid-out arena fits.
     """
     needs: list[tuple[int, str]] = []
-    for found in itertools.islice((result.best, *result.others), MOST_LAID_OUT):
-        laid_out = _laid_out(judge, found, problem)
+    for ranked in itertools.islice((result.best, *result.others), MOST_LAID_OUT):
+        laid_out = _laid_out(judge, ranked, problem)
         if laid_out.peak_bytes > problem.memory_limit_bytes:
             needs.append((laid_out.peak_bytes, laid_out.evaluation.candidate.label))
             continue
@@ -253,7 +255,7 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
             program=laid_out.program,
             overshoot_bytes=overshoot,
             judge=judge,
-            chosen=found,
+            chosen=ranked,
         )
     raise _NoArenaFitsError(needs)
 
@@ -271,15 +273,15 @@ class _LaidOut:
         return max(self.evaluation.peak_bytes)
 
 
-def _laid_out(judge: Simulated, found: Evaluation, problem: Problem) -> _LaidOut:
+def _laid_out(judge: Simulated, simulated: Evaluation, problem: Problem) -> _LaidOut:
     """The candidate placed on devices and lowered; proved if it fits."""
-    seated, evaluation = placed(judge, found)
-    draft = draft_plan(seated, evaluation)
+    placed_judge, evaluation = placed(judge, simulated)
+    draft = draft_plan(placed_judge, evaluation)
     program = None
     if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS and problem.software == PENSTOCK:
         divided = problem.divided(evaluation.candidate.head_parts)
         program = lowered(draft, action_transients(divided, evaluation.candidate))
-        evaluation = _with_arena(seated, evaluation, program)
+        evaluation = _with_arena(placed_judge, evaluation, program)
         if max(evaluation.peak_bytes) <= problem.memory_limit_bytes:
             prove_plan(draft, program, _room(problem, evaluation.candidate), num_places=problem.num_places)
     return _LaidOut(draft=draft, evaluation=evaluation, program=program)
@@ -302,19 +304,18 @@ def _explained_plan(laid_out: _LaidOut, problem: Problem, result: Result, place:
 
 
 def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Plan]:
-    """The decision's plan and the next best by prediction, ``count`` at most, one of each label: mesh, number of slices
-    and schedule. Those that differ in boundaries alone are nearly as fast, and those whose arena does not fit are
-    passed over.
+    """The decision's plan and the next best by prediction, at most ``count``, one per label (mesh, number of slices,
+    schedule). Plans that differ only in boundaries are nearly as fast. Plans whose arena does not fit are skipped.
     """
     yield decision.plan
     labels, place = {decision.chosen.candidate.label}, 1
-    for found in decision.result.others:
+    for other in decision.result.others:
         if place >= count:
             return
-        label = found.candidate.label
+        label = other.candidate.label
         if label in labels:
             continue
-        laid_out = _laid_out(decision.judge, found, problem)
+        laid_out = _laid_out(decision.judge, other, problem)
         if laid_out.peak_bytes <= problem.memory_limit_bytes:
             labels.add(label)
             place += 1
@@ -322,9 +323,9 @@ def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Pla
 
 
 def _room(problem: Problem, candidate: Candidate) -> list[int]:
-    """What every rank has for its arena and transients."""
+    """Bytes that every rank has for its arena and transients."""
     always = resident_bytes(problem.divided(candidate.head_parts), candidate, owners_of(candidate))
-    return [problem.memory_limit_bytes - each for each in always.tolist()]
+    return [problem.memory_limit_bytes - num_bytes for num_bytes in always.tolist()]
 
 
 def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
@@ -373,7 +374,7 @@ def _prediction(evaluation: Evaluation) -> Prediction:
 
 
 def _with_interval(prediction: Prediction, confidence: Confidence | None) -> Prediction:
-    """The prediction, and how far the step may be off if all that was measured is off the same way."""
+    """The prediction with a confidence interval for errors of all measurements in the same direction."""
     if confidence is None:
         return prediction
     margin = (

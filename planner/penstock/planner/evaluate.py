@@ -1,4 +1,4 @@
-"""The judge of the search: candidates turned into integer tables and simulated."""
+"""The judge of the search: turns candidates into integer tables and simulates them."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ from penstock.planner.tables import (
 DEFAULT_RECEIVE_AHEAD = 4
 
 SPLIT = frozenset({"zb-h1", "zb", "zbv", "v-half", "v-min", "interleaved-zb"})
-"""The built-in schedules that run I and W in place of B."""
+"""Built-in schedules that run I and W instead of B."""
 
 VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERLEAVED}
-"""The built-in schedules that choose among several orders."""
+"""Built-in schedules that choose among several orders."""
 
 MAKING = 4
-"""Making an order from costs and simulating it takes as long as simulating it so often."""
+"""Making an order from costs takes about as long as so many simulations of it, minus one."""
 
 MOST_COMPARED_ACTIONS = 20_000
-"""Of longer steps the variants are not compared with one another."""
+"""For longer steps the variants are not compared with each other."""
 
 
 MOST_SIMULATED_ACTIONS = 2_000_000
-"""Longer steps that repeat the same part are never simulated in full: their tables take hundreds of megabytes."""
+"""Longer steps that repeat are never simulated in full: their tables take hundreds of megabytes."""
 
 MOST_KEPT = 3
-"""Recent orders made from costs. An order is asked for when it is bounded, simulated and written to the plan, takes
-seconds to make where it is long, and may hold 20 MB.
+"""Cached orders that were made from costs. An order is needed for its bound, its simulation and the plan; a long one
+takes seconds to make and may hold 20 MB.
 """
 
 
@@ -93,14 +93,14 @@ class Simulated:
         object.__setattr__(self, "proposer", Proposer(self.problem, Room(self.problem, self.receive_ahead)))
 
     def limited(self, memory_limit_bytes: int) -> Simulated:
-        """The judge of the same problem with another limit; shares with it whatever does not depend on the limit."""
+        """The judge of the same problem with another limit; shares all caches that do not depend on the limit."""
         problem = self.problem.limited(memory_limit_bytes)
         other = dataclasses.replace(self, problem=problem, _best_variants={}, _roomiest={}, _recent={})
         object.__setattr__(other, "proposer", self.proposer.limited(problem))
         return other
 
     def placing(self, placement: Placement) -> Simulated:
-        """The judge with ranks on other devices."""
+        """The judge with another placement of ranks on devices."""
         other = dataclasses.replace(
             self, placement=placement, _seats={}, _costs={}, _bounds={}, _best_variants={}, _roomiest={}, _recent={}
         )
@@ -112,8 +112,8 @@ class Simulated:
         return self.problem.divided(candidate.head_parts)
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in, nor of what pairs
-        hide.
+        """Fill, busiest rank, drain. 0 for schedules that are not built in, and for pairs, since the hidden time is
+        unknown.
         """
         if candidate.schedule not in BUILT_IN or candidate.schedule == BRAIDED:
             return 0
@@ -132,15 +132,15 @@ class Simulated:
         return self._bounds[key]
 
     def order_bound(self, candidate: Candidate) -> OrderBound | None:
-        """How long a long step's order takes by itself, without reductions and whatever cards cost.
+        """The length of a long step's order by itself, without reductions and network cards.
 
-        None where ranks slow each other down while they compute: orders are made as if all always did. None with a
-        smaller last micro-batch: orders are made as if it were like the others. And none with recomputation: orders are
-        made as if that waited for the gradient.
+        None if ranks slow each other down while they compute: orders are made as if all always did. None with a smaller
+        last micro-batch: orders are made as if it were like the others. None with recomputation: orders are made as if
+        that waited for the gradient.
         """
         is_long = candidate.num_actions > MOST_COMPARED_ACTIONS and candidate.schedule in VARIED
-        is_alike = not candidate.mesh.remainder and not any(candidate.recompute)
-        if not is_long or not is_alike or (self.stage_costs(candidate).slowdown_ppm > MILLION).any():
+        is_regular = not candidate.mesh.remainder and not any(candidate.recompute)
+        if not is_long or not is_regular or (self.stage_costs(candidate).slowdown_ppm > MILLION).any():
             return None
         growing = self._growing(self._with_variant(candidate))
         short = growing.first or candidate.mesh.num_microbatches
@@ -159,7 +159,7 @@ class Simulated:
         return self._passes[key]
 
     def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:
-        """The simulator's tables; raises `UserError` for a step that 64 bits do not hold."""
+        """The simulator's tables; raises `UserError` for a step that exceeds 64 bits."""
         key = (*_boundaries(candidate), stage_ranks)
         if key not in self._costs:
             passes = self.stage_costs(candidate)
@@ -173,17 +173,21 @@ class Simulated:
         return self._costs[key]
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
-        """Simulate one step of the candidate; long ones are extrapolated from shorter ones unless asked ``in_full``,
-        and those of more than `MOST_SIMULATED_ACTIONS` also then.
+        """Simulate one step of the candidate. Long steps are extrapolated from shorter ones unless ``in_full``, and
+        above `MOST_SIMULATED_ACTIONS` always.
 
-        The evaluation's candidate names the variant that its generator took.
+        The evaluation's candidate names the variant that its generator chose.
         """
         varied = self._with_variant(candidate)
-        found = self._simulated(varied, in_full)
-        return found if varied is candidate else dataclasses.replace(found, num_actions=MAKING * found.num_actions)
+        evaluation = self._simulated(varied, in_full)
+        return (
+            evaluation
+            if varied is candidate
+            else dataclasses.replace(evaluation, num_actions=MAKING * evaluation.num_actions)
+        )
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with the variant of its schedule that has most room."""
+        """The candidate with the variant of its schedule that needs least memory."""
         if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
         if candidate not in self._roomiest:
@@ -194,8 +198,8 @@ class Simulated:
         return self._roomiest[candidate]
 
     def best_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with its schedule's fastest variant, which takes `Variants.best` its time to find; a long step
-        with the order at the same target that more effort is made for.
+        """The candidate with its schedule's fastest variant, which takes the time of `Variants.best` to find; for a
+        long step the order with the same target that is made with more effort.
         """
         if candidate.schedule not in VARIED:
             return candidate
@@ -220,7 +224,7 @@ class Simulated:
             linked = link_order(order, self.receive_ahead, self.problem.late_receives, width=kernel.REACHED)
             return self._evaluation(candidate, order, linked, self._times(candidate, order, linked), is_exact=True)
         owners = owners_of(candidate)
-        found = extrapolate(
+        extrapolated = extrapolate(
             growing.generate,
             candidate.mesh.num_microbatches,
             self.costs(candidate, owners),
@@ -230,23 +234,27 @@ class Simulated:
             first=growing.first,
             multiple=growing.period,
         )
-        return self._evaluation(candidate, found.order, found.linked, found.times, is_exact=found.is_exact)
+        return self._evaluation(
+            candidate, extrapolated.order, extrapolated.linked, extrapolated.times, is_exact=extrapolated.is_exact
+        )
 
     def _growing(self, candidate: Candidate) -> Growing:
-        """The orders of the candidate's schedule for its own and for other numbers of micro-batches, the last of which
-        is always as small as the candidate's.
+        """The orders of the candidate's schedule for any number of micro-batches; the last micro-batch is always as
+        small as the candidate's.
         """
         growing, num_slices = self._alike(candidate), len(candidate.remainder_slices)
-        again, ahead = recomputed_stages(candidate.recompute), candidate.recompute_ahead
-        if not num_slices and not again:
+        recomputed, ahead = recomputed_stages(candidate.recompute), candidate.recompute_ahead
+        if not num_slices and not recomputed:
             return growing
         return dataclasses.replace(
             growing,
-            generate=lambda count: growing.generate(count).with_remainder(num_slices).with_recomputation(again, ahead),
+            generate=lambda count: (
+                growing.generate(count).with_remainder(num_slices).with_recomputation(recomputed, ahead)
+            ),
         )
 
     def _alike(self, candidate: Candidate) -> Growing:
-        """The same as if all micro-batches were alike; those made from costs are kept for a while."""
+        """The orders as if all micro-batches were alike; those made from costs are cached."""
         if candidate.schedule not in BUILT_IN:
             return Growing(generate=lambda count: self.order(candidate))
         name = str(candidate.schedule)
@@ -266,12 +274,12 @@ class Simulated:
     def _evaluation(
         self, candidate: Candidate, order: Order, linked: Linked, times: StepTimes, *, is_exact: bool
     ) -> Evaluation:
-        """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""
+        """``order`` may have fewer micro-batches, as long as a full step holds no more bytes at once."""
         busiest = int(times.compute_ns.argmax())
         stage_ranks = tuple(order.stage_ranks.tolist())
         problem = self.problem_of(candidate)
-        memory, own = stage_memory(problem, candidate), remainder_shape(problem, candidate)
-        slots = Walk.of_linked(order, linked).high_water_bytes(memory.slot_bytes, candidate.slices, remainder=own)
+        memory, remainder = stage_memory(problem, candidate), remainder_shape(problem, candidate)
+        slots = Walk.of_linked(order, linked).high_water_bytes(memory.slot_bytes, candidate.slices, remainder=remainder)
         always = static_bytes(problem, candidate, stage_ranks, order)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),
@@ -284,7 +292,7 @@ class Simulated:
             step_ns=times.makespan_ns,
             bubble_ns=times.makespan_ns - sum(parts.values()),
             peak_bytes=tuple(a + int(b) for a, b in zip(always, slots, strict=True)),
-            slot_bytes=tuple(int(each) for each in slots),
+            slot_bytes=tuple(int(num_bytes) for num_bytes in slots),
             num_actions=order.num_actions,
             is_exact=is_exact,
             bubble=times.bubble,
@@ -313,12 +321,12 @@ class Simulated:
         )
 
     def order(self, candidate: Candidate) -> Order:
-        """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
-        again = recomputed_stages(candidate.recompute)
-        return self._as_recorded(candidate).with_recomputation(again, candidate.recompute_ahead)
+        """The candidate's schedule as arrays; raises `UserError` if it was made for another shape."""
+        recomputed = recomputed_stages(candidate.recompute)
+        return self._as_recorded(candidate).with_recomputation(recomputed, candidate.recompute_ahead)
 
     def _as_recorded(self, candidate: Candidate) -> Order:
-        """The order as its recipe has it: as if all stages kept everything."""
+        """The order of its recipe, without recomputation."""
         if isinstance(candidate.schedule, ScheduleSpec):
             order = order_from_spec(candidate.schedule, **_shape(candidate), num_stages=len(candidate.stages))
             order = order.with_remainder(len(candidate.remainder_slices))
@@ -338,7 +346,7 @@ class Simulated:
         return recipe(candidate.schedule, lambda: self._as_recorded(candidate))
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
-        """What the generator is given, as if all micro-batches were alike; costs and stash only where it uses them."""
+        """Inputs of the schedule's generator, as if all micro-batches were alike; costs and stash only if used."""
         num_ranks, generator, problem = candidate.mesh.pp, find(name), self.problem_of(candidate)
         per_rank = generator.per_rank(num_ranks, len(candidate.stages))
         if not generator.uses_costs:
@@ -368,15 +376,15 @@ class Simulated:
 
 
 def _as_run(order: Order, candidate: Candidate) -> Order:
-    """The order as ranks run it: those of one shard run the actions of a pair one after the other."""
+    """The order as ranks run it: ranks of one shard run the actions of a pair one after the other."""
     return order if candidate.mesh.tp > 1 else order.apart()
 
 
 def _boundaries(candidate: Candidate) -> tuple[object, ...]:
     """The candidate without its schedule."""
-    own = (candidate.slices, candidate.remainder_slices)
-    what = (candidate.head_parts, candidate.stages, candidate.recompute, candidate.zero)
-    return candidate.mesh, *what, *own
+    slicing = (candidate.slices, candidate.remainder_slices)
+    units = (candidate.head_parts, candidate.stages, candidate.recompute, candidate.zero)
+    return candidate.mesh, *units, *slicing
 
 
 def owners_of(candidate: Candidate) -> tuple[int, ...]:
@@ -401,12 +409,12 @@ def _shape(candidate: Candidate) -> _Shape:
 
 
 def _check_shape(order: Order, candidate: Candidate) -> None:
-    wanted = {"stages": len(candidate.stages), "ranks": candidate.mesh.pp}
-    found = {"stages": order.num_stages, "ranks": order.num_ranks}
-    for name, number in wanted.items():
-        if found[name] != number:
+    expected = {"stages": len(candidate.stages), "ranks": candidate.mesh.pp}
+    actual = {"stages": order.num_stages, "ranks": order.num_ranks}
+    for name, number in expected.items():
+        if actual[name] != number:
             raise UserError(
-                what=f"the schedule has {found[name]} {name}, the plan {number}",
+                what=f"the schedule has {actual[name]} {name}, the plan {number}",
                 where="spec.parallelism.schedule",
                 remedy="pin stages and pp that agree with the schedule",
             )

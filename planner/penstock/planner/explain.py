@@ -1,4 +1,4 @@
-"""Why this plan: its parts in words, the next best, and what was turned down and why."""
+"""Explanation of a plan: the parts of its step in words, the next best plans, and the rejected ones with reasons."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from penstock.planner.tables import recomputation_ns, resident_bytes
 MOST_ALTERNATIVES = 5
 MOST_REJECTED = 5
 MOST_STAGES_TOLD = 3
-"""So many different policies are told stage by stage."""
+"""Up to so many different policies are listed stage by stage."""
 LEAST_SHARE = 0.0005
-"""Changes of a part of the step below this share of it are not named."""
+"""Changes below this fraction of the step are not named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Explained:
 
 
 def explained(problem: Problem, result: Result, chosen: Evaluation, place: int = 1) -> Explained:
-    """Why ``chosen`` is the plan. ``place`` is its place by prediction: the best has 1."""
+    """The explanation of ``chosen``. ``place`` is its place by prediction; the best has 1."""
     floor = floor_seconds(problem, result.overview.head_parts)
     limits = (*_time_limit(chosen), _memory_limit(problem, result, chosen))
     pinned = pins(problem)
@@ -90,7 +90,7 @@ def _parts(chosen: Evaluation) -> str:
 
 
 def _time_limit(chosen: Evaluation) -> tuple[str, ...]:
-    """The largest part of the step, and the largest loss besides compute."""
+    """The largest part of the step, and the largest loss apart from compute."""
     if chosen.parts is None:
         return ()
     compute = chosen.parts.compute
@@ -105,11 +105,11 @@ def _time_limit(chosen: Evaluation) -> tuple[str, ...]:
 
 
 def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
-    """Whether more memory would make room for a plan that is known to be faster."""
+    """Whether a simulated plan above the memory limit is faster."""
     limit = problem.memory_limit_bytes
-    faster = [each for each in _too_large(problem, result) if each.step_ns < chosen.step_ns]
+    faster = [evaluation for evaluation in _too_large(problem, result) if evaluation.step_ns < chosen.step_ns]
     if faster:
-        best = min(faster, key=lambda each: each.step_ns)
+        best = min(faster, key=lambda evaluation: evaluation.step_ns)
         gain = 100 * (1 - best.step_ns / chosen.step_ns)
         needed, allowed = bytes_apart(max(best.peak_bytes), limit)
         return f"memory is a limit: {best.candidate.label} is {gain:.1f} % faster, but needs {needed} of {allowed}"
@@ -121,13 +121,13 @@ def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
 
 
 def _too_large(problem: Problem, result: Result) -> list[Evaluation]:
-    """Those beyond the problem's own limit, which may be above that of the search."""
+    """Evaluations above the problem's own limit, which may be higher than the search's."""
     return [each for each in result.too_large if max(each.peak_bytes) > problem.memory_limit_bytes]
 
 
 def pins(problem: Problem) -> tuple[str, ...]:
-    """What the job's ``parallelism`` pins, as people write it."""
-    told = []
+    """The pins of the job's ``parallelism``, in the manifest's spelling."""
+    pins = []
     for name, value in problem.pinned.to_manifest().items():
         if isinstance(value, bool):
             value = str(value).lower()
@@ -136,9 +136,9 @@ def pins(problem: Problem) -> tuple[str, ...]:
         elif name == "recompute" and isinstance(value, list):
             value = "stage by stage"
         elif isinstance(value, list):
-            value = "/".join(f"{each:g}" for each in value)
-        told.append(f"{name} {value}")
-    return tuple(told)
+            value = "/".join(f"{part:g}" for part in value)
+        pins.append(f"{name} {value}")
+    return tuple(pins)
 
 
 def _memory(problem: Problem, chosen: Evaluation) -> str:
@@ -147,28 +147,30 @@ def _memory(problem: Problem, chosen: Evaluation) -> str:
 
 
 def _unused(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
-    """How many devices have no work, and why."""
+    """Number of idle devices, and the reason."""
     num_devices = problem.num_devices
     unused = num_devices - chosen.candidate.mesh.num_devices
     if not unused:
         return ()
-    told = f"{unused} of {num_devices} devices stay unused"
-    found = (result.best, *result.others)
-    full = next((each for each in found if each.candidate.mesh.num_devices == num_devices), None)
+    usage = f"{unused} of {num_devices} devices stay unused"
+    evaluations = (result.best, *result.others)
+    full = next(
+        (evaluation for evaluation in evaluations if evaluation.candidate.mesh.num_devices == num_devices), None
+    )
     if problem.objective is Objective.COST:
-        return (f"{told}: no plan that was found for more of them costs less",)
+        return (f"{usage}: no plan that was found for more of them costs less",)
     if full is None:
-        return (f"{told}: no plan that was found uses all of them",)
+        return (f"{usage}: no plan that was found uses all of them",)
     slower = _percent(full.step_ns / chosen.step_ns - 1)
-    return (f"{told}: the best plan found for all of them is {slower}, {full.candidate.label}",)
+    return (f"{usage}: the best plan found for all of them is {slower}, {full.candidate.label}",)
 
 
 def _slices(problem: Problem, chosen: Evaluation) -> str:
     slices, stages = chosen.candidate.slices, chosen.candidate.mesh.pp
     origin = ", as pinned" if problem.pinned.slices is not None else ""
     if len(slices) > 1:
-        own = chosen.candidate.remainder_slices
-        last = f" (the last micro-batch: {slices_text(own)})" if own else ""
+        remainder_slices = chosen.candidate.remainder_slices
+        last = f" (the last micro-batch: {slices_text(remainder_slices)})" if remainder_slices else ""
         over = format_count(stages, "stage")
         return f"{len(slices)} slices of {slices_text(slices)} tokens{last}{origin}, over {over}"
     if origin:
@@ -179,7 +181,7 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
 
 
 def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
-    """How the devices of a rank share its units, where there are several."""
+    """How tensor parallelism divides each rank's units, if it does."""
     tp = chosen.candidate.mesh.tp
     if tp == 1:
         return ()
@@ -188,7 +190,7 @@ def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
 
 
 def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
-    """Which ranks share the head where it is in parts, and what that gains."""
+    """The ranks that share a divided head, and the gain compared with a whole head."""
     candidate = chosen.candidate
     if candidate.head_parts == 1:
         return ()
@@ -196,46 +198,48 @@ def _head(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ..
     owners = owners_of_stages(problem, candidate.mesh, candidate.schedule)
     ranks = sorted({owner for owner, (_, stop) in zip(owners, candidate.stages, strict=True) if stop > first})
     sharing = "one rank" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-    told = f"the head is in {candidate.head_parts} parts of the vocabulary, on {sharing}"
+    division = f"the head is in {candidate.head_parts} parts of the vocabulary, on {sharing}"
     if problem.pinned.head_parts is not None:
-        return (f"{told}: pinned",)
-    whole = next((each for each in (result.best, *result.others) if each.candidate.head_parts == 1), None)
+        return (f"{division}: pinned",)
+    whole = next(
+        (evaluation for evaluation in (result.best, *result.others) if evaluation.candidate.head_parts == 1), None
+    )
     if whole is not None:
         slower = _percent(whole.step_ns / chosen.step_ns - 1)
-        return (f"{told}: the best plan found with a whole head is {slower}, {whole.candidate.label}",)
+        return (f"{division}: the best plan found with a whole head is {slower}, {whole.candidate.label}",)
     if 1 not in result.overview.head_parts:
-        return (f"{told}: the stages need as many units",)
+        return (f"{division}: the stages need as many units",)
     if result.overview.whole_head_ns is None:
-        return (f"{told}: with a whole head nothing fits",)
+        return (f"{division}: with a whole head nothing fits",)
     slower = _percent(result.overview.whole_head_ns / chosen.step_ns - 1)
-    return (f"{told}: the best plan with a whole head is estimated to be {slower}",)
+    return (f"{division}: the best plan with a whole head is estimated to be {slower}",)
 
 
 def _optimizer(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
-    """Whether replicas divide the optimizer's state and why, where there are several."""
+    """Whether and why replicas divide the optimizer state, if there are several."""
     candidate, dp = chosen.candidate, chosen.candidate.mesh.dp
     if dp == 1:
         return ()
-    told = f"optimizer state whole on each of {dp} replicas"
+    state = f"optimizer state whole on each of {dp} replicas"
     if candidate.zero:
         spared = _spared_bytes(problem, candidate)
         less = f", {format_bytes(spared)} less on a rank" if spared > 0 else ""
-        told = f"optimizer state sharded over {dp} replicas (ZeRO-{candidate.zero}){less}"
+        state = f"optimizer state sharded over {dp} replicas (ZeRO-{candidate.zero}){less}"
     if problem.pinned.zero is not None:
-        return (f"{told}: pinned",)
+        return (f"{state}: pinned",)
     other = _at_other_zero(result, candidate)
     if other is None:
-        return (told,) if candidate.zero else ()
+        return (state,) if candidate.zero else ()
     peak, limit = max(other.peak_bytes), problem.memory_limit_bytes
     slower = _percent(other.step_ns / chosen.step_ns - 1)
     if peak > limit:
         needed, allowed = bytes_apart(peak, limit)
         slower = f"{slower}, and a rank needs {needed} of {allowed}"
-    return (f"{told}: {'sharded' if other.candidate.zero else 'without'}, the step is {slower}",)
+    return (f"{state}: {'sharded' if other.candidate.zero else 'without'}, the step is {slower}",)
 
 
 def _spared_bytes(problem: Problem, candidate: Candidate) -> int:
-    """What the rank that gains most has less by the shards of the optimizer's state."""
+    """Bytes that sharding the optimizer state saves, on the rank where it saves most."""
     divided = problem.divided(candidate.head_parts)
     owners = owners_of_stages(problem, candidate.mesh, candidate.schedule)
     whole, sharded = (resident_bytes(divided, replace(candidate, zero=zero), owners) for zero in (0, 1))
@@ -243,30 +247,34 @@ def _spared_bytes(problem: Problem, candidate: Candidate) -> int:
 
 
 def _at_other_zero(result: Result, candidate: Candidate) -> Evaluation | None:
-    """The same plan at the other degree of ZeRO, if that was simulated."""
+    """The evaluation of the same plan at the other degree of ZeRO, if it was simulated."""
     wanted = at_other_zero(candidate)
     evaluations = (result.best, *result.others, *result.too_large)
-    return next((each for each in evaluations if each.candidate == wanted), None)
+    return next((evaluation for evaluation in evaluations if evaluation.candidate == wanted), None)
 
 
 def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
-    """What stages make again and why, what that costs, and what there is without it."""
+    """The recomputation of the stages, its reason and cost, and the best plan without it."""
     candidate, imported = chosen.candidate, imported_schedule(problem.pinned)
     if not any(candidate.recompute):
         return ()
-    told = f"recomputation: {_made_again(problem, candidate)}"
+    remakes = f"recomputation: {_made_again(problem, candidate)}"
     cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
     is_imported = imported is not None and bool(imported.recomputed_stages)
     if pinned_operations(problem.pinned.recompute):
-        return (f"{told}: pinned{', and as the schedule has it' if is_imported else ''}, {cost}",)
+        return (f"{remakes}: pinned{', and as the schedule has it' if is_imported else ''}, {cost}",)
     if is_imported:
-        return (f"{told}: as the schedule has it, {cost}",)
-    return (f"{told}: {format_bytes(problem.memory_limit_bytes)} do not hold them, {cost}; {_keeping(result, chosen)}",)
+        return (f"{remakes}: as the schedule has it, {cost}",)
+    return (
+        f"{remakes}: {format_bytes(problem.memory_limit_bytes)} do not hold them, {cost}; {_keeping(result, chosen)}",
+    )
 
 
 def _keeping(result: Result, chosen: Evaluation) -> str:
-    """The best plan without recomputation."""
-    best = next((each for each in (result.best, *result.others) if not any(each.candidate.recompute)), None)
+    """The best plan without recomputation, as a clause."""
+    best = next(
+        (evaluation for evaluation in (result.best, *result.others) if not any(evaluation.candidate.recompute)), None
+    )
     if best is None:
         return "no plan that was found fits without"
     slower = _percent(best.step_ns / chosen.step_ns - 1)
@@ -274,9 +282,11 @@ def _keeping(result: Result, chosen: Evaluation) -> str:
 
 
 def _made_again(problem: Problem, candidate: Candidate) -> str:
-    """In words: stage by stage where few differ, else over all stages."""
+    """The recomputation in words: stage by stage if there are few policies, else summed over all stages."""
     model, num_stages = problem.divided(candidate.head_parts).model, len(candidate.stages)
-    texts = [remakes_text(model, *each) for each in zip(candidate.stages, candidate.recompute, strict=True)]
+    texts = [
+        remakes_text(model, *stage_remakes) for stage_remakes in zip(candidate.stages, candidate.recompute, strict=True)
+    ]
     groups = [(text, [*run]) for text, run in itertools.groupby(range(num_stages), texts.__getitem__) if text]
     if len(groups) <= MOST_STAGES_TOLD:
         return "; ".join(f"{_stages(numbers, num_stages)} again {text}" for text, numbers in groups)
@@ -285,7 +295,7 @@ def _made_again(problem: Problem, candidate: Candidate) -> str:
         counts[remake.unit, remake.operations] += remake.count
     total = tuple(
         Remake(unit=unit, count=counts[unit, operations], operations=operations)
-        for unit, operations in sorted(counts, key=lambda each: (list(UnitKind).index(each[0]), -len(each[1])))
+        for unit, operations in sorted(counts, key=lambda key: (list(UnitKind).index(key[0]), -len(key[1])))
     )
     with_any = sum(map(bool, texts))
     which = f"all {num_stages}" if with_any == num_stages else f"{with_any} of {num_stages}"
@@ -293,7 +303,7 @@ def _made_again(problem: Problem, candidate: Candidate) -> str:
 
 
 def _stages(numbers: Sequence[int], num_stages: int) -> str:
-    """Stages that follow each other, as the subject of a sentence: ``stage 0 makes``, ``stages 0 to 2 make``."""
+    """A run of stages as the subject of a sentence: ``stage 0 makes``, ``stages 0 to 2 make``."""
     if len(numbers) == 1:
         return "the only stage makes" if num_stages == 1 else f"stage {numbers[0]} makes"
     return (
@@ -302,7 +312,7 @@ def _stages(numbers: Sequence[int], num_stages: int) -> str:
 
 
 def _more_work(problem: Problem, candidate: Candidate) -> float:
-    """What is made again of a micro-batch as a share of all else that units do."""
+    """Recomputed work of a micro-batch as a fraction of all other work of its units."""
     divided, mesh = problem.divided(candidate.head_parts), candidate.mesh
     again = sum(int(until[-1, : len(candidate.slices)].sum()) for until in recomputation_ns(divided, candidate))
     counts = unit_counts(divided.model, ((0, divided.model.num_units),))[0]
@@ -317,54 +327,56 @@ def _effort(result: Result, place: int) -> str:
 
 
 def floor_seconds(problem: Problem, head_parts: Sequence[int]) -> float | None:
-    """What no step is shorter than; there is none for what a plan costs."""
+    """A lower bound of every step; None if the objective is cost."""
     if problem.objective is not Objective.TIME:
         return None
     return to_seconds(floor_ns(problem, all_meshes(problem), head_parts))
 
 
 def _floor(problem: Problem, chosen: Evaluation, floor: float) -> str:
-    """How far the step is above the floor."""
+    """The distance of the step from its lower bound, as a sentence."""
     more, tokens = 100 * (to_seconds(chosen.step_ns) / max(floor, 1e-9) - 1), grid(problem)
     work = f"no plan with slices at multiples of {tokens} tokens is below {format_seconds(floor)}"
     return f"{work}, which the work alone takes; this one is {more:.1f} % above"
 
 
 def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
-    """The next best of each kind of plan, those that their bounds rule out, the fastest that did not fit, and outlines
-    without room.
+    """The next best of each kind of plan, candidates that a bound rules out, the fastest that did not fit, and outlines
+    without stages that fit.
     """
     seen = {chosen.candidate.label}
-    found: list[Alternative] = []
-    others = [each for each in (result.best, *result.others) if each.candidate.label not in seen]
+    listed: list[Alternative] = []
+    others = [evaluation for evaluation in (result.best, *result.others) if evaluation.candidate.label not in seen]
     for other in _with_keeping(others, chosen):
-        if other.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
+        if other.candidate.label not in seen and len(listed) < MOST_ALTERNATIVES:
             seen.add(other.candidate.label)
-            found.append(_alternative(problem, other, _slower(other, chosen)))
-    ruled_out = sorted(result.ruled_out, key=lambda each: each.bound_ns)
+            listed.append(_alternative(problem, other, _slower(other, chosen)))
+    ruled_out = sorted(result.ruled_out, key=lambda ruled: ruled.bound_ns)
     for out in ruled_out:
-        if out.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
+        if out.candidate.label not in seen and len(listed) < MOST_ALTERNATIVES:
             seen.add(out.candidate.label)
             more = _percent(out.bound_ns / chosen.step_ns - 1)
             order = "in the order made for it" if out.of_order else "whatever its order"
             reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), {order}"
-            found.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
-    fitting = {each.candidate for each in (result.best, *result.others)}
-    lacking_room = [each for each in _too_large(problem, result) if at_other_zero(each.candidate) not in fitting]
-    too_large = sorted(lacking_room, key=lambda each: each.step_ns)[:MOST_REJECTED]
-    found += [_alternative(problem, each, _excess(problem, each, chosen)) for each in too_large]
-    lacking = {each.candidate.label: each for each in reversed(result.shortages)}
+            listed.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
+    fitting = {evaluation.candidate for evaluation in (result.best, *result.others)}
+    lacking_room = [
+        evaluation for evaluation in _too_large(problem, result) if at_other_zero(evaluation.candidate) not in fitting
+    ]
+    too_large = sorted(lacking_room, key=lambda evaluation: evaluation.step_ns)[:MOST_REJECTED]
+    listed += [_alternative(problem, evaluation, _excess(problem, evaluation, chosen)) for evaluation in too_large]
+    lacking = {shortage.candidate.label: shortage for shortage in reversed(result.shortages)}
     for shortage in itertools.islice(reversed(lacking.values()), MOST_REJECTED):
         reason = f"no stages fit; those found lack {format_bytes(shortage.missing_bytes)} on a rank"
-        found.append(Alternative(label=shortage.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
-    return tuple(found)
+        listed.append(Alternative(label=shortage.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
+    return tuple(listed)
 
 
 def _with_keeping(others: list[Evaluation], chosen: Evaluation) -> list[Evaluation]:
-    """The best of each label, from best to worst; where the chosen one recomputes, one of the first few does not."""
-    by_label = {each.candidate.label: each for each in reversed(others)}
-    first = [each for each in others if by_label[each.candidate.label] is each]
-    keeping = next((each for each in first if not any(each.candidate.recompute)), None)
+    """The best of each label, from best to worst. If the chosen one recomputes, one of the first few does not."""
+    by_label = {evaluation.candidate.label: evaluation for evaluation in reversed(others)}
+    first = [evaluation for evaluation in others if by_label[evaluation.candidate.label] is evaluation]
+    keeping = next((evaluation for evaluation in first if not any(evaluation.candidate.recompute)), None)
     if not any(chosen.candidate.recompute) or keeping is None or keeping in first[:MOST_ALTERNATIVES]:
         return first
     return [*first[: MOST_ALTERNATIVES - 1], keeping]
@@ -388,7 +400,7 @@ def _excess(problem: Problem, other: Evaluation, chosen: Evaluation) -> str:
 
 
 def _slower(other: Evaluation, chosen: Evaluation) -> str:
-    """How the other compares with the chosen, and the parts of the step that make the difference."""
+    """Comparison of another plan with the chosen one, and the parts of the step that make the difference."""
     if other.step_ns < chosen.step_ns:
         faster = f"{100 * (1 - other.step_ns / chosen.step_ns):.1f} % faster"
         devices, fewer = other.candidate.mesh.num_devices, chosen.candidate.mesh.num_devices
@@ -402,12 +414,12 @@ def _slower(other: Evaluation, chosen: Evaluation) -> str:
     changes = {name: (after[name] - before[name]) / chosen.step_ns for name in before}
     slower = _percent(other.step_ns / chosen.step_ns - 1)
     listed = sorted((name for name in changes if abs(changes[name]) >= LEAST_SHARE), key=lambda name: -changes[name])
-    told = ", ".join(f"{name} {100 * changes[name]:+.1f} %" for name in listed)
-    return f"{slower}: {told}" if told else slower
+    differences = ", ".join(f"{name} {100 * changes[name]:+.1f} %" for name in listed)
+    return f"{slower}: {differences}" if differences else slower
 
 
 def _rank_ns(evaluation: Evaluation) -> dict[str, float]:
-    """The parts of the step, which add up to it: as the mean over ranks, else those of the busiest rank."""
+    """The parts of the step, which add up to it: means over ranks, or without them those of the busiest rank."""
     if evaluation.parts is not None:
         return {name: lost.mean * evaluation.step_ns for name, lost in evaluation.parts.named}
     return {

@@ -1,12 +1,11 @@
-"""A step that no plan is shorter than: the model's work by its cheapest slicing, spread evenly over all ranks.
+"""Lower bound of every plan's step: the model's work with its cheapest slicing, spread evenly over all ranks.
 
-Every rank is busy for the work of its stages, so the busiest is for at least the mean: M micro-batches of the model's
-F, I and W, over the ranks of a pipeline. The cheapest way to slice a sequence is that of a flush of one micro-batch
-over one stage (`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA` places: the floor
-holds for plans with such slices, and of a head that is divided for the numbers of parts that are named: their work is
-another than the whole head's. Collectives over shards do not count, since pairs of actions hide them behind each other.
-Waiting, messages and reductions only add to it, and it says nothing of memory: a plan above it may be the best there
-is.
+The busiest rank of a pipeline has at least the mean work: M micro-batches of the model's F, I and W, divided by the
+ranks. The cheapest slicing of a sequence is that of a flush of one micro-batch over one stage
+(`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA` places. The bound holds for plans
+with such slices, and with the given numbers of parts of the head, whose work differs from a whole head's. Collectives
+over shards do not count, since pairs of actions can hide them. Waiting, messages and reductions only add to it. It
+ignores memory, so a plan above it may still be the best.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ MOST_QUANTA = 64
 
 
 def grid(problem: Problem) -> int:
-    """The tokens between places where slices of the floor may begin."""
+    """Tokens between the places where slices of the bound may begin."""
     return -(-problem.sequence_length // MOST_QUANTA)
 
 
 def floor_ns(problem: Problem, meshes: Iterable[Mesh], head_parts: Iterable[int] = (1,)) -> int:
-    """Nanoseconds that no step on any of the meshes is shorter than, with the head in any of so many parts. On a mesh
-    those count that costs are known of there.
+    """Lower bound in nanoseconds of a step on any of the meshes, with any of the numbers of parts of the head. Parts
+    without known costs on a mesh are skipped there.
     """
     work: dict[tuple[int, int], int] = {}
-    wanted, least = tuple(head_parts), None
+    parts_of_head, least_ns = tuple(head_parts), None
     for mesh in meshes:
-        divided = [problem.divided(parts) for parts in wanted if parts in problem.head_degrees(mesh.tp)]
+        divided = [problem.divided(parts) for parts in parts_of_head if parts in problem.head_degrees(mesh.tp)]
         if not divided:
             continue
         for batch in filter(None, (mesh.microbatch, mesh.remainder)):
             if (mesh.tp, batch) not in work:
-                work[mesh.tp, batch] = min(_work_ns(each, mesh.tp, batch) for each in divided)
-        total = mesh.num_alike * work[mesh.tp, mesh.microbatch] + work.get((mesh.tp, mesh.remainder), 0)
+                work[mesh.tp, batch] = min(_work_ns(part_problem, mesh.tp, batch) for part_problem in divided)
+        work_ns = mesh.num_alike * work[mesh.tp, mesh.microbatch] + work.get((mesh.tp, mesh.remainder), 0)
         replicas = mesh.dp if 1 in zero_degrees(problem, mesh.dp) else 1
         elements = num_parameters(problem.model) // (mesh.tp * mesh.pp * replicas)
-        update = to_nanoseconds(problem.cost_of(mesh.tp).optimizer_seconds(elements))
-        found = total // mesh.pp + update
-        least = found if least is None else min(least, found)
-    assert least is not None, "there is a mesh"
-    return least
+        update_ns = to_nanoseconds(problem.cost_of(mesh.tp).optimizer_seconds(elements))
+        floor = work_ns // mesh.pp + update_ns
+        least_ns = floor if least_ns is None else min(least_ns, floor)
+    assert least_ns is not None, "there is a mesh"
+    return least_ns
 
 
 def _work_ns(problem: Problem, tp: int, batch: int) -> int:
-    """F, I and W of the whole model for one micro-batch, nobody else computing, by the cheapest slicing."""
+    """F, I and W of the whole model for one micro-batch with the cheapest slicing, while no other rank computes."""
     cost, model = problem.cost_of(tp), problem.model
     counts = unit_counts(model, ((0, model.num_units),))[0]
 

@@ -1,4 +1,4 @@
-"""What the search asks of a judge of candidates, what that answers, and who follows the search."""
+"""Interfaces of the search: the judge that bounds and simulates candidates, its evaluations, and progress reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.planner.room import Shortage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What the simulator said of a candidate: the step, where the busiest rank's time goes, and bytes per rank."""
+    """Result of simulating a candidate: the step, the parts of the busiest rank's time, and bytes per rank."""
 
     candidate: Candidate
     step_ns: int
@@ -27,56 +27,58 @@ class Evaluation:
     peak_bytes: tuple[int, ...]
     slot_bytes: tuple[int, ...]
     num_actions: int
-    """Compute actions that were simulated."""
+    """Number of simulated compute actions."""
     is_exact: bool = True
-    """Whether a long step was simulated in full, or proved to repeat what was simulated."""
+    """False if a long step was extrapolated without a proof that it repeats the simulated part."""
     bubble: Lost | None = None
     waiting: Lost | None = None
-    """Over all ranks, as shares of the step."""
+    """Both over all ranks, as fractions of the step."""
     parts: StepParts | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderBound:
-    """No step of an order is shorter than ``step_ns``; making it took as long as simulating ``num_actions``."""
+    """Lower bound of the step of an order; making the order cost as much as simulating ``num_actions``."""
 
     step_ns: int
     num_actions: int
 
 
 class Judge(Protocol):
-    """What the search asks: bounds, and the simulation itself."""
+    """Source of bounds and simulations for the search."""
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """The candidate's step is no shorter: a proof."""
+        """A proved lower bound of the candidate's step."""
         ...
 
     def order_bound(self, candidate: Candidate) -> OrderBound | None:
-        """A bound of the order that the candidate would be simulated with, where there is one without that."""
+        """A lower bound for the order that the candidate would be simulated with; None if only simulating would give
+        it.
+        """
         ...
 
     @property
     def proposer(self) -> Proposer:
-        """Makes outlines into candidates."""
+        """Turns outlines into candidates."""
         ...
 
     def best_variant(self, candidate: Candidate) -> Candidate:
-        """The same with the best of its schedule's orders."""
+        """The candidate with the best order of its schedule."""
         ...
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
-        """Simulate it, where it repeats itself perhaps not ``in_full``."""
+        """Simulate the candidate. A step that repeats itself may be extrapolated unless ``in_full``."""
         ...
 
 
 class Reporter:
-    """Told what the search does; does nothing. Subclasses show progress."""
+    """Progress of a search. This one ignores it; subclasses show it."""
 
     def opened(self, mesh: Mesh, num_candidates: int) -> None:
         """An outline of the mesh was opened into candidates."""
 
     def no_room(self, shortage: Shortage) -> None:
-        """Slices of an outline have no stages that fit in memory."""
+        """The candidate's slices have no stages that fit in memory."""
 
     def judged(self, evaluation: Evaluation, fits: bool) -> None:
         """A candidate was simulated."""

@@ -71,10 +71,10 @@ from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.work import Floats, Work, head_rows, rows_of
 
 BACKWARD_FLOPS = 2.5
-"""Of fused attention, as a multiple of its forward."""
+"""FLOPs of fused attention's backward, as a multiple of its forward's."""
 
 MASK_BYTES = 1
-"""Of one element of a dropout mask."""
+"""Bytes of one element of a dropout mask."""
 
 FUSED_LOSS_BYTES, PLAIN_LOSS_BYTES = 16, 40
 """Memory traffic of the cross entropy of one logit, forward and backward: conversion to fp32, maximum, sum, gradient.
@@ -109,7 +109,7 @@ class KernelTimes:
     def _kernels_of(
         self, unit: UnitKind, kind: Kind, work: Work, operations: Collection[Operation] = tuple(Operation)
     ) -> tuple[Floats, int]:
-        """Seconds and number of the kernels of a pass; of a block's F of these operations alone."""
+        """Seconds and number of the kernels of a pass; of a block's F only those of ``operations``."""
         tokens, places = work.distinct_tokens
         dense = _Pass(self, tokens)
         self._add_dense(dense, unit, kind, operations)
@@ -222,9 +222,9 @@ class KernelTimes:
             total.gradient_product(vocab, hidden)
 
     def _add_head_part(self, total: _Pass, kind: Kind) -> None:
-        """F: all passes over the logits; addend and normed are read and written, the addend twice. I: a row of targets
-        is zeroed, read, and added to the gradient. W: the normed is scaled twice, in the accumulate type as well, which
-        is added to the targets' rows.
+        """The kernels of a part of the head. F: all passes over the logits; addend and normed are read and written, the
+        addend twice. I: a row of targets is zeroed, read, and added to the gradient. W: the normed is scaled twice,
+        also in the accumulation type, which is added to the targets' rows.
         """
         hidden, parts, wide = self.model.hidden, self.model.head_parts, self.precision.accumulate_bytes
         vocab, numbers = head_rows(self.model, self.sharding), 2 * NUM_STATISTICS * wide
@@ -266,13 +266,13 @@ class KernelTimes:
 
     @property
     def _gradient_bytes(self) -> int:
-        """Of one element of an accumulated gradient."""
+        """Bytes of one element of an accumulated gradient."""
         is_wide = self.software.gradient_type is GradientType.FP32
         return self.precision.accumulate_bytes if is_wide else self.precision.compute_bytes
 
 
 def has_work(unit: UnitKind, kind: Kind, software: SoftwareSpec, head_parts: int = 1) -> bool:
-    """Whether the pass does anything: an embedding has no I, and a head in one part no I and W of its own where F does
+    """Whether the pass has any work. An embedding has no I. A whole head has no I and W of its own if its F includes
     them.
     """
     if unit is UnitKind.HEAD:
@@ -310,12 +310,12 @@ class _Pass:
         self._row_bandwidth = times.kernels.row_share * bandwidth
 
     def product(self, columns: int, depth: int) -> None:
-        """Tokens x depth by depth x columns."""
+        """Product of tokens x depth by depth x columns."""
         tokens, width = self._tokens, self._width
         self._multiply(1, tokens, columns, depth, width * (tokens * (columns + depth) + columns * depth))
 
     def gradient_product(self, columns: int, depth: int) -> None:
-        """The gradient of such a product's weights, added to what is there."""
+        """The gradient of such a product's weights, added to the accumulated gradient."""
         tokens, width, gradient = self._tokens, self._width, self._times._gradient_bytes
         is_fused = self._times.software.fused_gradients
         weights = columns * depth
@@ -347,27 +347,27 @@ class _Pass:
         self._add(flops * waves / (share * self._times.device.peak_flops))
 
     def stream(self, elements: float, other_bytes: float = 0, *, kernels: int = 1) -> None:
-        """``elements`` of the compute type and ``other_bytes``, both per token, read or written once."""
+        """Traffic of ``elements`` of the compute type and ``other_bytes``, both per token, read or written once."""
         self._move(self._tokens * (elements * self._width + other_bytes), self._stream_bandwidth, kernels)
 
     def rows(self, elements: float, other_bytes: float = 0, *, kernels: int = 1) -> None:
-        """The same by kernels that reduce rows."""
+        """Like `stream`, by kernels that reduce rows."""
         self._move(self._tokens * (elements * self._width + other_bytes), self._row_bandwidth, kernels)
 
     def hidden_stream(self, elements: float, other_bytes: float = 0) -> None:
-        """Like `stream`, of hidden states, of which a shard has its rows."""
+        """Like `stream`, for hidden states, of which a shard has its own rows."""
         self._move(self._own_rows * (elements * self._width + other_bytes), self._stream_bandwidth)
 
     def hidden_rows(self, elements: float) -> None:
-        """The same by kernels that reduce rows."""
+        """Like `hidden_stream`, by kernels that reduce rows."""
         self._move(self._own_rows * (elements * self._width), self._row_bandwidth)
 
     def whole_stream(self, elements: Floats, other_bytes: Floats | int = 0, *, kernels: int = 1) -> None:
-        """``elements`` and ``other_bytes`` in all, read or written once."""
+        """Traffic of ``elements`` and ``other_bytes`` in total, read or written once."""
         self._move(elements * self._width + other_bytes, self._stream_bandwidth, kernels)
 
     def whole_rows(self, elements: Floats) -> None:
-        """The same by kernels that reduce rows."""
+        """Like `whole_stream`, by kernels that reduce rows."""
         self._move(elements * self._width, self._row_bandwidth)
 
     def _move(self, num_bytes: Floats | float, bandwidth: float, kernels: int = 1) -> None:

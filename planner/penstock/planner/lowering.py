@@ -1,6 +1,6 @@
-"""Lowering: from a Schedule, which orders the compute, to a Program, which says everything that every rank does.
+"""Lowering: from a Schedule, which orders the compute, to a Program, which lists all instructions of every rank.
 
-Each pass adds one kind of knowledge: order, transfers, reductions and step, slots, frees, arena.
+The passes add, in turn: order, transfers, reductions and step, slots, frees, arena.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.planner.passes.slots import add_slots
 from penstock.planner.passes.transfers import add_transfers
 
 Transients = Mapping[tuple[Kind, int, int], int]
-"""Bytes that an action needs only while it runs, by kind, stage and column (`Schedule.column_of`); nothing where not
-named.
-"""
+"""Bytes that an action needs only while it runs, by kind, stage and column (`Schedule.column_of`); 0 if missing."""
 
 NO_TRANSIENTS: Transients = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """A last micro-batch that is smaller than the others: its slots' bytes, and the lengths of its slices in tokens."""
+    """A last micro-batch that is smaller than the others: the bytes of its slots, and the lengths of its slices in
+    tokens.
+    """
 
     sizes: SlotSizes
     slices: tuple[int, ...]
@@ -47,14 +47,14 @@ def slot_sizes(
     sharding: Sharding = WHOLE,
     remade: Sequence[Remade] = (),
 ) -> SlotSizes:
-    """The slots' bytes on one shard, for stages of units [first, stop) and micro-batches of ``microbatch``
-    sequences; ``remade`` says of every stage what its units run again, if any do.
+    """Bytes of the slots on one shard, for stages of units [first, stop) and micro-batches of ``microbatch`` sequences;
+    ``remade`` has the recomputed operations of every stage's units, if any.
     """
 
     def num_bytes(kind: SlotKind, stage: int, tokens: int) -> int:
         first, stop = stages[stage]
-        own = remade[stage] if remade else NOTHING_REMADE
-        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens, sharding, own)
+        stage_remade = remade[stage] if remade else NOTHING_REMADE
+        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens, sharding, stage_remade)
 
     return num_bytes
 
@@ -75,26 +75,26 @@ def lower(
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
 ) -> Program:
-    """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` where it has one.
+    """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` if it has one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
-    are due (`penstock.planner.passes.transfers`); ``dp``, ``tp`` and ``tie`` (stages) say which reductions there are,
-    ``zero`` whether parameters are gathered (`penstock.planner.passes.reductions`); ``num_units`` of every stage keep
-    something that R makes again (by default as many as the parts of the schedule's R name). With ``keep_pairs`` a pair
-    of overlapped actions is one instruction; all other overlaps, and without it all, run their children one after the
-    other.
-    Raises `UserError` when the schedule is incomplete or cannot run in its order.
+    are due (`penstock.planner.passes.transfers`). ``dp``, ``tp`` and ``tie`` (stages) select the reductions, ``zero``
+    the gathers of parameters (`penstock.planner.passes.reductions`). ``num_units`` of every stage keep something that R
+    recomputes (default: as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of overlapped
+    actions is one instruction. All other overlaps, and without it all of them, run their children one after the other.
+
+    Raises `UserError` if the schedule is incomplete or cannot run in its order.
     """
     own_slices = remainder.slices if remainder else ()
     _check_counts(schedule, slices, own_slices, receive_ahead)
     ordered = find_rounds(schedule, num_units, keep_pairs=keep_pairs)
     owners = ordered.stage_ranks
     reductions = reductions_of(owners, dp=dp, tp=tp, tie=tie)
-    usual = _Slots.of(owners, sizes, slices)
-    own = _Slots.of(owners, remainder.sizes, remainder.slices) if remainder else usual
+    usual_slots = _Slots.of(owners, sizes, slices)
+    last_slots = _Slots.of(owners, remainder.sizes, remainder.slices) if remainder else usual_slots
 
     def slots_of(microbatch: int) -> _Slots:
-        return own if schedule.is_remainder(microbatch) else usual
+        return last_slots if schedule.is_remainder(microbatch) else usual_slots
 
     drafts = [
         add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0)
@@ -131,7 +131,7 @@ def _check_counts(
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """The slots of one micro-batch: which actions touch them, and their bytes."""
+    """Slots of one micro-batch: the actions that use them, and their bytes."""
 
     roles: Roles
     table: Mapping[Place, int]

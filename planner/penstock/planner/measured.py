@@ -1,4 +1,4 @@
-"""The planning problem of a machine that was measured; apart from `problem` because fitting loads scipy."""
+"""The planning problem of a measured machine; separate from `problem` because fitting loads scipy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.planner.fit import FitReport, measured_cost
 from penstock.planner.problem import Confidence, Problem, common_fields
 
 LINK_TOLERANCE = 2.0
-"""Links of one kind were seen to be measured up to so much apart."""
+"""Links of one kind have been measured up to this factor apart."""
 
 
 def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
-    """The problem of running ``spec`` on the machine that ``profile`` measured, at the degrees of tensor parallelism
-    and with the parts of the head at which it did.
+    """The problem of running ``spec`` on the machine that ``profile`` measured, limited to its degrees of tensor
+    parallelism and parts of the head.
     """
     if profile.precision is not spec.training.precision:
         raise UserError(
@@ -47,22 +47,22 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
 
 
 def _tp_degrees(spec: JobSpec, profile: Profile) -> tuple[int, ...]:
-    """Those measured, of which several shards count only where they divided hidden states as the job's do."""
+    """The measured degrees; several shards only count if they divided hidden states as the job's do."""
     is_alike = profile.sequence_parallel is spec.parallelism.is_sequence_parallel
     degrees = tuple(tp for tp in profile.tp_degrees if tp == 1 or (is_alike and spec.model.can_be_sharded(tp)))
     return degrees or (1,)
 
 
 def _head_degrees(profile: Profile, tp: int) -> tuple[int, ...]:
-    """The numbers of parts of the head that were measured at this degree, ascending."""
+    """The measured numbers of parts of the head at this degree, ascending."""
     return tuple(sorted({1, *(parts for degree, parts in profile.degrees if degree == tp)}))
 
 
 def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
-    """Half the interquartile range of what was measured, or the error of what was fitted to it where that is larger.
+    """Half the interquartile range of the measurements, or the error of their fit if that is larger.
 
-    Of links and reductions the worst counts, since one slow link holds up all ranks. R of the operations without
-    products does not count: it is short, noisy, and a small part of any step.
+    The worst link and reduction count, since one slow link delays all ranks. R of the operations without products does
+    not count: it is short, noisy, and a small part of any step.
     """
     passes = [record for record in profile.units if record.kind is not Kind.R]
     spreads = [record.spread if record.together_spread is None else record.together_spread for record in passes]
@@ -78,6 +78,6 @@ def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
 
 
 def _hosts(profile: Profile, num_devices: int) -> tuple[int, ...]:
-    """The host of every device; those beyond what was measured are taken to be on the last one."""
+    """The host of every device; devices beyond the measured ones count as on the last host."""
     measured = profile.hosts or (0,) * profile.num_ranks
     return tuple(measured[min(device, len(measured) - 1)] for device in range(num_devices))

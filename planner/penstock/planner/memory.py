@@ -1,13 +1,13 @@
 """Bytes of a pipeline's stages, from the layout's arithmetic: parameters and their state, and slots.
 
-Like costs, bytes are sums over units of few kinds, so all stages and slices are counted by one product. The exact
-figure of a plan is its Program's arena; these are what the search goes by before there is one.
+Like costs, bytes are sums over units of few kinds, so one matrix product counts all stages and slices. The exact bytes
+of a plan are its Program's arena; the search uses these before a Program exists.
 
 A described software stack may keep more than penstock's own trainer: one byte per element of each dropout mask, and
-with unfused attention the softmax, its mask and what the mask leaves of it, (2 + 1 + 2) bytes per score in bf16
-(Korthikanti et al., arXiv 2205.05198, section 4.1: 5 a s^2 b of a layer's s b h (34 + 5 a s / h)). One that recomputes
-on demand, layer by layer inside of its backward, holds what one layer makes again at a time; penstock's R makes all of
-a stage's before its backward.
+with unfused attention the softmax, its mask and the masked softmax, (2 + 1 + 2) bytes per score in bf16 (Korthikanti et
+al., arXiv 2205.05198, section 4.1: 5 a s^2 b of a layer's s b h (34 + 5 a s / h)). A stack that recomputes on demand,
+layer by layer inside of its backward, holds the recomputed tensors of one layer at a time; penstock's R recomputes
+those of a whole stage before its backward.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from penstock.planner.work import MOST_BYTES
 
 
 def state_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
-    """Master weight, gradient and AdamW's two moments in the accumulation type, and the compute copy of bf16."""
+    """Bytes of the master weight, the gradient and AdamW's two moments, and of the compute copy of bf16."""
     return whole_bytes_per_parameter(precision, gradient_type) + optimizer_bytes_per_parameter(precision)
 
 
 def whole_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
-    """What every replica has of a parameter: its gradient, and the weight that products use."""
+    """Bytes that every replica holds per parameter: its gradient, and the weight that products use."""
     return gradient_bytes(precision, gradient_type) + precision.compute_bytes
 
 
 def optimizer_bytes_per_parameter(precision: Precision) -> int:
-    """What replicas may divide (ZeRO-1): AdamW's two moments, and the master weight where products use a copy."""
+    """Bytes per parameter that replicas may divide (ZeRO-1): AdamW's two moments, and the master weight in bf16."""
     return (3 if precision is Precision.BF16 else 2) * precision.accumulate_bytes
 
 
 def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
-    """Of one element of an accumulated gradient."""
+    """Bytes of one element of an accumulated gradient."""
     return precision.accumulate_bytes if gradient_type is GradientType.FP32 else precision.compute_bytes
 
 
@@ -77,9 +77,9 @@ class StageMemory:
     """Bytes of stages on one shard, for micro-batches of ``batch`` sequences of ``sequence_length`` tokens, as the
     ``software`` stack holds them.
 
-    Scores that are kept count as if every query attended to the whole sequence: an upper bound for slices.
-    ``recompute`` says what stages make again, if any do (`penstock.core.remaking`). ``optimizer_shards`` replicas
-    divide the state of the optimizer; with 1 each has all of it.
+    Kept scores count as if every query attended to the whole sequence: an upper bound for slices. ``recompute`` is the
+    recomputation of each stage, if any (`penstock.core.remaking`). ``optimizer_shards`` replicas divide the optimizer
+    state; with 1 each has all of it.
     """
 
     model: ModelSpec
@@ -106,14 +106,14 @@ class StageMemory:
 
     @functools.cached_property
     def _body_counts(self) -> Integers:
-        """[stages, unit kinds]: how many units of each kind a stage has, of all but the head."""
+        """[stages, unit kinds]: the number of units of each kind, without the head."""
         counts = unit_counts(self.model, self.stages).copy()
         counts[:, UNIT_KINDS.index(UnitKind.HEAD)] = 0
         return counts
 
     @functools.cached_property
     def _part_counts(self) -> Integers:
-        """[stages, parts of the head]: 1 where a stage has the part; a whole head is the only one."""
+        """[stages, parts of the head]: 1 if the stage has the part; a whole head is the only part."""
         first, stop = np.array(self.stages).T[:, :, None] - self.model.first_head_unit
         parts = np.arange(self.model.head_parts)
         counts: Integers = ((first <= parts) & (parts < stop)).astype(np.int64)
@@ -126,7 +126,7 @@ class StageMemory:
 
     @property
     def flat_elements(self) -> Integers:
-        """[stages]: those of a replica's weights and of its gradients, with the gaps that shards leave."""
+        """[stages]: elements of a replica's weights, and of its gradients, with the gaps that shards leave."""
         return self.stepped_elements * self.optimizer_shards
 
     @property
@@ -137,35 +137,35 @@ class StageMemory:
 
     @property
     def weight_bytes(self) -> Integers:
-        """[stages]: what products use, which replicas gather after each has stepped its shard."""
+        """[stages]: the weights that products use; with ZeRO-1 replicas gather them after stepping their shards."""
         return self.flat_elements * self.precision.compute_bytes
 
     @property
     def gradient_bytes(self) -> Integers:
-        """[stages]: what data parallelism sums."""
+        """[stages]: the gradients that data parallelism sums."""
         return self.flat_elements * gradient_bytes(self.precision, self.software.gradient_type)
 
     @property
     def shared_gradient_bytes(self) -> Integers:
-        """[stages]: what all shards sum at a step's end: of parameters that each holds, for its own tokens."""
+        """[stages]: gradients that all shards sum at a step's end: of parameters that each holds for its own tokens."""
         return self._summed_bytes(0)
 
     @property
     def copied_gradient_bytes(self) -> Integers:
-        """[stages]: what the shards that hold the same key/value heads sum, each for its own queries."""
+        """[stages]: gradients that the shards with the same key/value heads sum, each for its own queries."""
         return self._summed_bytes(1)
 
     @property
     def packed_gradient_bytes(self) -> Integers:
-        """[stages]: the buffer that either of them are packed into, one after the other."""
+        """[stages]: the buffer that either kind of these gradients is packed into, one after the other."""
         packed: Integers = np.maximum(self.shared_gradient_bytes, self.copied_gradient_bytes)
         return packed
 
-    def _summed_bytes(self, place: int) -> Integers:
-        elements = self._body_counts @ _summed_parameters(self.model, self.sharding)[place]
+    def _summed_bytes(self, row: int) -> Integers:
+        elements = self._body_counts @ _summed_parameters(self.model, self.sharding)[row]
         has_norm_of_head = self._part_counts[:, 0]
         head = UNIT_KINDS.index(UnitKind.HEAD)
-        elements = elements + has_norm_of_head * _summed_parameters(self.model, self.sharding)[place][head]
+        elements = elements + has_norm_of_head * _summed_parameters(self.model, self.sharding)[row][head]
         total: Integers = elements * gradient_bytes(self.precision, self.software.gradient_type)
         return total
 
@@ -173,17 +173,17 @@ class StageMemory:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
         if slot in REMADE_SLOTS.values():
             return self._remade_bytes(slot, tokens, of_one_layer=self.software.recomputes_on_demand)
-        one = self._one
+        unit_memory = self._one
         if slot in HIDDEN_STATE_SLOTS:
-            return self._border_bytes(one, slot, tokens, _hidden_table(one, tuple(tokens)))
-        sizes = _unit_table(one, slot, tuple(tokens))
+            return self._border_bytes(unit_memory, slot, tokens, _hidden_table(unit_memory, tuple(tokens)))
+        sizes = _unit_table(unit_memory, slot, tuple(tokens))
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
-        table: Integers = self._body_counts @ sizes + self._part_counts @ _part_table(one, slot, tuple(tokens))
+        table: Integers = self._body_counts @ sizes + self._part_counts @ _part_table(unit_memory, slot, tuple(tokens))
         if slot is SlotKind.ACTIVATIONS:
             leaves = [first < stop <= self.model.first_head_unit for first, stop in self.stages]
             table = table - np.outer(leaves, hidden)
         more_parts = np.maximum(self._part_counts.sum(axis=1) - 1, 0)
-        table = table - np.outer(more_parts, _shared_by_parts(one, slot, tuple(tokens)))
+        table = table - np.outer(more_parts, _shared_by_parts(unit_memory, slot, tuple(tokens)))
         return table - self._remade_bytes(REMADE_SLOTS[slot], tokens) if slot in REMADE_SLOTS else table
 
     @functools.cached_property
@@ -191,8 +191,8 @@ class StageMemory:
         return _unit_memory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
 
     def _remade_bytes(self, slot: SlotKind, tokens: Sequence[int], *, of_one_layer: bool = False) -> Integers:
-        """[stages, len(tokens)]: bytes of ``ra`` or ``rl``, which ``a`` or ``l`` has less of; of all units, or of the
-        largest of each kind.
+        """[stages, len(tokens)]: bytes of ``ra`` or ``rl``, which are subtracted from ``a`` or ``l``: of all units, or
+        of the largest of each kind (``of_one_layer``).
         """
         table = np.zeros((len(self.stages), len(tokens)), dtype=np.int64)
         for number, remakes in enumerate(self.recompute):
@@ -201,17 +201,19 @@ class StageMemory:
                 table[number] = _stage_remade_bytes(self._one, slot, tuple(tokens), stage, remakes, of_one_layer)
         return table
 
-    def _border_bytes(self, one: _UnitMemory, slot: SlotKind, tokens: Sequence[int], hidden: Integers) -> Integers:
-        """Of a slot between stages: a hidden state, or what parts of a head pass on."""
+    def _border_bytes(
+        self, unit_memory: _UnitMemory, slot: SlotKind, tokens: Sequence[int], hidden: Integers
+    ) -> Integers:
+        """Bytes of a slot between stages: a hidden state, or the state that parts of a head pass on."""
         borders = np.array(self.stages)[:, 0 if slot in _IN_FRONT else 1]
         is_inside = self.model.is_divided & (borders > self.model.first_head_unit)
         if not is_inside.any():
             return np.broadcast_to(hidden, (len(self.stages), len(tokens)))
-        inside = _passed_on_table(one, slot, tuple(tokens))
+        inside = _passed_on_table(unit_memory, slot, tuple(tokens))
         return np.where(is_inside[:, None], inside, hidden)
 
     def together_bytes(self, slots: Sequence[SlotKind], tokens: Sequence[int]) -> Integers:
-        """[stages, len(tokens)]: bytes of one of each of these slots."""
+        """[stages, len(tokens)]: the sum over ``slots`` of the bytes of one slot."""
         total: Integers = np.sum([self.slot_bytes(slot, tokens) for slot in slots], axis=0)
         return total
 
@@ -235,8 +237,10 @@ def _unit_parameters(model: ModelSpec, tp: int) -> Integers:
 
 @functools.lru_cache(maxsize=64)
 def _summed_parameters(model: ModelSpec, sharding: Sharding) -> Integers:
-    """[all shards or those with the same heads, unit kinds]: elements of one unit whose gradients they sum."""
-    found = np.zeros((2, len(UNIT_KINDS)), dtype=np.int64)
+    """[shards, unit kinds]: elements of one unit whose gradients are summed by all shards (row 0), or by those with the
+    same heads (row 1).
+    """
+    num_elements = np.zeros((2, len(UNIT_KINDS)), dtype=np.int64)
     for column, kind in enumerate(UNIT_KINDS):
         unit = Unit(index=0, kind=kind)
         shared = shared_parameters(model, unit, sharding)
@@ -245,14 +249,14 @@ def _summed_parameters(model: ModelSpec, sharding: Sharding) -> Integers:
                 continue
             copied = [block for block in parameter.blocks if block.copies(sharding.tp) > 1]
             rows = sum(len(block.part(sharding.tp, 0)) for block in copied)
-            of_row = parameter.num_elements // parameter.shape[parameter.axis]
-            found[:, column] += (0, rows * of_row) if copied else (parameter.num_elements, 0)
-    return found
+            row_elements = parameter.num_elements // parameter.shape[parameter.axis]
+            num_elements[:, column] += (0, rows * row_elements) if copied else (parameter.num_elements, 0)
+    return num_elements
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UnitMemory:
-    """What `StageMemory` counts, of one unit. Tables are kept by it, so it is compared by its identity."""
+    """The counts of `StageMemory` for one unit. Cached functions take it as a key, so it is compared by identity."""
 
     model: ModelSpec
     precision: Precision
@@ -262,12 +266,12 @@ class _UnitMemory:
     sequence_length: int
 
     def part_bytes(self, slot: SlotKind, tokens: int, part: int, names: Collection[str] | None = None) -> int:
-        """Of a part of a divided head, or of some of its buffers; none of a whole one."""
+        """Bytes of a part of a divided head, or of the buffers ``names`` of it; 0 for a whole head."""
         buffers = unit_buffers(self.model, UnitKind.HEAD, slot, self.batch, tokens, self.sharding, part)
         return self._total(buffer for buffer in buffers if names is None or buffer.name in names)
 
     def border_bytes(self, slot: SlotKind, tokens: int) -> int:
-        """Of what a part of a divided head passes on."""
+        """Bytes of the state that a part of a divided head passes on."""
         last = self.model.num_units - 1
         buffers = stage_slot_buffers(self.model, last, last + 1, slot, self.batch, tokens, self.sharding)
         return self._total(buffer for _, buffer in buffers)
@@ -277,7 +281,7 @@ class _UnitMemory:
         return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
 
     def slot_bytes(self, kind: UnitKind, slot: SlotKind, tokens: int) -> int:
-        """With what the software stack keeps besides, and with what its allocator loses."""
+        """Bytes of one unit, with the tensors that the software stack keeps in addition and its allocator's slack."""
         num_bytes = _unit_bytes(kind, self.model, self.precision, slot, self.batch, self.sharding, tokens)
         if slot is SlotKind.ACTIVATIONS:
             num_bytes += self._mask_bytes(kind, tokens) + self._score_bytes(kind, tokens)
@@ -286,12 +290,12 @@ class _UnitMemory:
     def remade_bytes(
         self, unit: Unit, slot: SlotKind, tokens: int, operations: Operations, elsewhere: Collection[str]
     ) -> int:
-        """Of ``ra`` or ``rl`` of a unit that runs these operations again, without buffers that lie ``elsewhere``. What
-        the software stack keeps besides goes with the operation that makes it.
+        """Bytes of ``ra`` or ``rl`` of a unit that recomputes ``operations``, without the buffers that lie
+        ``elsewhere``. The software stack's additional tensors count with the operation that computes them.
         """
         buffers = unit_buffers(self.model, unit.kind, slot, self.batch, tokens, self.sharding, unit.part, operations)
-        own = [buffer for buffer in buffers if buffer.name not in elsewhere]
-        num_bytes = sum(aligned(buffer.num_bytes(self.precision)) for buffer in own)
+        own_buffers = [buffer for buffer in buffers if buffer.name not in elsewhere]
+        num_bytes = sum(aligned(buffer.num_bytes(self.precision)) for buffer in own_buffers)
         if slot is SlotKind.REMADE_ACTIVATIONS:
             num_bytes += self._mask_bytes(unit.kind, tokens) if Operation.OUTPUT in operations else 0
             num_bytes += self._score_bytes(unit.kind, tokens) if Operation.ATTEND in operations else 0
@@ -320,68 +324,77 @@ def _unit_memory(
     software: SoftwareSpec,
     sequence_length: int,
 ) -> _UnitMemory:
-    """Always the same object, as long as it is kept."""
+    """The same object for equal arguments, as long as it is cached."""
     return _UnitMemory(model, precision, batch, sharding, software, sequence_length)
 
 
 @functools.lru_cache(maxsize=2_048)
-def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
-    """[unit kinds, tokens]; asked for again and again with the slices of a few slicings."""
+def _unit_table(unit_memory: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
+    """[unit kinds, tokens]: bytes of a unit. Cached, since the slices of few slicings recur."""
     distinct, places = np.unique(tokens, return_inverse=True)
-    sizes = [[one.slot_bytes(kind, slot, count) for count in distinct.tolist()] for kind in UNIT_KINDS]
+    sizes = [[unit_memory.slot_bytes(kind, slot, count) for count in distinct.tolist()] for kind in UNIT_KINDS]
     table: Integers = np.array(sizes, dtype=np.int64)[:, places]
     table.setflags(write=False)
     return table
 
 
 @functools.lru_cache(maxsize=2_048)
-def _hidden_table(one: _UnitMemory, tokens: tuple[int, ...]) -> Integers:
-    """[tokens]: bytes of a hidden state, which every slot of it has as many of."""
+def _hidden_table(unit_memory: _UnitMemory, tokens: tuple[int, ...]) -> Integers:
+    """[tokens]: bytes of a hidden state, the same for every slot that holds one."""
     distinct, places = np.unique(tokens, return_inverse=True)
-    sizes = [one.slot_bytes(UnitKind.EMBEDDING, SlotKind.INPUT, count) for count in distinct.tolist()]
+    sizes = [unit_memory.slot_bytes(UnitKind.EMBEDDING, SlotKind.INPUT, count) for count in distinct.tolist()]
     return np.array(sizes, dtype=np.int64)[places]
 
 
 @functools.lru_cache(maxsize=2_048)
-def _part_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
-    """[parts of the head, tokens]; parts with as many rows hold as much, but for the norm of the first."""
-    parts = range(one.model.head_parts)
-    kinds = [(part == 0, len(one.model.part_rows(part))) for part in parts]
+def _part_table(unit_memory: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
+    """[parts of the head, tokens]: bytes of each part. Parts with as many rows hold as much, except for the first's
+    norm.
+    """
+    parts = range(unit_memory.model.head_parts)
+    kinds = [(part == 0, len(unit_memory.model.part_rows(part))) for part in parts]
     first = {kind: part for part, kind in reversed(list(enumerate(kinds)))}
-    rows = {kind: [one.part_bytes(slot, count, part) for count in tokens] for kind, part in first.items()}
+    rows = {kind: [unit_memory.part_bytes(slot, count, part) for count in tokens] for kind, part in first.items()}
     return np.array([rows[kind] for kind in kinds], dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=2_048)
-def _shared_by_parts(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
-    """[tokens]: what each further part of the head in a stage does without."""
-    sizes = [one.part_bytes(slot, count, 1, SHARED_BY_PARTS) if one.model.is_divided else 0 for count in tokens]
+def _shared_by_parts(unit_memory: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
+    """[tokens]: bytes that each further part of the head in a stage does not need, since the parts share them."""
+    sizes = [
+        unit_memory.part_bytes(slot, count, 1, SHARED_BY_PARTS) if unit_memory.model.is_divided else 0
+        for count in tokens
+    ]
     return np.array(sizes, dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=65_536)
 def _stage_remade_bytes(
-    one: _UnitMemory,
+    unit_memory: _UnitMemory,
     slot: SlotKind,
     tokens: tuple[int, ...],
     stage: tuple[int, int],
     remakes: Remakes,
     of_one_layer: bool,
 ) -> Integers:
-    """[tokens]: bytes of ``ra`` or ``rl`` of a stage of units [first, stop), or of the largest of each kind of them.
-    Units that are alike are counted once.
+    """[tokens]: bytes of ``ra`` or ``rl`` of a stage of units [first, stop), or of the largest unit of each kind
+    (``of_one_layer``). Equal units are computed once.
     """
     first, stop = stage
-    head = one.model.first_head_unit
+    head = unit_memory.model.first_head_unit
     counts: Counter[tuple[Unit, Operations, frozenset[str]]] = Counter()
-    for unit, operations in zip(one.model.units[first:stop], remade_of(one.model, stage, remakes), strict=True):
+    for unit, operations in zip(
+        unit_memory.model.units[first:stop], remade_of(unit_memory.model, stage, remakes), strict=True
+    ):
         if operations:
-            alike = unit if unit.kind is UnitKind.HEAD else Unit(index=0, kind=unit.kind)
-            shared = SHARED_BY_PARTS if unit.part and unit.index > first else frozenset()
-            counts[alike, operations, frozenset({"y"}) if unit.index == stop - 1 and stop <= head else shared] += 1
+            key_unit = unit if unit.kind is UnitKind.HEAD else Unit(index=0, kind=unit.kind)
+            shared_names = SHARED_BY_PARTS if unit.part and unit.index > first else frozenset()
+            counts[
+                key_unit, operations, frozenset({"y"}) if unit.index == stop - 1 and stop <= head else shared_names
+            ] += 1
     of_kinds = np.zeros((len(UNIT_KINDS), len(tokens)), dtype=np.int64)
     for (unit, operations, elsewhere), count in counts.items():
-        sizes = _unit_remade_bytes(one, slot, tokens, unit, operations, elsewhere)
+        sizes = _unit_remade_bytes(unit_memory, slot, tokens, unit, operations, elsewhere)
         of_kind = of_kinds[UNIT_KINDS.index(unit.kind)]
         of_kind[:] = np.maximum(of_kind, sizes) if of_one_layer else of_kind + count * sizes
     table: Integers = of_kinds.sum(axis=0)
@@ -391,23 +404,23 @@ def _stage_remade_bytes(
 
 @functools.lru_cache(maxsize=8_192)
 def _unit_remade_bytes(
-    one: _UnitMemory,
+    unit_memory: _UnitMemory,
     slot: SlotKind,
     tokens: tuple[int, ...],
     unit: Unit,
     operations: Operations,
     elsewhere: frozenset[str],
 ) -> Integers:
-    """[tokens]: the same of one unit."""
+    """[tokens]: bytes of ``ra`` or ``rl`` of one unit."""
     distinct, places = np.unique(tokens, return_inverse=True)
-    sizes = [one.remade_bytes(unit, slot, length, operations, elsewhere) for length in distinct.tolist()]
+    sizes = [unit_memory.remade_bytes(unit, slot, length, operations, elsewhere) for length in distinct.tolist()]
     return np.array(sizes, dtype=np.int64)[places]
 
 
 @functools.lru_cache(maxsize=2_048)
-def _passed_on_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
+def _passed_on_table(unit_memory: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
     """[tokens]: bytes of a slot between parts of the head."""
-    return np.array([one.border_bytes(slot, count) for count in tokens], dtype=np.int64)
+    return np.array([unit_memory.border_bytes(slot, count) for count in tokens], dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -420,10 +433,10 @@ def _unit_bytes(
     sharding: Sharding,
     tokens: int,
 ) -> int:
-    """Bytes of one unit in a slot; an embedding keeps one hidden state, as does every slot that carries one."""
+    """Bytes of one unit in a slot; an embedding stands for one hidden state in every slot that holds one."""
     unit = next(unit for unit in model.units if unit.kind is kind)
     buffers = stage_slot_buffers(model, unit.index, unit.index + 1, slot, batch, tokens, sharding)
     if slot is SlotKind.ACTIVATIONS:
-        buffers = tuple((unit.index, each) for each in unit_buffers(model, kind, slot, batch, tokens, sharding))
+        buffers = tuple((unit.index, buffer) for buffer in unit_buffers(model, kind, slot, batch, tokens, sharding))
     total = sum(aligned(buffer.num_bytes(precision)) for _, buffer in buffers)
     return min(total, MOST_BYTES)

@@ -1,4 +1,4 @@
-"""Seconds as whole nanoseconds in 64 bits, with one refusal of those that do not fit."""
+"""Seconds as whole nanoseconds in 64 bits; larger ones are rejected in one place."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from penstock.core.errors import UserError
 from penstock.core.units import NANOSECONDS_PER_SECOND
 
 MOST_NS = 2**61
-"""Two of these can be added."""
+"""The sum of two of these fits 64 bits."""
 MOST_YEARS = 73
 
 
 def whole_nanoseconds(seconds: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """``seconds`` rounded, elementwise; raises `UserError` for a time that 64 bits do not hold."""
+    """``seconds`` rounded, elementwise; raises `UserError` for times that exceed 64 bits."""
     nanoseconds = np.rint(np.asarray(seconds, dtype=np.float64) * NANOSECONDS_PER_SECOND)
     require_countable(float(nanoseconds.max(initial=0.0)))
     return nanoseconds.astype(np.int64)
 
 
 def require_countable(nanoseconds: float) -> None:
-    """Raise `UserError` for a time, or a sum of times, that 64 bits do not hold."""
-    if not nanoseconds <= MOST_NS:  # NaN neither
+    """Raise `UserError` for a time, or a sum of times, that exceeds 64 bits."""
+    if not nanoseconds <= MOST_NS:  # also rejects NaN
         raise UserError(
             what=f"a step would take over {MOST_YEARS} years, by these sizes, speeds and times",
             remedy="make the job smaller, or describe faster devices and links",

@@ -1,7 +1,7 @@
-"""A schedule as flat integer arrays: what generators make and the simulator reads.
+"""A schedule as flat integer arrays, which generators produce and the simulator reads.
 
 `core.schedule.Schedule` holds one object per action, which suits people, proofs and files. A search over hundreds of
-thousands of actions wants arrays; `Order` is the same data, and `to_schedule` and `from_schedule` go between the two.
+thousands of actions needs arrays; `Order` is the same data, and `to_schedule` and `from_schedule` convert.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Integers = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-"""The compute kinds in the order of their codes: tables indexed by kind follow it."""
+"""Compute kinds in the order of their codes; tables indexed by kind follow it."""
 
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTE = range(len(KINDS))
 
@@ -33,12 +33,12 @@ class Order:
     """Compute actions of all ranks, rank after rank: those of rank r lie at [offsets[r], offsets[r + 1]).
 
     ``offsets`` is int64 [ranks + 1]; ``kinds`` (codes, see `KINDS`), ``stages``, ``microbatches`` and ``slices`` are
-    int32 [actions]. ``parts``, int32 [actions, 2], are units [first, stop) of the stage, 0 and 0 for all of it; none
-    where no action is for a part. ``joined``, bool [actions], marks the first action of every pair
-    (`penstock.core.schedule.Action.is_pair`), whose other one is the next; none where there are no pairs.
+    int32 [actions]. ``parts``, int32 [actions, 2], are units [first, stop) of the stage, 0 and 0 for all of it; None if
+    no action is for a part. ``joined``, bool [actions], marks the first action of every pair
+    (`penstock.core.schedule.Action.is_pair`), whose second is the next; None without pairs.
 
-    The last micro-batch has ``num_remainder_slices``, at most as many as the others, where that is not 0. Tables of
-    what slices take then have columns for them behind those of the others.
+    If ``num_remainder_slices`` is not 0, the last micro-batch has that many slices, at most as many as the others.
+    Tables of costs per slice then have columns for them behind those of the others.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -77,7 +77,7 @@ class Order:
 
     @property
     def num_columns(self) -> int:
-        """Columns of tables of what slices take."""
+        """Columns of tables with costs per slice."""
         return self.num_slices + self.num_remainder_slices
 
     @property
@@ -91,12 +91,12 @@ class Order:
 
     @property
     def num_cells(self) -> int:
-        """Slices of all micro-batches: the forwards, and the backwards, of one stage."""
+        """Number of (micro-batch, slice) cells: the forwards, and the backwards, of one stage."""
         missing = self.num_slices - self.num_remainder_slices if self.num_remainder_slices else 0
         return self.num_microbatches * self.num_slices - missing
 
     def with_remainder(self, num_slices: int) -> Order:
-        """The same with only the first ``num_slices`` slices in its last micro-batch; 0: all of them
+        """The order with only the first ``num_slices`` slices in its last micro-batch; 0 keeps all
         (`penstock.core.schedule.Schedule.with_remainder`).
         """
         if not num_slices:
@@ -116,25 +116,24 @@ class Order:
         )
 
     def with_recomputation(self, stages: Set[int], ahead: int = 0) -> Order:
-        """The same with an R of these stages before each of their backwards: ``ahead`` actions earlier, but after its
-        forward, and before or after a pair and not within; stages that have an R already stay as they are.
+        """The order with an R of these stages before each of their backwards: ``ahead`` actions earlier, but after its
+        forward, and before or after a pair, not within. Stages that already have an R are unchanged.
 
-        R needs nothing of other ranks, so it runs while the action behind it waits for a message. Directly before its
-        backward that is the gradient. Further ahead it is in other waits, too, so less of it is exposed, and what it
-        makes lives longer.
+        R needs no message, so it runs while the next action waits for one. Directly before its backward that is the
+        gradient's. Further ahead it also fills other waits, so less of it is exposed, but its tensors live longer.
         """
         added = stages - set(self.stages[self.kinds == RECOMPUTE].tolist())
         if not added:
             return self
-        backward = np.isin(self.kinds, (BACKWARD, INPUT_GRADIENT)) & np.isin(self.stages, list(added))
-        where = np.flatnonzero(backward)
-        forwards = self._forwards_of(where) if ahead else where - self.num_actions
-        places = np.maximum(where - ahead, forwards + 1)
+        is_backward = np.isin(self.kinds, (BACKWARD, INPUT_GRADIENT)) & np.isin(self.stages, list(added))
+        backwards = np.flatnonzero(is_backward)
+        forwards = self._forwards_of(backwards) if ahead else backwards - self.num_actions
+        places = np.maximum(backwards - ahead, forwards + 1)
         if self.joined is not None:
             is_within_pair = np.roll(self.joined, 1)[places]
             places = places - is_within_pair + 2 * (is_within_pair & (forwards == places - 1))
         columns: dict[str, Any] = {
-            name: np.insert(getattr(self, name), places, getattr(self, name)[where])
+            name: np.insert(getattr(self, name), places, getattr(self, name)[backwards])
             for name in ("stages", "microbatches", "slices")
         }
         return replace(
@@ -147,7 +146,7 @@ class Order:
         )
 
     def _forwards_of(self, where: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The forwards, by number, of the stages, micro-batches and slices of actions ``where``."""
+        """The numbers of the forwards with the stages, micro-batches and slices of the actions ``where``."""
         cells = (self.stages.astype(np.int64) * self.num_microbatches + self.microbatches) * self.num_slices
         cells += self.slices
         forwards = np.flatnonzero(self.kinds == FORWARD)
@@ -157,11 +156,11 @@ class Order:
 
     @property
     def firsts(self) -> npt.NDArray[np.int64]:
-        """The first actions of pairs, by number."""
+        """Numbers of the first actions of pairs."""
         return np.flatnonzero(np.zeros(0, dtype=bool) if self.joined is None else self.joined).astype(np.int64)
 
     def apart(self) -> Order:
-        """The same with the two actions of every pair one after the other."""
+        """The order with the two actions of every pair one after the other."""
         return self if self.joined is None else replace(self, joined=None)
 
     def same_as(self, other: Order) -> bool:
@@ -176,8 +175,8 @@ class Order:
 
 
 def join_ranks(rows: Sequence[Integers], *, num_stages: int, num_microbatches: int, num_slices: int) -> Order:
-    """The order whose rank r runs ``rows[r]``, an int32 [actions, 4] of (kind, stage, micro-batch, slice), or with the
-    two columns of `Order.parts` [actions, 6].
+    """The order whose rank r runs ``rows[r]``, an int32 [actions, 4] of (kind, stage, micro-batch, slice), or [actions,
+    6] with the two columns of `Order.parts`.
     """
     table = np.concatenate(rows) if rows else np.empty((0, 4), dtype=np.int32)
     return Order(
@@ -200,14 +199,14 @@ def action_of(kind: int, stage: int, microbatch: int, slice_: int, first: int = 
 
 
 def actions_of(order: Order) -> Iterator[Action]:
-    """Every action, rank after rank."""
+    """All actions, rank after rank."""
     columns = [order.kinds, order.stages, order.microbatches, order.slices]
     columns += [] if order.parts is None else [*order.parts.T]
     return map(action_of, *(column.tolist() for column in columns))
 
 
 def to_schedule(order: Order) -> Schedule:
-    """The same schedule as objects."""
+    """The order as a schedule of objects."""
     actions = tuple(actions_of(order))
     bounds = order.offsets.tolist()
     joined = None if order.joined is None else order.joined.tolist()
@@ -227,18 +226,18 @@ def to_schedule(order: Order) -> Schedule:
 
 
 def _with_pairs(actions: Sequence[Action], joined: Sequence[bool]) -> Iterator[Action]:
-    own = iter(zip(actions, joined, strict=True))
-    for action, is_first in own:
+    entries = iter(zip(actions, joined, strict=True))
+    for action, is_first in entries:
         if is_first:
-            second, _ = next(own)
+            second, _ = next(entries)
             yield Action(Kind.OVERLAP, action.stage, children=(action, second))
         else:
             yield action
 
 
 def from_schedule(schedule: Schedule, *, keep_pairs: bool = False) -> Order:
-    """The same schedule as arrays; an overlap becomes its children, in order, with ``keep_pairs`` joined where it is a
-    pair.
+    """The schedule as arrays. An overlap becomes its children, in order; with ``keep_pairs`` those of a pair are
+    joined.
     """
     order = join_ranks(
         [_row(flatten(actions)) for actions in schedule.ranks],
@@ -254,7 +253,7 @@ def from_schedule(schedule: Schedule, *, keep_pairs: bool = False) -> Order:
 
 
 def _firsts(actions: Sequence[Action]) -> Iterator[bool]:
-    """For every action, overlaps replaced by their children, whether it is the first of a pair."""
+    """For every action, with overlaps replaced by their children, whether it is the first of a pair."""
     for action in actions:
         if action.is_pair:
             yield from (True, False)

@@ -1,6 +1,5 @@
-"""What the estimates of outlines are made of: seconds and bytes of units, and of ranks that share layers evenly.
-
-See `penstock.planner.outlines` for what they are used for.
+"""Inputs of the estimates of outlines (`penstock.planner.outlines`): seconds and bytes of units, and of ranks that
+share layers evenly.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from penstock.planner.work import Floats
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class UnitWork:
-    """What units take for one micro-batch at a degree of tensor parallelism, for every number of slices.
+    """Seconds and bytes of units for one micro-batch at a degree of tensor parallelism, for every slicing.
 
     ``sums`` and ``largest`` [F I W, unit kinds, slicings] are the seconds of all slices, and of the longest one.
     """
@@ -39,25 +38,25 @@ class UnitWork:
     largest: Floats
     state_bytes: Integers
     optimizer_bytes: Integers
-    """The part of it that replicas may divide."""
+    """The part of ``state_bytes`` that replicas may divide."""
     held_bytes: Integers
     savings: Callable[[], Savings]
     passing: Callable[[], tuple[Floats, Floats]]
-    """[unit kinds, slicings]: bytes of the gradients of outputs of one slice, and transients."""
+    """[unit kinds, slicings]: bytes of the output gradients of one slice, and transients."""
 
     @property
     def counts(self) -> Integers:
-        """How many slices each slicing has."""
+        """Number of slices of each slicing."""
         return np.array([len(slices) for slices in self.slicings])
 
     @classmethod
     def of(cls, problem: Problem, tp: int, batch: int, slicings: Sequence[Slices]) -> UnitWork:
-        """From the problem's costs and the layout's bytes. What can be given up is that of the slicing in the middle,
-        from which others differ little.
+        """Compute from the problem's costs and the layout's bytes. The savings of recomputation are those of the middle
+        slicing, from which others differ little.
         """
         cost, counts = problem.cost_of(tp), [len(slices) for slices in slicings]
         lengths = np.concatenate(slicings).astype(np.float64)
-        before = np.concatenate([prefixes(each) for each in slicings]).astype(np.float64)
+        before = np.concatenate([prefixes(slices) for slices in slicings]).astype(np.float64)
         slowdown = np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES])
         seconds = pass_seconds(cost, batch, lengths, before) * slowdown
         state, held = unit_bytes(problem, tp, batch)
@@ -75,28 +74,30 @@ class UnitWork:
         )
 
     def state_of(self, optimizer_shards: int) -> Floats:
-        """[unit kinds]: the state where so many replicas divide that of the optimizer."""
+        """[unit kinds]: bytes of the state if so many replicas divide the optimizer state."""
         state: Floats = self.state_bytes - self.optimizer_bytes * (1 - 1 / optimizer_shards)
         return state
 
     def again_ns(self, shares: Floats) -> Floats:
-        """Elementwise: what a layer makes again that gives up these shares of what can be given up of a micro-batch."""
+        """Nanoseconds, elementwise, in which a layer recomputes the given shares of what it can give up of a
+        micro-batch.
+        """
         savings = self.savings()
         total = sum(saving.num_bytes for saving in savings)
-        missing, again = shares * total, np.zeros_like(shares)
+        missing_bytes, again = shares * total, np.zeros_like(shares)
         for saving in savings:
-            again += saving.duration_ns * np.clip(missing / saving.num_bytes, 0, 1)
-            missing = missing - saving.num_bytes
+            again += saving.duration_ns * np.clip(missing_bytes / saving.num_bytes, 0, 1)
+            missing_bytes = missing_bytes - saving.num_bytes
         return again
 
     def given_up_bytes(self, operations: Iterable[Operation] = tuple(Operation)) -> int:
-        """What a layer need not hold of a micro-batch that makes these again."""
-        wanted = frozenset(operations)
-        return sum(each.num_bytes for each in self.savings() if each.operation in wanted)
+        """Bytes of a micro-batch that a layer does not hold if it recomputes these operations."""
+        recomputed = frozenset(operations)
+        return sum(saving.num_bytes for saving in self.savings() if saving.operation in recomputed)
 
 
 def _passing_bytes(problem: Problem, tp: int, batch: int, slicings: Sequence[Slices]) -> tuple[Floats, Floats]:
-    """`UnitWork.passing`, of each slicing's longest slice."""
+    """`UnitWork.passing`, for each slicing's longest slice."""
     cost, longest = problem.cost_of(tp), [max(slices) for slices in slicings]
     transients = [
         [max(cost.transient_bytes(unit, kind, batch, length, 0) for kind in PASSES) for length in longest]
@@ -106,15 +107,15 @@ def _passing_bytes(problem: Problem, tp: int, batch: int, slicings: Sequence[Sli
 
 
 NEARLY_FULL = 0.75
-"""Ranks that hold this part of the limit by an outline may lack bytes: it knows of no messages, and deals units in
-parts. Where they lack none after all, nothing is made again.
+"""Ranks that hold at least this fraction of the limit by an outline may exceed it: outlines ignore messages, and divide
+units. If they fit after all, nothing is recomputed.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relief:
-    """What ranks gain that make again what they have no room for: a step takes so much longer, and a rank needs at
-    least so many bytes if it makes everything again.
+    """The effect of recomputing what exceeds the limit: a step takes ``again_ns`` longer, and a rank that recomputes
+    everything needs at least ``least_bytes``.
     """
 
     again_ns: int
@@ -122,8 +123,8 @@ class Relief:
 
 
 def room_of(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
-    """[ranks, 1]: the micro-batches of its units that a rank has room for at this degree of ZeRO, if all have equally
-    many units, and of a head in parts equally many of these.
+    """[ranks, 1]: the micro-batches that fit on a rank at this degree of ZeRO, if all ranks have equally many units,
+    and equally many parts of a divided head.
     """
     embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
     inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
@@ -131,8 +132,8 @@ def room_of(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
     of_kinds = work.state_of(optimizer_shards(mesh, zero))
     state = np.full((mesh.pp, 1), share * of_kinds[inner].mean() + work.cost.constant_bytes)
     held = np.full((mesh.pp, 1), share * work.held_bytes[inner].mean())
-    heads = slice(-1, None) if parts == 1 else slice(None)
-    for ranks, kind, count in ((slice(1), embedding, 1.0), (heads, head, 1.0 if parts == 1 else parts / mesh.pp)):
+    head_ranks = slice(-1, None) if parts == 1 else slice(None)
+    for ranks, kind, count in ((slice(1), embedding, 1.0), (head_ranks, head, 1.0 if parts == 1 else parts / mesh.pp)):
         state[ranks] += count * of_kinds[kind]
         held[ranks] += count * work.held_bytes[kind]
     room: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
@@ -140,10 +141,10 @@ def room_of(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
 
 
 def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
-    """[ranks, slicings]: the micro-batches whose activations a rank holds at once at least.
+    """[ranks, slicings]: the least number of micro-batches whose activations a rank holds at once.
 
-    All of them under ``gpipe``; under 1F1B a micro-batch and a slice more for every later rank (Seq1F1B, arXiv
-    2406.03488, section 3.2). Orders that are told their room keep to it down to one micro-batch.
+    All of them under ``gpipe``; under 1F1B one micro-batch, and one slice more for every later rank (Seq1F1B, arXiv
+    2406.03488, section 3.2). Orders that adapt to the free memory hold at least one micro-batch.
     """
     if schedule == "gpipe":
         return np.full((mesh.pp, len(slices)), mesh.num_by_work)
@@ -154,7 +155,7 @@ def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
 
 
 def _most_units(problem: Problem, mesh: Mesh, num_units: Floats) -> Floats:
-    """[slicings]: units of the rank with most, as if its stages were the longest of those that are pinned."""
+    """[slicings]: units of the rank with most, assuming that all its stages are as long as the longest pinned one."""
     pinned = problem.pinned.stages or ()
     return np.maximum(num_units, 2.0 * max(pinned, default=0.0) * len(pinned)) / mesh.pp
 
@@ -163,9 +164,9 @@ def _most_units(problem: Problem, mesh: Mesh, num_units: Floats) -> Floats:
 class OutlineMemory:
     """Bytes of the ranks of a mesh that share layers evenly, [ranks, slicings] unless said otherwise.
 
-    ``always`` is there whatever layers a rank has: the process, embedding and head. ``per_unit`` is what a unit of mean
-    size takes, and ``given_up`` as much less if it makes everything again. ``num_units`` [slicings] are those that are
-    dealt.
+    ``always`` is independent of a rank's layers: the process, embedding and head. ``per_unit`` are the bytes of a unit
+    of mean size, of which it saves ``given_up`` by recomputing everything. ``num_units`` [slicings] are the divided
+    units.
     """
 
     always: Floats
@@ -175,7 +176,7 @@ class OutlineMemory:
 
     @classmethod
     def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, schedule: str, zero: int) -> OutlineMemory:
-        """Under this schedule and degree of ZeRO; nothing is known of schedules that are not built in."""
+        """With this schedule and degree of ZeRO; all 0 for schedules that are not built in, which may hold anything."""
         shape = (mesh.pp, len(work.counts))
         if schedule not in BUILT_IN:
             return cls(
@@ -184,11 +185,11 @@ class OutlineMemory:
         held_by, pinned = in_flight(mesh, work.counts, schedule), problem.pinned.recompute
         embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
         inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
-        regained, shards = held_by - 1 / work.counts, optimizer_shards(mesh, zero)
+        in_flight_elsewhere, shards = held_by - 1 / work.counts, optimizer_shards(mesh, zero)
         state = work.state_of(shards)
         per_unit = state[inner].mean() + held_by * work.held_bytes[inner].mean()
         if pinned is not None:
-            per_unit = per_unit - regained * work.given_up_bytes(pinned_operations(pinned)) / len(inner)
+            per_unit = per_unit - in_flight_elsewhere * work.given_up_bytes(pinned_operations(pinned)) / len(inner)
         always = np.full(shape, float(work.cost.constant_bytes))
         always[0] += state[embedding] + held_by[0] * work.held_bytes[embedding]
         of_head, parts = state[head] + held_by * work.held_bytes[head], problem.model.head_parts
@@ -203,40 +204,42 @@ class OutlineMemory:
             num_units += parts * (of_head / per_unit).min(axis=0)
         given_up, half = np.zeros(shape), problem.memory_limit_bytes / 2
         if may_recompute(problem) and (always + _most_units(problem, mesh, num_units) * per_unit > half).any():
-            given_up = regained * work.given_up_bytes() / len(inner)
+            given_up = in_flight_elsewhere * work.given_up_bytes() / len(inner)
         return cls(always=always, per_unit=per_unit, given_up=given_up, num_units=num_units)
 
     @property
     def least_bytes(self) -> Floats:
-        """[slicings]: what the fullest rank needs at least, however units are dealt."""
+        """[slicings]: lower bound of the fullest rank's bytes, for any assignment of units."""
         return self._dealt(self.per_unit)
 
     def _dealt(self, per_unit: Floats) -> Floats:
-        dealt = (self.num_units + (self.always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
-        least: Floats = np.maximum(dealt, self.always.max(axis=0))
+        balanced = (self.num_units + (self.always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
+        least: Floats = np.maximum(balanced, self.always.max(axis=0))
         return least
 
     def reliefs(self, problem: Problem, work: UnitWork, mesh: Mesh) -> list[Relief | None]:
-        """[slicings]: what ranks gain that make again what they have no room for, and how much longer they work on
-        average; none where they have room, or may not.
+        """[slicings]: the effect of recomputing what exceeds the limit, with the time as the mean over ranks; None if
+        ranks fit without, or may not recompute.
         """
-        share, limit = self.num_units / mesh.pp, problem.memory_limit_bytes
+        units_per_rank, limit = self.num_units / mesh.pp, problem.memory_limit_bytes
         if not self.given_up.any():
-            return [None] * len(share)
+            return [None] * len(units_per_rank)
         always, per_unit = self._with_passing(problem, work)
-        held = always + share * per_unit
-        shares = np.clip((held - limit) / np.maximum(share * self.given_up, 1), 0, 1)
+        held = always + units_per_rank * per_unit
+        shares = np.clip((held - limit) / np.maximum(units_per_rank * self.given_up, 1), 0, 1)
         again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
-        least = self._dealt(self.per_unit - self.given_up)
-        most = always + _most_units(problem, mesh, self.num_units) * per_unit
-        is_wanted = np.any(most > NEARLY_FULL * limit, axis=0)
+        least_bytes = self._dealt(self.per_unit - self.given_up)
+        most_bytes = always + _most_units(problem, mesh, self.num_units) * per_unit
+        is_wanted = np.any(most_bytes > NEARLY_FULL * limit, axis=0)
         return [
             Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
-            for again_ns, num_bytes, wanted in zip(again.tolist(), least.tolist(), is_wanted.tolist(), strict=True)
+            for again_ns, num_bytes, wanted in zip(
+                again.tolist(), least_bytes.tolist(), is_wanted.tolist(), strict=True
+            )
         ]
 
     def _with_passing(self, problem: Problem, work: UnitWork) -> tuple[Floats, Floats]:
-        """``always`` and ``per_unit`` with the gradients of outputs of a slice, and the largest transient."""
+        """``always`` and ``per_unit`` including the output gradients of a slice, and the largest transient."""
         gradients, transients = work.passing()
         inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
         largest = np.broadcast_to(transients[inner].max(axis=0), self.always.shape).copy()
@@ -245,9 +248,9 @@ class OutlineMemory:
         return self.always + largest, self.per_unit + gradients[inner].mean(axis=0)
 
     def pinned_seconds(self, problem: Problem, work: UnitWork, mesh: Mesh) -> float:
-        """The same of what is pinned, in seconds."""
+        """Seconds of a step in which the pinned operations are recomputed."""
         operations = pinned_operations(problem.pinned.recompute)
         if not operations:
             return 0.0
-        again = sum(each.duration_ns for each in work.savings() if each.operation in operations)
+        again = sum(saving.duration_ns for saving in work.savings() if saving.operation in operations)
         return mesh.num_by_work * problem.model.layers / mesh.pp * again / NANOSECONDS_PER_SECOND

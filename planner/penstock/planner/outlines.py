@@ -1,42 +1,43 @@
-"""What a plan should take, in closed form: thousands of outlines are ranked by it before any is made and simulated.
+"""Estimated steps of outlines, in closed form: they rank thousands of outlines before any plan is made and simulated.
 
 An outline is a mesh, a number of slices and a schedule. Its step is estimated from stages that are balanced by time and
-slices of equal length. Of stage j, let f, i, w be the seconds of F, I and W of one slice, t their sum, and c those of a
-message; K ranks, M micro-batches of S slices, a smaller last one counted as a part of one. A step is then M S times a
-period, a fill, and an end.
+slices of equal length. For stage j, let f, i, w be the seconds of F, I and W of one slice, t their sum, and c the
+seconds of a message. There are K ranks and M micro-batches of S slices; a smaller last micro-batch counts as a
+fraction. The step is M S times a period, plus a fill, plus an end.
 
-The period is the busiest rank's t, or longer where messages are not hidden. A rank r that may hold n slices does the
-backward of a micro-batch's last slice d = n - S + 1 turns after its forward, and by then that slice has been to the
-last rank and back, which takes q = sum of f + i (and of w where backwards are not split) over the ranks from r on, and
-of c there and back. Where S is larger than d the other turns are the rank's own. So
+The period is the busiest rank's t, or longer where messages are not hidden. A rank r that may hold n slices runs the
+backward of a micro-batch's last slice d = n - S + 1 turns after its forward. In between that slice travels to the last
+rank and back, which takes q = sum of f + i (and of w where backwards are not split) over the ranks from r on, plus c
+per hop both ways. Where S is larger than d the other turns are the rank's own. So
 
     period >= (q + max(0, S - d) t) / max(S, d)
 
-from the slice on that is the first to wait for one to come back, max(S, d) slices after the first.
-Under 1F1B d is K - r, so a message costs time however many slices there are. Pipette (arXiv 2405.18093) calls this the
-hidden critical path. Orders that are told their room have the n that it allows. Along a V a rank holds two slices of
-each micro-batch: its first stage's for 2 K - r stages there and back, its second's for r + 1, together always the same.
+from the first slice on that waits for another to return, which is max(S, d) slices after the first. Under 1F1B d is K -
+r, so a message costs time for any number of slices. Pipette (arXiv 2405.18093) calls this the hidden critical path.
+Schedules that adapt to the free memory have the n that it allows. Along a V a rank holds two slices of each
+micro-batch: the first stage's for 2 K - r stages there and back, the second's for r + 1, which always adds up to the
+same.
 
-The fill is what the busiest rank cannot work while the first slices come and the last go: the sum over the other
-stages of t under 1F1B and of f + i - w under ZB-H1 (arXiv 2401.10241), with messages there and back, and of the largest
-slices' t under a flush. Where there is room for W to fill the rest, a rank only waits for f of the stages before it.
-No step is shorter than what the busiest network card has to send. The end is reductions and the optimizer of the rank
-with most parameters: over dp replicas an all-reduce of the gradients and an update of all elements, or with ZeRO-1 a
+The fill is the busiest rank's idle time while the first slices arrive and the last leave: the sum over the other stages
+of t under 1F1B and of f + i - w under ZB-H1 (arXiv 2401.10241), with messages both ways, and of the largest slices' t
+under a flush. If memory allows W to fill the rest, a rank only waits for f of the stages before it. No step is shorter
+than the busiest network card takes to send. The end is the reductions and the optimizer of the rank with most
+parameters: over dp replicas an all-reduce of the gradients and an update of all elements, or with ZeRO-1 a
 reduce-scatter, an update of a dp-th of them, and an all-gather of the weights. These two are passes of the same ring,
-so in bf16, where weights are half as wide as gradients, ZeRO-1 is shorter and needs less memory. Where one is both, the
-other is no outline of its own. On the host a rank with several stages sums the gradients of one while it works on
-another (`penstock.planner.passes.reductions`), so only the longest of its sums counts.
+so in bf16, where weights are half as wide as gradients, ZeRO-1 is shorter and needs less memory. If one degree of ZeRO
+is better in both, there is no outline for the other. On the host a rank with several stages sums the gradients of one
+while it works on another (`penstock.planner.passes.reductions`), so only the longest of its sums counts.
 
-The bytes are those of units of mean size that can be dealt in parts: rank r holds the state of its units and the
-activations of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held)
-units. The least L for which that is all of them follows directly. A part of a divided head counts as the units that
-take as much, on the rank where these are fewest. Real units are dealt whole, so plans need more; where attention and
-MLP differ much, a plan may need less by a part of a unit.
+The bytes are those of units of mean size that can be divided: rank r holds the state of its units and the activations
+of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held) units. The
+least L that allows all units follows directly. A part of a divided head counts as the units that take as much, on the
+rank where these are fewest. Real units are not divided, so plans need more; if attention and MLP differ much, a plan
+may need less by a part of a unit.
 
-Where a rank needs more than the limit, layers make again as much as fits it, if that is enough
-(`penstock.planner.recompute`); the step is longer by that much work.
+If a rank needs more than the limit, its layers recompute as much as makes them fit, if that is enough
+(`penstock.planner.recompute`); the step is longer by that work.
 
-Estimates decide only what is looked at first. Everything that is chosen was simulated.
+Estimates decide only the order of the search. Every plan that is chosen was simulated.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ from penstock.planner.work import Floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
-    """A mesh with a number of slices, a schedule, parts of the head and a degree of ZeRO: estimates of its step, and of
-    bytes that a rank needs at least. ``recomputes``: ranks make again what they have no room for.
+    """A mesh with a number of slices, a schedule, parts of the head and a degree of ZeRO, with its estimated step and
+    the least bytes that a rank needs. ``recomputes``: ranks recompute what exceeds the limit.
     """
 
     mesh: Mesh
@@ -90,17 +91,17 @@ class Outline:
     zero: int = 0
     recomputes: bool = False
     relief: Relief | None = None
-    """None where ranks have room for what they hold, or may not make it again."""
+    """Recomputation that would reduce the bytes; None if ranks fit without it, or may not recompute."""
 
     @property
     def label(self) -> str:
-        """For explanations."""
+        """Text for explanations."""
         parts, recomputes = self.head_parts, self.recomputes
         return label_of(self.mesh, self.num_slices, self.schedule, parts, recomputes=recomputes, zero=self.zero)
 
     @property
     def relieved(self) -> Outline | None:
-        """The same with ranks that make again what they have no room for; none where that is nothing."""
+        """The outline with recomputation of what exceeds the limit; None without a ``relief``."""
         if self.relief is None:
             return None
         return replace(
@@ -114,8 +115,8 @@ class Outline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """What outlines say together: how many need more than the memory limit, which numbers of parts of the head they
-    have (ascending), and the least estimate of those with a whole head that could fit.
+    """Summary of outlines: how many exceed the memory limit, their numbers of parts of the head (ascending), and the
+    least estimate of those with a whole head that could fit.
     """
 
     num_too_large: int
@@ -124,37 +125,41 @@ class Overview:
 
     @classmethod
     def of(cls, among: Sequence[Outline], limit_bytes: int) -> Overview:
-        """Of all these outlines."""
+        """Summary of the outlines ``among``."""
         fitting = [outline for outline in among if outline.least_bytes <= limit_bytes]
         return cls(
             num_too_large=len(among) - len(fitting),
             head_parts=tuple(sorted({outline.head_parts for outline in among})),
-            whole_head_ns=min((each.estimate_ns for each in fitting if each.head_parts == 1), default=None),
+            whole_head_ns=min((outline.estimate_ns for outline in fitting if outline.head_parts == 1), default=None),
         )
 
 
 REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})
-"""The built-in schedules that do the same again and again, and hold no more for it."""
+"""Built-in schedules whose steps repeat, and whose ranks do not hold more the longer they run."""
 
 LIKE_USUAL = {"zb": "zb-h1"}
-"""Schedules that are told their room, and those whose ranks hold what they would with enough of it: with less they fit
-without recomputation, but wait.
+"""By schedule that adapts to the free memory, the schedule whose ranks hold the same bytes with enough memory. With
+less the former fits without recomputation, but waits.
 """
 
 MOST_ACTIONS_IN_FULL = 60_000
-"""Longer steps that do not repeat themselves are looked at only where their schedule is pinned."""
+"""Longer steps that do not repeat are only searched if their schedule is pinned."""
 
 NUM_SLICES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-"""The numbers of slices that are looked at, where none is pinned; their neighbours are tried around what is best."""
+"""Numbers of slices of the outlines if none is pinned; the search also tries the neighbours of the best."""
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
 VIRTUAL = ("zbv", "interleaved-zb")
-"""Schedules of several stages per rank that are looked at."""
+"""Searched schedules with several stages per rank."""
 
 
 def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
-    """The schedules that can run on the mesh under what is pinned, with as many stages as the model has units."""
-    return tuple(each for each in _allowed(problem, mesh) if num_stages(problem, mesh, each) <= problem.model.num_units)
+    """Schedules that can run on the mesh with the job's pins and have at most as many stages as the model has units."""
+    return tuple(
+        schedule
+        for schedule in _allowed(problem, mesh)
+        if num_stages(problem, mesh, schedule) <= problem.model.num_units
+    )
 
 
 def _allowed(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
@@ -169,16 +174,16 @@ def _allowed(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
 
 
 def outlines(problem: Problem) -> list[Outline]:
-    """Every outline of the meshes that are looked at first, in a fixed order."""
+    """Every outline of the meshes that are searched first, in a fixed order."""
     return list(outlines_of(problem, meshes(problem)))
 
 
 def outlines_of(
     problem: Problem, among: Iterable[Mesh], most_ns: Callable[[Mesh], float] = lambda mesh: math.inf
 ) -> Iterator[Outline]:
-    """Every outline of these meshes whose estimate is no longer than ``most_ns`` of its mesh, in a fixed order.
+    """Outlines of the meshes ``among`` whose estimate is at most ``most_ns`` of the mesh, in a fixed order.
 
-    ``most_ns`` is called when a mesh has its turn, and may have become less by the outlines before.
+    ``most_ns`` is called right before a mesh is estimated, so its result may decrease as outlines are consumed.
     """
     degrees: dict[tuple[int, int], tuple[int, ...]] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
@@ -197,13 +202,13 @@ def outlines_of(
 
 
 def _degrees(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of parts of the head that are looked at, which hardly depend on the micro-batch."""
-    owners = (owners_of_stages(problem, mesh, each) for each in _allowed(problem, mesh))
+    """Searched numbers of parts of the head; they hardly depend on the micro-batch, so one mesh stands for several."""
+    owners = (owners_of_stages(problem, mesh, schedule) for schedule in _allowed(problem, mesh))
     return head_degrees(problem, mesh, _typical_slices(problem), dict.fromkeys(owners))
 
 
 def _typical_slices(problem: Problem) -> Slices:
-    """Of which stages are balanced for an estimate; those for other numbers of slices differ little."""
+    """Slices for which stages are balanced for an estimate; stages for other numbers of slices differ little."""
     pinned, counts = problem.pinned.slices, _all_counts(problem)
     return pinned if isinstance(pinned, tuple) else equal_slices(problem.sequence_length, counts[len(counts) // 2])
 
@@ -213,13 +218,13 @@ def _all_counts(problem: Problem) -> tuple[int, ...]:
 
 
 def _all_slicings(problem: Problem) -> list[Slices]:
-    """What is pinned, or equal slices of every number."""
+    """The pinned slicing, or equal slices of every number in question."""
     pinned, length = problem.pinned.slices, problem.sequence_length
     return [pinned if isinstance(pinned, tuple) else equal_slices(length, count) for count in _all_counts(problem)]
 
 
 def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
-    """The numbers of slices that plans may have: what is pinned, else a few; one where no rank waits for another."""
+    """Numbers of slices that plans may have: the pinned one, else several; 1 for one rank, which waits for none."""
     pinned, imported = problem.pinned.slices, imported_schedule(problem.pinned)
     if isinstance(pinned, tuple):
         return (len(pinned),)
@@ -227,12 +232,12 @@ def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
         return (pinned,)
     if imported is not None:
         return (imported.num_slices,)
-    most = problem.sequence_length // problem.quantum
-    return (1,) if pp == 1 else tuple(count for count in NUM_SLICES if count <= most)
+    most_slices = problem.sequence_length // problem.quantum
+    return (1,) if pp == 1 else tuple(count for count in NUM_SLICES if count <= most_slices)
 
 
 def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> bool:
-    """Whether its step repeats itself and does so soon, or is short enough to be simulated in full for a search."""
+    """Whether the search can simulate it: the step soon repeats itself, or is short enough to be simulated in full."""
     if schedule in REPEATING or problem.pinned.schedule is not None:
         return True
     num_microbatches = mesh.num_microbatches
@@ -248,10 +253,10 @@ def _of_pipelines(
     same: Sequence[Mesh],
     most_ns: Callable[[Mesh], float],
 ) -> Iterator[Outline]:
-    """Outlines of meshes that differ in their replicas alone."""
-    wanted = slice_counts(problem, same[0].pp)
-    chosen = np.searchsorted(work.counts, wanted)
-    owners = {each: owners_of_stages(problem, same[0], each) for each in schedules_for(problem, same[0])}
+    """Outlines of meshes that differ only in the number of replicas."""
+    counts = slice_counts(problem, same[0].pp)
+    places = np.searchsorted(work.counts, counts)
+    owners = {schedule: owners_of_stages(problem, same[0], schedule) for schedule in schedules_for(problem, same[0])}
     if not owners:
         return
     slices = _typical_slices(problem)
@@ -265,31 +270,33 @@ def _of_pipelines(
         if mesh.num_by_work * busy_ns > longest_ns:
             continue
         hops = _hop_seconds(problem, work, mesh)
-        carried = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
+        card_seconds = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
         rooms = {zero: room_of(problem, work, mesh, zero) for zero in zero_degrees(problem, mesh.dp)}
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[owners[schedule]]
-            at_least = stages_per_rank(problem, mesh, schedule) * carried
+            least_seconds = stages_per_rank(problem, mesh, schedule) * card_seconds
             for zero, end in _worth_it(times.ends(problem, mesh, schedule)).items():
-                steps = np.maximum(_step_seconds(times, mesh, name, hops, rooms[zero]), at_least) + end.seconds
+                steps = np.maximum(_step_seconds(times, mesh, name, hops, rooms[zero]), least_seconds) + end.seconds
                 memory = OutlineMemory.of(problem, work, mesh, name, zero)
                 steps += memory.pinned_seconds(problem, work, mesh)
-                like = LIKE_USUAL.get(name)
-                usual = memory if like is None else OutlineMemory.of(problem, work, mesh, like, zero)
+                usual_schedule = LIKE_USUAL.get(name)
+                usual = (
+                    memory if usual_schedule is None else OutlineMemory.of(problem, work, mesh, usual_schedule, zero)
+                )
                 reliefs = usual.reliefs(problem, work, mesh)
-                for at, count in zip(chosen.tolist(), wanted, strict=True):
-                    estimate_ns = round(float(steps[at]) * NANOSECONDS_PER_SECOND)
-                    if estimate_ns <= longest_ns and is_simulated_soon(problem, mesh, count, schedule):
+                for place, num_slices in zip(places.tolist(), counts, strict=True):
+                    estimate_ns = round(float(steps[place]) * NANOSECONDS_PER_SECOND)
+                    if estimate_ns <= longest_ns and is_simulated_soon(problem, mesh, num_slices, schedule):
                         yield Outline(
                             mesh=mesh,
-                            num_slices=count,
+                            num_slices=num_slices,
                             schedule=schedule,
                             estimate_ns=estimate_ns,
-                            least_bytes=int(memory.least_bytes[at]),
+                            least_bytes=int(memory.least_bytes[place]),
                             head_parts=problem.model.head_parts,
                             zero=zero,
-                            relief=reliefs[at],
+                            relief=reliefs[place],
                         )
 
 
@@ -302,8 +309,8 @@ class _End:
 
 
 def _worth_it(ends: Mapping[int, _End]) -> dict[int, _End]:
-    """Of the ends by degree of ZeRO those that are shorter than another or whose ranks hold less: nothing else of their
-    outlines differs. Shards of small stages have gaps, so they may hold more.
+    """The ends that are shorter than the other or whose ranks hold less, by degree of ZeRO; the outlines do not differ
+    otherwise. Shards of small stages have gaps, so sharded state may be larger.
     """
     if len(ends) == 1:
         return dict(ends)
@@ -316,8 +323,8 @@ def _worth_it(ends: Mapping[int, _End]) -> dict[int, _End]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _StageTimes:
-    """Seconds [F I W, stages, slicings] of stages that are balanced by time: of all slices, and of the largest one, as
-    if all kinds of units took longest in the same.
+    """Seconds [F I W, stages, slicings] of time-balanced stages: of all slices, and of the largest one. The largest
+    counts as if all kinds of units took longest for the same slice.
     """
 
     work: UnitWork
@@ -327,7 +334,7 @@ class _StageTimes:
 
     @classmethod
     def of(cls, problem: Problem, work: UnitWork, stages: Stages) -> _StageTimes:
-        """Of these stages."""
+        """Times of ``stages``."""
         of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
         return cls(
             work=work,
@@ -337,14 +344,14 @@ class _StageTimes:
         )
 
     def busiest_seconds(self, mesh: Mesh) -> float:
-        """At least what a rank works for a micro-batch that has most of the work, in the slicing that suits it."""
+        """Lower bound of the busiest rank's seconds for a micro-batch, with the best slicing for that."""
         per_rank = self.totals.sum(axis=(0, 1)) / mesh.pp
         if len(self.stages) == mesh.pp:
             per_rank = self.totals.sum(axis=0).max(axis=0)
         return float(per_rank.min())
 
     def ends(self, problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> dict[int, _End]:
-        """Reductions and the optimizer of the rank with most parameters, by degrees of ZeRO that the mesh may have."""
+        """Reductions and the optimizer of the rank with most parameters, by degree of ZeRO that the mesh may have."""
         owners = np.arange(len(self.stages)) % mesh.pp
         if isinstance(schedule, str):
             owners = np.array(find(schedule).stage_ranks(mesh.pp, len(self.stages)))
@@ -363,11 +370,11 @@ class _StageTimes:
     def _over_replicas(
         self, problem: Problem, mesh: Mesh, stepped: int, summed_last: int, zero: int
     ) -> tuple[float, int]:
-        """Seconds of sums over replicas and of the optimizer where a replica steps so many elements, and the bytes of
-        its state. With ZeRO each gets its part of the sums, steps it, and gathers the weights. Of ``summed_last`` a
-        replica has the sum after all compute.
+        """Seconds of the sums over replicas and of the optimizer, and bytes of the state, of a rank that steps
+        ``stepped`` elements per replica. With ZeRO a replica receives its shard of the sums, steps it, and gathers the
+        weights. The sum of ``summed_last`` elements ends after all compute.
         """
-        cost, precision, replicas = self.work.cost, problem.precision, [each * mesh.tp for each in range(mesh.dp)]
+        cost, precision, replicas = self.work.cost, problem.precision, [replica * mesh.tp for replica in range(mesh.dp)]
         shards, per_gradient = optimizer_shards(mesh, zero), gradient_bytes(precision, problem.software.gradient_type)
         weights = stepped * shards * precision.compute_bytes
         if zero:
@@ -380,7 +387,7 @@ class _StageTimes:
 
 
 def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
-    """[ranks - 1, slicings]: the message of one slice between neighbours."""
+    """[ranks - 1, slicings]: seconds of the message of one slice between neighbours."""
     devices = first_replica_in_order(mesh)
     latency, per_byte = work.cost.transfer(devices[:-1], devices[1:])
     per_byte = per_byte * messages_at_once(problem, mesh, devices[:-1], devices[1:])
@@ -390,8 +397,8 @@ def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
 
 
 def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
-    """[slicings]: how long the busiest network card sends messages of one slice; replicas are not counted as sharing
-    it, which they are not when they are simulated either.
+    """[slicings]: seconds in which the busiest network card sends the messages of one slice. Replicas are not counted
+    as sharing a card, as in the simulation.
     """
     if mesh.pp == 1:
         return np.zeros(hops.shape[1])
@@ -413,13 +420,13 @@ def owners_of_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec)
 
 
 def num_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
-    """How many stages the mesh's ranks have together under the schedule."""
+    """Number of stages on all ranks of the mesh under the schedule."""
     imported = imported_schedule(problem.pinned)
     return mesh.pp * stages_per_rank(problem, mesh, schedule) if imported is None else imported.num_stages
 
 
 def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
-    """By the schedule's name and the number of stages that is pinned; one for imported ones, which have their own."""
+    """By the schedule and the pinned number of stages; 1 for imported schedules, which have their own."""
     if not isinstance(schedule, str):
         return 1
     pinned = problem.pinned.stages
@@ -427,7 +434,7 @@ def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) 
 
 
 def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
-    """[slicings]: without what comes at the end; ``room`` [ranks, 1] is in micro-batches."""
+    """[slicings]: seconds of a step without its end; ``room`` [ranks, 1] is the memory in micro-batches."""
     if schedule not in BUILT_IN:
         even: Floats = mesh.num_by_work * times.totals.sum(axis=(0, 1)) / mesh.pp
         return even
@@ -444,9 +451,9 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
         return seconds
     ranks_on = np.arange(mesh.pp, 0, -1)[:, None] + np.zeros(len(slices))
     turns = ranks_on if schedule != "zb" else np.clip((room - 1) * slices + 1, 1, 2 * ranks_on)
-    way = _from_here_on(busy if schedule == "1f1b" else f + i)
-    way[:-1] += 2 * _from_here_on(hops)
-    period = (way + np.maximum(slices - turns, 0) * busy) / np.maximum(slices, turns)
+    round_trip = _from_here_on(busy if schedule == "1f1b" else f + i)
+    round_trip[:-1] += 2 * _from_here_on(hops)
+    period = (round_trip + np.maximum(slices - turns, 0) * busy) / np.maximum(slices, turns)
     of_ranks = _steady_seconds(num_slices, busy, period, np.maximum(slices, turns))
     if schedule == "1f1b":
         seconds = of_ranks.max(axis=0) + _others(busy, busy) + 2 * down
@@ -454,13 +461,13 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
     earlier = np.concatenate([np.zeros((1, len(slices))), (f[:-1] + hops).cumsum(axis=0)])
     shortest = (of_ranks + earlier).max(axis=0)
     plain = np.maximum(of_ranks.max(axis=0) + _others(f + i - w, busy) + 2 * down, shortest)
-    spare = np.clip(turns[0] / mesh.pp - 1, 0, 1) if schedule == "zb" else 0.0
-    seconds = spare * shortest + (1 - spare) * plain
+    share = np.clip(turns[0] / mesh.pp - 1, 0, 1) if schedule == "zb" else 0.0
+    seconds = share * shortest + (1 - share) * plain
     return seconds
 
 
 def _steady_seconds(num_slices: Floats, busy: Floats, period: Floats, turns: Floats) -> Floats:
-    """[ranks, slicings]: work and waits for messages; the first slices, a loop's ``turns``, wait for none."""
+    """[ranks, slicings]: work, and waits for messages; the first ``turns`` slices, one loop, do not wait."""
     seconds: Floats = num_slices * busy + np.maximum(period - busy, 0) * np.maximum(num_slices - turns, 0)
     return seconds
 
@@ -472,13 +479,15 @@ def _others(parts: Floats, busy: Floats) -> Floats:
 
 
 def _from_here_on(parts: Floats) -> Floats:
-    """Sums over this row and all below it."""
+    """Sums over each row and all rows below it."""
     sums: Floats = parts[::-1].cumsum(axis=0)[::-1]
     return sums
 
 
 def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
-    """The same for several stages per rank, each of which holds its slices for its own way to the last one and back."""
+    """Seconds of a step without its end, for several stages per rank: each holds a slice while it travels to the last
+    stage and back.
+    """
     slices, num_stages = times.work.counts, len(times.stages)
     owners = np.array(find(schedule).stage_ranks(mesh.pp, num_stages))
     f, i, w = times.totals / slices

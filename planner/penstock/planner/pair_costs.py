@@ -1,11 +1,11 @@
-"""What pairs of actions cost: the segments of every pass, and the bytes that the second of two needs next to the first.
+"""Costs of pairs of actions: the segments of every pass, and the collectives of recomputation.
 
 A pass is walked as the trainer runs it (`penstock.trainer.stage`), unit by unit: forward from the first, I from the
-last, W from the first, B as I and W of each unit from the last. Of each unit the cost model gives the seconds of its
-compute and of its collectives, which are equally long. Where these lie in the unit follows from what they are
-(`penstock.core.sharding`): a gather comes first, a sum or scatter last. Between the two of a block's unit the pass lets
-the other one go on once, here taken to be half-way (`penstock.trainer.units.division.Division.turn`). A gather for each
-chunk of the head's tokens counts as compute.
+last, W from the first, B as I and W of each unit from the last. The cost model gives the seconds of each unit's compute
+and of its collectives, which are equally long. The places of collectives in the unit follow from their kinds
+(`penstock.core.sharding`): a gather comes first, a sum or scatter last. Between the two of a block's unit the pass
+yields to the other one once, here assumed to be half-way (`penstock.trainer.units.division.Division.turn`). A gather
+per chunk of the head's tokens counts as compute.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Segment = tuple[int, int]
 
 
 def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None:
-    """The segments of the candidate's actions; none for ranks of one shard."""
+    """The segments of the candidate's actions; None for ranks of one shard."""
     tp = candidate.mesh.tp
     if tp == 1:
         return None
@@ -44,32 +44,35 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
     unit_ns = functools.cache(functools.partial(_unit_ns, divided.cost_of(tp)))
 
     def waits_of_recomputation(stage: int, of_slice: Work) -> Nanoseconds:
-        """Of an R, which is in no pair, only the collectives: those of the operations that run again."""
+        """Only the collectives of an R, which is in no pair: those of the operations that it runs again."""
         units = model.units[slice(*candidate.stages[stage])]
         remakes = candidate.recompute[stage] if candidate.recompute else ()
-        waited = 0
+        waited_ns = 0
         for unit, operations in zip(units, remade_of(model, candidate.stages[stage], remakes), strict=False):
             declared = unit_collectives(unit.kind, Kind.F, sharding, head_parts=model.head_parts, part=unit.part)
-            again = sum(any(each in COLLECTIVES_OF.get(one, ()) for one in operations) for each in declared)
-            waited += again * unit_ns(len(declared), unit.kind, Kind.F, of_slice)[1]
-        return np.array([(0, waited)], dtype=np.int64)
+            num_repeated = sum(
+                any(collective in COLLECTIVES_OF.get(operation, ()) for operation in operations)
+                for collective in declared
+            )
+            waited_ns += num_repeated * unit_ns(len(declared), unit.kind, Kind.F, of_slice)[1]
+        return np.array([(0, waited_ns)], dtype=np.int64)
 
     def segments_of(place: Place) -> Nanoseconds:
         kind, stage, column = KINDS[place[0]], place[1], place[2]
         if kind is Kind.R:
             return waits_of_recomputation(stage, work[column])
-        found: list[Segment] = []
+        segments: list[Segment] = []
         carried = 0
-        for unit, each in _passes(model.units[slice(*candidate.stages[stage])], kind):
-            declared = unit_collectives(unit.kind, each, sharding, head_parts=model.head_parts, part=unit.part)
-            compute, collective = unit_ns(len(declared), unit.kind, each, work[column])
+        for unit, pass_kind in _passes(model.units[slice(*candidate.stages[stage])], kind):
+            declared = unit_collectives(unit.kind, pass_kind, sharding, head_parts=model.head_parts, part=unit.part)
+            compute, collective = unit_ns(len(declared), unit.kind, pass_kind, work[column])
             for before, after in _steps(unit.kind, declared, compute, collective):
                 if after is None:
                     carried += before
                 else:
-                    found.append((carried + before, after))
+                    segments.append((carried + before, after))
                     carried = 0
-        return np.array([*found, (carried, 0)], dtype=np.int64)
+        return np.array([*segments, (carried, 0)], dtype=np.int64)
 
     return Collectives(segments_of)
 
@@ -83,7 +86,7 @@ def _work_of_columns(candidate: Candidate) -> Iterator[Work]:
 
 
 def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, work: Work) -> Segment:
-    """A unit's compute, and one of its collectives; without any all of it is compute."""
+    """Nanoseconds of a unit's compute, and of one of its collectives; without collectives all of it is compute."""
     seconds = cost.unit_seconds(unit, kind, work)
     if not num_collectives:
         return int(whole_nanoseconds(seconds)), 0
@@ -94,7 +97,7 @@ def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, 
 def _passes(units: Sequence[Unit], kind: Kind) -> Iterator[tuple[Unit, Kind]]:
     """The units' passes in the order in which an action runs them."""
     if kind is Kind.B:
-        yield from ((unit, each) for unit in reversed(units) for each in (Kind.I, Kind.W))
+        yield from ((unit, pass_kind) for unit in reversed(units) for pass_kind in (Kind.I, Kind.W))
     if kind is Kind.I:
         yield from ((unit, kind) for unit in reversed(units))
     if kind is Kind.W:
@@ -106,7 +109,7 @@ def _passes(units: Sequence[Unit], kind: Kind) -> Iterator[tuple[Unit, Kind]]:
 def _steps(
     unit: UnitKind, declared: tuple[Collective, ...], compute: int, collective: int
 ) -> Iterator[tuple[int, int | None]]:
-    """Compute, and the collective after it (0: a turn, none: nothing)."""
+    """Compute, and the collective after it (0: a turn, None: nothing)."""
     begins = declared[:1] == (Collective.GATHER,)
     ends = declared[-1:] in ((Collective.SCATTER,), (Collective.SUM,))
     if begins:

@@ -1,4 +1,4 @@
-"""What the user pinned, checked against the job before anything is searched: each clash is one clear `UserError`."""
+"""Checks of the pins against the job, before the search: each conflict is one `UserError`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ PINNED = "spec.parallelism"
 
 
 def pinned_stages(blocks: Sequence[float], num_units: int, head_parts: int = 1) -> Stages:
-    """Unit ranges from blocks per stage, halves allowed; the embedding joins the first, the head the last, and of a
-    head in several parts one joins each of the last stages.
+    """Unit ranges from blocks per stage, halves allowed. The embedding joins the first stage and the head the last; a
+    divided head joins the last stages, one part each.
     """
-    whole = len(blocks) - head_parts
-    ends = [1 + round(2 * b) + max(stage - whole + 1, 0) for stage, b in enumerate(np.cumsum(blocks)[:-1])]
+    first_head_stage = len(blocks) - head_parts
+    ends = [1 + round(2 * b) + max(stage - first_head_stage + 1, 0) for stage, b in enumerate(np.cumsum(blocks)[:-1])]
     return tuple(itertools.pairwise([0, *ends, num_units]))
 
 
 def parts_of_pinned_stages(blocks: Sequence[float], layers: int) -> tuple[int, ...]:
-    """The numbers of parts of the head, ascending, with which every stage of so many blocks holds a unit."""
+    """The numbers of parts of the head, ascending, for which every stage with these numbers of blocks has a unit."""
     most = len(blocks) if sum(blocks) == layers else 1
     return tuple(parts for parts in range(1, most + 1) if first_mistake(blocks, layers, parts) is None)
 
 
 def first_mistake(blocks: Sequence[float], layers: int, head_parts: int) -> tuple[int, str] | None:
-    """The first stage that cannot be, and why: none holds nothing, and no block comes after a part of the head."""
+    """The first impossible stage, and why: a stage must have a unit, and no blocks may follow a part of the head."""
     whole = len(blocks) - head_parts
     for stage in range(max(whole + 1, 0), len(blocks)):
         if blocks[stage]:
@@ -57,9 +57,9 @@ def first_mistake(blocks: Sequence[float], layers: int, head_parts: int) -> tupl
 
 
 def check_pins(problem: Problem, receive_ahead: int) -> None:
-    """Raise `UserError` if what is pinned cannot run, whatever the planner chooses for the rest.
+    """Raise `UserError` if no plan can meet the pins.
 
-    Plans post ``receive_ahead`` receives of a channel before they are needed.
+    Plans post up to ``receive_ahead`` receives of a channel in advance.
     """
     _check_schedule(problem, receive_ahead)
     _check_degrees(problem)
@@ -105,7 +105,7 @@ def _check_head_parts(problem: Problem) -> None:
 
 
 def _indivisible(problem: Problem, tp: int) -> UserError:
-    """A degree of tensor parallelism that the model or the hardware is not divided by."""
+    """The error for a degree of tensor parallelism that does not divide the model or the hardware."""
     model, possible = problem.model, ", ".join(map(str, problem.tp_degrees))
     if model.can_be_sharded(tp) and problem.profile_digest:
         what = f"tp {tp} was not measured; a measurement for this job, with tp pinned, measures it"
@@ -127,17 +127,17 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
         return
     count = pinned.slices if isinstance(pinned.slices, int) or pinned.slices is None else len(pinned.slices)
     shares = _shares(problem, imported.num_microbatches)
-    for name, wanted, found in (
+    for name, wanted, actual in (
         ("ranks", pinned.pp, len(imported.ranks)),
         ("slices", count, imported.num_slices),
         ("micro-batches", shares if imported.num_microbatches not in shares else None, imported.num_microbatches),
     ):
-        if wanted is not None and wanted != found:
-            told = " or ".join(map(str, sorted(wanted))) if isinstance(wanted, set) else wanted
+        if wanted is not None and wanted != actual:
+            expected = " or ".join(map(str, sorted(wanted))) if isinstance(wanted, set) else wanted
             raise UserError(
-                what=f"the schedule is for {found} {name}, the job has {told}",
+                what=f"the schedule is for {actual} {name}, the job has {expected}",
                 where=f"{PINNED}.schedule",
-                remedy=f"write the schedule for {told} {name}, or pin others",
+                remedy=f"write the schedule for {expected} {name}, or pin others",
             )
     if (pinned.tp or 1) > 1 and not runs_on_shards(pinned):
         raise _apart_alone(imported, pinned.tp)
@@ -146,7 +146,7 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
 
 
 def _apart_alone(schedule: Schedule, tp: int | None) -> UserError:
-    """A schedule that can run, but not with the actions of its pairs begun together."""
+    """The error for a schedule that can run, but not with both actions of its pairs starting together."""
     find_rounds(schedule)
     try:
         find_rounds(schedule, keep_pairs=True)
@@ -158,20 +158,22 @@ def _apart_alone(schedule: Schedule, tp: int | None) -> UserError:
 
 
 def _shares(problem: Problem, wanted: int) -> set[int]:
-    """How many micro-batches a replica can have: ``wanted`` if it can, and those that are all alike."""
+    """Possible numbers of micro-batches of a replica: ``wanted`` if it is possible, and those without a smaller last
+    one.
+    """
     pinned, batch = problem.pinned, problem.global_batch
-    found = set()
+    counts = set()
     for share in [batch // dp for dp in divisors(batch) if dp == (pinned.dp or dp)]:
         if pinned.micro_batch is not None:
-            found |= {-(-share // pinned.micro_batch)} if pinned.micro_batch <= share else set()
+            counts |= {-(-share // pinned.micro_batch)} if pinned.micro_batch <= share else set()
             continue
-        found |= {share // size for size in divisors(share)}
-        found |= {wanted} if -(-share // -(-share // wanted)) == wanted else set()
-    return found
+        counts |= {share // size for size in divisors(share)}
+        counts |= {wanted} if -(-share // -(-share // wanted)) == wanted else set()
+    return counts
 
 
 def _stage_counts(pinned: ParallelismSpec, imported: Schedule | None) -> tuple[int, ...]:
-    """How many stages what is pinned allows; nothing if any number."""
+    """Numbers of stages that the pins allow; empty if any."""
     if imported is not None:
         return (imported.num_stages,)
     return () if pinned.pp is None else stage_counts(pinned, pinned.pp)
@@ -199,7 +201,7 @@ def _check_stages(problem: Problem) -> None:
 
 
 def _check_blocks(problem: Problem, blocks: Sequence[float]) -> None:
-    """Each stage holds something, and the last ones the head: one part each where it is in several."""
+    """Check that each stage has a unit, and that the last stages have the head's parts, one each."""
     layers, pinned = problem.model.layers, problem.pinned
     parts = pinned.head_parts
     if parts is not None and parts > max(len(blocks), 1):
@@ -220,18 +222,18 @@ def _check_blocks(problem: Problem, blocks: Sequence[float]) -> None:
 
 
 def _check_parts(problem: Problem) -> None:
-    """A schedule that recomputes parts of stages is written for the stages that are pinned."""
+    """Check that a schedule that recomputes parts of stages matches the pinned stages."""
     imported, parts = imported_schedule(problem.pinned), problem.pinned.head_parts or 1
     model = problem.model.divided(parts)
-    named = {} if imported is None else imported.recomputed_units
-    if named and problem.pinned.stages is None:
+    recomputed_units = {} if imported is None else imported.recomputed_units
+    if recomputed_units and problem.pinned.stages is None:
         raise UserError(
             what="the schedule recomputes parts of stages, whose units the planner would choose",
             where=f"{PINNED}.schedule",
             remedy="pin stages as well, or write R without parts",
         )
     stages = pinned_stages(problem.pinned.stages or (), model.num_units, parts)
-    for stage, num_units in sorted(named.items()):
+    for stage, num_units in sorted(recomputed_units.items()):
         kept = num_remade_units(model, *stages[stage])
         if num_units != kept:
             raise UserError(
@@ -242,7 +244,7 @@ def _check_parts(problem: Problem) -> None:
 
 
 def _check_recompute(problem: Problem) -> None:
-    """Stages have the units that make something again."""
+    """Check that pinned stages have the units that pinned recomputation names."""
     pinned = problem.pinned
     if not isinstance(pinned.recompute, tuple) or pinned.stages is None:
         return

@@ -1,9 +1,10 @@
-"""Which device runs which rank, where links are not alike (Pipette, arXiv 2405.18093, section 4).
+"""Placement of ranks on devices whose links differ (Pipette, arXiv 2405.18093, section 4).
 
-A seat is a block of ``tp`` neighbouring devices; an arrangement gives every rank of every replica a seat. Arrangements
-are ranked by a lower bound from the simulator's own tables, and the simulator judges: all of them in that order until
-none left can be faster, or the best that annealing came across. The default order always takes part. A schedule that
-is made from costs is made for each arrangement, and the best then tried on all: it may suit another of them better.
+A seat is a block of ``tp`` adjacent devices; an arrangement assigns a seat to every rank of every replica. Arrangements
+are ranked by a lower bound from the simulator's own tables. Then they are simulated in that order until no remaining
+bound is lower: all arrangements if they are few, else the best ones of simulated annealing. The default order is always
+included. A schedule that is made from costs is made for each arrangement; the best one is then tried with all
+arrangements, since it may suit another better.
 """
 
 from __future__ import annotations
@@ -26,37 +27,37 @@ from penstock.planner.work import Floats
 
 MOST_SEATS_TRIED_IN_FULL = 7
 MOST_SEATS, SEATS_AT_ONCE = 4_096, 128
-"""With more, ranks stay in the default order: links of all pairs of them would be looked at."""
+"""With more seats, ranks stay in the default order: comparing the links of all pairs would take too long."""
 MOST_MOVES = 1_500
 MOST_FINALISTS = 12
 MOST_ACTIONS_TRIED_ELSEWHERE = 1_000_000
-"""Compute actions that are simulated to see whether a schedule suits another arrangement better."""
+"""Compute actions that may be simulated to try a schedule with other arrangements."""
 
 HOTTEST, COLDEST = 0.02, 1e-5
-"""The annealer's temperature falls geometrically between these shares of the first bound."""
+"""The annealing temperature falls geometrically between these fractions of the first bound."""
 
 Arrangement = tuple[int, ...]
 """The seat of every rank, replica after replica."""
 
 Seated = tuple[Simulated, Evaluation]
-"""What was found of a candidate, and the judge that has its ranks on their devices."""
+"""The evaluation of a candidate, and the judge with its placement."""
 
 
-def placed(judge: Simulated, found: Evaluation) -> Seated:
-    """The same candidate on the devices where its step is shortest, and the judge that places it there."""
-    problem, mesh = judge.problem, found.candidate.mesh
+def placed(judge: Simulated, evaluation: Evaluation) -> Seated:
+    """The candidate on the devices where its step is shortest, and the judge with that placement."""
+    problem, mesh = judge.problem, evaluation.candidate.mesh
     if mesh.dp * mesh.pp == 1 or links_are_alike(problem, mesh):
-        return judge, found
-    ranked = _ranked(judge, found.candidate)
-    best = _shortest((judge, found), found.candidate, ranked)
-    if found.candidate.schedule not in VARIED:
+        return judge, evaluation
+    ranked = _ranked(judge, evaluation.candidate)
+    best = _shortest((judge, evaluation), evaluation.candidate, ranked)
+    if evaluation.candidate.schedule not in VARIED:
         return best
-    made = replace(found.candidate, schedule=best[0].spec(found.candidate), variant=None)
+    made = replace(evaluation.candidate, schedule=best[0].spec(evaluation.candidate), variant=None)
     return _shortest(best, made, ranked[: MOST_ACTIONS_TRIED_ELSEWHERE // made.num_actions])
 
 
 def _shortest(best: Seated, candidate: Candidate, ranked: Sequence[tuple[int, Arrangement]]) -> Seated:
-    """The best so far, or the candidate where its step is shorter than that and fits."""
+    """The best so far, or the candidate with an arrangement in which its step is shorter and fits."""
     problem = best[0].problem
     for bound_ns, arrangement in ranked:
         if bound_ns >= best[1].step_ns:
@@ -70,10 +71,10 @@ def _shortest(best: Seated, candidate: Candidate, ranked: Sequence[tuple[int, Ar
 
 
 def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
-    """Whether no arrangement needs to be looked at: links are equal but for the problem's tolerance.
+    """Whether the default order suffices: all links are equal up to the problem's tolerance.
 
-    Of more than `MOST_SEATS` seats none is. With many, links inside hosts may differ from those between them where the
-    default order keeps to hosts.
+    Always true for more than `MOST_SEATS` seats. With many seats, links inside hosts may differ from those between
+    hosts if the default order fills hosts one after another.
     """
     if problem.num_devices // mesh.tp > MOST_SEATS:
         return True
@@ -99,7 +100,7 @@ def _seated(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated
 
 
 def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -> int:
-    """No step of the arrangement is shorter: fill, busiest rank and drain, or all messages of its busiest channel."""
+    """Lower bound of the arrangement's step: fill, busiest rank and drain, or all messages of its busiest channel."""
     seated = _seated(judge, candidate.mesh, arrangement)
     costs = seated.costs(candidate, owners_of(candidate))
     busiest = int((costs.transfer_ns @ costs.counts(candidate.mesh.num_microbatches)).max())
@@ -107,15 +108,18 @@ def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -
 
 
 def _ranked(judge: Simulated, candidate: Candidate) -> list[tuple[int, Arrangement]]:
-    """Arrangements worth simulating, by rising bound."""
+    """Arrangements to simulate, by rising bound."""
     num_seats = judge.problem.num_devices // candidate.mesh.tp
     if num_seats <= MOST_SEATS_TRIED_IN_FULL:
-        return sorted((bound_ns(judge, candidate, each), each) for each in every_arrangement(judge, candidate.mesh))
+        return sorted(
+            (bound_ns(judge, candidate, arrangement), arrangement)
+            for arrangement in every_arrangement(judge, candidate.mesh)
+        )
     return _annealed(judge, candidate, num_seats)
 
 
 def every_arrangement(judge: Simulated, mesh: Mesh) -> Iterator[Arrangement]:
-    """One of each set of arrangements that differ only by the order of replicas or of like seats."""
+    """One of each set of arrangements that differ only in the order of replicas or of equivalent seats."""
     classes = seat_classes(judge.problem, mesh)
     seen = set()
     for arrangement in itertools.permutations(range(len(classes)), mesh.dp * mesh.pp):
@@ -126,33 +130,35 @@ def every_arrangement(judge: Simulated, mesh: Mesh) -> Iterator[Arrangement]:
 
 
 def _key(classes: list[int], mesh: Mesh, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
-    of_ranks = [classes[seat] for seat in arrangement]
-    return tuple(sorted(tuple(of_ranks[i : i + mesh.pp]) for i in range(0, len(of_ranks), mesh.pp)))
+    rank_classes = [classes[seat] for seat in arrangement]
+    return tuple(sorted(tuple(rank_classes[i : i + mesh.pp]) for i in range(0, len(rank_classes), mesh.pp)))
 
 
 def seat_classes(problem: Problem, mesh: Mesh) -> list[int]:
-    """Per seat the first one that is like it: on the same host, with the same links to all others."""
+    """For each seat the first equivalent one: on the same host, with the same links to all others."""
     seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     links = np.stack(problem.cost_of(mesh.tp).transfer(seats[:, None], seats))
     hosts = problem.host_of(seats)
     classes: list[int] = []
     for seat in range(len(seats)):
-        like = (first for first in classes if hosts[first] == hosts[seat] and _are_alike(links, first, seat))
-        classes.append(next(like, seat))
+        equivalent = (first for first in classes if hosts[first] == hosts[seat] and _are_alike(links, first, seat))
+        classes.append(next(equivalent, seat))
     return classes
 
 
 def _are_alike(links: Floats, first: int, second: int) -> bool:
-    """Whether exchanging two seats leaves all links as they are; ``links`` is [2, seats, seats]."""
+    """Whether swapping two seats preserves all links; ``links`` is [2, seats, seats]."""
     order = np.arange(links.shape[1])
     order[[first, second]] = second, first
     exchanged = links[:, order][:, :, order]
-    apart = ~np.eye(len(order), dtype=bool)
-    return bool((exchanged == links)[:, apart].all())
+    is_off_diagonal = ~np.eye(len(order), dtype=bool)
+    return bool((exchanged == links)[:, is_off_diagonal].all())
 
 
 def _annealed(judge: Simulated, candidate: Candidate, num_seats: int) -> list[tuple[int, Arrangement]]:
-    """Simulated annealing over orders of all seats, of which the first are taken; the best that it came across."""
+    """Simulated annealing over orders of all seats, of which the first ones are used; returns the best arrangements
+    visited.
+    """
     rng = random.Random(0)
     mesh = candidate.mesh
     taken = mesh.dp * mesh.pp
@@ -160,21 +166,21 @@ def _annealed(judge: Simulated, candidate: Candidate, num_seats: int) -> list[tu
     order = first + [seat for seat in range(num_seats) if seat not in set(first)]
     bound = bound_ns(judge, candidate, tuple(order[:taken]))
     hottest = HOTTEST * bound
-    found = {tuple(order[:taken]): bound}
+    bounds_ns = {tuple(order[:taken]): bound}
     for step in range(MOST_MOVES):
         temperature = hottest * (COLDEST / HOTTEST) ** (step / MOST_MOVES)
         moved = _moved(order, rng)
         arrangement = tuple(moved[:taken])
-        if arrangement not in found:
-            found[arrangement] = bound_ns(judge, candidate, arrangement)
-        gain = bound - found[arrangement]
+        if arrangement not in bounds_ns:
+            bounds_ns[arrangement] = bound_ns(judge, candidate, arrangement)
+        gain = bound - bounds_ns[arrangement]
         if gain >= 0 or rng.random() < math.exp(gain / temperature):
-            order, bound = moved, found[arrangement]
-    return heapq.nsmallest(MOST_FINALISTS, ((bound, arrangement) for arrangement, bound in found.items()))
+            order, bound = moved, bounds_ns[arrangement]
+    return heapq.nsmallest(MOST_FINALISTS, ((bound, arrangement) for arrangement, bound in bounds_ns.items()))
 
 
 def _moved(order: list[int], rng: random.Random) -> list[int]:
-    """Two seats swapped, a stretch of them reversed, or one of them inserted elsewhere."""
+    """Two seats swapped, a range of seats reversed, or one seat moved."""
     low, high = sorted(rng.sample(range(len(order)), 2))
     moved, kind = order.copy(), rng.randrange(3)
     if kind == 0:

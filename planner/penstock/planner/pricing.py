@@ -1,4 +1,4 @@
-"""What a plan costs, where somebody said what a device does."""
+"""Cost of a plan, if a device's price is known."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MILLION = 1e6
 
 
 def price_per_device_hour(spec: JobSpec, cluster: ClusterSpec | None = None) -> float:
-    """The described device's price, else the job's; 0 where neither is given."""
+    """The described device's price, else the job's; 0 if neither is given."""
     described = cluster.device.price_per_hour if cluster else 0.0
     return described or spec.price_per_device_hour
 
 
 def cost_of(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> Cost | None:
-    """What ``spec`` costs by ``plan``: the devices that it uses, for as long as its steps are predicted to take.
+    """Cost of ``spec`` with ``plan``: the price of its devices for the predicted time of all steps.
 
     None without a price, or without a prediction.
     """

@@ -1,4 +1,4 @@
-"""What is to be planned: the job's numbers, the hardware's costs, and what the user pinned."""
+"""A planning problem: the job's numbers, the hardware's costs, and the user's pins."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, 
 from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
 
 MOST_QUANTA = 256
-"""Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
+"""Slice boundaries fall on a grid of at most this many quanta, so that slicing takes milliseconds."""
 
 MOST_BALANCED_SLICES = 64
-"""Slices of larger numbers are equal: each is a few quanta long, and boundaries lie between quanta."""
+"""With more slices they have equal lengths: each has few quanta, and boundaries lie between quanta."""
 
 MOST_NUMBERED = 128
-"""Of more devices only whole hosts are left unused, so many at most: 1,023 of 1,024 devices are not looked at."""
+"""Above this number of devices only whole hosts are left unused, at most so many: 1,023 of 1,024 is not tried."""
 
 MOST_PARTS = 64
-"""More parts of the head are looked at only where they are pinned, or a pinned pipeline has no other units: a slice
-goes through all of them on its way.
+"""More parts of the head are only searched if they are pinned, or if a pinned pipeline needs the units: a slice passes
+through all parts in turn.
 """
 
 LEAST_GAIN = 400
-"""Devices are left unused for steps that are shorter by more than one part in so many, 0.25 %."""
+"""Devices are left unused only if the step is shorter by more than one part in so many, 0.25 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confidence:
-    """How far costs may be off, as shares of themselves, and why they may be further off."""
+    """Errors of costs, as fractions, and reasons for larger ones."""
 
     computing: float
     transfers: float
@@ -59,8 +59,8 @@ class Confidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Everything the search reads. ``costs(tp, parts)`` is the cost model under that degree of tensor parallelism, with
-    the head in so many parts.
+    """All inputs of a search. ``costs(tp, parts)`` is the cost model for a degree of tensor parallelism and a number of
+    parts of the head.
     """
 
     model: ModelSpec
@@ -74,37 +74,37 @@ class Problem:
     objective: Objective = Objective.TIME
     price_per_device_hour: float = 0.0
     tp_degrees: tuple[int, ...] = (1,)
-    """The degrees of tensor parallelism that the model and the hosts divide by."""
+    """Degrees of tensor parallelism that divide the model and the hosts."""
     head_degrees: Callable[[int], Sequence[int]] = lambda tp: (1,)
-    """The numbers of parts that the head may be divided into (`penstock.core.model.DividedModel`), ascending, by degree
-    of tensor parallelism.
+    """Possible numbers of parts of the head (`penstock.core.model.DividedModel`), ascending, by degree of tensor
+    parallelism.
     """
     sequence_parallel: bool = True
     """Whether shards divide hidden states by tokens (`penstock.core.sharding`)."""
     min_devices: int | None = None
-    """As few devices may be used; none: all of them, or to save money any number that divides theirs."""
+    """The least number of devices to use; None: all of them, or to save money any divisor of theirs."""
     hosts: tuple[int, ...] = ()
-    """Every device's; empty where each device has a host of its own."""
+    """The host of every device; empty if each device has its own host."""
     software: SoftwareSpec = PENSTOCK
-    """What the trainer keeps and sums; penstock's own unless a description says otherwise."""
+    """The software stack whose memory and reductions count; penstock's own unless described."""
     cards: tuple[int, ...] = ()
-    """Every device's network card; empty where each host has one."""
+    """The network card of every device; empty if each host has one."""
     device_memory_bytes: int = 2**63 - 1
-    """What the limit can be raised to."""
+    """The highest possible memory limit."""
     num_places: int | None = None
-    """Communication kernels that a CUDA device holds at once (`penstock.core.residency`); none for ranks on CPU."""
+    """Communication kernels that a CUDA device runs at once (`penstock.core.residency`); None for ranks on CPU."""
     link_tolerance: float = 1.0
-    """The factor within which links count as alike; measurements scatter."""
+    """Factor up to which links count as equal, since measurements scatter."""
     profile_digest: str = ""
     confidence: Confidence | None = None
-    """Of costs: from the spread of measurements, or as a description states it."""
+    """Of the costs: from the spread of measurements, or as described."""
     peak_flops: float | None = None
-    """Of one device, where that is known (`penstock.core.speed`)."""
+    """Peak of one device, if known (`penstock.core.speed`)."""
     units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)
-    """What units take, by degree of tensor parallelism, sequences of a micro-batch and slices; recent ones are kept."""
+    """Costs of units by degree of tensor parallelism, sequences of a micro-batch and slices; recent ones are cached."""
     slicings: Callable[[int, int], Mapping[int, Slicing]] = field(init=False, repr=False, compare=False)
-    """By their number, ascending, the slices of a sequence whose largest is cheapest over the whole model, by degree of
-    tensor parallelism and sequences of a micro-batch; recent ones are kept.
+    """By number of slices, ascending, the slicing whose largest slice is cheapest over the whole model; by degree of
+    tensor parallelism and sequences of a micro-batch. Recent ones are cached.
     """
     _divided: dict[int, Problem] = field(default_factory=dict, repr=False, compare=False)
     _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
@@ -131,15 +131,15 @@ class Problem:
         object.__setattr__(self, "_cards", np.array(self.cards, dtype=np.int64))
 
     def limited(self, memory_limit_bytes: int) -> Problem:
-        """The problem with another limit; what units and slices take is shared with it."""
-        divided = {parts: each.limited(memory_limit_bytes) for parts, each in self._divided.items()}
+        """The problem with another limit; both share the costs of units and slices."""
+        divided = {parts: problem.limited(memory_limit_bytes) for parts, problem in self._divided.items()}
         other = dataclasses.replace(self, memory_limit_bytes=memory_limit_bytes, _divided=divided)
         object.__setattr__(other, "units", self.units)
         object.__setattr__(other, "slicings", self.slicings)
         return other
 
     def divided(self, head_parts: int) -> Problem:
-        """The problem with the head in so many parts, of which units, costs and bytes are; always the same object."""
+        """The problem with the head in so many parts, which units, costs and bytes refer to; always the same object."""
         if head_parts == self.model.head_parts:
             return self
         if head_parts not in self._divided:
@@ -148,21 +148,21 @@ class Problem:
         return self._divided[head_parts]
 
     def cost_of(self, tp: int) -> CostModel:
-        """The cost model under that degree of tensor parallelism."""
+        """The cost model for this degree of tensor parallelism."""
         return _cost_of(self.costs, self.model.head_parts, tp)
 
     def slice_ns(self, tp: int, batch: int, lengths: Integers, before: Integers) -> Integers:
-        """[points]: what the whole model takes of slices of micro-batches of ``batch`` sequences."""
+        """[points]: nanoseconds of the whole model for slices of micro-batches of ``batch`` sequences."""
         cost, counts = self.cost_of(tp), unit_counts(self.model, ((0, self.model.num_units),))[0]
         return stage_slice_ns(cost, counts, pass_seconds(cost, batch, lengths, before))
 
     def sharding(self, tp: int) -> Sharding:
-        """How ``tp`` shards divide a rank's units."""
+        """The division of a rank's units over ``tp`` shards."""
         return Sharding(tp, self.sequence_parallel)
 
     @property
     def late_receives(self) -> bool:
-        """Whether plans post receives only when messages are due: where a posted receive occupies its device."""
+        """Whether plans post receives only when messages are due, because a posted receive occupies its device."""
         return self.num_places is not None
 
     @property
@@ -171,7 +171,7 @@ class Problem:
         return -(-self.sequence_length // MOST_QUANTA)
 
     def score(self, duration_ns: int, num_devices: int) -> int:
-        """What is minimised of a step on so many devices: its time, or device time.
+        """The objective for a step on so many devices: its time, or device time.
 
         A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
         """
@@ -180,7 +180,7 @@ class Problem:
         return duration_ns + (duration_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
 
     def longest_ns(self, score: float, num_devices: int) -> float:
-        """A step on so many devices with more nanoseconds has a larger score."""
+        """The longest step on so many devices whose score is at most ``score``."""
         return score * NANOSECONDS_PER_SECOND / self.score(NANOSECONDS_PER_SECOND, num_devices)
 
     def host_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -199,9 +199,9 @@ def _cost_of(costs: Callable[[int, int], CostModel], head_parts: int, tp: int) -
 
 
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
-    """The problem of running ``spec`` on described hardware; tp is a part of a node's devices or whole nodes.
+    """The problem of running ``spec`` on described hardware; tp divides a node's devices or spans whole nodes.
 
-    A cost table holds for the tp that is pinned, else for 1, and for a whole head.
+    A cost table holds for the pinned tp, else for 1, and for a whole head.
     """
     if spec.resources.ranks > cluster.num_devices:
         raise UserError(
@@ -216,7 +216,8 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         model = spec.model.divided(head_parts)
         return DescribedCost(model=model, cluster=cluster, precision=spec.training.precision, sharding=sharding)
 
-    # A table says what a whole head takes, and other software than penstock's runs its backward as passes of their own.
+    # A cost table has the times of a whole head, and other software than penstock's runs its backward as separate
+    # passes.
     is_divided = cluster.software.head_in_forward and not cluster.costs
     return Problem(
         **common_fields(spec),
@@ -235,24 +236,24 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
 
 
 def _tp_degrees(spec: JobSpec, cluster: ClusterSpec) -> tuple[int, ...]:
-    """What divides a node's devices or is a multiple of them, and divides the model."""
-    wanted, per_node = divisors(spec.model.heads), cluster.devices_per_node
+    """Degrees that divide a node's devices or are multiples of them, and divide the model."""
+    degrees, per_node = divisors(spec.model.heads), cluster.devices_per_node
     if cluster.costs:
-        wanted = [spec.parallelism.tp or 1]
+        degrees = [spec.parallelism.tp or 1]
     return tuple(
         tp
-        for tp in wanted
+        for tp in degrees
         if spec.model.can_be_sharded(tp) and (per_node % tp == 0 or tp % per_node == 0) and tp <= cluster.num_devices
     )
 
 
 def _stated(error: float) -> Confidence:
-    """A description says one error for all times."""
+    """A description states one error for all times."""
     return Confidence(computing=error, transfers=error, reductions=error, optimizer=error)
 
 
 def common_fields(spec: JobSpec) -> dict[str, Any]:
-    """What a problem takes from the job alone."""
+    """Fields of a problem that depend only on the job."""
     return {
         "model": spec.model,
         "precision": spec.training.precision,
@@ -269,8 +270,8 @@ def common_fields(spec: JobSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """How devices and sequences are divided: dp x tp x pp devices, ``microbatch`` sequences at a time, and of the last
-    micro-batch fewer, a ``remainder``, unless that is 0.
+    """Division of devices and sequences: dp x tp x pp devices, ``microbatch`` sequences at a time, and ``remainder``
+    sequences in a smaller last micro-batch unless that is 0.
     """
 
     dp: int
@@ -282,7 +283,7 @@ class Mesh:
 
     @classmethod
     def of_share(cls, *, dp: int, tp: int, pp: int, microbatch: int, share: int) -> Mesh:
-        """For ``share`` sequences of every replica, at least one micro-batch."""
+        """The mesh for ``share`` sequences per replica, at least one micro-batch."""
         count, remainder = -(-share // microbatch), share % microbatch
         return cls(dp=dp, tp=tp, pp=pp, microbatch=microbatch, num_microbatches=count, remainder=remainder)
 
@@ -298,24 +299,24 @@ class Mesh:
 
     @property
     def num_alike(self) -> int:
-        """Micro-batches but for a smaller last one."""
+        """Number of micro-batches without a smaller last one."""
         return self.num_microbatches - (self.remainder > 0)
 
     @property
     def num_by_work(self) -> float:
-        """Micro-batches, a smaller last one counted by its sequences."""
+        """Number of micro-batches, where a smaller last one counts as a fraction."""
         return self.num_alike + self.remainder / self.microbatch
 
     @property
     def label(self) -> str:
-        """For explanations."""
+        """Text for explanations."""
         batches = microbatches_text(self.num_microbatches, self.microbatch, self.remainder)
         return f"dp {self.dp} x tp {self.tp} x pp {self.pp}, {batches}"
 
 
 def meshes(problem: Problem) -> Iterator[Mesh]:
-    """The meshes that are looked at first, in a fixed order: they obey what is pinned, and use all devices, or to save
-    money parts of them. Tensor parallelism stays within hosts unless it is pinned.
+    """The meshes that are searched first, in a fixed order: they obey the pins and use all devices, or to save money a
+    divisor of them. Tensor parallelism stays within hosts unless it is pinned.
     """
     wide = _wide_degrees(problem)
     for num_devices in _usual_numbers(problem):
@@ -323,18 +324,18 @@ def meshes(problem: Problem) -> Iterator[Mesh]:
 
 
 def later_meshes(problem: Problem) -> Iterator[list[Mesh]]:
-    """The other meshes that a plan may have, in groups that have any: tensor parallelism over several hosts, and then
-    descending numbers of devices that leave some unused.
+    """The other possible meshes, in non-empty groups: tensor parallelism over several hosts, and then descending
+    numbers of devices that leave some unused.
     """
     wide = _wide_degrees(problem)
-    usual = (mesh for each in _usual_numbers(problem) for mesh in meshes_over(problem, each))
+    usual = (mesh for num_devices in _usual_numbers(problem) for mesh in meshes_over(problem, num_devices))
     yield from filter(None, [[mesh for mesh in usual if mesh.tp in wide]])
     for num_devices in fewer_devices(problem):
         yield from filter(None, [list(meshes_over(problem, num_devices))])
 
 
 def all_meshes(problem: Problem) -> Iterator[Mesh]:
-    """Every mesh that a plan may have."""
+    """Every possible mesh."""
     yield from meshes(problem)
     for group in later_meshes(problem):
         yield from group
@@ -358,7 +359,7 @@ def fewer_devices(problem: Problem) -> list[int]:
 
 
 def _wide_degrees(problem: Problem) -> tuple[int, ...]:
-    """The degrees of tensor parallelism that need several hosts; none where one is pinned."""
+    """The degrees of tensor parallelism that need several hosts; none if one is pinned."""
     host_size = problem.hosts.count(problem.hosts[0]) if problem.hosts else 1
     return tuple(tp for tp in problem.tp_degrees if tp > host_size and problem.pinned.tp is None)
 
@@ -373,19 +374,19 @@ def meshes_over(problem: Problem, num_devices: int) -> Iterator[Mesh]:
 
 
 def imported_schedule(pinned: ParallelismSpec) -> Schedule | None:
-    """The pinned schedule where it is a list of actions, which fixes the pipeline's shape; else none."""
+    """The pinned schedule if it is a list of actions, which fixes the pipeline's shape; else None."""
     spec = pinned.schedule
     return parsed_schedule(spec.text) if isinstance(spec, ScheduleSpec) and spec.text else None
 
 
 @functools.lru_cache(maxsize=8)
 def parsed_schedule(text: str) -> Schedule:
-    """An imported schedule's text, read once."""
+    """An imported schedule's text, parsed once."""
     return parse_schedule(text, "spec.parallelism.schedule")[0]
 
 
 def runs_on_shards(pinned: ParallelismSpec) -> bool:
-    """Whether ranks of several shards, where the actions of a pair begin together, can run the pinned schedule."""
+    """Whether ranks of several shards can run the pinned schedule; on these both actions of a pair start together."""
     spec = pinned.schedule
     return not (isinstance(spec, ScheduleSpec) and spec.text) or _can_join_text(spec.text)
 
@@ -423,21 +424,21 @@ def _can_have_stages(problem: Problem, tp: int, pp: int) -> bool:
 
 
 def most_units(problem: Problem, tp: int) -> int:
-    """Into how many units the model can be divided: with a head in parts more, if it is pinned so or is by its products
-    the largest unit.
+    """The largest number of units of the model: more with a divided head, if that is pinned or the head is the largest
+    unit by its products.
     """
     spec, pinned = problem.model, problem.pinned
     if pinned.head_parts is not None:
         return spec.divided(pinned.head_parts).num_units
-    of_blocks = (linear_flops_per_token(spec, kind) for kind in (UnitKind.ATTENTION, UnitKind.MLP))
-    if linear_flops_per_token(spec, UnitKind.HEAD) <= max(of_blocks):
+    block_flops = (linear_flops_per_token(spec, kind) for kind in (UnitKind.ATTENTION, UnitKind.MLP))
+    if linear_flops_per_token(spec, UnitKind.HEAD) <= max(block_flops):
         return spec.num_units
     most = problem.head_degrees(tp)[-1]
     return spec.num_units - 1 + (most if pinned.pp is not None else min(most, MOST_PARTS))
 
 
 def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:
-    """How many stages ``pp`` ranks may have, by the pinned schedule or else any."""
+    """Possible numbers of stages on ``pp`` ranks, with the pinned schedule or else any."""
     if isinstance(pinned.schedule, str):
         num_stages = None if pinned.stages is None else len(pinned.stages)
         return (pp * find(pinned.schedule).per_rank(pp, num_stages),)
@@ -445,8 +446,8 @@ def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:
 
 
 def zero_degrees(problem: Problem, dp: int) -> tuple[int, ...]:
-    """Whether each of ``dp`` replicas may have all of the optimizer's state, 0, and whether they may divide it, 1:
-    what is pinned, else both. What another software than penstock's does is pinned, or taken to be 0.
+    """Possible degrees of ZeRO for ``dp`` replicas: 0 if each has all of the optimizer state, 1 if they divide it. The
+    pinned one, else both. For other software than penstock's it is pinned, or 0.
     """
     if dp == 1:
         return (0,)
@@ -464,7 +465,7 @@ def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]
 
 
 def _sizes(problem: Problem, share: int) -> tuple[int, ...]:
-    """What is pinned, what the number of micro-batches of an imported schedule asks for, or else several."""
+    """The pinned size, the one that an imported schedule's number of micro-batches requires, or else several."""
     imported = imported_schedule(problem.pinned)
     if problem.pinned.micro_batch is not None:
         return (problem.pinned.micro_batch,)
@@ -473,11 +474,11 @@ def _sizes(problem: Problem, share: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def microbatch_sizes(share: int) -> tuple[int, ...]:
-    """The sizes of micro-batches that are looked at for ``share`` sequences, ascending.
+    """The searched sizes of micro-batches for ``share`` sequences, ascending.
 
-    Those that divide them; and others where no size is within a factor of 1.5, whose last micro-batch is smaller. Of
-    all sizes with the same number of micro-batches the smallest leaves the largest for the last. 37 sequences may be 37
-    or 1 at a time, or 2, 4, 7 or 13. Divisors of 8 or 12 leave no such gaps.
+    Divisors; and between divisors that are more than a factor of 1.5 apart also others, whose last micro-batch is
+    smaller. Of all sizes with the same number of micro-batches the smallest is taken, which leaves the largest last
+    micro-batch. 37 sequences may be 37 or 1 at a time, or 2, 4, 7 or 13. Divisors of 8 or 12 leave no such gaps.
     """
     known = divisors(share)
     sizes = [1]
@@ -489,7 +490,7 @@ def microbatch_sizes(share: int) -> tuple[int, ...]:
 
 
 def _next_size(share: int, least: int) -> int:
-    """The smallest size from ``least`` on that is the smallest of its number of micro-batches."""
+    """The smallest size from ``least`` on that is the smallest with its number of micro-batches."""
     count = -(-share // least)
     size = -(-share // count)
     return size if size >= least else -(-share // (count - 1))
@@ -497,6 +498,6 @@ def _next_size(share: int, least: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(number: int) -> list[int]:
-    """All of them, ascending."""
+    """All divisors, ascending."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return small + [number // divisor for divisor in reversed(small) if divisor * divisor < number]

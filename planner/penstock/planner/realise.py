@@ -1,4 +1,4 @@
-"""From a Plan to its Program: what every rank does again before the first step, and compares by digest."""
+"""From a Plan to its Program. Every rank repeats this before the first step, and ranks compare the digests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.planner.schedules.registry import from_spec
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The plan's schedule, from its recipe."""
+    """The plan's schedule, generated from its recipe."""
     return from_spec(
         plan.schedule,
         num_ranks=plan.pp,
@@ -35,28 +35,28 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def recomputed_stages(recompute: Sequence[Remakes]) -> frozenset[int]:
-    """The stages that make anything again."""
+    """The stages that recompute anything."""
     return frozenset(stage for stage, remakes in enumerate(recompute) if remakes)
 
 
 def program_of(plan: Plan) -> Program:
-    """The plan's Program, proved to run; raises `UserError` if its digest is not the one the plan was made with."""
+    """The plan's Program, proved to run; raises `UserError` if its digest differs from the plan's."""
     program = lowered(plan)
     prove_plan(plan, program)
     return program
 
 
 def fitting_program_of(plan: Plan, memory_per_rank: int, *, num_places: int | None = None) -> Program:
-    """The same, proved besides to fit in ``memory_per_rank`` bytes; raises `UserError` if a rank needs more.
+    """The plan's Program, also proved to fit in ``memory_per_rank`` bytes; raises `UserError` if a rank needs more.
 
     ``num_places`` is as for `penstock.core.invariants.prove`, for a plan that runs on CUDA.
 
-    What a rank holds beside its arena (process, parameters and their state, transients) is taken from the prediction,
-    which was made where costs were known; of a plan without one nothing is known to compare.
+    The bytes of a rank outside of its arena (process, parameters and their state, transients) are those of the
+    prediction, which was made where costs were known. For a plan without a prediction they are not compared.
     """
     program, beside = lowered(plan), bytes_beside_slots(plan)
     try:
-        prove_plan(plan, program, [memory_per_rank - each for each in beside] or None, num_places=num_places)
+        prove_plan(plan, program, [memory_per_rank - num_bytes for num_bytes in beside] or None, num_places=num_places)
     except NoRoomError:
         raise _too_large(program, beside, memory_per_rank) from None
     except TooManyKernelsError as error:
@@ -65,7 +65,7 @@ def fitting_program_of(plan: Plan, memory_per_rank: int, *, num_places: int | No
 
 
 def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
-    """The plan's Program, not proved yet; raises `UserError` as `program_of` does."""
+    """The plan's Program, without a proof; raises `UserError` like `program_of`."""
     schedule = schedule_of(plan)
     if schedule.num_stages != len(plan.stages):
         raise UserError(
@@ -116,9 +116,11 @@ def prove_plan(
 
 
 def bytes_beside_slots(plan: Plan) -> list[int]:
-    """What each pipeline rank was predicted to hold beside its arena; nothing for a plan without a prediction."""
-    told = plan.prediction
-    return [] if told is None else [a - b for a, b in zip(told.peak_bytes, told.slot_bytes, strict=True)]
+    """Predicted bytes of each pipeline rank outside of its arena; empty for a plan without a prediction."""
+    prediction = plan.prediction
+    return (
+        [] if prediction is None else [a - b for a, b in zip(prediction.peak_bytes, prediction.slot_bytes, strict=True)]
+    )
 
 
 def _sizes(plan: Plan, microbatch: int) -> SlotSizes:
@@ -130,7 +132,10 @@ def _num_units(plan: Plan) -> list[int]:
 
 
 def _too_large(program: Program, beside: Sequence[int], memory_per_rank: int) -> UserError:
-    needed, rank = max((beside[each.rank] + each.arena_bytes, each.rank) for each in program.ranks)
+    needed, rank = max(
+        (beside[program_of_rank.rank] + program_of_rank.arena_bytes, program_of_rank.rank)
+        for program_of_rank in program.ranks
+    )
     return UserError(
         what=f"the plan needs {format_bytes(needed)} on rank {rank}, {format_bytes(memory_per_rank)} are allowed",
         where="spec.resources.memoryPerRank",
@@ -141,9 +146,9 @@ def _too_large(program: Program, beside: Sequence[int], memory_per_rank: int) ->
 def require_places(schedule: Schedule, receive_ahead: int, num_places: int, where: str) -> None:
     """Raise `UserError` if a rank of ``schedule`` may need more than ``num_places`` communication kernels at once.
 
-    Its receives are posted late, as in any plan for devices with places.
-    That depends on the order of actions and not on sizes. A rank needs no more than it has channels, two each way where
-    stages meet: this spares most schedules the proof.
+    Its receives are posted late, as in any plan for such devices. The number depends on the order of actions and not on
+    sizes. A rank needs at most one per channel, two in each direction at each border between stages: most schedules
+    need no proof because of this.
     """
     borders = {(a, b) for a, b in pairwise(schedule.stage_ranks) if a != b}
     if 2 * max(Counter(chain.from_iterable(borders)).values(), default=0) <= num_places:
@@ -169,7 +174,7 @@ def _equal_bytes(kind: SlotKind, stage: int, tokens: int) -> int:
 
 
 def too_many_kernels(error: TooManyKernelsError, where: str) -> UserError:
-    """The mistake behind a Program that CUDA devices may hang in."""
+    """The error for a Program that may hang CUDA devices."""
     return UserError(
         what=f"cannot run on CUDA, where devices would wait for each other forever: {error}",
         where=where,

@@ -1,26 +1,27 @@
-"""What the stages of a pipeline make again where they have no room to keep it, and which units they own then.
+"""Recomputation of a pipeline's stages where they exceed the memory limit, and the units that they own then.
 
-Making an operation's buffers again costs its seconds and gives back its bytes (`penstock.core.remaking`). Operations of
-a unit are chosen one by one: whatever is kept, each can run again from what comes before it. So a stage that lacks
-bytes takes operations by rising seconds per byte until it lacks none, units of a kind being alike. That greedy solution
-of a knapsack whose pieces are units is at most one unit's operation above the optimum, which is much where a stage has
-few. So it is improved by branch and bound, whose bound takes parts of pieces, to within `TOLERATED` of the optimum
-(`tests/planner/test_recompute.py` compares with an exact solver). It ends early where pieces are many and much alike;
-one piece above the optimum is little there. Lynx solves this by an integer program or, for the one policy of identical
-structures, by a heuristic (arXiv 2406.08756).
+Recomputing an operation's buffers costs its seconds and saves its bytes (`penstock.core.remaking`). Operations of a
+unit are chosen one by one: with any choice, each can run again from the results before it. A stage that exceeds the
+limit takes operations by rising seconds per byte until it fits; units of a kind are equal. This greedy solution of a
+knapsack problem is at most one unit's operation above the optimum, which is much if a stage has few units. So it is
+improved by branch and bound, whose bound allows fractions of units, to within `TOLERATED` of the optimum
+(`tests/planner/test_recompute.py` compares with an exact solver). The improvement ends early if units are many and
+similar, where one more than the optimum is little. Lynx solves this by an integer program or, for the one policy of
+identical structures, by a heuristic (arXiv 2406.08756).
 
-Bytes. A rank that holds n micro-batches of its units has n times their bytes. What is given up comes back for the slice
-whose backward runs, so a byte that a unit gives up saves less than n: ``regained``, which two walks through the order
-tell, with everything kept and with everything given up.
+Bytes. A rank that holds n micro-batches of its units has n times their bytes. Recomputed bytes return for the slice
+whose backward runs, so a byte that a unit gives up saves less than n: ``regained``, which follows from two walks
+through the order, with everything kept and with everything recomputed.
 
-Stages. Ranks in front hold more micro-batches, so they make more again and should own fewer units. The time of a stage
-is that of its units and of what they make again; it grows with the stage, and so do its bytes. So the least time T that
-no stage needs to exceed is found by bisection: for each T every stage, from the last on, takes as many units as it can.
-Seq1F1B and Lynx alternate between cutting stages and choosing policies, which need not end at the best of both.
+Stages. Front ranks hold more micro-batches, so they recompute more and should own fewer units. A stage's time is that
+of its units and of its recomputation; both time and bytes grow with the stage. So the least possible time T of the
+slowest stage is found by bisection: for each T every stage, from the last on, takes as many units as possible. Seq1F1B
+and Lynx alternate between cutting stages and choosing policies, which need not end at the best of both.
 
-Example: two ranks, ten units of 1 s and 10 bytes per micro-batch, of which 8 can be given up for 0.3 s; room for 60
-bytes. The first rank holds two micro-batches, the second one. With five units each the first lacks 40 bytes and makes
-all five again: 6.5 s. With four and six the first lacks 20: three units again, 4.9 s, and the second takes 6.0 s.
+Example: two ranks, ten units of 1 s and 10 bytes per micro-batch, of which 8 can be given up for 0.3 s; memory for 60
+bytes. The first rank holds two micro-batches, the second one. With five units each the first exceeds this by 40 bytes
+and recomputes all five: 6.5 s. With four and six the first exceeds it by 20: three units recompute, 4.9 s, and the
+second takes 6.0 s.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from penstock.planner.work import Floats, Work
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """One operation that a unit of a kind runs again: bytes of a micro-batch that it need not keep, and the time."""
+    """One operation that a unit of a kind may run again: the bytes that this saves per micro-batch, and its time."""
 
     unit: UnitKind
     operation: Operation
@@ -60,26 +61,26 @@ class Saving:
 
 
 TOLERATED = 1.01
-"""What is made again takes so many times the least at most, unless that takes more than `MOST_BRANCHES` to find."""
+"""Recomputation takes at most so many times the least time, unless that needs more than `MOST_BRANCHES` to find."""
 
 MOST_BRANCHES = 300
-"""Choices that are looked at where the greedy one is not known to be good enough: a few milliseconds."""
+"""Branches that are tried if the greedy choice may be too slow: a few milliseconds."""
 
 SHORTER = 3
 """So many ends of the stages in front are followed at once."""
 
 PRECISION = 1_000
-"""The part of the least time of the slowest stage that it need not be known to."""
+"""The time of the slowest stage is minimized up to one part in so many."""
 
 Savings = tuple[Saving, ...]
-"""By rising time per byte."""
+"""Sorted by rising time per byte."""
 
 
 def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -> Savings:
-    """All that units of layers can give up of a micro-batch of ``batch`` sequences in these slices."""
+    """All savings of layers' units for a micro-batch of ``batch`` sequences in these slices."""
     cost, work = problem.cost_of(tp), Work.of(batch, slices, prefixes(slices))
     first = {kind: next(unit for unit in problem.model.units if unit.kind is kind) for kind in OF_LAYERS}
-    found = []
+    savings = []
     for kind, unit in first.items():
         for operation in remaking(problem.model, kind):
             stage = (unit.index, unit.index + 1) if operation is not Operation.OUTPUT else (unit.index, unit.index + 2)
@@ -89,12 +90,14 @@ def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -
             seconds = remake_seconds(cost, problem.model, kind, work, (operation,)) * cost.slowdown(kind, Kind.F)
             if num_bytes:
                 duration_ns = int(whole_nanoseconds(seconds).sum())
-                found.append(Saving(unit=kind, operation=operation, num_bytes=num_bytes, duration_ns=duration_ns))
-    return tuple(sorted(found, key=lambda each: (each.duration_ns / each.num_bytes, each.unit, each.operation)))
+                savings.append(Saving(unit=kind, operation=operation, num_bytes=num_bytes, duration_ns=duration_ns))
+    return tuple(
+        sorted(savings, key=lambda saving: (saving.duration_ns / saving.num_bytes, saving.unit, saving.operation))
+    )
 
 
 def may_recompute(problem: Problem) -> bool:
-    """Whether the planner chooses what stages make again: under schedules of which it knows what their ranks hold."""
+    """Whether the planner chooses the recomputation: only with schedules for which it can predict the memory."""
     pinned = problem.pinned
     is_known = pinned.schedule is None or pinned.schedule in BUILT_IN
     software = replace(problem.software, recomputes_on_demand=False)
@@ -102,61 +105,63 @@ def may_recompute(problem: Problem) -> bool:
 
 
 def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
-    """What is pinned for stages, or what the pinned schedule makes again of them; none if nothing is."""
+    """The pinned recomputation of stages, and that of the pinned schedule; empty if there is none."""
     imported = imported_schedule(problem.pinned)
-    named = frozenset[int]() if imported is None else imported.recomputed_stages
+    recomputed = frozenset[int]() if imported is None else imported.recomputed_stages
     pin = problem.pinned.recompute
     if isinstance(pin, tuple):
-        again = list(pin)
+        by_stage = list(pin)
     else:
-        again = [uniform_remakes(problem.model, stage, pinned_operations(pin)) for stage in stages]
+        by_stage = [uniform_remakes(problem.model, stage, pinned_operations(pin)) for stage in stages]
     return _trimmed(
-        full_remakes(problem.model, stage) if number in named else remakes
-        for number, (stage, remakes) in enumerate(zip(stages, again, strict=True))
+        full_remakes(problem.model, stage) if number in recomputed else remakes
+        for number, (stage, remakes) in enumerate(zip(stages, by_stage, strict=True))
     )
 
 
 def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate with everything of layers made again."""
+    """The candidate with all of its layers recomputed."""
     kinds = [Remake(unit=kind, count=1, operations=remaking(problem.model, kind)) for kind in OF_LAYERS]
     counts = unit_counts(problem.model, candidate.stages)[:, [UNIT_KINDS.index(kind) for kind in OF_LAYERS]].tolist()
-    again = (
-        tuple(replace(each, count=count) for each, count in zip(kinds, row, strict=True) if count) for row in counts
+    remakes = (
+        tuple(replace(remake, count=count) for remake, count in zip(kinds, row, strict=True) if count) for row in counts
     )
-    return replace(candidate, recompute=_trimmed(again))
+    return replace(candidate, recompute=_trimmed(remakes))
 
 
 def own_remakes(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate without what its stages would make again of units that they do not have."""
+    """The candidate without recomputation of units that its stages do not have."""
     counts = [dict(zip(UNIT_KINDS, row, strict=True)) for row in unit_counts(problem.model, candidate.stages).tolist()]
-    again = (_dealt(*each)[0] for each in zip(candidate.recompute, counts, strict=True))
-    return replace(candidate, recompute=_trimmed(again))
+    remakes = (_dealt(*remakes_and_counts)[0] for remakes_and_counts in zip(candidate.recompute, counts, strict=True))
+    return replace(candidate, recompute=_trimmed(remakes))
 
 
 def _dealt(remakes: Remakes, counts: Mapping[UnitKind, int]) -> tuple[Remakes, Remakes]:
-    """What so many units of each kind take of them, the first ones most, and what is left for others."""
-    left, taken, rest = dict(counts), [], []
-    for each in remakes:
-        count = min(each.count, left.get(each.unit, 0))
-        left[each.unit] = left.get(each.unit, 0) - count
-        taken += [replace(each, count=count)] if count else []
-        rest += [replace(each, count=each.count - count)] if each.count > count else []
+    """The recomputation that ``counts`` units of each kind take, most for the first operations, and the rest."""
+    num_left, taken, rest = dict(counts), [], []
+    for remake in remakes:
+        count = min(remake.count, num_left.get(remake.unit, 0))
+        num_left[remake.unit] = num_left.get(remake.unit, 0) - count
+        taken += [replace(remake, count=count)] if count else []
+        rest += [replace(remake, count=remake.count - count)] if remake.count > count else []
     return tuple(taken), tuple(rest)
 
 
 def _trimmed(remakes: Iterable[Remakes]) -> tuple[Remakes, ...]:
-    found = tuple(remakes)
-    return found if any(found) else ()
+    by_stage = tuple(remakes)
+    return by_stage if any(by_stage) else ()
 
 
 def cheapest(savings: Savings, counts: Mapping[UnitKind, int], needed_bytes: float) -> Remakes | None:
-    """What so many units of each kind make again to give up ``needed_bytes`` of a micro-batch; none if they cannot."""
-    chosen = _cheapest(savings, [counts.get(each.unit, 0) for each in savings], math.ceil(needed_bytes))
+    """The cheapest recomputation by so many units of each kind that saves ``needed_bytes`` of a micro-batch; None if
+    they cannot save so many.
+    """
+    chosen = _cheapest(savings, [counts.get(saving.unit, 0) for saving in savings], math.ceil(needed_bytes))
     return None if chosen is None else _remakes(dict(zip(savings, chosen, strict=True)))
 
 
 def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[int] | None:
-    """How often each of the savings is chosen, at most as often as ``most`` says."""
+    """How often each of the savings is chosen, at most as often as ``most`` allows; None if that saves too little."""
     best = _greedy(savings, most, needed_bytes)
     if best is None:
         return None
@@ -186,7 +191,9 @@ def _cheapest(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[
 
 
 def _bound_ns(savings: Savings, most: Sequence[int], place: int, missing: int) -> float:
-    """What savings from a place on cost at least: with parts of pieces; infinite where there is not enough of them."""
+    """Lower bound of the time that the savings from ``place`` on need, with fractions of units; infinite if they are
+    too few.
+    """
     total = 0.0
     for saving, count in zip(savings[place:], most[place:], strict=True):
         if missing <= count * saving.num_bytes:
@@ -197,7 +204,7 @@ def _bound_ns(savings: Savings, most: Sequence[int], place: int, missing: int) -
 
 
 def _greedy(savings: Savings, most: Sequence[int], needed_bytes: int) -> list[int] | None:
-    """By rising time per byte, without those that the last one makes needless."""
+    """Choose by rising time per byte, then drop the choices that the last one makes superfluous."""
     missing, chosen = needed_bytes, []
     for saving, count in zip(savings, most, strict=True):
         chosen.append(min(count, max(-(-missing // saving.num_bytes), 0)))
@@ -216,24 +223,24 @@ def _total_ns(savings: Savings, chosen: Sequence[int]) -> int:
 
 
 def _remakes(chosen: Mapping[Saving, int]) -> Remakes:
-    """Of each kind, units that run the same again together; the first ones run most."""
-    found = []
+    """Groups of units of each kind that recompute the same operations; the first groups recompute most."""
+    remakes = []
     for kind in OF_LAYERS:
-        own = {saving.operation: count for saving, count in chosen.items() if saving.unit is kind and count}
+        counts = {saving.operation: count for saving, count in chosen.items() if saving.unit is kind and count}
         before = 0
-        for count in sorted(set(own.values())):
-            operations = tuple(each for each in Operation if own.get(each, 0) >= count)
-            found.append(Remake(unit=kind, count=count - before, operations=operations))
+        for count in sorted(set(counts.values())):
+            operations = tuple(operation for operation in Operation if counts.get(operation, 0) >= count)
+            remakes.append(Remake(unit=kind, count=count - before, operations=operations))
             before = count
-    return tuple(found)
+    return tuple(remakes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cut:
-    """Units, and the stages that shall own them.
+    """Units, and the stages to divide them among.
 
-    Per unit: ``unit_ns``, ``state_bytes`` (what is always there) and ``held_bytes`` of a micro-batch, and ``kinds``.
-    Per stage: ``in_flight`` micro-batches whose bytes it holds, what it ``regained`` of a byte of a micro-batch that is
+    Per unit: ``unit_ns``, ``state_bytes`` (always held), ``held_bytes`` of a micro-batch, and ``kinds``. Per stage: the
+    number of ``in_flight`` micro-batches whose bytes it holds, the bytes ``regained`` per byte of a micro-batch that is
     given up, and ``limit_bytes``.
     """
 
@@ -248,30 +255,32 @@ class Cut:
 
     @functools.cached_property
     def _running(self) -> tuple[Integers, Integers, Integers, dict[UnitKind, Integers]]:
-        """Sums over the units before each."""
-        counts = {kind: _running(np.array([each is kind for each in self.kinds])) for kind in OF_LAYERS}
+        """Sums over the units before each unit."""
+        counts = {kind: _running(np.array([unit_kind is kind for unit_kind in self.kinds])) for kind in OF_LAYERS}
         return _running(self.unit_ns), _running(self.state_bytes), _running(self.held_bytes), counts
 
     def lacking_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
-        """What the stage lacks to hold all of units [first, stop), elementwise."""
+        """The excess of the stage over its limit if it keeps all of units [first, stop), elementwise; negative if it
+        fits.
+        """
         _, state, held, _ = self._running
         total = (state[stop] - state[first]) + self.in_flight[stage] * (held[stop] - held[first])
         lacking: Floats = total - self.limit_bytes[stage]
         return lacking
 
     def needed_bytes(self, stage: int, first: Integers | int, stop: Integers | int) -> Floats:
-        """What the stage has to give up of a micro-batch over units [first, stop), elementwise."""
+        """Bytes of a micro-batch that the stage has to give up over units [first, stop), elementwise."""
         lacking = self.lacking_bytes(stage, first, stop)
         needed: Floats = np.where(lacking > 0, lacking / max(self.regained[stage], kernel.TINY), 0.0)
         return needed
 
     def counts(self, first: Integers | int, stop: Integers | int) -> dict[UnitKind, Integers]:
-        """How many units of each kind are among [first, stop), elementwise."""
+        """Number of units of each kind among [first, stop), elementwise."""
         return {kind: running[stop] - running[first] for kind, running in self._running[3].items()}
 
     def times_of(self, stage: int, stop: int) -> Floats:
-        """[LEAST GREEDY, firsts]: what the stage takes over units before ``stop`` from unit ``stage`` on or a later
-        one, as far as it is known without a search (`penstock.planner.recompute_kernel`).
+        """[LEAST GREEDY, firsts]: times of the stage over units before ``stop``, from unit ``stage`` on or a later one,
+        as far as they are known without branch and bound (`penstock.planner.recompute_kernel`).
         """
         if (stage, stop) not in self._known_times:
             times = np.empty((2, stop - stage if stage else 1))
@@ -288,7 +297,7 @@ class Cut:
         """``units``, ``savings`` and ``by_time`` of the kernel."""
         *running, counts = self._running
         kinds = list(counts)
-        rows = [(kinds.index(each.unit), each.num_bytes, each.duration_ns) for each in self.savings]
+        rows = [(kinds.index(saving.unit), saving.num_bytes, saving.duration_ns) for saving in self.savings]
         savings = np.array(rows, dtype=np.int64).reshape(-1, 3)
         by_time = np.argsort(-savings[:, kernel.AGAIN_NS], kind="stable")
         return np.stack([*running, *counts.values()], axis=1), savings, by_time
@@ -298,10 +307,10 @@ class Cut:
         return np.stack([self.in_flight, self.regained, self.limit_bytes], axis=1)
 
     def stage_ns(self, stage: int, first: int, stop: int) -> float:
-        """The time of the stage with what it makes again; infinite where it has no room for its units."""
+        """The time of the stage with its recomputation; infinite if its units do not fit."""
         if (stage, first, stop) not in self._known_ns:
             counts = self.counts(first, stop)
-            most = [int(counts[each.unit]) for each in self.savings]
+            most = [int(counts[saving.unit]) for saving in self.savings]
             chosen = _cheapest(self.savings, most, math.ceil(self.needed_bytes(stage, first, stop)))
             own_ns = int(self._running[0][stop] - self._running[0][first])
             self._known_ns[stage, first, stop] = (
@@ -314,44 +323,46 @@ class Cut:
         return {}
 
     def can_take(self, most_ns: float) -> bool:
-        """Whether there are stages that have room and take no longer than ``most_ns``, or none that have room."""
+        """Whether stages that fit take at most ``most_ns``; also true if no stages fit."""
         return most_ns >= self._most_ns or self._within(int(most_ns)) is not None or self._within(self._most_ns) is None
 
     def best(self) -> tuple[int, ...] | None:
-        """The bounds whose slowest stage takes least; none where no stages have room."""
+        """The bounds with the smallest slowest stage; None if no stages fit."""
         low, high = max(int(self.unit_ns.sum()) // len(self.in_flight), int(self.unit_ns.max())), self._most_ns
         best = self._within(high)
         while best is not None and low + low // PRECISION < high:
             middle = (low + high) // 2
-            found = self._within(middle)
-            low, high, best = (low, middle, found) if found is not None else (middle + 1, high, best)
+            bounds = self._within(middle)
+            low, high, best = (low, middle, bounds) if bounds is not None else (middle + 1, high, best)
         return best
 
     @property
     def _most_ns(self) -> int:
-        """No stage takes longer, whatever it makes again."""
-        return int(self.unit_ns.sum()) + sum(each.duration_ns for each in self.savings) * len(self.unit_ns)
+        """Upper bound of a stage's time with any recomputation."""
+        return int(self.unit_ns.sum()) + sum(saving.duration_ns for saving in self.savings) * len(self.unit_ns)
 
     def remakes_of_ranks(self, stages: Stages, owners: Sequence[int]) -> tuple[Remakes, ...] | None:
-        """What these stages make again, those of a rank together, the first ones most; none if a rank has no room."""
-        found: list[Remakes] = [()] * len(stages)
+        """The recomputation of these stages, chosen per rank, with most for its first stages; None if a rank does not
+        fit.
+        """
+        by_stage: list[Remakes] = [()] * len(stages)
         for rank in dict.fromkeys(owners):
-            own = [number for number, owner in enumerate(owners) if owner == rank]
-            counts = [{kind: int(n) for kind, n in self.counts(*stages[number]).items()} for number in own]
-            lacking = sum(float(self.lacking_bytes(number, *stages[number])) for number in own)
-            needed = max(lacking, 0.0) / max(float(self.regained[own[0]]), kernel.TINY)
-            together = {kind: sum(each[kind] for each in counts) for kind in OF_LAYERS}
+            own_stages = [number for number, owner in enumerate(owners) if owner == rank]
+            counts = [{kind: int(n) for kind, n in self.counts(*stages[number]).items()} for number in own_stages]
+            lacking = sum(float(self.lacking_bytes(number, *stages[number])) for number in own_stages)
+            needed = max(lacking, 0.0) / max(float(self.regained[own_stages[0]]), kernel.TINY)
+            together = {kind: sum(stage_counts[kind] for stage_counts in counts) for kind in OF_LAYERS}
             remakes = cheapest(self.savings, together, needed)
             if remakes is None:
                 return None
-            for number, each in zip(own, counts, strict=True):
-                found[number], remakes = _dealt(remakes, each)
-        return _trimmed(found)
+            for number, stage_counts in zip(own_stages, counts, strict=True):
+                by_stage[number], remakes = _dealt(remakes, stage_counts)
+        return _trimmed(by_stage)
 
     def _within(self, most_ns: int) -> tuple[int, ...] | None:
-        """Bounds of which no stage takes longer, the last stages as long as can be; none if there are none.
+        """Bounds of stages that take at most ``most_ns``, the last stages as long as possible; None if there are none.
 
-        With a few shorter ones besides: a stage that has room for a single unit may have it for the next one alone.
+        A few shorter stages are also tried, since a stage with a single unit may only fit with the next one.
         """
         reached: dict[int, tuple[int, ...]] = {len(self.unit_ns): (len(self.unit_ns),)}
         for stage in reversed(range(len(self.in_flight))):
@@ -363,7 +374,7 @@ class Cut:
         return reached.get(0)
 
     def _firsts(self, most_ns: int, stage: int, stop: int) -> list[int]:
-        """The first few units from which on the stage takes no longer. Most of them are known without a search."""
+        """The first few units from which the stage takes at most ``most_ns``; most are known without a search."""
         least, greedy = self.times_of(stage, stop)
         possible = stage + (least <= most_ns).nonzero()[0]
         if (greedy[possible[:SHORTER] - stage] <= most_ns).all():

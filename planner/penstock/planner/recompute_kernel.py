@@ -1,4 +1,4 @@
-"""What stages take with what they make again, known without a search: compiled, for all first units of a stage."""
+"""Times of a stage with recomputation, for all of its first units, without branch and bound; compiled."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Columns of `units` [u + 1]: sums over all units before this one of nanoseconds, of what stays, of what a micro-batch
-# holds, and from there on the numbers of units of each kind that can make anything again.
+# Columns of `units` [u + 1], sums over all units before this one: nanoseconds, bytes always held, bytes held per
+# micro-batch, and from there on the numbers of units of each kind that can recompute anything.
 OWN_NS, STATE, HELD, FIRST_KIND = range(4)
 
-# Columns of `savings`, which go by rising time per byte: the place of its kind among those, bytes and nanoseconds.
+# Columns of `savings`, sorted by rising time per byte: the index of its kind among those, bytes and nanoseconds.
 KIND, BYTES, AGAIN_NS = range(3)
 
-# Columns of `stages`: micro-batches in flight, what is regained of a byte that is given up, and the limit.
+# Columns of `stages`: micro-batches in flight, bytes regained per byte given up, and the limit.
 IN_FLIGHT, REGAINED, LIMIT = range(3)
 
 # Rows of `times`.
 LEAST, GREEDY = range(2)
 
 ROUNDING = 1e-9
-"""Of sums of bytes as floating-point numbers."""
+"""Relative error of sums of bytes as floating-point numbers."""
 
 TINY = 1e-9
-"""Bytes that are regained of one that is given up, where none are."""
+"""Bytes regained per byte given up, in place of 0."""
 
 MOST_NEEDED = 2.0**62
-"""Bytes: more are never there to be given up."""
+"""Upper limit of needed bytes: no stage can give up more."""
 
 
 @numba.njit(cache=True, nogil=True)
 def price(units: Ints, savings: Ints, by_time: Ints, stage: Floats, first: int, stop: int, times: Floats) -> None:
-    """Fill ``times`` of the stage over the units before ``stop``, from ``first`` or the next ones on: at least what it
-    takes, as if parts of units could make something again, and what it takes where that is chosen greedily, without
-    those that the last one makes needless. ``by_time`` are the savings by falling nanoseconds. Infinite where it has no
-    room for its units.
+    """Fill ``times`` of the stage over the units before ``stop``, from ``first`` or a later one on: a lower bound, as
+    if fractions of units could recompute, and the time with the greedy choice, without superfluous units. ``by_time``
+    are the savings by falling nanoseconds. Infinite if its units do not fit.
     """
     chosen = np.zeros(len(savings), dtype=np.int64)
     for place in range(times.shape[1]):
@@ -57,7 +56,7 @@ def price(units: Ints, savings: Ints, by_time: Ints, stage: Floats, first: int, 
 
 @numba.njit(cache=True, nogil=True)
 def _greedy_ns(savings: Ints, by_time: Ints, own: Ints, needed: float, chosen: Ints) -> float:
-    """What is chosen takes; infinite where there is not enough."""
+    """Nanoseconds of the greedy choice; infinite if it saves too little."""
     missing = math.ceil(needed)
     for number in range(len(savings)):
         wanted = max(-(-missing // savings[number, BYTES]), 0)

@@ -1,13 +1,13 @@
-"""Seconds of recomputation: what R of a unit does, as a part of its F.
+"""Seconds of recomputation: R of a unit repeats a part of its F.
 
-R runs the operations that a plan names of each unit (`penstock.core.remaking`), and these are some of those of its F,
-whose seconds add up to F's (`penstock.planner.cost.CostModel.operation_seconds`). So R of a unit costs at most what F
-costs. It leaves out what no backward reads: the output of the last unit before the head or before the stage's end. A
-whole head keeps nothing and runs nothing again. A part of a divided one makes its logits again but not their product
-with its rows, so all that it makes again is half of its F.
+R runs the operations that a plan names for each unit (`penstock.core.remaking`), a subset of those of its F, whose
+seconds add up to F's (`penstock.planner.cost.CostModel.operation_seconds`). So R of a unit costs at most as much as F.
+It omits the results that no backward reads: the output of the last unit before the head or before the stage's end. A
+whole head keeps nothing and has no R. A part of a divided head recomputes its logits but not their product with its
+rows, so its R is half of its F.
 
 Example, llama with h = 4096, f = 11008 in bf16, a slice of 1,024 tokens on an H100: the norm and the activation of an
-MLP move 84 MB, which takes 36 us, its three products take 0.5 ms. Making both again costs 7 % of F.
+MLP move 84 MB, which takes 36 us, its three products take 0.5 ms. Recomputing both costs 7 % of F.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.planner.work import Floats, Work
 
 
 def operation_seconds(cost: CostModel, spec: ModelSpec, kind: UnitKind, operation: Operation, work: Work) -> Floats:
-    """Seconds of one of the operations that R can run again of a unit of a kind."""
+    """Seconds of one operation that R can run again, of a unit of a kind."""
     if kind is UnitKind.EMBEDDING:
         return cost.unit_seconds(kind, Kind.F, work)
     if kind is not UnitKind.HEAD:
@@ -39,7 +39,7 @@ def operation_seconds(cost: CostModel, spec: ModelSpec, kind: UnitKind, operatio
 def remake_seconds(
     cost: CostModel, spec: ModelSpec, kind: UnitKind, work: Work, operations: Collection[Operation], part: int = 0
 ) -> Floats:
-    """Seconds of some operations of a unit: the sum of theirs; ``part`` says which of a head that is divided."""
+    """Seconds of some operations of a unit, which are summed; ``part`` is the index of a part of a divided head."""
     everything = remaking(spec, kind, part=part)
     own = [operation for operation in everything if operation in operations]
     if own and len(own) == len(everything) and kind is not UnitKind.HEAD:
@@ -58,9 +58,9 @@ def remake_until_ns(
     batch: int,
     remade: Remade,
 ) -> Integers:
-    """[units + 1, slices]: nanoseconds of what the first so many units of a stage run again.
+    """[units + 1, slices]: nanoseconds of recomputation of the first so many units of a stage.
 
-    The units are those that keep anything; ``remade`` names the operations of each unit of the stage.
+    Only units that keep anything count; ``remade`` has the operations of each unit of the stage.
     """
     work = Work.of(batch, slices, prefixes(slices))
     seconds: dict[tuple[UnitKind, int, frozenset[Operation]], Floats] = {}
@@ -75,7 +75,7 @@ def remake_until_ns(
 
 
 def _needed(spec: ModelSpec, stage: tuple[int, int], remade: Remade) -> list[tuple[Unit, frozenset[Operation]]]:
-    """The stage's units that keep anything, and of what each runs again the operations that some backward needs."""
+    """The stage's units that keep anything, each with the recomputed operations that a backward needs."""
     units = [
         (unit, remade[place] if place < len(remade) else frozenset[Operation]())
         for place, unit in enumerate(spec.units[slice(*stage)])

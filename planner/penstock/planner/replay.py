@@ -1,4 +1,4 @@
-"""A plan simulated again on measured or described hardware: for its timeline, and for what it costs elsewhere."""
+"""Simulation of an existing plan on measured or described hardware: its timeline, and its cost there."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from penstock.planner.simulate.simulation import Simulation, simulate
 from penstock.planner.tables import Placement, devices_in_order, static_bytes
 
 MOST_ACTIONS = 60_000
-"""Plans of more compute actions have a prediction, but no timeline that anybody could look at."""
+"""Plans with more compute actions have a prediction, but no timeline: it would be unreadable."""
 
 
 def problem_of(plan: Plan, hardware: Profile | ClusterSpec) -> Problem:
-    """The planning problem that ``plan`` answers, on ``hardware``."""
+    """The planning problem of ``plan``, on ``hardware``."""
     if isinstance(hardware, Profile):
         return problem_from_profile(spec_of(plan), hardware)
     return problem_from_cluster(spec_of(plan), hardware)
 
 
 def spec_of(plan: Plan) -> JobSpec:
-    """The least job that ``plan`` is for, on as many devices as it chooses from."""
+    """The smallest job that ``plan`` is for, on as many devices as its placement needs."""
     return JobSpec(
         model=plan.model.whole,
         data=DataSpec(source="", sequence_length=plan.sequence_length),
@@ -38,17 +38,17 @@ def spec_of(plan: Plan) -> JobSpec:
 
 
 def placement_of(plan: Plan) -> Placement:
-    """Where the plan puts its ranks; in order if it does not say."""
+    """The plan's placement of ranks; the default order if it has none."""
     return (lambda mesh: plan.placement) if plan.placement else devices_in_order
 
 
 def num_actions(plan: Plan) -> int:
-    """About how many compute actions a step has."""
+    """Approximate number of compute actions of a step."""
     return candidate_of(plan).num_actions
 
 
 def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
-    """One step of ``plan`` on ``hardware``; raises `UserError` for a plan too large to draw."""
+    """Simulate one step of ``plan`` on ``hardware``; raises `UserError` for a plan too large to draw."""
     if num_actions(plan) > MOST_ACTIONS:
         raise UserError(
             what=f"has about {num_actions(plan):,} actions, too many for a timeline",
@@ -77,7 +77,7 @@ def _require_measured(plan: Plan, problem: Problem) -> None:
 
 
 def candidate_of(plan: Plan) -> Candidate:
-    """The plan as the search saw it."""
+    """The plan as a candidate of the search."""
     degrees = {"dp": plan.dp, "tp": plan.tp, "pp": plan.pp}
     return Candidate(
         mesh=Mesh.of_share(**degrees, microbatch=plan.microbatch, share=plan.num_sequences),

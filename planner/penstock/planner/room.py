@@ -1,24 +1,24 @@
-"""Stages that every rank has room for: cut by time, and moved as far as the bytes that the simulator counts ask for.
+"""Stages that fit on every rank: balanced by time, then moved as far as the bytes that the simulator counts require.
 
 Under an order that does not depend on the stages, a rank's bytes follow from its own units and grow with them. So there
-are three steps, each slower than the one before; whatever they give fits by the walk through the order:
+are three steps, each slower than the one before; every result is checked by the walk through the order:
 
-1. Stages balanced by time alone. Where every rank holds them nothing else is asked, and more memory changes nothing.
-2. What a rank holds of its units, as so many micro-batches of them, is read off the walk through the order, and the
-   partition made again within the limit (`penstock.planner.stages`). The walk through the new stages corrects it.
-3. For every rank the most units that it can hold, found by bisection, once for those that begin with an attention and
-   once with an MLP. The partition under these is the fastest that fits; where there is none, none fits.
+1. Stages balanced by time alone. If they fit on every rank, nothing else is tried, and more memory changes nothing.
+2. The walk through the order gives the number of micro-batches of its units that a rank holds. With that the units are
+   partitioned again within the limit (`penstock.planner.stages`). The walk with the new stages corrects it.
+3. For every rank the most units that fit, found by bisection, once for ranges that begin with an attention and once for
+   those with an MLP. The partition under these limits is the fastest that fits; if there is none, none fits.
 
-The last step is for one stage per rank and a whole head, and left out for long walks whose second step is far above the
-limit, which is then the last word and may be wrong. So it is for several stages per rank, each of which may take an
-equal share of the room, a guess, and for a head in parts, where units are of more kinds than an attention and an MLP in
-turn.
+The last step is for one stage per rank and a whole head. It is left out for long walks if the second step is far above
+the limit; then the second step's result counts, which may be wrong. It is also left out for several stages per rank,
+each of which is assumed to take an equal share of the memory, and for a divided head, whose units do not alternate
+between attention and MLP.
 
-Where the stages of the first step do not fit, ranks may also make again what they have no room for, on stages that are
-cut for that (`penstock.planner.recompute`). Which of the two is faster is for the simulator to say.
+If the stages of the first step do not fit, ranks may also recompute what exceeds the limit, with stages that are cut
+for that (`penstock.planner.recompute`). The simulator decides which of the two is faster.
 
-An order that is told its room keeps to it down to one micro-batch. Its stages are cut for that, and for what ZB-H1
-holds where that fits, too: with more room it waits less.
+An order that adapts to the free memory stays within it down to one micro-batch. Its stages are cut for that, and also
+for the memory of ZB-H1 if that fits: with more free memory it waits less.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ from penstock.planner.work import Floats
 MOST_CORRECTIONS = 4
 
 NEARLY, SHORT_WALK = 1.1, 4_000
-"""Walks of more actions take milliseconds: there the third step is only for what the second brought below ``NEARLY``
-times the limit.
+"""Walks of more actions take milliseconds: there the third step only follows if the second came below ``NEARLY`` times
+the limit.
 """
 
 STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
-"""Schedules that are told their room, and those whose order they may have where there is room for it."""
+"""Schedules that adapt to the free memory, each with the schedules whose orders it may have with enough memory."""
 
 
 SPARED = (0.25, 0.5)
-"""Parts of what ranks hold without recomputation that are left besides to orders that are told their room."""
+"""Fractions of the bytes without recomputation that are left free for orders that adapt to the free memory."""
 
 MOST_KNOWN = 256
-"""Walks whose bytes are kept: the same are asked for with other margins, and when a candidate needs more."""
+"""Cached walks' bytes: the same are needed with other margins, and if a candidate needs more recomputation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """No stages fit: those that came closest lack so many bytes on their fullest rank."""
+    """No stages fit: those that came closest exceed the limit by ``missing_bytes`` on their fullest rank."""
 
     candidate: Candidate
     missing_bytes: int
@@ -81,7 +81,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Cuts the stages of one problem's candidates; walks through orders are shared between them."""
+    """Cuts the stages of one problem's candidates; walks through orders are shared between candidates."""
 
     problem: Problem
     receive_ahead: int
@@ -90,55 +90,58 @@ class Room:
     _known_bytes: dict[tuple[Candidate, Walk], tuple[Integers, Integers]] = field(default_factory=dict)
 
     def fitted(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
-        """The candidate, whose stages are balanced by time, with stages that fit; with several for an order that is
-        told its room. Where that holds too much with one micro-batch at a time, orders that hold more are not walked.
+        """The time-balanced candidate with stages that fit; several for an order that adapts to the free memory. If
+        that does not fit with one micro-batch at a time, orders that hold more are not walked.
         """
         if balanced.schedule not in BUILT_IN:
-            yield balanced  # only its simulation tells what it holds
+            yield balanced  # its bytes are known after its simulation
             return
         seen = set[Stages]()
-        for found in self._offers(balanced):
-            if isinstance(found, Shortage):
-                yield found
-            elif found.stages not in seen:
-                seen.add(found.stages)
-                yield found
+        for offer in self._offers(balanced):
+            if isinstance(offer, Shortage):
+                yield offer
+            elif offer.stages not in seen:
+                seen.add(offer.stages)
+                yield offer
 
     def recomputing(self, shape: Candidate, most_ns: float = math.inf) -> Iterator[Candidate | Shortage]:
-        """The candidate with stages and what they make again, so that every rank has room. With several for an order
-        that is told its room: with more of it, it waits less. Where that finds none, it is fitted with everything made
-        again. Nothing where stages take longer than ``most_ns`` for a micro-batch.
+        """The candidate with stages and recomputation that fit on every rank; several for an order that adapts to the
+        free memory, since it waits less with more of it. If there are none, it is fitted with everything recomputed.
+        Nothing if all stages take longer than ``most_ns`` for a micro-batch.
         """
         walks = list(self._walks_of(shape))
-        found = [self._recomputing(shape, *each, most_ns=most_ns) for each in walks]
-        if shape.schedule in STANDS_FOR and found[0] is not None:
+        results = [self._recomputing(shape, *plain_and_again, most_ns=most_ns) for plain_and_again in walks]
+        if shape.schedule in STANDS_FOR and results[0] is not None:
             _, kept = self._bytes(dataclasses.replace(shape, recompute=()), walks[0][0])
             margins = [(part * kept).astype(np.int64) for part in SPARED]
-            found += [self._recomputing(shape, *walks[0], margin=each, most_ns=most_ns) for each in margins]
-        fitting = [each for each in found if isinstance(each, Candidate)]
-        if None in found and not fitting:
+            results += [self._recomputing(shape, *walks[0], margin=margin, most_ns=most_ns) for margin in margins]
+        fitting = [result for result in results if isinstance(result, Candidate)]
+        if None in results and not fitting:
             return
         if not fitting:
             full = list(self._offers(fully_recomputed(self.problem.divided(shape.head_parts), shape)))
-            fitting = [self.leaner(each) or each for each in full if isinstance(each, Candidate)]
-            found += full
+            fitting = [self.leaner(offer) or offer for offer in full if isinstance(offer, Candidate)]
+            results += full
         yield from dict.fromkeys(fitting)
         if not fitting:
-            yield min((each for each in found if isinstance(each, Shortage)), key=lambda each: each.missing_bytes)
+            yield min(
+                (shortage for shortage in results if isinstance(shortage, Shortage)),
+                key=lambda shortage: shortage.missing_bytes,
+            )
 
     def leaner(self, candidate: Candidate, lacking_bytes: Sequence[int] = ()) -> Candidate | None:
-        """The candidate with the least that its stages make again so that every rank has room, and as many bytes more
-        as it lacks; none if ranks have not.
+        """The candidate with the least recomputation that fits on every rank and saves ``lacking_bytes`` more; None if
+        ranks do not fit.
         """
         margin = np.maximum(lacking_bytes, 0) if lacking_bytes else None
         for plain, again in reversed(list(self._walks_of(candidate))):
-            found = self._recomputing(candidate, plain, again, keeps_stages=True, margin=margin)
-            if isinstance(found, Candidate):
-                return found
+            leaner = self._recomputing(candidate, plain, again, keeps_stages=True, margin=margin)
+            if isinstance(leaner, Candidate):
+                return leaner
         return None
 
     def moved(self, candidate: Candidate) -> Candidate | None:
-        """A candidate whose boundaries were moved, with what its stages make again now; none if they have no room."""
+        """The moved candidate with the recomputation of its new boundaries; None if it does not fit."""
         if not candidate.recompute:
             return candidate
         if not may_recompute(self.problem):
@@ -160,17 +163,17 @@ class Room:
         margin: Integers | None = None,
         most_ns: float = math.inf,
     ) -> Candidate | Shortage | None:
-        """The candidate with stages and what they make again, so that every rank has room, and a ``margin`` besides, by
-        the walks with everything kept and with everything made again. None where stages take longer than ``most_ns``.
+        """The candidate with stages and recomputation that fit on every rank with ``margin`` bytes to spare, by the
+        walks with everything kept and with everything recomputed. None if stages take longer than ``most_ns``.
         """
         keeps_stages = keeps_stages or self.problem.pinned.stages is not None
         problem, limit = self.problem.divided(shape.head_parts), self.problem.memory_limit_bytes
         owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
         margin = np.zeros(shape.mesh.pp, dtype=np.int64) if margin is None else margin
-        trial, missing, asked = dataclasses.replace(shape, recompute=()), 1, limit - margin
+        trial, missing, target_bytes = dataclasses.replace(shape, recompute=()), 1, limit - margin
         for _ in range(1 + MOST_CORRECTIONS):
             always, kept = self._bytes(dataclasses.replace(trial, recompute=()), plain)
-            if not trial.recompute and (always + kept <= asked).all():
+            if not trial.recompute and (always + kept <= target_bytes).all():
                 return trial
             _, lean = self._bytes(fully_recomputed(problem, trial), again)
             cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
@@ -183,21 +186,21 @@ class Room:
                 missing = int((always + lean - limit).max())
                 break
             trial = dataclasses.replace(shape, stages=stages, recompute=remakes)
-            lacking = np.add(*self._bytes(trial, again)) - asked
+            lacking = np.add(*self._bytes(trial, again)) - target_bytes
             if lacking.max() <= 0:
                 return trial
             missing, margin = int(lacking.max()), margin + np.maximum(lacking, 0)
         return Shortage(candidate=trial, missing_bytes=max(missing, 1))
 
     def _walks_of(self, shape: Candidate) -> Iterator[tuple[Walk, Walk]]:
-        """Walks that tell what the candidate's order holds, and the same with everything made again; for an order that
-        is told its room those of what it stands for, and with one micro-batch at a time.
+        """Pairs of walks with the order's bytes: with everything kept, and with everything recomputed. For an order
+        that adapts to the free memory, first those of the orders in `STANDS_FOR`, then with one micro-batch at a time.
         """
-        name, own = str(shape.schedule), len(shape.remainder_slices)
+        name, num_remainder_slices = str(shape.schedule), len(shape.remainder_slices)
         enough = enough_microbatches(shape, self.receive_ahead)
-        shapes = [(each, enough, own) for each in STANDS_FOR.get(name, (name,))]
-        for each in shapes + ([(name, 1, 0)] if name in STANDS_FOR else []):
-            yield self._walk(shape, *each), self._walk(shape, *each, recomputes=True)
+        shapes = [(schedule, enough, num_remainder_slices) for schedule in STANDS_FOR.get(name, (name,))]
+        for shape_key in shapes + ([(name, 1, 0)] if name in STANDS_FOR else []):
+            yield self._walk(shape, *shape_key), self._walk(shape, *shape_key, recomputes=True)
 
     def _cut_of(
         self,
@@ -235,14 +238,16 @@ class Room:
         return self._known_savings[key]
 
     def _offers(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
-        name, own = str(balanced.schedule), len(balanced.remainder_slices)
-        enough, again = enough_microbatches(balanced, self.receive_ahead), bool(balanced.recompute)
+        name, num_remainder_slices = str(balanced.schedule), len(balanced.remainder_slices)
+        enough, recomputes = enough_microbatches(balanced, self.receive_ahead), bool(balanced.recompute)
         if name not in STANDS_FOR:
-            yield self._fitted(balanced, self._walk(balanced, name, enough, own, recomputes=again))
+            yield self._fitted(
+                balanced, self._walk(balanced, name, enough, num_remainder_slices, recomputes=recomputes)
+            )
             return
-        leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0, recomputes=again))
-        for each in STANDS_FOR[name]:
-            walk = self._walk(balanced, each, enough, own, recomputes=again)
+        leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0, recomputes=recomputes))
+        for schedule in STANDS_FOR[name]:
+            walk = self._walk(balanced, schedule, enough, num_remainder_slices, recomputes=recomputes)
             yield leanest if isinstance(leanest, Shortage) else self._fitted(balanced, walk)
         yield leanest
 
@@ -287,11 +292,11 @@ class Room:
             if is_pinned:
                 break
             slope = np.maximum(slope, slots / np.maximum(self._per_rank(trial, held), 1))
-            found = self._partition(trial, always - self._per_rank(trial, state), slope)
-            if isinstance(found, MemoryShortage):
-                needed.append(limit + max(found.missing_bytes))
+            partition = self._partition(trial, always - self._per_rank(trial, state), slope)
+            if isinstance(partition, MemoryShortage):
+                needed.append(limit + max(partition.missing_bytes))
                 break
-            trial = found
+            trial = partition
         if (
             not is_pinned
             and len(balanced.stages) == balanced.mesh.pp > 1
@@ -304,7 +309,7 @@ class Room:
         return Shortage(candidate=balanced, missing_bytes=max(min(needed) - limit, 1))
 
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
-        """[ranks]: what is always there, and the slots at their high water; what was counted last is kept."""
+        """[ranks]: bytes always held, and the slots at their peak; recent results are cached."""
         key = (candidate, walk)
         if key not in self._known_bytes:
             if len(self._known_bytes) == MOST_KNOWN:
@@ -321,7 +326,7 @@ class Room:
         return always, walk.high_water_bytes(sizes, candidate.slices, remainder=remainder)
 
     def _per_rank(self, candidate: Candidate, of_kinds: Integers) -> Integers:
-        """[ranks]: the sum of what units of each kind take over all units of the rank."""
+        """[ranks]: the sum of ``of_kinds`` [unit kinds] over all units of the rank."""
         sums = np.zeros(candidate.mesh.pp, dtype=np.int64)
         owners = list(stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages)))
         model = self.problem.divided(candidate.head_parts).model
@@ -329,7 +334,7 @@ class Room:
         return sums
 
     def _partition(self, shape: Candidate, always: Integers, slope: Floats) -> Candidate | MemoryShortage:
-        """The fastest stages if a rank holds ``slope`` micro-batches of its units, and ``always`` bytes besides."""
+        """The fastest stages if a rank holds ``slope`` micro-batches of its units, and ``always`` bytes in addition."""
         owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
         problem = self.problem.divided(shape.head_parts)
         state, held = unit_bytes(problem, shape.mesh.tp, shape.mesh.microbatch, shape.optimizer_shards)
@@ -344,13 +349,13 @@ class Room:
         )
 
     def _exact(self, shape: Candidate, walk: Walk) -> Candidate | MemoryShortage:
-        """The fastest stages of those of which every rank can hold its own."""
+        """The fastest stages among those in which every rank can hold its own."""
         num_units, num_ranks = self.problem.model.num_units, shape.mesh.pp
-        nothing = [0] * num_units
+        no_bytes = [0] * num_units
         return self._best(
             shape,
-            resident_bytes=nothing,
-            in_flight_bytes=nothing,
+            resident_bytes=no_bytes,
+            in_flight_bytes=no_bytes,
             in_flight=[0.0] * num_ranks,
             limit_bytes=[0] * num_ranks,
             most_units=self._most_units(shape, walk),
@@ -360,25 +365,25 @@ class Room:
         problem = self.problem.divided(shape.head_parts)
         units = problem.units(shape.mesh.tp, shape.mesh.microbatch, shape.slices)
         unit_ns = unit_totals(units, problem.model).tolist()
-        found = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))
-        if isinstance(found, MemoryShortage):
-            return found
-        return self._with_stages(shape, tuple(itertools.pairwise(found[0].bounds)))
+        partitions = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))
+        if isinstance(partitions, MemoryShortage):
+            return partitions
+        return self._with_stages(shape, tuple(itertools.pairwise(partitions[0].bounds)))
 
     def _with_stages(self, shape: Candidate, stages: Stages) -> Candidate:
-        """The candidate with other stages, which make again what is pinned; all that they can where nothing is."""
+        """The candidate with other stages and the pinned recomputation; everything is recomputed if none is pinned."""
         problem, moved = self.problem.divided(shape.head_parts), dataclasses.replace(shape, stages=stages)
         if shape.recompute and may_recompute(self.problem):
             return fully_recomputed(problem, moved)
-        again = pinned_remakes(problem, stages) if shape.recompute else ()
-        return dataclasses.replace(moved, recompute=again)
+        remakes = pinned_remakes(problem, stages) if shape.recompute else ()
+        return dataclasses.replace(moved, recompute=remakes)
 
     def _most_units(self, shape: Candidate, walk: Walk) -> list[tuple[int, int]]:
-        """Per rank, how many units it can hold from one with an even and from one with an odd number on; the first
-        rank has the embedding, the last one the head. A rank that holds not even one has 0.
+        """For each rank, the most units that it can hold, from an even unit number and from an odd one on; the first
+        rank has the embedding, the last one the head. 0 if not even one fits.
         """
         num_units, num_ranks = self.problem.model.num_units, shape.mesh.pp
-        found = []
+        by_parity = []
         for parity in range(2):
             low, high = np.zeros(num_ranks, dtype=np.int64), np.full(num_ranks, num_units - num_ranks + 1)
             high[1:-1] = np.minimum(high[1:-1], num_units - 3)
@@ -388,20 +393,20 @@ class Room:
                 always, slots = self._bytes(trial, walk)
                 holds = always + slots <= self.problem.memory_limit_bytes
                 low, high = np.where(holds, middle, low), np.where(holds, high, middle - 1)
-            found.append(low.tolist())
-        return list(zip(*found, strict=True))
+            by_parity.append(low.tolist())
+        return list(zip(*by_parity, strict=True))
 
 
 def _ranges(lengths: Integers, parity: int, num_units: int) -> Stages:
-    """Stages of so many units each, from the first unit that may be theirs on; they need not follow each other."""
+    """Stages with so many units each, from each rank's first possible unit on; they need not be adjacent."""
     first = np.full(len(lengths), 2 - parity)
     first[0], first[-1] = 0, num_units - lengths[-1]
     return tuple(zip(first.tolist(), (first + lengths).tolist(), strict=True))
 
 
 def enough_microbatches(shape: Candidate, receive_ahead: int) -> int:
-    """So many hold as much at once as all do: 1F1B's warm-up and ZB-H1's late weight gradients are over by then, and
-    as many receives are posted as ever. A smaller last one comes on top.
+    """Number of micro-batches that need as much memory as any larger number: by then 1F1B's warm-up and ZB-H1's late
+    weight gradients are over, and as many receives are posted as ever. A smaller last one is added.
     """
     if shape.schedule == "gpipe":
         return shape.mesh.num_microbatches

@@ -1,25 +1,27 @@
-"""The search: outlines by their estimate, candidates by their bound, and the simulator judges.
+"""Search for a plan: outlines in the order of their estimates, candidates filtered by proved bounds, then simulation.
 
-Every outline - a mesh, a number of slices, a schedule - has an estimate of its step and a bound of its bytes
-(`penstock.planner.outlines`). Those that could fit are made into candidates by rising estimate, each of which fits its
-rank by the bytes that the simulator counts, and is simulated unless a proved bound rules it out. The walk ends when the
-estimates that are left, corrected by what was simulated so far, are `SLACK` above the best step. That is no proof.
+Every outline - a mesh, a number of slices, a schedule - has an estimate of its step and a lower bound of its bytes
+(`penstock.planner.outlines`). Outlines that could fit are opened by rising estimate: they become candidates that fit
+every rank by the bytes that the simulator counts. A candidate is simulated unless a proved bound rules it out. This
+phase ends when the remaining estimates, corrected by the simulated steps so far, are `SLACK` times the best step. That
+is not a proof.
 
-Then the neighbours of the best outlines are tried, whatever their estimates: one slice more or fewer, half or twice as
-many, the next mesh in every direction, every schedule; and again from whatever is better. At last the boundaries of the
-best few kinds between slices and between stages are moved, as long as the simulator agrees.
+The next phase opens the neighbours of the best outline regardless of their estimates: one slice more or fewer, half or
+twice as many, the next mesh in every direction, every schedule. It repeats from any better outline. At last the
+boundaries between slices and between stages of the best few kinds are moved, as long as the simulated step gets
+shorter.
 
-The limit decides which outlines can fit, how stages are cut that do not fit as time alone would have them, and the
-orders and estimates of schedules that are told their room. All else is looked at as it would be with another limit.
+The memory limit decides which outlines can fit, the stages of candidates whose time-balanced stages do not fit, and the
+orders and estimates of schedules that adapt to the free memory. Everything else is the same with another limit.
 
-Meshes that leave devices unused, or whose tensor parallelism spans hosts, come after that: only those outlines are kept
-whose estimates are below the best step by then (`penstock.planner.problem.later_meshes`). What is best without them is
-never lost by them.
+Meshes that leave devices unused, or whose tensor parallelism spans hosts, are searched later: only their outlines with
+estimates below the best step so far are kept (`penstock.planner.problem.later_meshes`). They never displace the best
+plan of the other meshes.
 
-So do outlines whose ranks make again what they have no room to keep.
+Outlines whose ranks recompute what exceeds the limit are also searched later.
 
-Replicas divide the state of the optimizer (ZeRO-1) unless the estimate of a step is shorter where they do not: that
-needs less memory. The best few are simulated both ways.
+Replicas divide the optimizer state (ZeRO-1), which needs less memory, unless the estimated step is shorter without
+that. The best few candidates are simulated both ways.
 
 Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
 """
@@ -44,11 +46,11 @@ from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
 
 SLACK = 1.05
-"""An allowance for estimates above their steps. Those of few micro-batches over uneven stages are up to 7 % above."""
+"""Tolerance for estimates above their steps: with few micro-batches over uneven stages they are up to 7 % above."""
 
 
 class Ending(enum.StrEnum):
-    """Why a search looked no further."""
+    """Why a search ended."""
 
     EVERYTHING = "all that could fit were looked at"
     ESTIMATES = "by their estimates no others come near"
@@ -57,9 +59,9 @@ class Ending(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuledOut:
-    """A candidate that was not simulated: its step is no shorter than this bound, which another was by then.
+    """A candidate that was not simulated: another step was already no longer than this lower bound of its step.
 
-    It is a bound of the order that was made for it if ``of_order``, else of all orders.
+    The bound holds for the order that was made for the candidate if ``of_order``, else for all orders.
     """
 
     candidate: Candidate
@@ -69,7 +71,7 @@ class RuledOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The best evaluation, all others that fit from best to worst, those that did not, and how the search ended."""
+    """The best evaluation, the others that fit from best to worst, those that do not fit, and why the search ended."""
 
     best: Evaluation
     others: tuple[Evaluation, ...]
@@ -83,8 +85,8 @@ class Result:
 
 
 class NothingFitsError(Exception):
-    """No candidate fits; the one that comes closest, ``label``, needs at least ``least_bytes`` on a rank. Where no mesh
-    can have the stages or the parts of the head that are pinned, there is none, and no label.
+    """No candidate fits: ``label`` comes closest and needs at least ``least_bytes`` on a rank. The label is empty and
+    the bytes are 0 if no mesh allows the pinned stages or parts of the head.
     """
 
     def __init__(self, least_bytes: int, label: str) -> None:
@@ -94,7 +96,7 @@ class NothingFitsError(Exception):
 
 
 def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporter: Reporter | None = None) -> Result:
-    """The best plan's evaluation; raises `NothingFitsError` where that is so.
+    """The evaluation of the best plan; raises `NothingFitsError` if no candidate fits.
 
     The problem has at least one mesh, and its pins were checked (`penstock.planner.pins`).
     """
@@ -103,12 +105,12 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     run.explore(run.outlines, budget)
     if run.fitting:
         run.look_around(2 * budget.actions)
-    best = run.best_score()
+    best_before_score = run.best_score()
     run.explore_later()
     run.recompute()
     if not run.fitting:
         raise run.nothing_fits()
-    if run.best_score() != best:
+    if run.best_score() != best_before_score:
         run.look_around(run.num_actions + budget.actions)
     run.braid()
     run.improve()
@@ -128,34 +130,36 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
 
 
 VARIED_KINDS = 2
-"""Of so many of the best kinds of plan better orders are looked for, since these may change which kind is best."""
+"""So many of the best kinds of plan get better orders, because these may change which kind is best."""
 
 SLIGHTLY_MORE = 1.05
-"""Of an order that was made for its room, and holds so many times the limit at most, other stages are tried."""
+"""If an order made for the free memory holds at most so many times the limit, other stages are tried."""
 
 MOST_LEANER = 3
-"""So often more is made again of a candidate whose order holds more than was counted."""
+"""How often a candidate whose order holds more bytes than estimated is retried with more recomputation."""
 
 AHEAD = (2, 4, 8)
-"""Actions before their backwards at which recomputations are tried. More fill more waits, and hold more bytes."""
+"""Distances in actions between recomputations and their backwards. Earlier ones fill more waits and hold more bytes."""
 
 FAR = 1.02
-"""Where stages balanced by time take at least so many times the best step, none are looked for that fit."""
+"""If time-balanced stages take at least so many times the best step, no stages that fit are searched for them."""
 
 HOPELESS = 1.1
 """A candidate whose order takes so many times the best step is not simulated: `settle` shortens orders by less."""
 
 MOST_GROUPS_IN_TURN, IN_TURN = 16, 8
-"""Groups of meshes that are tried one after the other as long as nothing fits, each with this part of the budget."""
+"""While nothing fits, so many groups of meshes are tried in turn, each with this fraction (1 / `IN_TURN`) of the
+budget.
+"""
 
 PROMISING = 1.1
-"""`later_meshes` have half of a budget, or a whole one if their least estimate is so many times below the best step."""
+"""`later_meshes` get half a budget, or a whole one if their least estimate is so many times below the best step."""
 
 RELIEVED_PART = 12
-"""Outlines that recompute have this part of a budget where others fit: each may take a second."""
+"""Outlines that recompute get this fraction (1 / `RELIEVED_PART`) of a budget if others fit: each may take a second."""
 
 MOST_ABOVE_LEAST = 1.5
-"""Of their outlines those are kept whose estimates are at most so many times the least."""
+"""Of the pruned meshes' outlines only those are kept whose estimates are at most so many times the least."""
 
 
 @dataclass(slots=True)
@@ -175,30 +179,32 @@ class _Search:
     num_actions: int = 0
     ending: Ending = Ending.EVERYTHING
     pruned: list[list[Mesh]] = field(default_factory=list)
-    """Groups of meshes of which ``outlines`` has only those that promised something."""
+    """Groups of meshes of which ``outlines`` has only the promising outlines."""
     unmoved: dict[tuple[object, ...], Evaluation] = field(default_factory=dict)
-    """By their kind those whose boundaries were moved, as they were before."""
+    """By kind, the evaluations before their boundaries were moved."""
     compared: set[Candidate] = field(default_factory=set)
-    """Those that were simulated for their degree of ZeRO alone."""
+    """Candidates that were simulated only to compare degrees of ZeRO."""
 
     def score(self, mesh: Mesh, nanoseconds: int) -> int:
-        """What is minimised: time, or device time."""
+        """The objective: time, or device time."""
         return self.problem.score(nanoseconds, mesh.num_devices)
 
     def rank(self, evaluation: Evaluation) -> tuple[int, int, str]:
-        """Better first; equal scores by memory, then by label, so that the order never depends on chance."""
+        """Sort key, best first; ties are broken by memory, then by label, so that the order is deterministic."""
         mesh = evaluation.candidate.mesh
         return self.score(mesh, evaluation.step_ns), max(evaluation.peak_bytes), evaluation.candidate.label
 
     def best_score(self) -> int | None:
-        """The smallest score that fits so far."""
-        return min((self.score(each.candidate.mesh, each.step_ns) for each in self.fitting), default=None)
+        """The smallest score so far among evaluations that fit."""
+        return min(
+            (self.score(evaluation.candidate.mesh, evaluation.step_ns) for evaluation in self.fitting), default=None
+        )
 
     def explore(self, among: list[Outline], budget: Budget) -> None:
-        """Open outlines by what they should take, until what is left is far above the best, or the budget is spent."""
+        """Open outlines by rising expected score, until the rest is far above the best or the budget is spent."""
         limit, numbers = self.problem.memory_limit_bytes, itertools.count()
-        roomy = [each for each in among if each.least_bytes <= limit]
-        queue = [(self.score(each.mesh, each.estimate_ns), next(numbers), each) for each in roomy]
+        could_fit = [outline for outline in among if outline.least_bytes <= limit]
+        queue = [(self.score(outline.mesh, outline.estimate_ns), next(numbers), outline) for outline in could_fit]
         heapq.heapify(queue)
         while queue:
             expected, number, outline = heapq.heappop(queue)
@@ -218,19 +224,19 @@ class _Search:
             if len(self.shortages) >= budget.shortages:
                 self._end(Ending.BUDGET)
                 if best is None:
-                    self.open_leanest(roomy, budget)
+                    self.open_leanest(could_fit, budget)
                 return
             self.open(outline)
 
     def _end(self, ending: Ending) -> None:
-        """Note why outlines were left, unless others were left for a weaker reason."""
+        """Record why outlines were skipped, unless a weaker reason was recorded before."""
         order = list(Ending)
         self.ending = max(self.ending, ending, key=order.index)
 
     def explore_later(self) -> None:
-        """Open those outlines of `later_meshes` whose estimates promise a better step than the best.
+        """Open outlines of `later_meshes` whose estimates promise a better step than the best.
 
-        Where nothing fits so far, groups of them are tried in turn.
+        If nothing fits yet, their groups are tried in turn.
         """
         groups = later_meshes(self.problem)
         if not self.fitting:
@@ -244,35 +250,35 @@ class _Search:
             return
         self.pruned = list(groups)
         if promising := self._promising(best):
-            least = min(self.score(each.mesh, each.estimate_ns) for each in promising)
-            self._explore_more(promising, 1 if PROMISING * least <= best else 2)
+            least_score = min(self.score(outline.mesh, outline.estimate_ns) for outline in promising)
+            self._explore_more(promising, 1 if PROMISING * least_score <= best else 2)
         if self.pruned:
             self._end(Ending.ESTIMATES)
 
     def recompute(self) -> None:
-        """Open outlines whose ranks make again what they have no room for, as long as they promise a better step."""
-        relieved = [found for each in self.outlines if (found := each.relieved) is not None]
+        """Open outlines whose ranks recompute what exceeds the memory limit, as long as they promise a better step."""
+        relieved = [relief for outline in self.outlines if (relief := outline.relieved) is not None]
         if relieved:
             self._explore_more(relieved, RELIEVED_PART if self.fitting else IN_TURN)
 
     def _promising(self, best: int) -> list[Outline]:
-        """Outlines of ``pruned`` meshes that may be better than ``best``, and are not far above the best among them."""
-        least, limit = SLACK * best, self.problem.memory_limit_bytes
-        found: list[Outline] = []
+        """Outlines of ``pruned`` meshes that may be better than ``best`` and are not far above the best among them."""
+        most_score, limit = SLACK * best, self.problem.memory_limit_bytes
+        opened: list[Outline] = []
 
         def most_ns(mesh: Mesh) -> float:
-            return self.problem.longest_ns(least, mesh.num_devices)
+            return self.problem.longest_ns(most_score, mesh.num_devices)
 
         for outline in outlines_of(self.problem, itertools.chain.from_iterable(self.pruned), most_ns):
-            found.append(outline)
+            opened.append(outline)
             if outline.least_bytes <= limit:
-                least = min(least, MOST_ABOVE_LEAST * self.score(outline.mesh, outline.estimate_ns))
-        return [each for each in found if self.score(each.mesh, each.estimate_ns) <= least]
+                most_score = min(most_score, MOST_ABOVE_LEAST * self.score(outline.mesh, outline.estimate_ns))
+        return [outline for outline in opened if self.score(outline.mesh, outline.estimate_ns) <= most_score]
 
-    def _explore_more(self, among: list[Outline], part: int) -> None:
-        """Open outlines with a ``part``-th of the budget besides what was spent."""
-        self.outlines = [*self.outlines, *among]
-        more = replace(
+    def _explore_more(self, more_outlines: list[Outline], part: int) -> None:
+        """Open outlines with a ``part``-th of the budget on top of the spent one."""
+        self.outlines = [*self.outlines, *more_outlines]
+        more_budget = replace(
             self.budget,
             candidates=len(self.seen) + self.budget.candidates // part,
             opened=len(self.opened) + self.budget.opened // part,
@@ -280,24 +286,24 @@ class _Search:
             lean_shortages=self.budget.lean_shortages // part,
             actions=self.num_actions + self.budget.actions // part,
         )
-        self.explore(among, more)
+        self.explore(more_outlines, more_budget)
 
     def expected(self, outline: Outline) -> int:
-        """Its estimate, a part as far off as the nearest of those that are most alike."""
-        known = ((part, self.ratios[each]) for part, each in _alike(outline) if each in self.ratios)
-        part, ratio = next(known, (0.0, 1.0))
-        return round((1 + part * (ratio - 1)) * self.score(outline.mesh, outline.estimate_ns))
+        """Its estimated score, corrected by a fraction of the error of the most similar outlines."""
+        known_ratios = ((trust, self.ratios[group]) for trust, group in _alike(outline) if group in self.ratios)
+        trust, ratio = next(known_ratios, (0.0, 1.0))
+        return round((1 + trust * (ratio - 1)) * self.score(outline.mesh, outline.estimate_ns))
 
     def open_leanest(self, roomy: list[Outline], budget: Budget) -> None:
-        """Open those that hold the least until some fit, since estimates led to none."""
-        most = len(self.shortages) + budget.lean_shortages
-        for outline in sorted(roomy, key=lambda each: each.least_bytes):
-            if len(self.shortages) >= most or len(self.fitting) >= budget.lean_fits:
+        """Open the outlines with the smallest memory bounds until some fit, since estimates led to none."""
+        most_shortages = len(self.shortages) + budget.lean_shortages
+        for outline in sorted(roomy, key=lambda outline: outline.least_bytes):
+            if len(self.shortages) >= most_shortages or len(self.fitting) >= budget.lean_fits:
                 return
             self.open(outline)
 
     def open(self, outline: Outline) -> None:
-        """Judge the outline's candidates, or note their bounds where these rule them out."""
+        """Simulate the outline's candidates, or record the bounds that rule them out."""
         if outline in self.opened:
             return
         self.opened.add(outline)
@@ -308,50 +314,60 @@ class _Search:
                 self.reporter.no_room(candidate)
                 continue
             num_candidates += 1
-            out = self._ruled_out(candidate)
-            if out is not None:
-                self.ruled_out.append(out)
+            ruled_out = self._ruled_out(candidate)
+            if ruled_out is not None:
+                self.ruled_out.append(ruled_out)
             is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
-            step_ns = self._judged_or_relieved(candidate, outline) if out is None else out.bound_ns
-            if (out is None or out.of_order) and not is_cut:
+            step_ns = self._judged_or_relieved(candidate, outline) if ruled_out is None else ruled_out.bound_ns
+            if (ruled_out is None or ruled_out.of_order) and not is_cut:
                 self._learn(outline, step_ns)
         self.reporter.opened(outline.mesh, num_candidates)
 
     def _judged_or_relieved(self, candidate: Candidate, outline: Outline) -> int:
-        """Its step. Where its order holds a little more than the limit, stages are judged as well of which the fullest
-        rank has a unit less: what an order holds is counted before there are messages, which may take more than the
-        room left for them. Ranks that may recompute make more again in place of that.
+        """Simulate the candidate and return its step in nanoseconds.
+
+        If its order exceeds the limit slightly, stages whose fullest rank has one unit less are simulated as well: an
+        order's bytes are estimated before messages are known, which may need more than the estimated margin. Candidates
+        that recompute get more recomputation instead.
         """
-        found = self.judged(candidate)
-        if not self.fits(found) and outline.recomputes:
-            self._judge_leaner(found)
-        elif not self.fits(found) and max(found.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes:
+        evaluation = self.judged(candidate)
+        if not self.fits(evaluation) and outline.recomputes:
+            self._judge_leaner(evaluation)
+        elif (
+            not self.fits(evaluation) and max(evaluation.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes
+        ):
             owners = owners_of_stages(self.problem, candidate.mesh, candidate.schedule)
-            for move in relieving(candidate, self.problem, owners, found.peak_bytes):
+            for move in relieving(candidate, self.problem, owners, evaluation.peak_bytes):
                 moved = self.judge.proposer.room.moved(move)
                 if moved is not None and self._ruled_out(moved) is None:
                     self.judged(moved)
-        return found.step_ns
+        return evaluation.step_ns
 
-    def _judge_leaner(self, found: Evaluation) -> None:
-        """Judge it with as much more made again as ranks lacked, a few times."""
-        lacking, candidate, limit = [0] * len(found.peak_bytes), found.candidate, self.problem.memory_limit_bytes
+    def _judge_leaner(self, latest: Evaluation) -> None:
+        """Simulate the candidate with more recomputation, by as many bytes as ranks exceeded the limit, a few times."""
+        lacking_bytes, candidate, limit = (
+            [0] * len(latest.peak_bytes),
+            latest.candidate,
+            self.problem.memory_limit_bytes,
+        )
         for _ in range(MOST_LEANER):
-            lacking = [more + max(peak - limit, 0) for more, peak in zip(lacking, found.peak_bytes, strict=True)]
-            leaner = self.judge.proposer.room.leaner(candidate, lacking)
+            lacking_bytes = [
+                lacking + max(peak - limit, 0) for lacking, peak in zip(lacking_bytes, latest.peak_bytes, strict=True)
+            ]
+            leaner = self.judge.proposer.room.leaner(candidate, lacking_bytes)
             if leaner is None or self._ruled_out(leaner) is not None:
                 return
-            found = self.judged(leaner)
-            if self.fits(found):
+            latest = self.judged(leaner)
+            if self.fits(latest):
                 return
 
     def _far_ns(self, mesh: Mesh) -> float:
-        """Steps on the mesh that take as long are far from the best."""
+        """Steps of at least this length on the mesh are far from the best."""
         best = self.best_score()
         return math.inf if best is None else self.problem.longest_ns(FAR * best, mesh.num_devices)
 
     def _is_worth_room(self, balanced: Candidate) -> bool:
-        """Whether stages balanced by time, which are hardly ever slower than those that fit, are not ruled out."""
+        """Whether a bound does not rule out the time-balanced stages; stages that fit are hardly ever faster."""
         bound_ns = self.judge.bound_ns(balanced) if self.fitting else 0
         if bound_ns < self._far_ns(balanced.mesh):
             return True
@@ -359,7 +375,7 @@ class _Search:
         return False
 
     def _ruled_out(self, candidate: Candidate) -> RuledOut | None:
-        """Why the candidate need not be simulated, if so."""
+        """The bound that rules the candidate out; None if it has to be simulated."""
         best = self.best_score()
         if best is None:
             return None
@@ -373,51 +389,59 @@ class _Search:
         return None
 
     def _learn(self, outline: Outline, step_ns: int) -> None:
-        """Remember how far off the estimate was, if no other was less."""
+        """Remember the smallest ratio of a simulated step to its estimate, for every group of similar outlines."""
         ratio = max(step_ns / max(outline.estimate_ns, 1), 1.0)
         for _, group in _alike(outline):
             self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
     def look_around(self, actions: int) -> None:
-        """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates; at
-        last, where the list has them not, the same with a slice fewer and one more. ``actions`` is the budget of all.
+        """Open the neighbours of the best outline regardless of their estimates, and repeat from any better outline. At
+        last open outlines with one slice more and one fewer if the list lacks them. ``actions`` limits the total of
+        simulated actions.
         """
         known = _by_key(self.outlines)
-        limit, visited = len(self.seen) + self.budget.neighbours, set[object]()
-        while self._affordable(limit, actions):
+        most_candidates, visited = len(self.seen) + self.budget.neighbours, set[object]()
+        while self._affordable(most_candidates, actions):
             best = min(self.fitting, key=self.rank).candidate
             key = (best.mesh, len(best.slices), best.schedule, best.head_parts, any(best.recompute))
             if key in visited:
-                for outline in self._between(best, known):
-                    self.open(outline)
+                for neighbour in self._between(best, known):
+                    self.open(neighbour)
                 return
             visited.add(key)
-            for group in [each for each in self.pruned if best.mesh in each]:
+            for group in [group for group in self.pruned if best.mesh in group]:
                 self.pruned.remove(group)
                 known = _by_key(outlines_of(self.problem, group)) | known
             for keys in neighbours(best, known):
                 around = [outline for key in keys for outline in known.get(key, ())]
-                for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
-                    if self._affordable(limit, actions) and outline.least_bytes <= self.problem.memory_limit_bytes:
-                        self.open(outline)
+                for neighbour in sorted(
+                    around, key=lambda neighbour: self.score(neighbour.mesh, neighbour.estimate_ns)
+                ):
+                    if (
+                        self._affordable(most_candidates, actions)
+                        and neighbour.least_bytes <= self.problem.memory_limit_bytes
+                    ):
+                        self.open(neighbour)
 
     def _between(self, best: Candidate, known: Mapping[Key, list[Outline]]) -> list[Outline]:
-        """Outlines with a slice fewer and one more than the best; their estimates are not known to differ from its."""
-        mesh, count, rest = best.mesh, len(best.slices), (best.schedule, best.head_parts, any(best.recompute))
-        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, *rest), [])
+        """Outlines with one slice fewer and one more than the best; their estimates are taken to equal that of the
+        best.
+        """
+        mesh, num_slices, rest = best.mesh, len(best.slices), (best.schedule, best.head_parts, any(best.recompute))
+        same_kind = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, num_slices, *rest), [])
         if len(slice_counts(self.problem, mesh.pp)) == 1:
             return []
-        most = self.problem.sequence_length // self.problem.quantum
-        counts = [each for each in (count - 1, count + 1) if 1 <= each <= most]
-        others = [replace(outline, num_slices=each) for each in counts for outline in here]
-        return [each for each in others if key_of(each) not in known]
+        most_slices = self.problem.sequence_length // self.problem.quantum
+        counts = [count for count in (num_slices - 1, num_slices + 1) if 1 <= count <= most_slices]
+        others = [replace(outline, num_slices=count) for count in counts for outline in same_kind]
+        return [outline for outline in others if key_of(outline) not in known]
 
     def _affordable(self, candidates: int, actions: int) -> bool:
-        """Whether another simulation is within these counts."""
+        """Whether another simulation is within the limits of candidates and of actions."""
         return len(self.seen) < candidates and self.num_actions < actions
 
     def judged(self, candidate: Candidate) -> Evaluation:
-        """The candidate's evaluation, simulated at most once, filed by whether it fits."""
+        """The candidate's evaluation: simulated once, then filed by whether it fits."""
         if candidate in self.seen:
             return self.seen[candidate]
         evaluation = self.judge.evaluate(candidate)
@@ -431,17 +455,17 @@ class _Search:
         return max(evaluation.peak_bytes) <= self.problem.memory_limit_bytes
 
     def braid(self) -> None:
-        """Open outlines with pairs by rising estimate, until that is no better than the best."""
-        ranked, num_simulated = [each.candidate for each in sorted(self.fitting, key=self.rank)], 0
+        """Open outlines with pairs by rising estimate, until an estimate is no better than the best score."""
+        ranked, num_simulated = [evaluation.candidate for evaluation in sorted(self.fitting, key=self.rank)], 0
         for outline in braided_outlines(self.problem, self.outlines, ranked):
-            best, before = self.best_score() or 0, len(self.seen)
-            if num_simulated == MOST_SIMULATED or self.score(outline.mesh, outline.estimate_ns) >= best:
+            best_score, num_seen_before = self.best_score() or 0, len(self.seen)
+            if num_simulated == MOST_SIMULATED or self.score(outline.mesh, outline.estimate_ns) >= best_score:
                 break
             self.open(outline)
-            num_simulated += len(self.seen) > before
+            num_simulated += len(self.seen) > num_seen_before
 
     def improve(self) -> None:
-        """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""
+        """Improve the best candidate of the best few kinds: this may change which kind is best."""
         for best in self._best_kinds():
             self._compare_zero(best)
         most_actions = self.num_actions + self.budget.moved_actions
@@ -450,8 +474,8 @@ class _Search:
             self._improve(best, most_actions)
 
     def _compare_zero(self, evaluation: Evaluation) -> None:
-        """File the same at the other degree of ZeRO: estimates do not know what of a reduction is hidden, which may be
-        more of a sum than of its two halves.
+        """Simulate and file the same candidate at the other degree of ZeRO. Estimates ignore how much of a reduction is
+        hidden, and more of an all-reduce than of its two halves may be.
         """
         candidate = evaluation.candidate
         if len(zero_degrees(self.problem, candidate.mesh.dp)) == 1:
@@ -463,15 +487,15 @@ class _Search:
             self.file(self.judge.evaluate(other))
 
     def _best_kinds(self) -> list[Evaluation]:
-        """The best of each of the best few meshes, schedules and numbers of slices."""
+        """The best evaluation of each of the best few kinds: mesh, schedule and number of slices."""
         kinds: dict[tuple[object, ...], Evaluation] = {}
-        for each in sorted(self.fitting, key=self.rank):
-            kinds.setdefault(kind_of(each.candidate), each)
+        for evaluation in sorted(self.fitting, key=self.rank):
+            kinds.setdefault(kind_of(evaluation.candidate), evaluation)
         return list(kinds.values())[: self.budget.starts]
 
     def _improve(self, best: Evaluation, most_actions: int) -> None:
-        """Move its boundaries, largest steps first, as long as the simulator finds it faster."""
-        limit = len(self.seen) + self.budget.moves
+        """Move boundaries of the best candidate, largest steps first, as long as the simulated step gets shorter."""
+        most_candidates = len(self.seen) + self.budget.moves
         for step in STEPS:
             before = None
             while best is not before:
@@ -481,24 +505,24 @@ class _Search:
                     moved = None if moved is None else self.judge.proposer.room.moved(moved)
                     if moved is None:
                         continue
-                    if len(self.seen) >= limit or self.num_actions >= most_actions:
+                    if len(self.seen) >= most_candidates or self.num_actions >= most_actions:
                         return
                     if self.score(moved.mesh, self.judge.bound_ns(moved)) >= self.rank(best)[0]:
                         continue
-                    found = self.judged(moved)
-                    if self.fits(found) and self.rank(found) < self.rank(best):
-                        best = found
+                    evaluation = self.judged(moved)
+                    if self.fits(evaluation) and self.rank(evaluation) < self.rank(best):
+                        best = evaluation
 
     def settle(self) -> None:
-        """Look for better orders of the best few kinds, and simulate the best in full until it stays the best.
+        """Search better orders for the best few kinds, and simulate the best in full until it stays the best.
 
-        Boundaries were moved for quick orders: better ones may suit those from before.
+        Boundaries were moved with quickly made orders; better orders may suit the unmoved boundaries.
         """
         settled: set[Candidate] = set()
         tried: set[Candidate] = set()
-        for each in self._best_kinds()[:VARIED_KINDS]:
-            self._vary(each, tried)
-            before = self.unmoved.get(kind_of(each.candidate), each)
+        for evaluation in self._best_kinds()[:VARIED_KINDS]:
+            self._vary(evaluation, tried)
+            before = self.unmoved.get(kind_of(evaluation.candidate), evaluation)
             if before.candidate not in tried and self._ruled_out(before.candidate) is None:
                 self._vary(before, tried)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
@@ -518,29 +542,31 @@ class _Search:
         for other in (with_h1(candidate), self.judge.best_variant(candidate), *further_ahead(self.problem, candidate)):
             if other not in tried:
                 tried.add(other)
-                found = self.judge.evaluate(other)
-                if self.fits(found) and found.step_ns < evaluation.step_ns:
-                    self.fitting.append(found)
+                other_evaluation = self.judge.evaluate(other)
+                if self.fits(other_evaluation) and other_evaluation.step_ns < evaluation.step_ns:
+                    self.fitting.append(other_evaluation)
 
     def file(self, evaluation: Evaluation) -> bool:
-        """Keep it among those that fit or those that do not, and say which."""
+        """Add it to the evaluations that fit or to those that do not; return whether it fits."""
         fits = self.fits(evaluation)
         (self.fitting if fits else self.too_large).append(evaluation)
         return fits
 
     def nothing_fits(self) -> NothingFitsError:
-        """How close the closest came."""
-        limit = self.problem.memory_limit_bytes
-        needs = [(limit + each.missing_bytes, each.candidate.label) for each in self.shortages]
-        needs += [(max(each.peak_bytes), each.candidate.label) for each in self.too_large]
-        needs += [(each.least_bytes, each.label) for each in self.outlines if each.least_bytes > limit]
+        """The error that names the candidate or outline closest to fitting."""
+        limit_bytes = self.problem.memory_limit_bytes
+        needs = [(limit_bytes + shortage.missing_bytes, shortage.candidate.label) for shortage in self.shortages]
+        needs += [(max(evaluation.peak_bytes), evaluation.candidate.label) for evaluation in self.too_large]
+        needs += [
+            (outline.least_bytes, outline.label) for outline in self.outlines if outline.least_bytes > limit_bytes
+        ]
         return NothingFitsError(*min(needs, default=(0, "")))
 
 
 def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
-    """Groups of outlines whose estimates are off for the same reasons, the narrowest first, each with the part of it
-    that is believed: of the same mesh, of the same division of the devices, and of any. Estimates of pipelines, which
-    wait, say nothing of meshes without one, and those with a divided head nothing of a whole one.
+    """Groups of outlines with similar errors of estimates, narrowest first, with the fraction of the error to apply:
+    the same mesh, the same degrees of parallelism, and any mesh. Only outlines of the same schedule are compared, and a
+    whole head never with a divided one. Nothing is inferred from pipelines, which wait, for meshes without one.
     """
     mesh, kind = outline.mesh, (outline.schedule, outline.head_parts > 1, outline.recomputes)
     yield 1 / 2, (mesh, kind)
@@ -549,7 +575,7 @@ def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
 
 
 def further_ahead(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate with its recomputations earlier before their backwards, where they run apart from these."""
+    """The candidate with its recomputations earlier before their backwards, if they are separate actions."""
     if any(candidate.recompute) and not problem.software.recomputes_on_demand:
         for ahead in AHEAD:
             yield replace(candidate, recompute_ahead=ahead)
@@ -563,5 +589,7 @@ def _by_key(outlines: Iterable[Outline]) -> dict[Key, list[Outline]]:
 
 
 def with_h1(candidate: Candidate) -> Candidate:
-    """The candidate with H1's own order if it runs one of ``zb``'s, which were compared over few micro-batches only."""
+    """The candidate with the order of H1 if it has one of ``zb``, whose orders were compared over few micro-batches
+    only.
+    """
     return replace(candidate, variant=H1) if candidate.schedule == "zb" else candidate

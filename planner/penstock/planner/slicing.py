@@ -1,13 +1,13 @@
-"""Where to cut a sequence into slices: the costs, the answer, and the slicing with the smallest largest slice.
+"""Slices of a sequence: their costs, a slicing, and the slicing with the smallest largest slice.
 
-A sequence is ``num_quanta`` quanta of ``quantum`` tokens. When the quantum does not divide the sequence, the last
-slice takes the tokens that are left over, so every slice but the last is a whole number of quanta.
+A sequence has ``num_quanta`` quanta of ``quantum`` tokens. If the quantum does not divide the sequence, the last slice
+takes the remaining tokens, so every slice but the last is a whole number of quanta.
 
-States are counted from the end: state ``r`` means that ``r`` quanta are still to be cut. A slice leads from state
-``r`` (before it) to state ``q < r`` (after it), and ``edge_ns[r, q]`` is its cost. Counting what is left makes the
-first of several equally good choices the longest slice, which is how every tie here is broken.
+States are counted from the end: state ``r`` means that ``r`` quanta are still to be cut. A slice leads from state ``r``
+(before it) to state ``q < r`` (after it), and ``edge_ns[r, q]`` is its cost. With this count the first of several
+equally good choices is the longest slice, which is how every tie is broken.
 
-Costs may come from measurement and are taken as they are: nothing assumes that they grow with length or prefix.
+Costs may be measured; they need not grow with length or prefix.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.planner.compiled import compiled
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 FORBIDDEN = 1 << 60
-"""The cost of a slice that must not be; adding two of them still fits 64 bits."""
+"""The cost of a forbidden slice; the sum of two still fits 64 bits."""
 
 
 @functools.lru_cache(maxsize=16)
 def _cuts(num_quanta: int) -> tuple[IntArray, IntArray]:
-    """The states before and after every slice that there can be."""
+    """The states before and after every possible slice."""
     before, after = np.tril_indices(num_quanta + 1, -1)
     before.setflags(write=False)
     after.setflags(write=False)
@@ -39,14 +39,14 @@ def _cuts(num_quanta: int) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SlicingProblem:
-    """What slices cost on the bottleneck stage, and which slices are allowed.
+    """Costs of slices on the bottleneck stage, and the allowed slices.
 
-    ``cost_ns[k, p]`` (integers, at least num_quanta + 1 square) is the time of a slice of k quanta after a
-    prefix of p quanta. Entries with k + p = num_quanta end the sequence and stand for k quanta and the tokens
-    left over; entries with k = 0 or k + p > num_quanta are not read. ``tabulate`` fills such a table.
+    ``cost_ns[k, p]`` (integers, at least num_quanta + 1 square) is the time of a slice of k quanta after a prefix of p
+    quanta. Entries with k + p = num_quanta end the sequence and include its remaining tokens; entries with k = 0 or k +
+    p > num_quanta are not read. ``tabulate`` fills such a table.
 
-    The lengths are in tokens; ``max_slice_length`` is how memory bounds a slice. Raises ValueError where the
-    table and the numbers do not fit together.
+    The lengths are in tokens; ``max_slice_length`` is how memory bounds a slice. Raises ValueError if the table and the
+    numbers are inconsistent.
     """
 
     cost_ns: IntArray
@@ -74,13 +74,13 @@ class SlicingProblem:
 
     @property
     def most_slices(self) -> int:
-        """The number of slices no slicing may exceed."""
+        """The largest allowed number of slices."""
         return min(self.max_slices or self.num_quanta, self.num_quanta)
 
     def edges(self) -> IntArray:
-        """``edge_ns[r, q]``, FORBIDDEN where no slice leads from r to q.
+        """``edge_ns[r, q]``, FORBIDDEN if no slice leads from r to q.
 
-        Raises ValueError for a negative cost, or costs so large that sums of them, ranked, would leave 64 bits.
+        Raises ValueError for negative costs, and for costs so large that their ranked sums would exceed 64 bits.
         """
         num_quanta = self.num_quanta
         before, after = _cuts(num_quanta)
@@ -88,8 +88,8 @@ class SlicingProblem:
         if cost_ns.min() < 0 or int(cost_ns.max()) * (num_quanta + 1) ** 2 >= FORBIDDEN:
             raise ValueError(f"slice costs span {cost_ns.min()} to {cost_ns.max()} ns, beyond what can be summed")
         tokens = (before - after) * self.quantum + np.where(after == 0, self.sequence_length % self.quantum, 0)
-        longest = self.sequence_length if self.max_slice_length is None else self.max_slice_length
-        allowed = (tokens >= self.min_slice_length) & (tokens <= longest)
+        max_length = self.sequence_length if self.max_slice_length is None else self.max_slice_length
+        allowed = (tokens >= self.min_slice_length) & (tokens <= max_length)
         edge_ns = np.full((num_quanta + 1, num_quanta + 1), FORBIDDEN, dtype=np.int64)
         edge_ns[before[allowed], after[allowed]] = cost_ns[allowed]
         return edge_ns
@@ -129,8 +129,8 @@ class Slicing:
 def tabulate(cost_of: Callable[[IntArray, IntArray], IntArray], *, sequence_length: int, quantum: int) -> IntArray:
     """The cost table of a SlicingProblem from one call of ``cost_of``.
 
-    ``cost_of(lengths, prefixes)`` gets two flat arrays in tokens and returns nanoseconds. A slice that ends the
-    sequence is asked for with the tokens left over included.
+    ``cost_of(lengths, prefixes)`` gets two flat arrays in tokens and returns nanoseconds. The length of a slice that
+    ends the sequence includes the remaining tokens.
     """
     num_quanta = sequence_length // quantum
     before, after = _cuts(num_quanta)
@@ -142,12 +142,12 @@ def tabulate(cost_of: Callable[[IntArray, IntArray], IntArray], *, sequence_leng
 
 
 def summable_unit_ns(cost_ns: IntArray, num_turns: int = 1) -> int:
-    """A unit of so many nanoseconds that costs counted in it can be summed, over ``num_turns`` whole sequences, and
-    ranked in 64 bits: 1 unless slices take hours.
+    """A unit of cost, in nanoseconds, with which costs over ``num_turns`` whole sequences can be summed and ranked in
+    64 bits: 1 unless slices take hours.
     """
     num_states = len(cost_ns)
-    most = FORBIDDEN // (num_states * max(num_states, num_turns))
-    return int(cost_ns.max()) // most + 1
+    most_units = FORBIDDEN // (num_states * max(num_states, num_turns))
+    return int(cost_ns.max()) // most_units + 1
 
 
 def trace(problem: SlicingProblem, edge_ns: IntArray, states: Sequence[int]) -> Slicing:
@@ -161,9 +161,9 @@ def trace(problem: SlicingProblem, edge_ns: IntArray, states: Sequence[int]) -> 
 class BalancedSlicings(Mapping[int, Slicing]):
     """For each possible number of slices, ascending, the slicing whose largest slice is cheapest.
 
-    Among equals the lexicographically longest-first. Depends on neither micro-batches nor stages, so one serves every
-    rank_one_f_one_b. Empty where the limits allow no slicing. A slicing is traced when it is asked for. The problem's
-    costs are in units of ``unit_ns``, the slicings' in nanoseconds.
+    Ties are broken by the lexicographically longest-first slicing. Independent of micro-batches and stages, so one
+    mapping serves every call of rank_one_f_one_b. Empty if the limits allow no slicing. Slicings are traced on first
+    access. The problem's costs are in units of ``unit_ns``, the slicings' in nanoseconds.
     """
 
     def __init__(self, problem: SlicingProblem, unit_ns: int = 1) -> None:
@@ -178,7 +178,7 @@ class BalancedSlicings(Mapping[int, Slicing]):
         if slicing is None:
             states = _descent(self._edge_ns, self._tails, num_slices)
             slicing = trace(self._problem, self._edge_ns, states)
-            slicing = replace(slicing, slice_ns=tuple(self._unit_ns * each for each in slicing.slice_ns))
+            slicing = replace(slicing, slice_ns=tuple(self._unit_ns * slice_cost for slice_cost in slicing.slice_ns))
             self._traced[num_slices] = slicing
         return slicing
 
@@ -201,8 +201,8 @@ def rank_one_f_one_b(slicings: Iterable[Slicing], *, num_microbatches: int, num_
 
 @compiled
 def smallest_largest_ns(edge_ns: IntArray, tails: IntArray) -> None:
-    """Fill ``tails[s, r]``: the smallest possible largest slice when r quanta are cut into exactly s slices. It holds
-    `FORBIDDEN`, no slice that is, before.
+    """Fill ``tails[s, r]``: the smallest possible largest slice when r quanta are cut into exactly s slices. On entry
+    all entries are `FORBIDDEN`, which means that there is no such slicing.
     """
     tails[0, 0] = 0
     for count in range(1, len(tails)):
@@ -214,7 +214,7 @@ def smallest_largest_ns(edge_ns: IntArray, tails: IntArray) -> None:
 
 
 def _descent(edge_ns: IntArray, tails: IntArray, num_slices: int) -> list[int]:
-    """The states of the longest-first slicing that reaches its optimum."""
+    """The states of the longest-first slicing that attains the optimum."""
     bound_ns, states = tails[num_slices, -1], [len(edge_ns) - 1]
     for left in range(num_slices - 1, -1, -1):
         largest_ns = np.maximum(edge_ns[states[-1]], tails[left])

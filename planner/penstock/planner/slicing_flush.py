@@ -23,17 +23,17 @@ import numpy.typing as npt
 from penstock.planner.slicing import FORBIDDEN, IntArray, Slicing, SlicingProblem, trace
 
 CEILINGS_AT_ONCE = 8
-"""Where the time of a round (about 0.4 ms at 256 quanta) against the number of rounds was best."""
+"""Chosen to balance the time per round (about 0.4 ms at 256 quanta) and the number of rounds."""
 
 
 def best_flush_slicing(
     problem: SlicingProblem, *, num_microbatches: int, num_stages: int, eps_ns: int = 0
 ) -> Slicing | None:
-    """The slicing with the smallest flush_ns; None when the limits allow none.
+    """The slicing with the smallest flush_ns; None if the limits allow none.
 
-    Among equals the fewest slices, then lexicographically the longest first. Ceilings ``eps_ns`` apart need not be
-    told apart: the result is within (num_stages - 1) * eps_ns of the optimum. Raises ValueError for counts below 1
-    and for costs that overflow.
+    Ties are broken by the fewest slices, then by the lexicographically longest first. Ceilings less than ``eps_ns``
+    apart may be skipped: the result is within (num_stages - 1) * eps_ns of the optimum. Raises ValueError for counts
+    below 1 and for costs that overflow.
     """
     if num_microbatches < 1 or num_stages < 1 or eps_ns < 0:
         raise ValueError(f"{num_microbatches=}, {num_stages=} and {eps_ns=} must be positive, eps_ns may be 0")
@@ -62,7 +62,7 @@ def best_flush_slicing(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ceilings:
-    """Every time a largest slice can have, ascending; ``total_ns`` bounds the slicings with that largest slice."""
+    """All possible times of a largest slice, ascending; ``total_ns`` bounds the slicings with that largest slice."""
 
     ceiling_ns: IntArray
     total_ns: IntArray
@@ -70,7 +70,7 @@ class _Ceilings:
 
     @classmethod
     def of(cls, flow: _Flow, *, only_the_largest: bool) -> _Ceilings:
-        """All ceilings, or where the largest slice costs nothing extra only the one that forbids nothing."""
+        """All ceilings; if the largest slice costs nothing extra, only the one that forbids nothing."""
         through_ns = flow.through_ns()
         before, after = np.nonzero(through_ns < FORBIDDEN)
         ceiling_ns, total_ns = flow.edge_ns[before, after], through_ns[before, after]
@@ -80,7 +80,7 @@ class _Ceilings:
         return cls(ceiling_ns=ceiling_ns[first], total_ns=total_ns[first], open=np.ones(len(first), dtype=np.bool_))
 
     def close(self, index: int, slicing: Slicing | None) -> None:
-        """Take in what was found under ceiling ``index``."""
+        """Record the slicing that was found under ceiling ``index``, and close the ceilings that it decides."""
         if slicing is None:
             self.open[: index + 1] = False
             return
@@ -91,8 +91,8 @@ class _Ceilings:
 class _Flow:
     """Cheapest paths from state num_quanta to state 0 (see slicing.py) over slices under a ceiling.
 
-    A path's rank is total_ns * radix + number of slices: one integer, smallest for the cheapest path and among
-    those for the one with the fewest slices. Shape letters: n states, c ceilings solved together, s slices left.
+    A path's rank is total_ns * radix + number of slices: one integer, smallest for the cheapest path and among those
+    for the one with the fewest slices. Shape letters: n states, c ceilings solved together, s slices left.
     """
 
     def __init__(self, problem: SlicingProblem) -> None:
@@ -103,11 +103,11 @@ class _Flow:
 
     @property
     def most_ns(self) -> int:
-        """The most expensive slice that is allowed, 0 if there is none."""
+        """The most expensive allowed slice, 0 if there is none."""
         return int(self.edge_ns.max(where=self.edge_ns < FORBIDDEN, initial=0))
 
     def through_ns(self) -> IntArray:
-        """[r, q]: the cheapest whole slicing that has the slice from r to q, FORBIDDEN where there is none."""
+        """[r, q]: the cheapest whole slicing with the slice from r to q, FORBIDDEN if there is none."""
         tail_c1n, _ = self._tails(np.array([FORBIDDEN - 1]))
         tail_ns = np.where(tail_c1n[0] < FORBIDDEN, tail_c1n[0] // self._radix, FORBIDDEN)
         head_ns = np.zeros_like(tail_ns)
@@ -135,7 +135,7 @@ class _Flow:
         return tail_cn, next_cn
 
     def _few_slices_under(self, ceiling_rank: int) -> Slicing | None:
-        """The same for one ceiling where the cheapest way has more slices than allowed; slower, rarely needed."""
+        """The best slicing under one ceiling if the cheapest has more slices than allowed; slower, rarely needed."""
         rank_nn = np.where(self._rank_nn <= ceiling_rank, self._rank_nn, FORBIDDEN)
         tail_sn = np.full((self._problem.most_slices + 1, self._radix), FORBIDDEN, dtype=np.int64)
         tail_sn[0, 0] = 0
@@ -157,7 +157,7 @@ class _Flow:
 
 @numba.njit(cache=True, nogil=True)
 def _fill_tails(rank_nn: IntArray, ceiling_rank: IntArray, tail_cn: IntArray, next_cn: IntArray) -> None:
-    """See `_Flow._tails`; of equally good slices the longest."""
+    """Fill ``tail_cn`` and ``next_cn`` for `_Flow._tails`; of equally good slices the longest is taken."""
     for ceiling in range(len(ceiling_rank)):
         for state in range(1, len(rank_nn)):
             best = FORBIDDEN
@@ -171,9 +171,9 @@ def _fill_tails(rank_nn: IntArray, ceiling_rank: IntArray, tail_cn: IntArray, ne
 
 @numba.njit(cache=True, nogil=True)
 def _fill_counted_tails(rank_nn: IntArray, tail_sn: IntArray) -> None:
-    """``tail_sn[s, n]``: the best rank from state n to the end in exactly s slices; row 0 comes filled.
+    """``tail_sn[s, n]``: the best rank from state n to the end in exactly s slices; row 0 is filled on entry.
 
-    Under a low ceiling every slice is short, so states before the first that a slice leads to are not looked at.
+    Under a low ceiling every slice is short, so states before the first reachable one are skipped.
     """
     first_n = np.zeros(len(rank_nn), dtype=np.int64)
     for state in range(len(rank_nn)):

@@ -63,7 +63,7 @@ def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
 
 
 def first_like(model: ModelSpec, stage: tuple[int, int]) -> tuple[int, int]:
-    """The first stage with units of the same kinds, if it has layers alone: what is known of one is known of all."""
+    """The first stage with units of the same kinds, if it has only layers; results for it hold for all such stages."""
     first, stop = stage
     before = (first - 1) // 2 * 2 if first and stop <= model.first_head_unit else 0
     return first - before, stop - before
@@ -80,12 +80,12 @@ class StageCosts:
 
     @property
     def together_ns(self) -> Integers:
-        """With all ranks of the host computing."""
+        """Nanoseconds while all ranks of the host compute."""
         return self.alone_ns * self.slowdown_ppm // 1_000_000
 
     @property
     def slice_ns(self) -> Integers:
-        """[stage, slice]: F + I + W together."""
+        """[stage, slice]: the sum of F, I and W."""
         total: Integers = self.together_ns.sum(axis=0)
         return total
 
@@ -97,17 +97,18 @@ def pass_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths)
 
 
 def collective_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths) -> Floats:
-    """[F I W, unit kinds, points]: the part of these seconds in which a rank only waits for its shards."""
+    """[F I W, unit kinds, points]: the part of `pass_seconds` in which a rank only waits for its shards."""
     work = Work.of(batch, lengths, before)
     return np.stack([np.stack([cost.collective_seconds(unit, kind, work) for unit in UNIT_KINDS]) for kind in PASSES])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class UnitTable:
-    """What one unit of each kind takes of every slice of a micro-batch: whatever stages take is sums of it.
+    """Costs of one unit of each kind for every slice of a micro-batch; the costs of stages are sums of these.
 
-    ``seconds`` [F I W, unit kinds, slices] are those alone, which are ``slowdown`` [F I W, unit kinds, 1] times as many
-    while all ranks of the host compute; ``transient_bytes`` [unit kinds, F I W, slices] go beyond the slots.
+    ``seconds`` [F I W, unit kinds, slices] are those of a unit alone; they are ``slowdown`` [F I W, unit kinds, 1]
+    times as many while all ranks of the host compute. ``transient_bytes`` [unit kinds, F I W, slices] are needed beyond
+    the slots.
     """
 
     seconds: Floats
@@ -117,7 +118,7 @@ class UnitTable:
 
     @classmethod
     def of(cls, cost: CostModel, batch: int, slices: Sequence[int]) -> UnitTable:
-        """For micro-batches of ``batch`` sequences, each of these ``slices`` in tokens."""
+        """The table for micro-batches of ``batch`` sequences, each cut into ``slices`` in tokens."""
         lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices)
         points = list(zip(slices, before.tolist(), strict=True))
         sizes = [
@@ -146,13 +147,13 @@ def joined(tables: Sequence[StageCosts]) -> StageCosts:
     if len(tables) == 1:
         return tables[0]
     return StageCosts(
-        alone_ns=np.concatenate([each.alone_ns for each in tables], axis=2),
+        alone_ns=np.concatenate([table.alone_ns for table in tables], axis=2),
         slowdown_ppm=np.concatenate([each.slowdown_ppm for each in tables], axis=2),
     )
 
 
 def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:
-    """[units]: nanoseconds of F + I + W of each unit over all slices of one micro-batch, all ranks computing."""
+    """[units]: nanoseconds of F + I + W of each unit over all slices of one micro-batch, while all ranks compute."""
     total = (units.seconds.sum(axis=2) * units.slowdown[:, :, 0]).sum(axis=0)
     numbers = _kind_numbers(model)
     require_countable(NANOSECONDS_PER_SECOND * float(total[numbers].sum()))
@@ -161,8 +162,8 @@ def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:
 
 
 def stage_slice_ns(cost: CostModel, counts: Integers, seconds: Floats) -> Integers:
-    """[points]: F + I + W of a stage of ``counts`` units of each kind, three overheads included, while all ranks of the
-    host compute; ``seconds`` are those of `pass_seconds`.
+    """[points]: F + I + W of a stage of ``counts`` units of each kind, including three overheads, while all ranks of
+    the host compute; ``seconds`` are those of `pass_seconds`.
     """
     total: Floats = np.full(seconds.shape[2], len(PASSES) * cost.action_overhead_seconds)
     for kind, of_units in zip(PASSES, seconds, strict=True):

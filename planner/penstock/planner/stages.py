@@ -1,8 +1,8 @@
-"""Which units each stage owns: contiguous ranges with the smallest bottleneck, within the memory of every stage.
+"""Units of each stage: contiguous ranges with the smallest bottleneck, within the memory of every stage.
 
-Legend for shapes: k stages, u units, w = u - k + 1 places. Stage ``s`` starts at unit s + x and stops before unit
-s + 1 + y, with places 0 <= x <= y < w, so no stage is empty and the next stage starts at place y. Counting places
-instead of units leaves less to try when stages are many.
+Legend for shapes: k stages, u units, w = u - k + 1 places. Stage ``s`` starts at unit s + x and stops before unit s + 1
++ y, with places 0 <= x <= y < w, so no stage is empty and the next stage starts at place y. Places are fewer than
+units, which saves work if stages are many.
 
 The dynamic programmes (`stages_kernel`) run from the last stage to the first, so that the first of several equally good
 choices is the shortest early stage: early stages hold the most micro-batches in flight.
@@ -28,19 +28,18 @@ SQUARE_BITS = 26
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagesProblem:
-    """Units, and the stages that shall own them.
+    """Units, and the stages to divide them among.
 
-    Per unit: ``unit_ns`` (an integer, or a vector of which a stage's largest sum counts, such as one entry per
-    slice), ``resident_bytes`` (parameters, gradients, optimizer state) and ``in_flight_bytes`` (activations of one
-    piece of work). Per stage: ``in_flight`` (how many such pieces it holds at most, may be fractional),
-    ``limit_bytes``, and where given ``slowdown`` (time against the device the units were measured on, else 1),
-    ``fixed_ns`` (else 0) and ``most_units`` (units it may own at most, if its first unit's number is even and if it is
-    odd).
+    Per unit: ``unit_ns`` (an integer, or a vector of which a stage's largest sum counts, such as one entry per slice),
+    ``resident_bytes`` (parameters, gradients, optimizer state) and ``in_flight_bytes`` (activations of one piece of
+    work). Per stage: ``in_flight`` (how many such pieces it holds at most, may be fractional), ``limit_bytes``, and
+    optionally ``slowdown`` (time relative to the device the units were measured on, default 1), ``fixed_ns`` (default
+    0) and ``most_units`` (a pair: the most units it may own if its first unit's number is even, and if it is odd).
 
     Stage s over a range of units takes ceil(slowdown[s] * sum(unit_ns)) + fixed_ns[s] nanoseconds and
-    sum(resident_bytes) + ceil(in_flight[s] * sum(in_flight_bytes)) bytes. Only ``limit_bytes`` may be negative: a
-    caller takes constants off it. Raises ValueError where lengths disagree, another number is negative, or there
-    are fewer units than stages.
+    sum(resident_bytes) + ceil(in_flight[s] * sum(in_flight_bytes)) bytes. Only ``limit_bytes`` may be negative, since
+    callers subtract constants from it. Raises ValueError for lengths that disagree, for other negative numbers, and for
+    fewer units than stages.
     """
 
     unit_ns: Sequence[int] | Sequence[Sequence[int]]
@@ -68,12 +67,12 @@ class StagesProblem:
 
     @property
     def num_units(self) -> int:
-        """How many units are shared out."""
+        """Number of units."""
         return len(self.unit_ns)
 
     @property
     def num_stages(self) -> int:
-        """How many stages share them."""
+        """Number of stages."""
         return len(self.limit_bytes)
 
     def stage_ns(self, stage: int | IntArray, first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
@@ -107,9 +106,9 @@ class StagePartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryShortage:
-    """No partition fits. ``bounds`` comes closest: the most bytes any stage lacks is smallest, then their sum.
+    """No partition fits. ``bounds`` comes closest: it minimizes the largest number of missing bytes, then their sum.
 
-    ``missing_bytes[s]`` is what stage s lacks there, 0 where it fits.
+    ``missing_bytes[s]`` is the excess of stage s, 0 if it fits.
     """
 
     bounds: tuple[int, ...]
@@ -122,10 +121,10 @@ class MemoryShortage:
 
 
 def best_partitions(problem: StagesProblem, *, count: int = 1) -> tuple[StagePartition, ...] | MemoryShortage:
-    """Partitions within memory for the ``count`` smallest bottlenecks there are, ascending; fewer if there are fewer.
+    """Partitions within memory for the ``count`` smallest bottlenecks, ascending; fewer if fewer exist.
 
     For each bottleneck the partition with the smallest sum of squared stage times (of their SQUARE_BITS leading bits,
-    so exact below 67 ms), among equals the lexicographically smallest bounds. If no partition fits, what is missing.
+    so exact below 67 ms), among equals the lexicographically smallest bounds. If no partition fits, the shortage.
     """
     if count < 1:
         raise ValueError(f"{count=} is not positive")
@@ -137,15 +136,15 @@ def best_partitions(problem: StagesProblem, *, count: int = 1) -> tuple[StagePar
 
 
 def balanced_bounds(unit_ns: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """The bounds of the partition with the smallest bottleneck, whatever its stages hold.
+    """The bounds of the partition with the smallest bottleneck, without a memory limit.
 
-    Units whose times are beyond what can be added are dealt evenly.
+    Units are divided evenly if their times are too large to be summed.
     """
     units = np.zeros((len(unit_ns) + 1, kernel.FIRST_NS + 1), dtype=np.int64)
     units[1:, kernel.FIRST_NS] = np.cumsum(unit_ns, dtype=np.int64)
     if not 1 <= num_stages <= len(unit_ns):
         raise ValueError(f"{len(unit_ns)} units cannot fill {num_stages} stages")
-    bottleneck_ns = int(float(kernel.smallest_longest(units[:, kernel.FIRST_NS].copy(), num_stages)))  # as it is scaled
+    bottleneck_ns = int(float(kernel.smallest_longest(units[:, kernel.FIRST_NS].copy(), num_stages)))  # scaled
     if bottleneck_ns >= kernel.FORBIDDEN:
         return tuple(len(unit_ns) * stage // num_stages for stage in range(num_stages + 1))
     stages = np.zeros((num_stages, kernel.MOST_FROM_ODD + 1), dtype=np.int64)
@@ -156,10 +155,10 @@ def balanced_bounds(unit_ns: Sequence[int], num_stages: int) -> tuple[int, ...]:
 
 
 def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]) -> tuple[int, ...]:
-    """Bounds whose busiest rank works less than with ``bounds``, by units that it gives to other stages.
+    """Bounds whose busiest rank has less work than with ``bounds``, by moving units between stages.
 
-    ``owners`` [stages] are the stages' ranks. The smallest bottleneck of all stages is not that of ranks with several:
-    where the head takes as long as a stage, a V's first rank has it besides a stage like all others.
+    ``owners`` [stages] are the stages' ranks. The smallest bottleneck over stages is not the smallest over ranks with
+    several: if the head takes as long as a stage, a V's first rank has it in addition to an ordinary stage.
     """
     running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
     by_rank = np.argsort(owners, kind="stable")
@@ -174,7 +173,7 @@ def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequenc
     loads = loads_of(best[None])[0]
     while True:
         busiest = np.flatnonzero(np.array(owners) == ranks[loads.argmax()])
-        source, target = (each.reshape(-1, 1) for each in np.meshgrid(busiest, np.arange(len(owners))))
+        source, target = (grid.reshape(-1, 1) for grid in np.meshgrid(busiest, np.arange(len(owners))))
         options = best + ((source >= numbers) & (target < numbers)) - ((source < numbers) & (target >= numbers))
         options = options[(np.diff(options) > 0).all(axis=1)]
         if not len(options):
@@ -189,26 +188,26 @@ def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequenc
 
 
 MOST_CUTS = 5_000
-"""Where there are no more ways to cut the units, the best is found by trying all."""
+"""Up to so many ways to cut the units, all are tried."""
 
 FEW_STAGES = 16
-"""With more stages one cut alone is evened: evening takes milliseconds there."""
+"""With more stages only one cut is evened, since that takes milliseconds there."""
 
 
 def shared_head_bounds(unit_ns: Sequence[int], head_parts: int, owners: Sequence[int]) -> tuple[int, ...]:
-    """Bounds for ranks with several stages whose busiest rank works least, where the last ``head_parts`` units are
-    parts of the head, of one size and layers of another.
+    """Bounds that minimize the busiest rank's work for ranks with several stages, where the last ``head_parts`` units
+    are parts of the head, which differ from layers in size.
 
-    Where there are few cuts, all are tried. Else units move one at a time, which ends where no single move helps. So it
-    begins from several cuts: the smallest bottleneck of all stages, and for numbers of last stages the one where these
-    share the parts and the others the layers, so that ranks with fewer parts have more layers. Of many stages the best
-    of few such cuts is evened.
+    All cuts are tried if they are few. Else single units are moved until no move helps, from several starting points:
+    the smallest bottleneck over stages, and for each number of last stages the cut where those share the parts and the
+    others the layers, so that ranks with fewer parts have more layers. With many stages only the best of few such cuts
+    is evened.
     """
     is_few = len(owners) <= FEW_STAGES
     if is_few and math.comb(len(unit_ns) - 1, len(owners) - 1) <= MOST_CUTS:
         return _best_cut(unit_ns, owners)
-    most = min(head_parts, len(owners) - 1)
-    counts = range(1, most + 1) if is_few else sorted({most, min(most, max(owners) + 1)})
+    most_stages = min(head_parts, len(owners) - 1)
+    counts = range(1, most_stages + 1) if is_few else sorted({most_stages, min(most_stages, max(owners) + 1)})
     starts = [cut for count in counts if (cut := headed_bounds(unit_ns, head_parts, owners, count)) is not None]
     if is_few or not starts:
         starts.append(balanced_bounds(unit_ns, len(owners)))
@@ -229,7 +228,7 @@ def _best_cut(unit_ns: Sequence[int], owners: Sequence[int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _every_cut(num_units: int, num_stages: int) -> IntArray:
-    """[cuts, stages + 1]: all bounds of stages that own a unit at least."""
+    """[cuts, stages + 1]: bounds of all ways to give every stage at least one unit."""
     inner = list(itertools.combinations(range(1, num_units), num_stages - 1))
     cuts: IntArray = np.pad(np.array(inner, dtype=np.int64).reshape(len(inner), -1), ((0, 0), (1, 1)))
     cuts[:, -1] = num_units
@@ -237,34 +236,34 @@ def _every_cut(num_units: int, num_stages: int) -> IntArray:
 
 
 def headed_bounds(unit_ns: Sequence[int], head_parts: int, owners: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """Bounds with which the last ``count`` stages share the parts of the head evenly, and the others the layers by what
-    their ranks have of the parts; none where there are too few layers.
+    """Bounds with which the last ``count`` stages share the parts of the head evenly, and the others the layers, so
+    that ranks with fewer parts have more layers; None if there are too few layers.
     """
-    num_layers, front = len(unit_ns) - head_parts, len(owners) - count
-    if not 0 < front <= num_layers:
+    num_layers, num_front = len(unit_ns) - head_parts, len(owners) - count
+    if not 0 < num_front <= num_layers:
         return None
     of_parts = [num_layers + head_parts * i // count for i in range(count + 1)]
-    shared = np.zeros(max(owners) + 1)
-    for owner, (first, stop) in zip(owners[front:], itertools.pairwise(of_parts), strict=True):
-        shared[owner] += sum(unit_ns[first:stop])
-    num_fronts = np.bincount(owners[:front], minlength=len(shared))
-    fixed_ns = (shared / np.maximum(num_fronts, 1))[list(owners[:front])]
-    nothing, none = [0] * num_layers, [0] * front
-    found = best_partitions(
+    parts_ns = np.zeros(max(owners) + 1)
+    for owner, (first, stop) in zip(owners[num_front:], itertools.pairwise(of_parts), strict=True):
+        parts_ns[owner] += sum(unit_ns[first:stop])
+    front_counts = np.bincount(owners[:num_front], minlength=len(parts_ns))
+    fixed_ns = (parts_ns / np.maximum(front_counts, 1))[list(owners[:num_front])]
+    no_bytes, no_limits = [0] * num_layers, [0] * num_front
+    partitions = best_partitions(
         StagesProblem(
             unit_ns=unit_ns[:num_layers],
-            resident_bytes=nothing,
-            in_flight_bytes=nothing,
-            in_flight=[0.0] * front,
-            limit_bytes=none,
+            resident_bytes=no_bytes,
+            in_flight_bytes=no_bytes,
+            in_flight=[0.0] * num_front,
+            limit_bytes=no_limits,
             fixed_ns=fixed_ns.astype(np.int64).tolist(),
         )
     )
-    return None if isinstance(found, MemoryShortage) else (*found[0].bounds, *of_parts[1:])
+    return None if isinstance(partitions, MemoryShortage) else (*partitions[0].bounds, *of_parts[1:])
 
 
 def rank_loads(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]) -> npt.NDArray[np.float64]:
-    """[ranks]: the work of all stages of each."""
+    """[ranks]: the work of all stages of each rank."""
     running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
     loads = np.zeros(max(owners) + 1)
     np.add.at(loads, list(owners), np.diff(running[list(bounds)]))
@@ -274,7 +273,7 @@ def rank_loads(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[i
 def _load_order(
     unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]
 ) -> tuple[float, float, tuple[int, ...]]:
-    """The busiest rank's work, then the sum of squares, then the bounds."""
+    """Sort key: the busiest rank's work, then the sum of squares, then the bounds."""
     loads = rank_loads(unit_ns, bounds, owners)
     return float(loads.max()), float((loads**2).sum()), tuple(bounds)
 
@@ -308,7 +307,7 @@ def _tables(problem: StagesProblem) -> Tables:
 
 
 def _bottlenecks(tables: Tables) -> Iterator[int]:
-    """The times that are the largest of some partition, ascending."""
+    """The bottlenecks of all partitions, ascending."""
     bottleneck_ns = -1
     while (bottleneck_ns := kernel.smallest_largest(*tables, False, bottleneck_ns)) < kernel.FORBIDDEN:
         yield bottleneck_ns
@@ -326,9 +325,11 @@ def _shortage(problem: StagesProblem, tables: Tables) -> MemoryShortage:
     most_bytes = kernel.smallest_largest(*tables, True, -1)
     bounds = np.zeros(problem.num_stages + 1, dtype=np.int64)
     kernel.cheapest(*tables, True, most_bytes, 0, bounds)
-    needed = problem.stage_bytes(np.arange(problem.num_stages), bounds[:-1], bounds[1:]).tolist()
-    missing = (max(0, need - limit) for need, limit in zip(needed, problem.limit_bytes, strict=True))
-    return MemoryShortage(bounds=tuple(bounds.tolist()), missing_bytes=tuple(missing))
+    needed_bytes = problem.stage_bytes(np.arange(problem.num_stages), bounds[:-1], bounds[1:]).tolist()
+    missing_bytes = (
+        max(0, stage_bytes - limit) for stage_bytes, limit in zip(needed_bytes, problem.limit_bytes, strict=True)
+    )
+    return MemoryShortage(bounds=tuple(bounds.tolist()), missing_bytes=tuple(missing_bytes))
 
 
 def _partition(problem: StagesProblem, bounds: tuple[int, ...]) -> StagePartition:

@@ -1,7 +1,7 @@
 """The dynamic programmes of the stage partition, compiled.
 
-A range of units costs its stage nanoseconds, or the bytes that the stage lacks for it. Neither falls as a range grows,
-so stops are tried one by one only until a range costs too much; no table of all ranges is ever made.
+The cost of a range of units is its stage's nanoseconds, or its stage's excess bytes. Neither falls as a range grows, so
+stops are tried one by one only until a range costs too much; no table of all ranges is made.
 
 Shape letters: k stages, u units, w = u - k + 1 places (see stages.py).
 """
@@ -20,23 +20,23 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 FORBIDDEN = 1 << 60
-"""The cost of a range that must not be; adding two of them still fits 64 bits."""
+"""The cost of a forbidden range; the sum of two still fits 64 bits."""
 
-# Columns of `units` [u + 1]: sums over all units before this one of what stays, of what one piece of work in flight
-# holds, and, from there on, of every entry of their nanoseconds.
+# Columns of `units` [u + 1], sums over all units before this one: bytes always held, bytes held per piece of work in
+# flight, and from there on every entry of their nanoseconds.
 RESIDENT, HELD, FIRST_NS = range(3)
 
-# Columns of `stages` [k] and of `factors` [k]. How many units a stage may own depends on whether its first one's number
-# is even or odd, since attention and MLP alternate.
+# Columns of `stages` [k] and of `factors` [k]. The most units that a stage may own depend on whether its first unit's
+# number is even or odd, since attention and MLP alternate.
 LIMIT, FIXED_NS, MOST_FROM_EVEN, MOST_FROM_ODD = range(4)
 IN_FLIGHT, SLOWDOWN = range(2)
 
 
 @numba.njit(cache=True, nogil=True)
 def smallest_largest(units: Ints, stages: Ints, factors: Floats, lacking: bool, above: int) -> int:
-    """The smallest cost beyond ``above`` that is the largest of a partition's ranges, FORBIDDEN if there is none."""
+    """The smallest cost above ``above`` that is the largest of a partition's ranges, FORBIDDEN if there is none."""
     num_places = len(units) - len(stages)
-    tails = np.full((2, num_places), FORBIDDEN, dtype=np.int64)  # of all partitions, of those with a cost beyond
+    tails = np.full((2, num_places), FORBIDDEN, dtype=np.int64)  # all partitions, those with a cost above
     tails[0, -1] = 0
     for stage in range(len(stages) - 1, -1, -1):
         for start in range(num_places):
@@ -54,8 +54,9 @@ def smallest_largest(units: Ints, stages: Ints, factors: Floats, lacking: bool, 
 
 @numba.njit(cache=True, nogil=True)
 def smallest_longest(running: Ints, num_stages: int) -> int:
-    """The same of nanoseconds alone, of which ``running`` [u + 1] are sums, by bisection: the least time within which
-    stages that each take as many units as they can are no more than ``num_stages``. Fewer can be divided further.
+    """The smallest longest time of ``num_stages`` stages, without memory, by bisection: the least time within which at
+    most so many stages, each as long as possible, own all units. Fewer stages can be divided further. ``running`` [u +
+    1] are sums of nanoseconds.
     """
     low, high = 0, running[-1]
     for unit in range(len(running) - 1):
@@ -76,12 +77,12 @@ def smallest_longest(running: Ints, num_stages: int) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest: int, shift: int, bounds: Ints) -> None:
-    """Fill ``bounds`` [k + 1] with those of the partition whose largest cost is ``largest`` and whose squares of
-    costs without their last ``shift`` bits (the costs themselves of what is lacking) have the smallest sum; among
-    equals with the smallest bounds.
+    """Fill ``bounds`` [k + 1] with those of the partition whose largest cost is ``largest`` and whose squared costs
+    without their last ``shift`` bits (for excess bytes the costs themselves) have the smallest sum; ties are broken by
+    the smallest bounds.
     """
     num_places = len(units) - len(stages)
-    best = np.full((2, len(stages) + 1, num_places), FORBIDDEN, dtype=np.int64)  # needing a largest range, needing none
+    best = np.full((2, len(stages) + 1, num_places), FORBIDDEN, dtype=np.int64)  # with a largest range to come, without
     choices = np.zeros((2, len(stages), num_places), dtype=np.int64)
     best[1, -1, -1] = 0
     for stage in range(len(stages) - 1, -1, -1):
@@ -107,7 +108,9 @@ def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest:
 
 @compiled
 def _cost(units: Ints, stages: Ints, factors: Floats, lacking: bool, stage: int, first: int, stop: int) -> int:
-    """What ``stage`` lacks for units [first, stop), or their nanoseconds there, FORBIDDEN if it lacks anything."""
+    """The excess bytes of ``stage`` for units [first, stop), or their nanoseconds there, FORBIDDEN if it exceeds its
+    limit.
+    """
     held = math.ceil((units[stop, HELD] - units[first, HELD]) * factors[stage, IN_FLIGHT])
     missing = units[stop, RESIDENT] - units[first, RESIDENT] + held - stages[stage, LIMIT]
     too_many = stop - first > stages[stage, MOST_FROM_EVEN + first % 2]

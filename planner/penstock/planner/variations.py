@@ -1,22 +1,23 @@
-"""What would help: changed jobs and changed hardware, each simulated with the same plan or planned again.
+"""Effects of changes to a job or its hardware, each simulated with the same plan or planned again.
 
-A variation is a job and hardware like those that were planned for, but for one thing:
+A variation is a job and hardware that differ from the planned ones in one thing:
 
 ======================= ==========================================
-change                  what the plan at hand says of it
+change                  result with the existing plan
 ======================= ==========================================
 links 10 % faster       a gain, and other plans may gain more
 twice the micro-batches the same, if its schedule is a built-in one
-10 GiB more memory      nothing: it takes what it takes
-a node more or fewer    nothing: it is for another number of devices
-sequences twice as long nothing: its slices are of another length
+10 GiB more memory      none: it needs the same memory
+a node more or fewer    none: it is for another number of devices
+sequences twice as long none: its slices have another length
 ======================= ==========================================
 
-So every plan is simulated again for the first two, which costs two simulations. All are planned again only on request,
-which costs a search each. Where both were computed the faster counts, since a search has a budget and may miss the plan
-at hand. Every `Variation` says which it was.
+So every plan is simulated again for the first two, which costs two simulations. All changes are planned again only on
+request, which costs a search each. If both were computed the faster one counts, since a search has a budget and may
+miss the existing plan. Every `Variation` names its method.
 
-Changes compare by tokens per second per device: a node more always shortens the step, but not always by its share.
+Changes are compared by tokens per second per device: one more node always shortens the step, but not always by its
+share.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from penstock.planner.schedules.registry import BUILT_IN
 FASTER = 1.1
 MORE_BYTES = 10 * 2**30
 MOST_ACTIONS = 500_000
-"""Longer steps are not simulated again: it would take more than a second."""
+"""Longer steps are not simulated again: that would take more than a second."""
 
 Hardware = Profile | ClusterSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changed:
-    """A job and hardware that differ from those at hand in one thing; ``detail`` is its number."""
+    """A job and hardware that differ from the existing ones in one thing; ``detail`` is its number."""
 
     spec: JobSpec
     hardware: Hardware
@@ -62,21 +63,21 @@ class Changed:
 
 
 Change = Callable[[JobSpec, Hardware], Changed | None]
-"""None where nothing is known of it, or it means nothing; raises `UserError` for a job that cannot be."""
+"""Returns None if the change is unknown or meaningless there; raises `UserError` for an impossible job."""
 
 
 def problem_for(spec: JobSpec, hardware: Hardware) -> Problem:
-    """What is planned for ``spec`` on ``hardware``."""
+    """The planning problem of ``spec`` on ``hardware``."""
     if isinstance(hardware, ClusterSpec):
         return problem_from_cluster(spec, hardware)
     return problem_from_profile(spec, hardware)
 
 
 def faster_links(spec: JobSpec, hardware: Hardware) -> Changed:
-    """All links have more bandwidth, and the same latency. Measured reductions stay as they were measured."""
+    """All links have more bandwidth and the same latency. Measured reductions are unchanged."""
     if isinstance(hardware, Profile):
         links = tuple(
-            dataclasses.replace(each, bytes_per_second=FASTER * each.bytes_per_second) for each in hardware.links
+            dataclasses.replace(link, bytes_per_second=FASTER * link.bytes_per_second) for link in hardware.links
         )
         measured = dataclasses.replace(hardware, links=links)
         return Changed(spec=spec, hardware=measured, detail="reductions as measured")
@@ -86,7 +87,7 @@ def faster_links(spec: JobSpec, hardware: Hardware) -> Changed:
         intra_node=_faster(hardware.intra_node),
         inter_node=_faster(hardware.inter_node),
         intra_node_peer=None if peer is None else _faster(peer),
-        links=tuple(dataclasses.replace(each, link=_faster(each.link)) for each in hardware.links),
+        links=tuple(dataclasses.replace(link, link=_faster(link.link)) for link in hardware.links),
     )
     return Changed(spec=spec, hardware=described)
 
@@ -104,7 +105,7 @@ def twice_the_microbatches(spec: JobSpec, hardware: Hardware) -> Changed:
 
 
 def more_memory(spec: JobSpec, hardware: Hardware) -> Changed:
-    """Every device has more memory, and the job may use it."""
+    """Every device has more memory, which the job may use."""
     if isinstance(hardware, ClusterSpec):
         device = dataclasses.replace(hardware.device, memory_bytes=hardware.device.memory_bytes + MORE_BYTES)
         hardware = dataclasses.replace(hardware, device=device)
@@ -113,12 +114,12 @@ def more_memory(spec: JobSpec, hardware: Hardware) -> Changed:
 
 
 def node_more(spec: JobSpec, hardware: Hardware) -> Changed | None:
-    """The job has the devices of one more node; what was measured says nothing about such a node."""
+    """The job has one more node's devices; None for a profile, which does not know such a node."""
     return None if isinstance(hardware, Profile) else _with_nodes(spec, hardware, 1)
 
 
 def node_fewer(spec: JobSpec, hardware: Hardware) -> Changed | None:
-    """The job has the devices of one node fewer, if it has those of more than one."""
+    """The job has one node's devices fewer; None for a profile, or if it has at most one node."""
     if isinstance(hardware, Profile) or spec.resources.ranks <= hardware.devices_per_node:
         return None
     return _with_nodes(spec, hardware, -1)
@@ -136,9 +137,7 @@ def _with_nodes(spec: JobSpec, cluster: ClusterSpec, more: int) -> Changed:
 
 
 def next_length(spec: JobSpec, hardware: Hardware) -> Changed:
-    """Sequences are twice as long, and gpt2 has as many positions. What was measured holds up to the length that it was
-    measured for.
-    """
+    """Sequences are twice as long, and gpt2 has as many positions. A profile only holds up to its own length."""
     length = 2 * spec.data.sequence_length
     if isinstance(hardware, Profile):
         raise UserError(what=f"not measured: set data.sequenceLength to {length} and run penstock profile")
@@ -149,7 +148,7 @@ def next_length(spec: JobSpec, hardware: Hardware) -> Changed:
 
 
 SAME_PLAN: dict[str, Change] = {"links 10 % faster": faster_links, "twice the micro-batches": twice_the_microbatches}
-"""Changes that a plan can run in, and may gain from."""
+"""Changes that the plan can run in, and may gain from."""
 
 CHANGES: dict[str, Change] = {
     **SAME_PLAN,
@@ -161,26 +160,26 @@ CHANGES: dict[str, Change] = {
 
 
 def same_plan_variations(plan: Plan, spec: JobSpec, hardware: Hardware) -> tuple[Variation, ...]:
-    """What the plan itself gains from changes that it can run in, best first; of a plan that was predicted."""
-    found = (_same_plan(plan, name, *_tried(change, spec, hardware)) for name, change in SAME_PLAN.items())
-    return _ordered(each for each in found if each is not None)
+    """The gains of a predicted plan from changes that it can run in, best first."""
+    variations = (_same_plan(plan, name, *_tried(change, spec, hardware)) for name, change in SAME_PLAN.items())
+    return _ordered(variation for variation in variations if variation is not None)
 
 
 def searched_variations(
     plan: Plan, spec: JobSpec, hardware: Hardware, reporter: Callable[[str], Reporter | None] = lambda name: None
 ) -> tuple[Variation, ...]:
-    """What each change gains when it is planned again, best first. ``reporter`` makes that of a search."""
-    found = []
+    """The gain of each change with a new plan, best first. ``reporter`` makes the reporter of a search by its name."""
+    variations = []
     for name, change in CHANGES.items():
         changed, refusal = _tried(change, spec, hardware)
         same = _same_plan(plan, name, changed, refusal) if name in SAME_PLAN else None
         searched = _searched(plan, name, changed, refusal, reporter)
-        found.append(same if same is not None and _gain(same) >= _gain(searched) else searched)
-    return _ordered(each for each in found if each is not None)
+        variations.append(same if same is not None and _gain(same) >= _gain(searched) else searched)
+    return _ordered(variation for variation in variations if variation is not None)
 
 
 def with_variations(plan: Plan, variations: tuple[Variation, ...]) -> Plan:
-    """The plan with what would help, in its explanation and in its reasons."""
+    """The plan with the variations in its explanation and its reasons."""
     assert plan.prediction is not None, "a plan that was decided is predicted"
     explanation = dataclasses.replace(plan.prediction.explanation or Explanation(), variations=variations)
     prediction = dataclasses.replace(plan.prediction, explanation=explanation)
@@ -188,7 +187,7 @@ def with_variations(plan: Plan, variations: tuple[Variation, ...]) -> Plan:
 
 
 def _reason(variations: tuple[Variation, ...]) -> tuple[str, ...]:
-    computed = sum(each.gain is not None for each in variations)
+    computed = sum(variation.gain is not None for variation in variations)
     if not computed:
         return ()
     helpful = most_helpful(variations)
@@ -199,7 +198,7 @@ def _reason(variations: tuple[Variation, ...]) -> tuple[str, ...]:
 
 
 def _tried(change: Change, spec: JobSpec, hardware: Hardware) -> tuple[Changed | None, str]:
-    """The changed job, or why it cannot be; neither if the change means nothing."""
+    """The changed job, or why it is impossible; neither if the change is meaningless."""
     try:
         return change(spec, hardware), ""
     except UserError as mistake:
@@ -207,7 +206,7 @@ def _tried(change: Change, spec: JobSpec, hardware: Hardware) -> tuple[Changed |
 
 
 def _same_plan(plan: Plan, name: str, changed: Changed | None, refusal: str) -> Variation | None:
-    """The plan simulated again; none if its step is too long, or its schedule is made for its micro-batches."""
+    """The plan simulated again; None if its step is too long, or its schedule is made for its micro-batches."""
     if changed is None:
         return Variation(change=name, method=Method.SAME_PLAN, refusal=refusal) if refusal else None
     candidate = _in_changed(plan, changed.spec)
@@ -234,12 +233,14 @@ def _in_changed(plan: Plan, spec: JobSpec) -> Candidate | None:
         return None
     degrees, share = {"dp": plan.dp, "tp": plan.tp, "pp": plan.pp}, spec.training.global_batch // plan.dp
     mesh = Mesh.of_share(**degrees, microbatch=plan.microbatch, share=share)
-    own = _fitting_slices(candidate, mesh.remainder)
-    return dataclasses.replace(candidate, mesh=mesh, schedule=plan.schedule.generator, remainder_slices=own)
+    remainder_slices = _fitting_slices(candidate, mesh.remainder)
+    return dataclasses.replace(
+        candidate, mesh=mesh, schedule=plan.schedule.generator, remainder_slices=remainder_slices
+    )
 
 
 def _fitting_slices(candidate: Candidate, remainder: int) -> tuple[int, ...]:
-    """Slices of a last micro-batch of so many sequences: its own, or where it has more by then those of the others."""
+    """Slices of a last micro-batch of so many sequences: its own, or those of the others if it has grown."""
     if not remainder:
         return ()
     return candidate.remainder_slices if remainder <= candidate.mesh.remainder else candidate.slices
@@ -259,7 +260,7 @@ def _searched(
 
 
 def _variation(plan: Plan, name: str, changed: Changed, method: Method, new: Plan, step_seconds: float) -> Variation:
-    """``new``, of the changed job, compared with ``plan``, of the job at hand."""
+    """``new``, a plan of the changed job, compared with ``plan``, of the existing one."""
     now = plan.speed()
     then = speed_of(
         plan.model,
@@ -269,7 +270,7 @@ def _variation(plan: Plan, name: str, changed: Changed, method: Method, new: Pla
         step_seconds=step_seconds,
         peak_flops=plan.prediction.peak_flops if plan.prediction else None,
     )
-    if now is None or then is None:  # of numbers so large that a step takes no time
+    if now is None or then is None:  # the numbers are so large that a step takes no time
         return Variation(change=_named(name, changed), method=method, step_seconds=step_seconds)
     return Variation(
         change=_named(name, changed),
@@ -290,5 +291,5 @@ def _gain(variation: Variation | None) -> float:
     return -math.inf if variation is None or variation.gain is None else variation.gain
 
 
-def _ordered(found: Iterable[Variation]) -> tuple[Variation, ...]:
-    return tuple(sorted(found, key=_gain, reverse=True))
+def _ordered(variations: Iterable[Variation]) -> tuple[Variation, ...]:
+    return tuple(sorted(variations, key=_gain, reverse=True))

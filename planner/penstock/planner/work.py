@@ -1,4 +1,4 @@
-"""The work of slices, of which all costs are functions: tokens, query-key pairs and the sequences they belong to."""
+"""The work of slices, on which all costs depend: tokens, query-key pairs and their sequences."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PASSES_WITH_WORK = (
     *((unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I, Kind.W)),
     (UnitKind.HEAD, Kind.F),
 )
-"""Every pass that takes time in penstock's own trainer: the F of a head in one part does its whole backward."""
+"""Passes that take time in penstock's own trainer: the F of a whole head includes its backward."""
 
 MOST_BYTES = 64 * 2**40
-"""Of one unit in a slot or beyond its slots: more is counted as this. No rank has it, and 64 bits hold the sum over a
-model's units.
+"""Larger sizes of one unit in a slot or beyond its slots count as this. No rank has so much memory, and the sum over a
+model's units fits 64 bits.
 """
 
 
@@ -36,17 +36,17 @@ def rows_of(sharding: Sharding, tokens: Floats) -> Floats:
 
 
 def head_rows(model: ModelSpec, sharding: Sharding) -> int:
-    """Rows of the vocabulary that the largest shard of the largest part of the head has."""
-    of_part = -(-model.vocab // model.head_parts)
-    return -(-of_part // sharding.tp)
+    """Rows of the vocabulary on the largest shard of the largest part of the head."""
+    part_rows = -(-model.vocab // model.head_parts)
+    return -(-part_rows // sharding.tp)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
     """The work of one pass of a unit on slices, elementwise.
 
-    B sequences of n tokens after c of prefix are B n tokens and B (n c + n (n + 1) / 2) pairs. The work of a slice of
-    another form (packed documents, a part of the keys) is its own tokens and pairs.
+    B sequences of n tokens after c of prefix are B n tokens and B (n c + n (n + 1) / 2) pairs. A slice of another form
+    (packed documents, a part of the keys) has its own tokens and pairs.
     """
 
     tokens: Floats
@@ -66,12 +66,12 @@ class Work:
 
     @property
     def keys(self) -> Floats:
-        """Keys that the last token of each sequence attends to: the mean and half a slice."""
+        """Keys that the last token of each sequence attends to: the mean plus half a slice."""
         return self.pairs / self.tokens + (self.length - 1) / 2
 
     @functools.cached_property
     def distinct_tokens(self) -> tuple[Floats, npt.NDArray[np.intp]]:
-        """The distinct counts of tokens, ascending, and the place of each slice's among them."""
+        """The distinct token counts, ascending, and the index of each slice's among them."""
         distinct, places = np.unique(self.tokens, return_inverse=True)
         return distinct, places.reshape(self.tokens.shape)
 
@@ -86,7 +86,7 @@ def operation_flops(spec: ModelSpec, kind: UnitKind, operation: Operation, work:
 
 
 def flops_share(spec: ModelSpec, kind: UnitKind, operation: Operation, work: Work) -> Floats:
-    """The operation's part of the forward FLOPs of an attention unit or an MLP."""
-    total = sum(operation_flops(spec, kind, each, work) for each in remaking(spec, kind))
+    """The operation's fraction of the forward FLOPs of an attention unit or an MLP."""
+    total = sum(operation_flops(spec, kind, other, work) for other in remaking(spec, kind))
     share: Floats = operation_flops(spec, kind, operation, work) / total
     return share
