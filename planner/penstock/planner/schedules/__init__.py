@@ -1,1 +1,1 @@
-"""Schedules as pure functions of integers: built-in, user-defined and imported ones, by name and version."""
+"""Schedules as pure functions of integers, by name and version: built-in, installed and imported ones."""

@@ -1,36 +1,36 @@
-"""Building blocks: one slice's passes through all stages, placed in time and repeated, for any shape.
+"""Building blocks: the passes of one slice through all stages, placed in time and repeated, for any shape.
 
 **The idea** of "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362): schedule the passes of one
 micro-batch, and start the next micro-batch a fixed *period* later, with the same pattern. If no two passes of a rank
-fall on the same place modulo the period, the repeated pattern is a schedule. Its memory is known from the block alone:
-a pass is held from its F to its W, so a rank holds the sum of these lifespans over the period, however many
-micro-batches there are. Short lifespans mean little memory, long ones leave slack for passes of unequal length.
+fall on the same place modulo the period, the repeated pattern is a schedule. Its memory follows from the block alone: a
+pass is held from its F to its W, so a rank holds the sum of these lifespans divided by the period, for any number of
+micro-batches. Short lifespans mean little memory, long ones leave slack for passes of unequal length.
 
 **The block** is made here by modulo scheduling instead of from a table of offsets, so that it exists for every
 placement of stages, any number of them per rank, and passes of any length. Passes are placed in the order of their
 dependencies, F down the stages and I back up, each at the earliest time that is free modulo the period on its rank. A
-hop may be given *slack*, a time that passes before the next stage begins. W takes the first free place after its I, or
-the place directly after it (``fused``). With all passes one slot long, two stages per rank along a V and no slack, that
-is V-Min (1/3 of 1F1B's memory and a bit); one slot of slack in the forward of the first half and in the backward of the
-second, and it is V-Half; more is ZB-V. With one stage per rank and one slot of slack it is ZB-H1.
+hop may have *slack*, a time that passes before the next stage begins. W takes the first free place after its I, or the
+place directly after it (``fused``). With all passes one slot long, two stages per rank along a V and no slack, that is
+V-Min (1/3 of 1F1B's memory and a bit). With one slot of slack in the forward of the first half and in the backward of
+the second, it is V-Half; with more it is ZB-V. With one stage per rank and one slot of slack it is ZB-H1.
 
 **Slices** are new here. A period is that of one slice: F of slice j starts j periods after slice 0, and the gradients
 follow with the same period in descending order, so the steady state of S slices is that of S times as many
 micro-batches of a shorter sequence. Slice S - 1 is the last forward and the first gradient, so I starts S - 1 periods
 later than with one slice. Memory in slices grows by S - 1 (as under 1F1B over slices), while the bubble shrinks to 1/S.
 Keys and values of a micro-batch live across its slices, from its first F to its last I, which no order over slices can
-avoid. A *whole* block has the slices of a micro-batch follow each other as closely as they can, in a period as long as
+avoid. A *whole* block has the slices of a micro-batch follow each other as closely as possible, in a period as long as
 all of them. A slice then waits for S - 1 passes instead of S - 1 periods, so less is held, but the uneven pace leaves
-fewer waits that W fits into: after refinement either form is ahead by up to 3 % at some memory, the even one more
+fewer waits that W fits into. After refinement either form is ahead by up to 3 % at some memory, the even one more
 often.
 
-**Tight memory**: below V-Min no block with a full period exists. ``stretch`` starts micro-batches (not slices) more
-rarely, in percent of the full period; `SEQUENTIAL` runs them one after another, which every memory holds that can hold
-one. `refine` lets later ones start early where memory allows.
+**Tight memory**: below V-Min no block with a full period exists. ``stretch`` starts micro-batches (not slices) less
+often, in percent of the full period; `SEQUENTIAL` runs them one after another, which fits whenever one micro-batch
+does. `refine` lets later ones start early if memory allows.
 
 Example: 4 ranks along a V, slots F = I = W = 1, period 6, no slack. F of stages 0 to 7 lie at 0 to 7: rank 3 runs
 stages 3 and 4 at 3 and 4, rank 0 stages 0 and 7 at 0 and 7 (1 modulo 6). I starts with stage 7 at 8 (2 modulo 6), and
-so on. Lifespans on rank 0 are 16 and 2 slots and W's wait: about 20 / 6 of 8 stages of activations.
+so on. Lifespans on rank 0 are 16 and 2 slots plus W's wait: about 20 / 6 of 8 stages of activations.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ from penstock.planner.compiled import compiled
 from penstock.planner.schedules.pipeline import Ints, Pipeline
 
 MOST_WHOLE_SLICES = 6
-"""Whole blocks of more slices are made as if they were not: placing them takes time with the cube of their number."""
+"""With more slices, whole blocks are made as if they were not whole: the time to place them grows with the cube of the
+number.
+"""
 
 SEQUENTIAL = 0
-"""The ``stretch`` at which a micro-batch starts when the one before has ended everywhere."""
+"""The ``stretch`` with which a micro-batch starts when the one before has ended on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """How to make a building block: see the module.
+    """Parameters of a building block, as in the module's description.
 
-    ``in_slots`` counts every pass as one slot and transfers as nothing. ``down`` is the slack of a hop, in percent of a
-    mean pass, in the forwards of even rounds of stages (K stages each) and in the gradients of odd ones; ``up`` is that
-    of the others. ``is_whole`` makes the block of a micro-batch with all its slices.
+    ``in_slots`` counts every pass as one slot and transfers as 0. ``down`` is the slack of a hop, in percent of a mean
+    pass, in the forwards of even rounds of stages (K stages each) and in the gradients of odd ones; ``up`` is that of
+    the others. ``is_whole`` makes the block of a micro-batch with all its slices.
     """
 
     in_slots: bool
@@ -76,8 +78,8 @@ def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
     times = np.full((3, pipeline.num_stages, num_placed), 100)
     hops = np.zeros((2, pipeline.num_stages), dtype=np.int64)
     if not block.in_slots:
-        each = pipeline.durations.reshape(3, pipeline.num_stages, -1)[:, :, :num_slices]
-        times = 100 * (each if is_whole else pipeline.mean_ns[:3, :, None])
+        durations = pipeline.durations.reshape(3, pipeline.num_stages, -1)[:, :, :num_slices]
+        times = 100 * (durations if is_whole else pipeline.mean_ns[:3, :, None])
         crosses = owners[1:] != owners[:-1]
         hops[0, :-1], hops[1, 1:] = 100 * pipeline.mean_ns[3, :-1] * crosses, 100 * pipeline.mean_ns[4, 1:] * crosses
     work = np.zeros(pipeline.num_ranks, dtype=np.int64)
@@ -106,7 +108,7 @@ def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
 def _place(
     owners: Ints, per_rank: int, times: Ints, hops: Ints, period: int, turn: int, is_fused: bool, offsets: Ints
 ) -> None:
-    """Fill ``offsets`` [F I W, stage, slice in turn] with the times at which the passes start."""
+    """Fill ``offsets`` [F I W, stage, slice in turn] with the start times of the passes."""
     num_stages, num_slices = len(owners), times.shape[2]
     taken = np.zeros((num_stages // per_rank, 3 * per_rank * num_slices, 2), dtype=np.int64)
     counts = np.zeros(num_stages // per_rank, dtype=np.int64)
@@ -139,7 +141,9 @@ def _place(
 
 @compiled
 def _reserve(taken: Ints, counts: Ints, rank: int, time: int, length: int, period: int) -> int:
-    """The earliest time from ``time`` on that is free on ``rank`` modulo the period, now taken; ``time`` if none is."""
+    """Reserve the earliest time from ``time`` on that is free on ``rank`` modulo the period, and return it; ``time`` if
+    none is.
+    """
     count = counts[rank]
     best = time + 2 * period
     for number in range(-1, count):
@@ -172,7 +176,7 @@ def _is_free(taken: Ints, count: int, rank: int, start: int, length: int, period
 def _merge(keys: Ints, between: int, num_units: int, word: npt.NDArray[np.int8]) -> None:
     """Sort every rank's actions by time: queue q's unit u comes at ``keys[rank, q, u mod S]`` of its micro-batch.
 
-    Units of a queue stay in turn, also where W of a later slice was placed before that of an earlier one.
+    Units of a queue stay in turn, even if W of a later slice was placed before that of an earlier one.
     """
     num_ranks, num_queues, num_slices = keys.shape
     due = np.empty(num_queues, dtype=np.int64)

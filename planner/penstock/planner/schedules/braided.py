@@ -1,9 +1,9 @@
-"""Braided 1F1B: every steady backward and the forward after it are a pair, whose collectives hide behind each other.
+"""Braided 1F1B: every steady backward and the forward after it are a pair, which hide each other's collectives.
 
 A pair ends as a whole: both its messages leave when both its actions are done. So a rank's round is a pair, and a slice
-needs a round for each hop, down and back. On the last rank the backward of a slice is in the round after its forward.
+needs one round per hop, in both directions. On the last rank the backward of a slice is in the round after its forward.
 In round j rank r of K therefore has the backward of unit j and the forward of unit j + S + 2 (K - 1 - r): one more than
-under `eager-1f1b`, for which half a round for each hop is enough. A rank holds at most S + 2 (K - 1 - r) + 1 slices.
+under `eager-1f1b`, where half a round per hop is enough. A rank holds at most S + 2 (K - 1 - r) + 1 slices.
 
 With one forward fewer in its warm-up, a pair would wait for a message that leaves after it on another rank, and each
 round of a rank would take as long as two.
@@ -12,9 +12,9 @@ round of a rank would take as long as two.
     rank 0   F0   F1   F2   (B0 F3)   (B1 F4) ...
     rank 1   .    F0   (B0 F1)   (B1 F2) ...
 
-On ranks of one shard nothing is hidden, and the two run one after the other: then this is `eager-1f1b` with a unit
-more. The idea is that of arXiv 2510.27257, which braids forwards and backwards by units of a layer; so do the passes
-here (`penstock.trainer.units.collectives.run_pair`).
+On ranks of one shard nothing is hidden, and the two actions run one after the other: then this is `eager-1f1b` with one
+more unit. The idea is that of arXiv 2510.27257, which braids forwards and backwards by units of a layer; so do the
+passes here (`penstock.trainer.units.collectives.run_pair`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BRAIDED = "braided-1f1b"
 
 
 def braided_1f1b(inputs: ScheduleInputs) -> Order:
-    """Backwards and forwards of one round are pairs, the backward first."""
+    """1F1B with pairs: the backward and the forward of a round, the backward first."""
     order = keyed_order(inputs, [(FORWARD, partial(_forward, inputs)), (BACKWARD, _backward)])
     joined = np.append((order.kinds[:-1] == BACKWARD) & (order.kinds[1:] == FORWARD), [False])
     joined[order.offsets[1:] - 1] = False

@@ -1,4 +1,4 @@
-"""How much is done for an order: what a search looks at gets less than what it ends with, and long orders get less."""
+"""Effort for making an order: less for the candidates of a search than for its result, and less for long orders."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How many seeds are refined at a depth.
+    """The seeds that are refined at a depth.
 
     They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks of all or of a few (if ``has_few_blocks``),
-    as many that are the fastest with what they hold by themselves (if ``is_ranking``), and list schedules that fill a
-    wait with W from each of ``greedy`` percent of its time on; all with every one of ``patiences``. Then the best is
-    improved by as many trials as ``trial_actions`` allow, at most `MOST_TRIALS`. Of the fastest, ``num_simulated`` are
-    simulated. Rounds of up to ``most_rounds`` micro-batches, or as many as a group has, are looked for in the
-    ``num_repeated`` shortest steps, at as many times of each.
+    as many that are fastest within their own memory (if ``is_ranking``), and list schedules that fill a wait with W
+    from each of ``greedy`` percent of its time on; all with every one of ``patiences``. Then the best is improved by as
+    many trials as ``trial_actions`` allow, at most `MOST_TRIALS`. The ``num_simulated`` fastest are simulated. Rounds
+    of up to ``most_rounds`` micro-batches, or as many as a group has, are searched in the ``num_repeated`` shortest
+    steps, at as many times of each.
     """
 
     num_blocks: int
@@ -47,16 +47,16 @@ QUICK = Effort(
 BRISK, QUICKEST = replace(QUICK, patiences=(0, 50)), replace(QUICK, greedy=())
 
 LEAN_ACTIONS, FULL_ACTIONS, LONG_ACTIONS = 3_000, 10_000, 50_000
-"""Pipelines with more actions are treated with `LONG` effort in place of `LEAN` and of `FULL`, and `Variants.best`
-compares only `LONG_VARIANTS` of them; those with more than `LONG_ACTIONS` with `LONGEST` effort.
+"""Pipelines with more actions get `LONG` effort instead of `LEAN` and of `FULL`, and `Variants.best` compares only
+`LONG_VARIANTS` of them; those with more than `LONG_ACTIONS` get `LONGEST` effort.
 """
 
 MOST_TRIALS = 20
-"""Of the best order of a depth."""
+"""Most trials for the best order of a depth."""
 
 
 def affordable(effort: Effort, num_actions: int) -> Effort:
-    """Less of it for more actions."""
+    """The effort, reduced for pipelines with many actions."""
     if effort == QUICK:
         return BRISK if num_actions <= LEAN_ACTIONS else QUICK if num_actions <= LONG_ACTIONS else QUICKEST
     if num_actions <= (LEAN_ACTIONS if effort == LEAN else FULL_ACTIONS):

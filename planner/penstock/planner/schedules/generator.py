@@ -1,4 +1,4 @@
-"""What a schedule generator is, and the ones that other packages install."""
+"""Schedule generators, and those that other packages install."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def in_waves(num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
 class Generator:
     """A pure function from integers to an order, known by name and version.
 
-    A change of its output is a new version, since plans name it. ``uses_costs`` says that costs, stash and caps
-    change the order: a recipe then holds the order itself. ``place`` gives the rank of every stage for so many ranks
-    and stages per rank. A rank has
-    ``stages_per_rank`` of them; if the schedule ``is_virtual``, any number from two on that the plan has.
+    A change of its output needs a new version, since plans name it. ``uses_costs``: costs, stash and caps change the
+    order, so a recipe holds the order itself. ``place`` gives the rank of every stage for numbers of ranks and stages
+    per rank. A rank has ``stages_per_rank`` stages; if the schedule ``is_virtual``, a plan may have any number of at
+    least two.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Generator:
         return self.place(num_ranks, self.per_rank(num_ranks, num_stages))
 
     def per_rank(self, num_ranks: int, num_stages: int | None = None) -> int:
-        """The stages of each rank where a plan has ``num_stages``; the usual number if it cannot have as many."""
-        wanted, rest = divmod(num_stages or 0, num_ranks)
-        return wanted if rest == 0 and self.is_virtual and wanted > 1 else self.stages_per_rank
+        """Stages of each rank for a plan with ``num_stages``; the usual number if the schedule cannot have so many."""
+        quotient, rest = divmod(num_stages or 0, num_ranks)
+        return quotient if rest == 0 and self.is_virtual and quotient > 1 else self.stages_per_rank
 
     def of_shape(
         self, *, num_ranks: int, num_microbatches: int, num_slices: int, num_stages: int | None = None
     ) -> Order:
-        """The order where every action costs the same."""
+        """The order if every action costs the same."""
         inputs = ScheduleInputs(
             num_ranks=num_ranks,
             num_microbatches=num_microbatches,
@@ -69,8 +69,9 @@ class Generator:
 def installed_generators() -> dict[str, Generator]:
     """Generators of other packages, by the name of their entry point in the group ``penstock.schedules``.
 
-    An entry point is a function from `ScheduleInputs` to `core.schedule.Schedule`. It is called while planning; a plan
-    records the order it gave, which ranks replay, so a later change of it leaves plans as they are. Its version is 1.
+    An entry point is a function from `ScheduleInputs` to `core.schedule.Schedule`. It is called while planning. A plan
+    records the resulting order, which ranks replay, so later changes of the function do not affect plans. Its version
+    is 1.
     """
     return {point.name: _installed(point) for point in entry_points(group=ENTRY_POINT_GROUP)}
 
@@ -95,5 +96,5 @@ def _call(point: EntryPoint, inputs: ScheduleInputs) -> Order:
         raise UserError(what=f"failed with {type(error).__name__}: {error}", where=where, remedy=remedy) from error
     if not isinstance(schedule, Schedule):
         raise UserError(what=f"returned {type(schedule).__name__}, not a Schedule", where=where, remedy=remedy)
-    # Overlaps whose actions cannot begin together run one after the other, however many shards a rank has.
+    # Overlaps whose actions cannot start together run one after the other, for any number of shards per rank.
     return from_schedule(schedule, keep_pairs=can_join(schedule))

@@ -1,11 +1,11 @@
-"""List scheduling of a split backward, compiled: every rank, whenever it is free, takes the best of what it could do.
+"""List scheduling of a split backward, compiled: whenever a rank is free, it starts the best action that it can.
 
-Forwards and input gradients alternate while both are there, since each feeds another rank; of a rank's several stages
-the one furthest along goes first, the deepest forward and the gradient nearest to stage 0. A weight gradient fills a
-wait, or makes room in the stash for one of them. Times follow the simulator's rules for messages (first-in first-out,
-`receive_ahead` of them under way), so an order made here cannot get stuck there; receives that are posted late count as
-posted as early as they may. What a neighbour is running is known,
-so a rank knows how long it will wait for its message and can leave a wait alone that is too short.
+Forwards and input gradients alternate while both are ready, since each feeds another rank. Among a rank's stages the
+one furthest along goes first: the deepest forward, the gradient nearest to stage 0. A weight gradient fills a wait, or
+frees stash for a forward or input gradient. Times follow the simulator's rules for messages (first-in first-out, at
+most `receive_ahead` under way), so the simulator can run the order without a deadlock; late receives count as posted at
+their earliest possible time. The running action of a neighbour is known, so a rank knows how long it will wait for its
+message and can leave short waits unfilled.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.planner.compiled import compiled
 Ints = npt.NDArray[np.int64]
 
 NEVER = 1 << 60
-"""A time that is not known; above all that are."""
+"""An unknown time; larger than all known ones."""
 
 # Columns of `costs` [stage, slice]: nanoseconds of F, I, W and of their messages, changes in stash by F, I, W.
 F_NS, I_NS, W_NS, TO_NEXT_NS, TO_PREVIOUS_NS, F_STASH, I_STASH, W_STASH = range(8)
 
-# Columns of `stages`: the rank that runs it; limits of units between F and I, and between I and W; units begun of F, I
-# and W; messages into the stage whose arrival is known, and when their channels are free.
+# Columns of `stages`: its rank; limits of units between F and I, and between I and W; units begun of F, I and W;
+# messages into the stage whose arrival is known, and the times at which their channels are free.
 RANK, DEPTH, LAG, NEXT_F, NEXT_I, NEXT_W, KNOWN_F, KNOWN_I, FREE_F, FREE_I = range(10)
 
 # Columns of `ranks`: limits of the stash for any action and for F; stash in use; actions begun; the last of F and I;
@@ -36,7 +36,7 @@ CAP, F_CAP, STASH, STEP, LAST, WAITS = range(6)
 # and how long it takes.
 SENT_AT, POSTED_AT, DURATION = range(3)
 
-# What a stage can do.
+# Actions of a stage.
 F, I, W, NOTHING = range(4)  # noqa: E741  the field's own name for the input-gradient pass
 
 
@@ -52,11 +52,11 @@ def run(
     choices: npt.NDArray[np.int8],
     patience: int,
 ) -> None:
-    """Fill ``choices`` [rank, step, 2] with F, I or W, and its stage's place among ``owned`` [rank, place].
+    """Fill ``choices`` [rank, step, 2] with F, I or W, and the index of its stage in ``owned`` [rank, place].
 
-    ``owned`` rises along a row. ``arrivals`` [direction, stage, unit] is when the input of every F and I is there,
-    `NEVER` if unknown; it comes with those filled in that need no message. A wait is filled with W if it is at least
-    ``patience`` percent of W's time.
+    Rows of ``owned`` ascend. ``arrivals`` [direction, stage, unit] is the time at which the input of every F and I
+    arrives, `NEVER` if unknown; on entry those that need no message are filled in. A wait is filled with W if it is at
+    least ``patience`` percent of W's time.
     """
     now = next_time(clock)
     while now < never(clock):
@@ -69,8 +69,8 @@ def run(
             choices[rank, ranks[rank, STEP], 0] = kind
             choices[rank, ranks[rank, STEP], 1] = place
             ranks[rank, STEP] += 1
-            over = _start(costs, stages, ranks, clock, arrivals, messages, owned[rank, place], now, kind)
-            set_time(clock, rank, over if ranks[rank, STEP] < choices.shape[1] else never(clock))
+            end = _start(costs, stages, ranks, clock, arrivals, messages, owned[rank, place], now, kind)
+            set_time(clock, rank, end if ranks[rank, STEP] < choices.shape[1] else never(clock))
         now = next_time(clock)
 
 
@@ -86,7 +86,7 @@ def _choose(
     now: int,
     patience: int,
 ) -> tuple[int, int, int]:
-    """What ``rank`` does now and the place of its stage, or that it waits and until when."""
+    """The next action of ``rank`` and the index of its stage, or `NOTHING` and the time until which it waits."""
     mine = owned[rank]
     forward, forward_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], mine, now, F)
     gradient, gradient_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], mine, now, I)
@@ -117,7 +117,7 @@ def _choose(
 def _furthest(
     stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int, kind: int
 ) -> tuple[int, int]:
-    """The place of the stage whose F or I goes first, and when it could start: that furthest along if one is ready."""
+    """Index of the stage whose F or I goes first, and its earliest start: the one furthest along if any is ready."""
     best, best_at = 0, NEVER
     for number in range(len(mine)):
         place = len(mine) - 1 - number if kind == F else number
@@ -129,7 +129,7 @@ def _furthest(
 
 @compiled
 def _soonest_after(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int) -> int:
-    """When the next F or I gets ready that is not yet."""
+    """The time at which the next F or I that is not ready yet becomes ready."""
     soonest = NEVER
     for stage in mine:
         for kind in (F, I):
@@ -141,7 +141,7 @@ def _soonest_after(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices:
 
 @compiled
 def _oldest_weight(stages: Ints, mine: Ints) -> tuple[int, bool]:
-    """The place of the stage whose W is next, -1 if none, and whether some stage lags too far behind to wait."""
+    """The index of the stage whose W is next, -1 if none, and whether a stage lags too far behind to wait."""
     best, is_overdue = -1, False
     for number in range(len(mine)):
         place = len(mine) - 1 - number
@@ -163,7 +163,7 @@ def _weight_ns(costs: Ints, stages: Ints, stage: int) -> int:
 
 @compiled
 def _ready(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, stage: int, kind: int) -> int:
-    """When the next F or I could start as far as is known: its input is there and its message will have a receive."""
+    """The earliest known start of the next F or I: its input has arrived and its own message will have a receive."""
     unit = stages[stage, NEXT_F + kind]
     neighbour = stage + 1 if kind == F else stage - 1
     ready: int = NEVER
@@ -180,7 +180,7 @@ def _ready(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, st
 
 @compiled
 def _is_remote(stages: Ints, stage: int, neighbour: int) -> bool:
-    """Whether there is such a neighbour, and on another rank."""
+    """Whether the neighbour exists and is on another rank."""
     remote: bool = 0 <= neighbour < len(stages) and stages[neighbour, RANK] != stages[stage, RANK]
     return remote
 
@@ -209,11 +209,13 @@ def _start(
     now: int,
     kind: int,
 ) -> int:
-    """Run the stage's next unit of that kind: post the receive after its own, send its message. Tells when it ends."""
+    """Run the stage's next unit of that kind: post the next receive, send its message. Returns the time at which it
+    ends.
+    """
     num_slices, num_units, receive_ahead = costs.shape[1], arrivals.shape[2], messages.shape[3]
     unit, rank = stages[stage, NEXT_F + kind], stages[stage, RANK]
     part = unit % num_slices if kind == F else num_slices - 1 - unit % num_slices
-    over: int = now + costs[stage, part, F_NS + kind]
+    end: int = now + costs[stage, part, F_NS + kind]
     stages[stage, NEXT_F + kind] += 1
     ranks[rank, STASH] += costs[stage, part, F_STASH + kind]
     if kind != W:
@@ -224,17 +226,17 @@ def _start(
             messages[POSTED_AT, kind, stage, place] = now
             _deliver(stages, ranks, clock, arrivals, messages, stage, kind)
         if _is_remote(stages, stage, neighbour):
-            messages[SENT_AT, kind, neighbour, place] = over
+            messages[SENT_AT, kind, neighbour, place] = end
             messages[DURATION, kind, neighbour, place] = costs[stage, part, TO_NEXT_NS + kind]
             _deliver(stages, ranks, clock, arrivals, messages, neighbour, kind)
         elif 0 <= neighbour < len(stages):
-            arrivals[kind, neighbour, unit] = over
-    return over
+            arrivals[kind, neighbour, unit] = end
+    return end
 
 
 @compiled
 def _deliver(stages: Ints, ranks: Ints, clock: Clock, arrivals: Ints, messages: Ints, stage: int, kind: int) -> None:
-    """Date the arrivals of messages into ``stage`` that are now both sent and posted, and tell both ends."""
+    """Set the arrival times of messages into ``stage`` that are both sent and posted now, and wake both ends."""
     receive_ahead = messages.shape[3]
     sender = stage - 1 if kind == F else stage + 1
     number = stages[stage, KNOWN_F + kind]

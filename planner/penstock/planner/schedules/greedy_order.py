@@ -1,4 +1,4 @@
-"""From `ScheduleInputs` to the list scheduler's tables, and from its choices to an order."""
+"""Conversion from `ScheduleInputs` to the list scheduler's tables, and from its choices to an order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ UNLIMITED = 1 << 40
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Limits:
-    """What a greedy order minds: per stage the most units between F and I (``depth``) and between I and W (``lag``),
-    per rank the ``caps`` of its stash; a wait is filled with W from ``patience`` percent of its time on.
+    """Limits of a greedy order: per stage the most units between F and I (``depth``) and between I and W (``lag``), per
+    rank the ``caps`` of its stash; waits of at least ``patience`` percent of W's time are filled with W.
     """
 
     depth: Ints
@@ -32,7 +32,7 @@ class Limits:
 
 
 def makespan_ns(inputs: ScheduleInputs, order: Order) -> int:
-    """The simulated step of ``order`` at the inputs' costs, every rank on its own host."""
+    """The simulated step of ``order`` with the inputs' costs, every rank on its own host."""
     f, i, w, to_next, to_previous = (cost_table(inputs, name) for name in TIMES)
     costs = uncontended(compute_table(f, i, w), np.stack([to_next, to_previous]), num_ranks=inputs.num_ranks)
     return simulate_arrays(
@@ -68,7 +68,7 @@ def greedy_order(inputs: ScheduleInputs, name: str, owned: Ints, limits: Limits)
 
 
 def greedy_word(inputs: ScheduleInputs, owned: Ints, limits: Limits) -> npt.NDArray[np.int8]:
-    """The same as a word (`penstock.planner.schedules.pipeline`), where the caps suffice (`least_caps`)."""
+    """The greedy order as a word (`penstock.planner.schedules.pipeline`); the caps must suffice (`least_caps`)."""
     num_units, num_stages = inputs.num_units, inputs.num_stages
     arrivals = np.full((2, num_stages, num_units), greedy.NEVER, dtype=np.int64)
     arrivals[greedy.F, 0] = arrivals[greedy.I, -1] = 0
@@ -90,12 +90,14 @@ def greedy_word(inputs: ScheduleInputs, owned: Ints, limits: Limits) -> npt.NDAr
 
 def least_caps(inputs: ScheduleInputs, owned: Ints) -> Ints:
     """Per rank, the smallest cap that holds one micro-batch at any time."""
-    of_forwards: Ints = cost_table(inputs, "forward_stash").sum(axis=1)[owned].sum(axis=1)
-    return of_forwards + _reserves(inputs, owned)
+    forward_stash: Ints = cost_table(inputs, "forward_stash").sum(axis=1)[owned].sum(axis=1)
+    return forward_stash + _reserves(inputs, owned)
 
 
 def _costs(inputs: ScheduleInputs, owned: Ints) -> Ints:
-    """A rank's first stage takes the room for all of its stages, so no micro-batch is begun that cannot end."""
+    """The tables of costs. A rank's first stage reserves the stash of all its stages, so every started micro-batch can
+    end.
+    """
     tables = np.stack([cost_table(inputs, name) for name in (*TIMES, *STASHES)], axis=2)
     tables[owned[:, 0], :, greedy.F_STASH] = tables[owned, :, greedy.F_STASH].sum(axis=1)
     tables[owned[:, 1:], :, greedy.F_STASH] = 0
@@ -116,9 +118,9 @@ def _rank_table(caps: Ints, reserves: Ints) -> Ints:
 
 
 def _reserves(inputs: ScheduleInputs, owned: Ints) -> Ints:
-    """Per rank the room that F must leave: the most that I and W of one micro-batch add to what they find.
+    """Per rank, the stash that F must leave free: the most that I and W of one micro-batch add.
 
-    With it every micro-batch that was begun can end, oldest first, so no rank is ever stuck for room.
+    With this every started micro-batch can end, oldest first, so no rank deadlocks for lack of stash.
     """
     steps = np.stack([cost_table(inputs, "input_stash"), cost_table(inputs, "weight_stash")], axis=2)
     steps = steps[:, ::-1].reshape(inputs.num_stages, -1)

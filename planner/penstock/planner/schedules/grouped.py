@@ -1,18 +1,18 @@
 """Interleaved orders by formula: several stages per rank in a loop, micro-batches in groups (arXiv 2104.04473).
 
-Stage s is on rank s mod K. The forwards of every rank go by groups of micro-batches: the first of its V stages for all
-of the group, then the second for all of it, and so on; the backwards likewise from the last stage to the first. A group
-needs K slices to fill the loop, so with S slices ceil(K / S) micro-batches suffice, and micro-batches are dealt to as
-many groups as evenly as can be: any number of them works. A rank runs
+Stage s is on rank s mod K. The forwards of every rank go by groups of micro-batches: the first of its V stages for the
+whole group, then the second for the whole group, and so on; the backwards likewise from the last stage to the first. A
+group needs K slices to fill the loop, so with S slices ceil(K / S) micro-batches suffice. Micro-batches are divided as
+evenly as possible into as many groups as possible, which works for any number of them. A rank runs
 
     w = (V - 1) G + a (K - 1 - rank) + S - 1
 
-forwards before its first backward, where G are the slices of the largest group, and then one of each in turn. Megatron
-has a = 2, which hides transfers; a = 1 suffices where backwards are split, and W fills what waits remain.
+forwards before its first backward, where G is the number of slices of the largest group, and then one of each in turn.
+Megatron has a = 2, which hides transfers; a = 1 suffices if backwards are split, and W fills the remaining waits.
 
-No such order gets stuck: give forward n of rank r the potential n + a r / 2 and backward k the potential
-k + w + a r / 2, which is k - a r / 2 and a constant. Every action needs only actions of smaller potential, as long as
-each group has K slices or there is one group alone.
+No such order deadlocks: give forward n of rank r the potential n + a r / 2 and backward k the potential k + w + a r /
+2, which is k - a r / 2 and a constant. Every action needs only actions of smaller potential, as long as each group has
+K slices or there is only one group.
 
 Example: 2 ranks, 2 stages each, 4 micro-batches of one slice make 2 groups. All ranks run forwards 0 1 of their first
 stage, 0 1 of their second, 2 3 of the first, 2 3 of the second; rank 1 runs w = 2 of them before backward 0.
@@ -55,7 +55,7 @@ def interleaved_1f1b(inputs: ScheduleInputs) -> Order:
 
 
 def grouped_words(pipeline: Pipeline) -> list[npt.NDArray[np.int8]]:
-    """The same with split backwards, as words: for both slopes, W directly after I or as late as under ZB-H1."""
+    """The orders with split backwards, as words: for both slopes, W directly after I or as late as under ZB-H1."""
     per_rank = pipeline.stages_per_rank
     words = []
     for slope, latest in ((TIGHT, 0), (TIGHT, 1), (HIDING, 0), (HIDING, 1)):
@@ -76,8 +76,8 @@ def grouped_words(pipeline: Pipeline) -> list[npt.NDArray[np.int8]]:
 def _sequence(
     num_ranks: int, per_rank: int, num_microbatches: int, num_slices: int, slope: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of every rank's forwards in turn the micro-batch, which of the rank's stages it is, and the slice; and [ranks]
-    the warm-up.
+    """For a rank's forwards in turn: the micro-batch, the index of the stage on the rank, and the slice; and the
+    warm-up [ranks].
     """
     least = -(-num_ranks // num_slices)
     groups = np.array_split(np.arange(num_microbatches), max(1, num_microbatches // least))
@@ -86,5 +86,5 @@ def _sequence(
     numbers, parts = ([np.indices(shape)[axis] for shape in shapes] for axis in (0, 2))
     largest = max(map(len, groups)) * num_slices
     warm_up = (per_rank - 1) * largest + slope * np.arange(num_ranks)[::-1] + num_slices - 1
-    joined = [np.concatenate([each.ravel() for each in column]) for column in (microbatches, numbers, parts)]
+    joined = [np.concatenate([indices.ravel() for indices in column]) for column in (microbatches, numbers, parts)]
     return joined[0], joined[1], joined[2], warm_up

@@ -9,15 +9,15 @@ from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 def imported(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Schedule:
     """The schedule of an imported recipe; raises `UserError` if it is made for another shape."""
     schedule, _ = parse_schedule(spec.text, "imported schedule")
-    for name, found, wanted in (
+    for name, actual, expected in (
         ("ranks", len(schedule.ranks), num_ranks),
         ("micro-batches", schedule.num_microbatches, num_microbatches),
         ("slices", schedule.num_slices, num_slices),
     ):
-        if found != wanted:
+        if actual != expected:
             raise UserError(
-                what=f"is for {found} {name}, the plan has {wanted}",
+                what=f"is for {actual} {name}, the plan has {expected}",
                 where="imported schedule",
-                remedy=f"pin the plan to {found} {name} or write the schedule for {wanted}",
+                remedy=f"pin the plan to {actual} {name} or write the schedule for {expected}",
             )
     return schedule

@@ -1,4 +1,4 @@
-"""What a schedule is made from: integers only, so that every rank makes the same one."""
+"""Inputs of schedule generators: integers only, so that every rank generates the same schedule."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ TABLES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleInputs:
-    """The shape of a pipeline and, for schedules made by simulation, what its actions cost.
+    """The shape of a pipeline and, for schedules made by simulation, the costs of its actions.
 
-    There is one stage per rank, or ``stages_per_rank``, placed as the schedule says.
-    ``forward_ns``, ``input_ns`` and ``weight_ns`` are the nanoseconds of F, I and W; ``send_forward_ns`` and
-    ``send_backward_ns`` those of the message a stage sends to the next and to the previous one. ``forward_stash``,
-    ``input_stash`` and ``weight_stash`` are the changes in a rank's stash by F, I and W, in any unit (bytes, or slices:
-    one, none and minus one if the tables are empty), and ``caps`` its limit per rank in that unit; without ``caps``
-    it is what H1's order needs. ``receive_ahead`` and ``late_receives`` are the plan's. ``variant`` names one of the
-    orders that a generator would choose from. An empty cost table means one nanosecond per pass and none per message.
+    There is one stage per rank, or ``stages_per_rank``, placed by the schedule. ``forward_ns``, ``input_ns`` and
+    ``weight_ns`` are the nanoseconds of F, I and W; ``send_forward_ns`` and ``send_backward_ns`` those of the message a
+    stage sends to the next and to the previous one. ``forward_stash``, ``input_stash`` and ``weight_stash`` are the
+    changes in a rank's stash by F, I and W, in any unit (bytes, or slices: one, none and minus one if the tables are
+    empty), and ``caps`` its limit per rank in that unit; the default is the need of H1's order. ``receive_ahead`` and
+    ``late_receives`` are the plan's. ``variant`` selects one of the orders that a generator would choose from. An empty
+    cost table means one nanosecond per pass and none per message.
     """
 
     num_ranks: int
@@ -74,5 +74,5 @@ class ScheduleInputs:
 
     @property
     def num_units(self) -> int:
-        """Slices of all micro-batches: the forwards, and the backwards, of one stage."""
+        """Number of (micro-batch, slice) units: the forwards, and the backwards, of one stage."""
         return self.num_microbatches * self.num_slices

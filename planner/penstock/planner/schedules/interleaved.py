@@ -1,8 +1,8 @@
 """Several stages per rank in a loop and a split backward, over slices: orders from costs, under caps.
 
-Building blocks repeat per micro-batch instead of per group, which needs no whole groups and holds less: with F = I = W
-a block without slack holds K (V + 1) / 3 stages on rank 0, that is (1 + 1 / V) / 3 of 1F1B's memory and W's wait. Where
-memory allows, the orders of `grouped` are often faster, and are among the seeds.
+Building blocks repeat per micro-batch instead of per group, so they need no whole groups and hold less: with F = I = W
+a block without slack holds K (V + 1) / 3 stages on rank 0, that is (1 + 1 / V) / 3 of 1F1B's memory, plus W's wait.
+With enough memory the orders of `grouped` are often faster; they are among the seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INTERLEAVED = Variants(name="interleaved-zb", place=looped, more_seeds=grouped_w
 
 
 def interleaved_zb(inputs: ScheduleInputs) -> Order:
-    """The order of ``inputs.variant``, or without one the fastest order within the caps.
+    """The order of ``inputs.variant``; by default the fastest order within the caps.
 
     Raises `UserError` if a cap cannot hold one micro-batch.
     """

@@ -1,8 +1,8 @@
-"""Fixed orders by formula: every action gets a key, and a rank runs its actions by rising key.
+"""Fixed orders by formula: every action has a key, and a rank runs its actions by rising key.
 
 Unit u of a rank's forwards is slice u mod S of micro-batch u div S. Unit u of its backwards is slice S - 1 - (u mod S):
-a slice's gradient needs those of all later slices of its micro-batch (they add into its keys' and values').
-Among equal keys, forwards come before backwards before weight gradients, each by rising unit.
+a slice's gradient needs those of all later slices of its micro-batch, which add to the gradients of its keys and
+values. Among equal keys, forwards come before backwards before weight gradients, each by rising unit.
 """
 
 from __future__ import annotations

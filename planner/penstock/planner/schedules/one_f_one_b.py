@@ -1,8 +1,8 @@
 """One forward, one backward over slices (Seq1F1B, arXiv 2406.03488), and its split form ZB-H1 (arXiv 2401.10241).
 
-Both count a rank's time in rounds: round j has the forward of unit w + j, the backward of unit j and, when
-backward is split, one weight gradient; w = K - 1 - rank + S - 1 forwards warm the rank up. With one slice these
-are 1F1B and ZB-H1 themselves.
+Both divide a rank's actions into rounds: round j has the forward of unit w + j, the backward of unit j and, if backward
+is split, one weight gradient; w = K - 1 - rank + S - 1 forwards are the rank's warm-up. With one slice these are the
+original 1F1B and ZB-H1.
 """
 
 from __future__ import annotations

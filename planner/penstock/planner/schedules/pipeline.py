@@ -3,12 +3,12 @@
 Every rank has a queue for each kind and stage of its own, and takes the units of a queue in turn: unit u of F is slice
 u mod S of micro-batch u div S, unit u of I and W is slice S - 1 - (u mod S). So the order of a rank is a *word*: the
 queue of each of its actions. Queue ``kind * stages_per_rank + place`` holds F, I or W (0, 1, 2) of the rank's stage
-``owned[rank, place]``. Micro-batches never overtake each other within a queue, which no published schedule does either.
+``owned[rank, place]``. Micro-batches never overtake each other within a queue, nor in any published schedule.
 
-Actions are numbered ``(kind * stages + stage) * units + unit``. An action has at most two successors that wait for it:
-the same pass of the neighbouring stage (after a transfer, if that is on another rank), and the first I of a micro-batch
-after its last F on the last stage, or W after I. The same tables with successors and predecessors exchanged describe
-the step that runs backwards in time.
+Actions are numbered ``(kind * stages + stage) * units + unit``. An action has at most two successors: the same pass of
+the neighbouring stage (after a transfer, if that is on another rank), and the first I of a micro-batch after its last F
+on the last stage, or W after I. The same tables with successors and predecessors exchanged describe the step in
+reversed time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Ints = npt.NDArray[np.int64]
 F, I, W = range(3)  # noqa: E741  the field's own name for the input-gradient pass
 
 CODES = np.array([FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT], dtype=np.int32)
-"""The kinds F, I and W as an `Order` numbers them."""
+"""Codes of the kinds F, I and W in an `Order`."""
 
 TIMES = {"forward_ns": 1, "input_ns": 1, "weight_ns": 1, "send_forward_ns": 0, "send_backward_ns": 0}
 STASHES = {"forward_stash": 1, "input_stash": 0, "weight_stash": -1}
-"""Tables of `ScheduleInputs`, and what stands in each cell of an empty one."""
+"""Tables of `ScheduleInputs`, with the value of each cell of an empty table."""
 
 MOST_STAGES_PER_RANK = 42
-"""Queues are numbered in eight bits."""
+"""Limit of queues, which are numbered in eight bits."""
 
 TO_PASS, TO_OTHER = range(2)
 """Columns of links: the same pass of the neighbouring stage, and another pass of the same stage."""
@@ -50,7 +50,9 @@ def cost_table(inputs: ScheduleInputs, name: str) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """Per action its successors (-1: none), the nanoseconds of the transfers to them, and how many it succeeds."""
+    """For each action its successors (-1: none), the nanoseconds of the transfers to them, and its number of
+    predecessors.
+    """
 
     successors: npt.NDArray[np.int32]
     delays: Ints
@@ -59,13 +61,13 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pipeline:
-    """The tables of one pipeline; see the module.
+    """The tables of one pipeline, as in the module's description.
 
-    ``durations``, ``stash`` (change in what its rank holds) and ``ranks`` are per action; ``first_actions`` [rank,
-    queue] is unit 0 of each queue. ``links`` are those of the step, and those of the step that runs backwards in time.
-    ``mean_ns`` [8, stage] holds the mean over slices of F, I, W and of both transfers. Of a channel at
-    most ``most_sent`` messages are under way: so many as ``receive_ahead`` wait for their SEND to end, and as many are
-    received ahead unless receives are late.
+    ``durations``, ``stash`` (the change in its rank's stash) and ``ranks`` are per action; ``first_actions`` [rank,
+    queue] is unit 0 of each queue. ``links`` are those of the step, and those of the step in reversed time. ``mean_ns``
+    [8, stage] holds the mean over slices of F, I, W and of both transfers. At most ``most_sent`` messages of a channel
+    are under way: ``receive_ahead`` wait for their SEND to end, and as many are received ahead unless receives are
+    late.
     """
 
     owned: Ints
@@ -91,7 +93,7 @@ class Pipeline:
 
     @property
     def num_units(self) -> int:
-        """Slices of all micro-batches: the length of every queue."""
+        """Number of (micro-batch, slice) units: the length of every queue."""
         return self.num_microbatches * self.num_slices
 
     @property
@@ -118,7 +120,7 @@ class Pipeline:
         return peaks
 
     def order(self, word: npt.NDArray[np.int8]) -> Order:
-        """The word, of this or any other number of micro-batches, as an order."""
+        """The word as an order; its number of micro-batches may differ from the pipeline's."""
         units = np.zeros(word.shape, dtype=np.int32)
         _number(word, units)
         kinds, places = np.divmod(word.astype(np.int64), self.stages_per_rank)
@@ -134,7 +136,7 @@ class Pipeline:
         )
 
     def word(self, order: Order) -> npt.NDArray[np.int8]:
-        """The order as a word; its queues have to be in turn, and a B counts as I with W directly after it."""
+        """The order as a word; its queues have to be in turn. A B counts as I with W directly after it."""
         places = np.zeros(self.num_stages, dtype=np.int64)
         places[self.owned] = np.arange(self.stages_per_rank)
         word = np.zeros((self.num_ranks, 3 * self.stages_per_rank * self.num_units), dtype=np.int8)
@@ -150,7 +152,7 @@ class Pipeline:
 
 
 def pipeline_of(inputs: ScheduleInputs, owned: Ints) -> Pipeline:
-    """The tables of ``inputs`` where rank r has the stages ``owned[r]``, rising."""
+    """The tables of ``inputs`` if rank r has the stages ``owned[r]``, ascending."""
     check_balance(inputs)
     if inputs.stages_per_rank > MOST_STAGES_PER_RANK:
         raise UserError(
@@ -182,7 +184,9 @@ def pipeline_of(inputs: ScheduleInputs, owned: Ints) -> Pipeline:
 
 
 def _links(inputs: ScheduleInputs, owners: Ints, down: Ints, up: Ints) -> tuple[Links, Links]:
-    """``down`` and ``up`` [stage, unit] are the transfers to the next and to the previous stage."""
+    """Both directions of links; ``down`` and ``up`` [stage, unit] are the transfers to the next and to the previous
+    stage.
+    """
     shape = (3, inputs.num_stages, inputs.num_units)
     actions = np.arange(3 * inputs.num_stages * inputs.num_units).reshape(shape)
     crosses = (owners[1:] != owners[:-1])[:, None]
@@ -205,7 +209,7 @@ def _links(inputs: ScheduleInputs, owners: Ints, down: Ints, up: Ints) -> tuple[
 
 
 def check_balance(inputs: ScheduleInputs) -> None:
-    """Raise `UserError` unless every slice gives back what it took."""
+    """Raise `UserError` unless the stash changes of every slice sum to 0."""
     forward, gradient, weight = (cost_table(inputs, name) for name in STASHES)
     if (forward < 0).any() or (forward + gradient < 0).any() or (forward + gradient + weight != 0).any():
         raise UserError(
@@ -229,7 +233,7 @@ def _walk(word: npt.NDArray[np.int8], first_actions: Ints, stash: Ints, peaks: I
 
 @numba.njit(cache=True, nogil=True)
 def _number(word: npt.NDArray[np.int8], units: npt.NDArray[np.int32]) -> None:
-    """The unit of every action of ``word``."""
+    """Fill ``units`` with the unit of every action of ``word``."""
     counts = np.zeros(128, dtype=np.int32)
     for rank in range(len(word)):
         counts[:] = 0

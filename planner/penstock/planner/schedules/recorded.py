@@ -1,8 +1,8 @@
-"""An order as text, for plans whose schedule was made from costs: ranks read it, and need not make it again.
+"""An order as text, for plans whose schedule was made from costs: ranks read it instead of making it again.
 
-The columns of the `Order` as differences from one action to the next, which hardly ever change in a long step, so that
-they compress to little: little-endian int32, zlib (RFC 1950), base64 (RFC 4648). The kind of the first action of a
-pair is written as one more than the last kind, and so on.
+The text has the columns of the `Order` as differences from one action to the next. In a long step these hardly ever
+change, so they compress well: little-endian int32, zlib (RFC 1950), base64 (RFC 4648). The first action of a pair has
+its kind's code plus the number of kinds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.core.errors import UserError
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, Flags, Integers, Order, join_ranks
 
 MOST_ACTIONS = 4_000_000
-"""Of a recorded order: a text that stands for more is refused before it is built."""
+"""Most actions of a recorded order: texts of longer ones are rejected before they are built."""
 
 _COLUMNS = 5
 _NUMBER = np.dtype("<i4")
@@ -32,7 +32,7 @@ def record(order: Order) -> str:
 
 
 def replay(text: str, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Order:
-    """The order that was recorded as ``text``; raises `UserError` if it is broken or of another shape."""
+    """The order that was recorded as ``text``; raises `UserError` if it is corrupt or of another shape."""
     try:
         differences = np.frombuffer(_decompressed(base64.b64decode(text, validate=True)), dtype=_NUMBER)
         columns = np.cumsum(differences.reshape(_COLUMNS, -1), axis=1, dtype=np.int64).astype(np.int32)
@@ -59,11 +59,11 @@ def replay(text: str, *, num_ranks: int, num_microbatches: int, num_slices: int)
 
 
 def _are_pairs(order: Order, joined: Flags) -> bool:
-    """Whether each marked action and the next one of its rank are a pair, which none shares with another."""
+    """Whether each marked action and the next one of its rank form a pair, which shares no action with another."""
     firsts = np.flatnonzero(joined)
     if firsts[-1] + 1 == order.num_actions or (joined[firsts + 1]).any():
         return False
-    ranks, kinds, microbatches = (np.stack([of[firsts], of[firsts + 1]]) for of in _pair_columns(order))
+    ranks, kinds, microbatches = (np.stack([column[firsts], column[firsts + 1]]) for column in _pair_columns(order))
     has_forward = (kinds == FORWARD).any(axis=0)
     has_backward = ((kinds == BACKWARD) | (kinds == INPUT_GRADIENT)).any(axis=0)
     differ = microbatches[0] != microbatches[1]
@@ -76,10 +76,10 @@ def _pair_columns(order: Order) -> tuple[Integers, Integers, Integers]:
 
 def _decompressed(content: bytes) -> bytes:
     stream, most_bytes = zlib.decompressobj(), MOST_ACTIONS * _COLUMNS * _NUMBER.itemsize
-    found = stream.decompress(content, most_bytes)
+    decompressed = stream.decompress(content, most_bytes)
     if stream.unconsumed_tail or not stream.eof:
         raise ValueError("is cut short, or holds more actions than any plan")
-    return found
+    return decompressed
 
 
 def _broken() -> UserError:

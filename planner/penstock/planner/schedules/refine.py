@@ -1,38 +1,38 @@
-"""Improves an order by running it: whatever would wait is overtaken by what need not, and nothing is held longer.
+"""Improvement of an order by running it: ready actions overtake those that would wait, without holding more memory.
 
 An order that was made for equal passes and free transfers waits where costs differ, and in the warm-up and cool-down
-phases it waits for a steady state that is not there. `refine` repairs both without raising the memory of any rank.
+phases it still follows the pattern of the steady state. `refine` repairs both without raising the memory of any rank.
 
-**One pass** (`_run`) executes the order event by event. A rank whose next action is ready runs it. Where that action is
+**One pass** (`_run`) executes the order event by event. A rank whose next action is ready runs it. If that action is
 not ready, the rank runs the first later action of its word that
 
 1. is the next of its queue and ready now,
-2. does not push any prefix sum of the rank's stash above its cap: between here and the place that the action leaves,
-   everything is held as before, and the change of the action besides;
-3. ends before the awaited action is expected, or overshoots that time by at most ``patience`` percent of itself.
+2. does not push any prefix sum of the rank's stash above its cap: up to the action's old place everything is held as
+   before, plus the action's change,
+3. ends before the awaited action is expected, or overshoots that time by at most ``patience`` percent of its own time.
 
-The word without that action is the new rest, so it stays a legal order within the caps: no choice can lead to a
-deadlock or to a rank that is stuck for memory. That replaces the reserves which list schedulers keep free, and which
-cost them most when memory is tight.
+The rest of the word is the word without that action, so it stays a legal order within the caps: no choice can lead to a
+deadlock or leave a rank without memory. This replaces the reserves that list schedulers keep free, which cost them most
+when memory is tight.
 
 **Passes alternate in direction**, as forward-backward improvement does in project scheduling (Li and Willis, EJOR
-1992). The backward pass runs the order from its end, with successors for predecessors and the opposite changes of
-stash (the memory profile of the reversed word is the reversed profile). It fills the waits of the cool-down phase as
-the forward pass fills those of the warm-up phase, and it sorts actions by how late they may start, which is what the
-next forward pass follows. The step settles after one or two rounds.
+1992). The backward pass runs the order from its end, with predecessors as successors and the opposite changes of stash
+(the memory profile of the reversed word is the reversed profile). It fills the waits of the cool-down phase as the
+forward pass fills those of the warm-up phase, and it sorts actions by their latest start, which the next forward pass
+follows. The step converges after one or two rounds.
 
 Example, 8 ranks with two stages each along a V, 24 micro-batches, F, I, W of 4,959, 5,217 and 3,519 us, transfers of
-213 us: the V-Half block repeated takes 1.197 of the busiest rank's work, the first pass brings 1.181, the first round
-1.164, at the same 10 of 16 stages of activations; the second round changes nothing. The authors' own reordering, which
-counts slots, ends at 1.171.
+213 us: the repeated V-Half block takes 1.197 of the busiest rank's work, the first pass reduces that to 1.181, the
+first round to 1.164, at the same 10 of 16 stages of activations; the second round changes nothing. The authors' own
+reordering, which counts slots, ends at 1.171.
 
-**Cost**: an action is looked at once, and a wait searches at most ``WINDOW`` places ahead; about 0.1 us per action and
-pass. Messages are dated by their transfer alone: limits of posted receives and channels that are busy are left to the
-simulator, which judges the result.
+**Cost**: an action is visited once, and a wait searches at most ``WINDOW`` places ahead; about 0.1 us per action and
+pass. Arrivals of messages follow from their transfer alone: the simulator, which decides on the result, adds the limits
+of posted receives and busy channels.
 
-Tried and rejected: overtaking regardless of expected arrivals (every gap draws a long action, and each of those delays
-the ranks behind it), expected arrivals from the previous pass of the other direction (they are the latest possible
-ones), W as filler only (its place in the word is what keeps memory low), and more than one round (below 0.1 %).
+Tried and rejected: overtaking regardless of expected arrivals (every gap draws a long action, each of which delays the
+ranks behind it), expected arrivals from the previous pass of the other direction (they are the latest possible ones), W
+as filler only (its place in the word is what keeps memory low), and more than one round (below 0.1 %).
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ Word = npt.NDArray[np.int8]
 Int32s = npt.NDArray[np.int32]
 
 WINDOW = 160
-"""How many places ahead a wait is searched for something to run; the first is that of what is awaited."""
+"""A wait searches so many places ahead for an action to run, including the place of the awaited action."""
 
 TRIED_PATIENCES = (0, 25, 50, 100)
 MOST_DISTURBED = 0.3
-"""The largest share by which `improve` lengthens or shortens an action."""
+"""The largest fraction by which `improve` lengthens or shortens an action."""
 
 UNKNOWN = 1 << 60
-"""A time that is not known; above all that are."""
+"""An unknown time; larger than all known ones."""
 
 
 Run = tuple[int, Word, Ints]
-"""The length of a step, its word, and when every action starts."""
+"""The length of a step, its word, and the start of every action."""
 
 
 def refine(pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds: int = 1) -> Run:
-    """The shortest step that the passes find within ``caps``; ``word`` itself has to keep within them."""
+    """The shortest step that the passes find within ``caps``; ``word`` itself has to stay within them."""
     expected = np.full(len(pipeline.durations), UNKNOWN)
     best = _pass(pipeline, word, caps, patience, expected)
     for _ in range(num_rounds):
@@ -82,24 +82,25 @@ def refine(pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds
 def improve(pipeline: Pipeline, best: Run, caps: Ints, num_trials: int) -> Run:
     """The shortest step of so many trials from the ``best`` of `refine`.
 
-    Each runs the best word so far at disturbed durations, and refines that. A trial with the same step is
-    kept as well, so the search walks along plateaus. The disturbances are the same at
-    every call.
+    Each trial runs the best word so far with perturbed durations, and refines the result. A trial with the same step is
+    also accepted, so the search walks along plateaus. The perturbations are the same at every call.
     """
     draw = np.random.default_rng(0)
     expected = np.full(len(pipeline.durations), UNKNOWN)
     for _ in range(num_trials):
-        most = MOST_DISTURBED * draw.random()
-        factors = 1 + most * (2 * draw.random(len(pipeline.durations)) - 1)
-        disturbed = replace(pipeline, durations=(pipeline.durations * factors).astype(np.int64))
+        most_change = MOST_DISTURBED * draw.random()
+        factors = 1 + most_change * (2 * draw.random(len(pipeline.durations)) - 1)
+        perturbed = replace(pipeline, durations=(pipeline.durations * factors).astype(np.int64))
         first, second = draw.choice(TRIED_PATIENCES, 2).tolist()
-        trial = refine(pipeline, _pass(disturbed, best[1], caps, first, expected)[1], caps, second)
+        trial = refine(pipeline, _pass(perturbed, best[1], caps, first, expected)[1], caps, second)
         best = trial if trial[0] <= best[0] else best
     return best
 
 
 def dated(pipeline: Pipeline, word: Word) -> Run:
-    """The word as it is: every action as soon as its rank is free and what it needs is there, whatever is held."""
+    """Start times of the unchanged word: every action starts when its rank is free and its inputs have arrived; caps
+    are ignored.
+    """
     forwards, backwards = pipeline.links
     starts = np.full(len(pipeline.durations), -1, dtype=np.int64)
     makespan = _date(
@@ -126,7 +127,7 @@ def _date(
     delays: Ints,
     starts: Ints,
 ) -> int:
-    """Fill ``starts``: one rank after the other goes on until it lacks a message, and again once it has that."""
+    """Fill ``starts``: run a rank until it needs a missing message, then the next, and resume it when that is sent."""
     num_ranks, num_steps = word.shape
     heads, free = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
     units = np.zeros(first_actions.shape, dtype=np.int64)
@@ -143,8 +144,8 @@ def _date(
             for column in range(2):
                 before = predecessors[action, column]
                 if before >= 0 and start >= 0:
-                    came = starts[before] + durations[before] + delays[action, column]
-                    start = -1 if starts[before] < 0 else max(start, came)
+                    arrival = starts[before] + durations[before] + delays[action, column]
+                    start = -1 if starts[before] < 0 else max(start, arrival)
             if start < 0:
                 break
             starts[action] = start
@@ -169,7 +170,7 @@ def _pass(
     *,
     is_reversed: bool = False,
 ) -> Run:
-    """One pass; ``expected`` is when actions start in an earlier one."""
+    """One pass; ``expected`` are start times of an earlier one."""
     if not is_reversed:
         within = _pass_within(pipeline, word, caps, patience, expected, pipeline.most_sent, is_reversed)
         if within[0] >= 0:
@@ -186,7 +187,7 @@ def _pass_within(
     most_sent: int,
     is_reversed: bool,
 ) -> Run:
-    """The pass with at most ``most_sent`` messages of a channel under way; a negative length if it got stuck."""
+    """The pass with at most ``most_sent`` messages of a channel under way; a negative length if it deadlocked."""
     links = pipeline.links[is_reversed]
     run = np.empty(word.shape, dtype=np.int8)
     starts = np.zeros(len(pipeline.durations), dtype=np.int64)
@@ -233,9 +234,9 @@ def _run(
     run: Word,
     starts: Ints,
 ) -> int:
-    """Fill ``run`` and ``starts``; returns the length of the step, -1 if it got stuck.
+    """Fill ``run`` and ``starts``; returns the length of the step, -1 if it deadlocked.
 
-    Allocates what `_take_turns` needs, which counts no references (`penstock.planner.compiled`).
+    Allocates the arrays of `_take_turns`, which counts no references (`penstock.planner.compiled`).
     """
     num_ranks, num_steps = word.shape
     following = np.empty((num_ranks, num_steps), dtype=np.int32)
@@ -259,7 +260,7 @@ def _take_turns(
     heads: Ints, counts: Ints, waits: npt.NDArray[np.bool_], units: Ints, ready: Ints, ahead: Ints,
     matters: npt.NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """The ranks run what they can, as time goes on; the length of the step, -1 if it got stuck."""
+    """Run every rank's actions as time advances; returns the length of the step, -1 if it deadlocked."""
     num_steps, makespan = word.shape[1], 0
     now = next_time(clock)
     while now < never(clock):
@@ -298,7 +299,7 @@ def _take_turns(
 
 @compiled
 def _is_full(action: int, num_units: int, most_sent: int, successors: Int32s, ranks: Int32s, starts: Ints) -> bool:
-    """Whether the action's message would be one too many on its way."""
+    """Whether the action's message would exceed the number of messages under way."""
     successor = successors[action, TO_PASS]
     if successor < 0 or action % num_units < most_sent or ranks[successor] == ranks[action]:
         return False
@@ -317,7 +318,7 @@ def _take(
     counts: Ints,
     units: Ints,
 ) -> None:
-    """Move the action at ``step``, which follows the one at ``before``, from what is left of the word to what ran."""
+    """Move the action at ``step``, which follows the one at ``before``, from the rest of the word to ``run``."""
     if before < 0:
         heads[rank] = following[rank, step]
     else:
@@ -331,7 +332,7 @@ def _take(
 def _wake_sender(
     action: int, now: int, num_units: int, num_passes: int, ranks: Int32s, waits: npt.NDArray[np.bool_], clock: Clock
 ) -> None:
-    """The action took a message, so the rank that sent it may send one more."""
+    """The action received a message, so the sender may send one more: wake it."""
     is_forward = action < num_passes
     sender = action - num_units if is_forward else action + num_units
     if sender < 0 or (not is_forward and sender >= 2 * num_passes):
@@ -348,11 +349,11 @@ def _overtaking(
     num_awaited: npt.NDArray[np.int8], ready: Ints, spare: int, now: int, awaited: int, patience: int,
     most_sent: int, successors: Int32s, ranks: Int32s, starts: Ints,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """The place of the action that runs in place of the one at ``step`` and the place before it; -1 if none does, and
-    when one of those that were seen gets ready.
+    """The place of the action that runs instead of the one at ``step`` and the place before it, -1 if none does, and
+    the time at which the next one becomes ready.
 
-    Only the next action of a queue can run, and most wait for something: places are looked at up to the last that
-    ``matters`` [queues], which is ready or known to get ready, and does not end too late.
+    Only the next action of a queue can run, and most of them wait: places are searched up to the last that ``matters``
+    [queues], which is ready or will be at a known time, and does not end too late.
     """
     num_left = 0
     for queue in range(len(ahead)):
@@ -399,7 +400,7 @@ def _release(
     waits: npt.NDArray[np.bool_],
     clock: Clock,
 ) -> None:
-    """Date the successors of an action that ends at ``end``, and wake the ranks that wait for them."""
+    """Set the times of the successors of an action that ends at ``end``, and wake the ranks that wait for them."""
     for column in range(2):
         successor = successors[action, column]
         if successor >= 0:

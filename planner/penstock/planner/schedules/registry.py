@@ -1,6 +1,6 @@
 """Generators by name, and recipes: a plan stores a schedule that follows from its shape as a name and a version.
 
-One that was made from costs is recorded whole, and stays readable when its generator changes or is gone.
+A schedule that was made from costs is recorded as a whole, so it stays readable if its generator changes or disappears.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.one_f_one_b import eager_1f1b, one_f_one_b, zb_h1
 from penstock.planner.schedules.recorded import record, replay
 
-# These load numba; ranks get by without it.
+# These load numba, which ranks do not need.
 
 
 def _zb(inputs: ScheduleInputs) -> Order:
@@ -107,7 +107,7 @@ def to_spec(name: str, inputs: ScheduleInputs) -> ScheduleSpec:
 
 
 def recipe(name: str, make: Callable[[], Order]) -> ScheduleSpec:
-    """The recipe of the order that ``make`` makes by the generator ``name``."""
+    """The recipe of the order from ``make`` by the generator ``name``."""
     generator = find(name)
     text = record(make()) if generator.uses_costs else ""
     return ScheduleSpec(generator=name, version=generator.version, text=text)
@@ -124,11 +124,11 @@ def order_from_spec(
     recomputed: Set[int] = frozenset(),
     recompute_ahead: int = 0,
 ) -> Order:
-    """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default as many as is usual.
+    """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default the schedule's usual number.
 
-    A recipe is for micro-batches that are alike, of which the last one keeps ``num_remainder_slices``, unless that is
-    0. And it is of stages that keep everything, unless it names recomputation itself: those that are ``recomputed`` get
-    an R before every backward, ``recompute_ahead`` actions earlier (`Order.with_recomputation`).
+    A recipe is for equal micro-batches; the last one keeps ``num_remainder_slices`` unless that is 0. Its stages keep
+    everything, unless it includes recomputation itself: the stages ``recomputed`` get an R before every backward,
+    ``recompute_ahead`` actions earlier (`Order.with_recomputation`).
     """
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
@@ -151,7 +151,7 @@ def from_spec(
     recomputed: Set[int] = frozenset(),
     recompute_ahead: int = 0,
 ) -> Schedule:
-    """The schedule of a recipe, as objects: equal on every rank that asks."""
+    """The schedule of a recipe, as objects; the same on every rank."""
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV and not recomputed:
         return imported(spec, **shape).with_remainder(num_remainder_slices)

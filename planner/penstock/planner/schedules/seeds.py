@@ -1,6 +1,6 @@
-"""Where orders begin: the building blocks of a pipeline, and its memory targets.
+"""Seeds of orders: the building blocks of a pipeline, and its memory targets.
 
-The blocks are chosen from by what they hold and by what their step takes; see `penstock.planner.schedules.variants`.
+Blocks are selected by their memory and by their steps' length (`penstock.planner.schedules.variants`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.planner.schedules.pipeline import Ints, Pipeline
 from penstock.planner.schedules.refine import Run, Word, improve, refine
 
 PARTS_OF_SLICE = 12
-"""Depths are counted in twelfths of a slice."""
+"""Depths are counted in fractions of a slice: twelfths."""
 
 NUM_DEPTHS = 14
-"""Memory targets by formula that `Variants.best` compares; variant n is that of ``depths(num_ranks)[n - 1]``."""
+"""Number of memory targets by formula that `Variants.best` compares; variant n has ``depths(num_ranks)[n - 1]``."""
 
 SLACKS: tuple[tuple[int, int], ...] = (
     (0, 0), (100, 0), (0, 100), (100, 100), (200, 0), (0, 200), (200, 100), (100, 200), (200, 200), (300, 0), (0, 300),
@@ -45,8 +45,8 @@ BLOCKS = tuple(
 """The building blocks to choose from."""
 
 FEW_BLOCKS = tuple(block for block in BLOCKS if block.in_slots and (not block.is_fused or block.stretch == SEQUENTIAL))
-"""A fifth as many, for orders of which only the fullest block is refined. On 250 pipelines of searches these were as
-long in the mean as with all blocks, and 1.2 % longer at worst.
+"""A fifth as many, for orders of which only the fullest block is refined. On 250 pipelines of searches their steps were
+equal on average to those with all blocks, and 1.2 % longer at worst.
 """
 
 WHOLE_BLOCKS = tuple(
@@ -57,33 +57,33 @@ WHOLE_BLOCKS = tuple(
         *((0, 0, stretch) for stretch in (125, 150, 200)),
     )
 )
-"""Those of all slices of a micro-batch, for a few slices."""
+"""Blocks of all slices of a micro-batch, if there are few slices."""
 
 NAMED_BLOCKS = (Block(True, 0, 0, False), Block(True, 100, 0, False))
-"""V-Min and V-Half: what they hold are the last two targets that `Variants.best` compares."""
+"""V-Min and V-Half: their memory is that of the last two targets that `Variants.best` compares."""
 
 ONE_BY_ONE = Block(True, 0, 0, True, SEQUENTIAL)
 """One micro-batch after the other: the least memory of all."""
 
 
 def depths(num_ranks: int) -> tuple[int, ...]:
-    """`NUM_DEPTHS` memory targets, among them those of V-Half (K / 2), V-Min ((K - 1) / 3) and 1F1B (K - 1)."""
-    of_ranks = ((0, 1), (1, 8), (1, 4), (5, 12), (1, 2), (7, 12), (2, 3), (5, 6))
-    of_warm_up = ((1, 3), (1, 1), (5, 4), (3, 2), (2, 1), (3, 1))
+    """The `NUM_DEPTHS` memory targets, including those of V-Half (K / 2), V-Min ((K - 1) / 3) and 1F1B (K - 1)."""
+    shares_of_ranks = ((0, 1), (1, 8), (1, 4), (5, 12), (1, 2), (7, 12), (2, 3), (5, 6))
+    multiples_of_usual = ((1, 3), (1, 1), (5, 4), (3, 2), (2, 1), (3, 1))
     usual = usual_depth(num_ranks)
     return (
-        *(min(-(-PARTS_OF_SLICE * num_ranks * a // b), usual) for a, b in of_ranks),
-        *(-(-usual * a // b) for a, b in of_warm_up),
+        *(min(-(-PARTS_OF_SLICE * num_ranks * a // b), usual) for a, b in shares_of_ranks),
+        *(-(-usual * a // b) for a, b in multiples_of_usual),
     )
 
 
 def usual_depth(num_ranks: int) -> int:
-    """1F1B's memory: the largest depth where no caps are given."""
+    """1F1B's memory: the largest depth without caps."""
     return PARTS_OF_SLICE * (num_ranks - 1)
 
 
 FINE_ACTIONS = 20_000
-"""Actions over the steps between depth 0 and 1F1B's, at most: short pipelines are compared at more depths."""
+"""At most so many actions in all steps between depth 0 and 1F1B's: short pipelines are compared at more depths."""
 
 
 def fine_depths(inputs: ScheduleInputs) -> tuple[int, ...]:
@@ -95,9 +95,9 @@ def fine_depths(inputs: ScheduleInputs) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seeds:
-    """The repeated blocks of one pipeline and what they hold, made when they are asked for.
+    """The repeated blocks of one pipeline and their memory, computed on first access.
 
-    ``more`` makes words besides the blocks.
+    ``more`` makes words in addition to the blocks.
     """
 
     inputs: ScheduleInputs
@@ -106,13 +106,13 @@ class Seeds:
 
     @functools.cached_property
     def words(self) -> list[Word]:
-        """All of them: those of `BLOCKS` come first."""
+        """The words of all seeds, those of `BLOCKS` first."""
         blocks = BLOCKS + WHOLE_BLOCKS if 1 < self.inputs.num_slices <= MOST_WHOLE_SLICES else BLOCKS
         return [word_of(block, self.pipeline) for block in blocks] + (self.more(self.pipeline) if self.more else [])
 
     @functools.cached_property
     def peaks(self) -> Ints:
-        """[words, ranks]: the most stash that each holds at once."""
+        """[words, ranks]: the largest stash that each holds."""
         return np.array([self.pipeline.peaks(word) for word in self.words])
 
     @functools.cached_property
@@ -123,23 +123,23 @@ class Seeds:
 
     @functools.cached_property
     def base_caps(self) -> Ints:
-        """[ranks]: of one micro-batch after the other."""
+        """[ranks]: the stash of one micro-batch after the other, the least possible."""
         return self.pipeline.peaks(word_of(ONE_BY_ONE, self.pipeline))
 
     @property
     def all_caps(self) -> Ints:
-        """[ranks]: suffice for any order."""
+        """[ranks]: caps that suffice for any order."""
         return np.bincount(self.pipeline.ranks, weights=np.maximum(self.pipeline.stash, 0)).astype(np.int64)
 
     def caps(self, depth: int) -> Ints:
-        """[ranks]: the memory target of a depth, in bytes or whatever the stash is counted in."""
+        """[ranks]: the memory target of a depth, in the stash's unit."""
         beyond = (self._slices * depth / PARTS_OF_SLICE).astype(np.int64)
         caps: Ints = np.minimum(self.base_caps + beyond, self.all_caps)
         return caps
 
     @functools.cached_property
     def makespans(self) -> Ints:
-        """How long the seeds take with what they hold by themselves, after one pass."""
+        """The lengths of the seeds' steps within their own memory, after one pass."""
         pairs = zip(self.words, self.peaks, strict=True)
         return np.array([refine(self.pipeline, word, peaks, 0, 0)[0] for word, peaks in pairs], dtype=np.int64)
 
@@ -148,8 +148,8 @@ class Seeds:
         """[ranks]: the stash of a mean slice on all stages of a rank."""
         stash = self.pipeline.stash[: len(self.pipeline.stash) // 3]
         ranks = self.pipeline.ranks[: len(stash)]
-        of_ranks = np.bincount(ranks, weights=stash, minlength=self.pipeline.num_ranks)
-        return of_ranks.astype(np.float64) / self.pipeline.num_units
+        rank_stash = np.bincount(ranks, weights=stash, minlength=self.pipeline.num_ranks)
+        return rank_stash.astype(np.float64) / self.pipeline.num_units
 
     def lean_depths(self) -> tuple[int, ...]:
         """The depths of all variants but `CAPLESS`."""
@@ -157,7 +157,7 @@ class Seeds:
         return (*depths(self.pipeline.num_ranks), *self._least_depths(named))
 
     def held_depths(self) -> tuple[int, ...]:
-        """The least depths that hold the blocks without fusion and stretch, such as V-Half, and other seeds."""
+        """The smallest depths that fit the blocks without fusion and stretch, such as V-Half, and other seeds."""
         is_plain = [block.stretch == 100 and not block.is_fused and block.in_slots for block in BLOCKS]
         return self._least_depths(self.peaks[[*np.flatnonzero(is_plain), *range(len(BLOCKS), len(self.words))]])
 
@@ -166,7 +166,7 @@ class Seeds:
         return tuple(np.ceil(beyond.max(axis=1)).astype(np.int64).tolist())
 
     def refined(self, caps: Ints, effort: Effort) -> list[Run]:
-        """Steps at these caps, which are one of the targets, the shortest first."""
+        """Steps within these caps, which are one of the targets, the shortest first."""
         effort = affordable(effort, len(self.pipeline.durations))
         refined = [
             refine(self.pipeline, word, caps, patience)
@@ -180,7 +180,7 @@ class Seeds:
         return refined
 
     def _blocks(self, caps: Ints, effort: Effort) -> list[Word]:
-        """V-Min, whose order is by micro-batch, the blocks that take most of the memory, and those that are fastest."""
+        """V-Min, whose order is by micro-batch, the blocks that use most of the memory, and the fastest ones."""
         words, peaks = self.few if effort.has_few_blocks else (self.words, self.peaks)
         fitting = np.flatnonzero((peaks <= caps).all(axis=1))
         fullest = fitting[np.argsort(-peaks[fitting].sum(axis=1), kind="stable")]
@@ -196,8 +196,8 @@ class Seeds:
         inputs, owned = self.inputs, self.pipeline.owned
         if (caps < least_caps(inputs, owned)).any():
             return []
-        every = [Limits(depth=depth, lag=lag, caps=caps, patience=patience) for patience in patiences]
-        return [greedy_word(inputs, owned, limits) for limits in every]
+        all_limits = [Limits(depth=depth, lag=lag, caps=caps, patience=patience) for patience in patiences]
+        return [greedy_word(inputs, owned, limits) for limits in all_limits]
 
 
 def _step(refined: Run) -> int:

@@ -1,34 +1,34 @@
 """The fastest order below a memory cap: a fixed set of orders, each with a memory target, and the best that fits.
 
-**Why a fixed set.** A heuristic that is given the cap itself is not monotone: with a little more memory it takes
-another path and may end up slower, and a search over memory limits then contradicts itself. So the cap only selects.
-Every pipeline has a list of *depths*, memory targets that depend on its shape alone. The order at a depth is made for
-that depth's caps and knows nothing of the caller's. Under a cap, the orders that keep within it are compared by the
-simulator, over the true number of micro-batches, and the fastest is taken. A more generous cap only adds orders to the
-comparison, so it cannot make the step slower; a cap that holds one micro-batch leaves at least depth 0, so no pipeline
-starves; and no order exceeds its cap, since one that does is not compared.
+**Why a fixed set.** A heuristic that uses the cap itself is not monotone: with a little more memory it takes another
+path and may end up slower, and a search over memory limits then contradicts itself. So the cap only selects. Every
+pipeline has a list of *depths*, memory targets that depend only on its shape. The order at a depth is made for that
+depth's caps, independently of the caller's. Of the orders within the caller's cap the fastest is chosen, by simulation
+over the true number of micro-batches. A larger cap only adds orders to the comparison, so it cannot make the step
+slower. A cap that holds one micro-batch allows at least depth 0, so every pipeline has an order. And no order exceeds
+its cap, since such orders are not compared.
 
-**Depths.** What a rank needs at least, it needs for one micro-batch (`base_caps`). A depth is what it may hold beyond
-that, in units of its mean slice: 1F1B over slices holds K - 1 more on rank 0 than the base, V-Half about half, V-Min
-about a third of that. `DEPTHS` are percentages of these K - 1; `fine_depths` adds the steps between them.
+**Depths.** A rank's least memory is that of one micro-batch (`base_caps`). A depth is the memory beyond that, in units
+of the rank's mean slice: 1F1B over slices holds K - 1 more on rank 0 than the base, V-Half about half, V-Min about a
+third of that. `depths` are fractions of these K - 1; `fine_depths` adds the steps between them.
 
-**The order at a depth** (`Family.order_at`) is the best of several seeds after `refine`, by the length of its step:
-repeated building blocks, those that fill the memory best (`blocks`: they are good where many micro-batches follow each
-other), and list schedules (`greedy`: good for few micro-batches and odd costs). Each is refined with several patiences.
-On 658 random pipelines (2 to 24 ranks, 1 to 4 stages each, 1 to 64 micro-batches, 1 to 4 slices, depths from 15 to 250
-percent of 1F1B's) the best of 162 combinations was 0.3 % better in the mean than the fullest block and one list
-schedule with three patiences, which is a part of `LEAN`, and 0.1 % better than the four fullest blocks and two list
-schedules. Blocks alone lose 0.8 %, list schedules alone 1.3 %.
+**The order at a depth** (`_Shape.fastest`) is the best of several seeds after `refine`, by the length of its step:
+repeated building blocks, those that fill the memory best (`blocks`: good for many successive micro-batches), and list
+schedules (`greedy`: good for few micro-batches and irregular costs). Each is refined with several patiences. On 658
+random pipelines (2 to 24 ranks, 1 to 4 stages each, 1 to 64 micro-batches, 1 to 4 slices, depths from 15 to 250 percent
+of 1F1B's) the best of 162 combinations was 0.3 % better on average than the fullest block and one list schedule with
+three patiences, which is a part of `LEAN`, and 0.1 % better than the four fullest blocks and two list schedules. Blocks
+alone lose 0.8 %, list schedules alone 1.3 %.
 
-Tried and rejected: ranking seeds by their first pass alone (0.1 % behind, and a sixth of the time saved), and refining
-a depth's order under the caller's caps (not monotone).
+Tried and rejected: ranking seeds by their first pass alone (0.1 % worse, and a sixth of the time saved), and refining a
+depth's order under the caller's caps (not monotone).
 
-**Many micro-batches**: what is made are orders of a few, whose middle is repeated (`repeat`), so that the work does not
-grow with their number. Steps of such orders are compared by two that are simulated, with one round and with two, and
-continued in a straight line.
+**Many micro-batches**: orders of few micro-batches are made and their middle is repeated (`repeat`), so that the work
+does not grow with the number. Steps of such orders are compared by simulating one and two more rounds, and
+extrapolating linearly.
 
-**Cost**: all is linear in the number of actions, or in those of the short step. `Variants.best` takes about 80 ms per
-1,000 actions, an order of a named variant 5 ms, `Variants.frontier` 0.3 to 0.6 s; long pipelines take less.
+**Cost**: everything is linear in the number of actions, or in that of the short step. `Variants.best` takes about 80 ms
+per 1,000 actions, an order of a named variant 5 ms, `Variants.frontier` 0.3 to 0.6 s; long pipelines take less.
 """
 
 from __future__ import annotations
@@ -60,33 +60,33 @@ from penstock.planner.schedules.seeds import (
 from penstock.planner.simulate.periodic import enough_to_repeat
 
 CAPLESS = 0
-"""The variant that minds no cap, so it always can be made."""
+"""The variant without a cap, which can always be made."""
 
 CAPLESS_DEPTH = -1
-"""Stands for variant 0 among depths."""
+"""The depth that stands for variant 0."""
 
 QUICK_FROM = 64
-"""Variant n + QUICK_FROM is at the depth of variant n, of less effort where pipelines are long: for a search."""
+"""Variant n + QUICK_FROM has the depth of variant n, made with less effort for long pipelines: for a search."""
 
 LONG_VARIANTS = (1, 3, 5, 7, 10, 12, 14, 15, 16)
 """V-Min, V-Half, 1F1B's memory and a few on either side."""
 
 NUM_TIMED = 3
-"""Rounds that are run to know how long one takes."""
+"""Rounds that are run to measure the length of one."""
 
 TIGHT = 1.001
 """A round this close to its work is not improved further."""
 
 NEARLY_TIGHT = 1.02
-"""Where repeated orders take longer than so many times their work, longer rounds are tried, too."""
+"""If repeated orders take longer than so many times their work, longer rounds are also tried."""
 
 MOST_ACTIONS_IN_FULL = 30_000
-"""Steps of more actions are made of rounds."""
+"""Steps of more actions are made by repeating rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Point:
-    """An order on the frontier of time and memory; ``peaks`` is the most stash that each rank holds."""
+    """An order on the frontier of time and memory; ``peaks`` is the largest stash of each rank."""
 
     depth: int
     makespan_ns: int
@@ -101,9 +101,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Growing:
-    """Orders of ``first`` micro-batches and of any multiple of ``period`` more. With a ``first`` each is the one before
-    it with a round more; without, every number has an order of its own. Run by itself the order asked for takes
-    ``length_ns``, where that is known.
+    """Orders of ``first`` micro-batches and of ``first`` plus any multiple of ``period``: each has one more round than
+    the one before. Without ``first``, every number has an order of its own. ``length_ns`` is the length of the
+    requested order by itself, if known.
     """
 
     generate: Callable[[int], Order]
@@ -116,8 +116,8 @@ class Growing:
 class Variants:
     """The orders that one generator chooses from.
 
-    ``place`` gives the rank of every stage for so many ranks and stages per rank; ``capless`` makes variant 0;
-    ``more_seeds`` are words besides the building blocks.
+    ``place`` gives the rank of every stage for numbers of ranks and stages per rank; ``capless`` makes variant 0;
+    ``more_seeds`` are words in addition to the building blocks.
     """
 
     name: str
@@ -127,11 +127,11 @@ class Variants:
 
     @property
     def count(self) -> int:
-        """Variants that `best` compares."""
+        """Number of variants that `best` compares."""
         return 1 + NUM_DEPTHS + len(NAMED_BLOCKS)
 
     def order(self, inputs: ScheduleInputs) -> Order:
-        """The order of the variant that ``inputs`` names; raises `UserError` for a number that is none."""
+        """The order of the variant in ``inputs``; raises `UserError` for an invalid number."""
         if inputs.variant is None or not 0 <= inputs.variant % QUICK_FROM < self.count:
             raise UserError(what=f"{inputs.variant} is not a variant of {self.name}", where=f"schedule {self.name}")
         if inputs.variant == CAPLESS and self.capless is not None:
@@ -146,21 +146,21 @@ class Variants:
         return shape.fastest(depth, LEAN if inputs.variant < QUICK_FROM else QUICK)[0]
 
     def growing(self, inputs: ScheduleInputs) -> Growing:
-        """The order of the variant that ``inputs`` names, and those of fewer micro-batches that begin and end as it."""
+        """The order of the variant in ``inputs``, and those of fewer micro-batches that begin and end like it."""
 
         def made_for(count: int) -> Order:
             return self.order(replace(inputs, num_microbatches=count))
 
         if inputs.variant == CAPLESS and self.capless is not None:
             return Growing(generate=made_for)
-        made, all_of_them = self._made(inputs), inputs.num_microbatches
+        made, num_microbatches = self._made(inputs), inputs.num_microbatches
         if made.again is None:
             return Growing(
-                generate=lambda count: made.order if count == all_of_them else made_for(count),
+                generate=lambda count: made.order if count == num_microbatches else made_for(count),
                 length_ns=made.length_ns,
             )
         period = made.again.num_microbatches
-        first = all_of_them - made.num_rounds * period
+        first = num_microbatches - made.num_rounds * period
         return Growing(
             first=first,
             period=period,
@@ -169,39 +169,39 @@ class Variants:
         )
 
     def best(self, inputs: ScheduleInputs) -> ScheduleInputs:
-        """The same inputs with the variant of the shortest simulated step named (of equals the first).
+        """The inputs with the variant of the shortest simulated step (of equals the first).
 
         Raises `UserError` if a cap cannot hold one micro-batch.
         """
         if inputs.variant is not None:
             return inputs
         shape = self._shape(inputs)
-        every = shape.seeds.lean_depths()
+        all_depths = shape.seeds.lean_depths()
         is_long = len(shape.seeds.pipeline.durations) > LEAN_ACTIONS
-        wanted = [every[number - 1] for number in LONG_VARIANTS] if is_long else every
-        points = self._points(shape, wanted, LEAN)
+        depths_to_try = [all_depths[number - 1] for number in LONG_VARIANTS] if is_long else all_depths
+        points = self._points(shape, depths_to_try, LEAN)
         candidates = {
-            CAPLESS if point.depth == CAPLESS_DEPTH else 1 + every.index(point.depth): point.makespan_ns
+            CAPLESS if point.depth == CAPLESS_DEPTH else 1 + all_depths.index(point.depth): point.makespan_ns
             for point in points
         }
         return replace(inputs, variant=min(candidates, key=lambda variant: candidates[variant]))
 
     def roomiest(self, inputs: ScheduleInputs) -> ScheduleInputs:
-        """The same inputs with the quick variant named that has the largest memory target within the caps, a guess at
-        `best` that makes no order; the leanest where none is within them.
+        """The inputs with the quick variant that has the largest memory target within the caps, a guess at `best` that
+        makes no order; the leanest variant if none is within them.
         """
         if inputs.variant is not None or not inputs.caps:
             return self.best(inputs)
         seeds, limits = self._shape(inputs).seeds, np.array(inputs.caps, dtype=np.int64)
-        every = seeds.lean_depths()
-        within = [depth for depth in every if (seeds.caps(depth) <= limits).all()]
-        return replace(inputs, variant=QUICK_FROM + 1 + every.index(max(within, default=min(every))))
+        all_depths = seeds.lean_depths()
+        within = [depth for depth in all_depths if (seeds.caps(depth) <= limits).all()]
+        return replace(inputs, variant=QUICK_FROM + 1 + all_depths.index(max(within, default=min(all_depths))))
 
     def frontier(self, inputs: ScheduleInputs) -> tuple[Point, ...]:
-        """The orders within the caps of which none is both faster and leaner than another, the leanest first."""
+        """The orders within the caps for which no other is both faster and leaner, the leanest first."""
         shape = self._shape(inputs)
-        wanted = sorted({*fine_depths(shape.seeds.inputs), *shape.seeds.held_depths()})
-        points = self._points(shape, wanted, FULL)
+        depths_to_try = sorted({*fine_depths(shape.seeds.inputs), *shape.seeds.held_depths()})
+        points = self._points(shape, depths_to_try, FULL)
         points.sort(key=lambda point: (sum(point.peaks), point.makespan_ns))
         kept: list[Point] = []
         for point in points:
@@ -210,21 +210,21 @@ class Variants:
         return tuple(kept)
 
     def best_order(self, inputs: ScheduleInputs) -> Order:
-        """The fastest order within the caps, by `FULL` effort; raises `UserError` if none holds one micro-batch."""
+        """The fastest order within the caps, with `FULL` effort; raises `UserError` if none holds one micro-batch."""
         return self.frontier(inputs)[-1].order
 
     def of_block(self, inputs: ScheduleInputs, block: Block) -> Order:
-        """The repeated ``block``, refined within the memory that it holds by itself."""
+        """The repeated ``block``, refined within its own memory."""
         pipeline = self._pipeline(inputs)
         word = word_of(block, pipeline)
         base = pipeline.peaks(word_of(ONE_BY_ONE, pipeline))
         caps = (base * (pipeline.peaks(word) / np.maximum(base, 1)).max()).astype(np.int64)
         return pipeline.order(
-            min((refine(pipeline, word, caps, each) for each in LEAN.patiences), key=lambda run: run[0])[1]
+            min((refine(pipeline, word, caps, patience) for patience in LEAN.patiences), key=lambda run: run[0])[1]
         )
 
     def _points(self, shape: _Shape, wanted: Iterable[int], effort: Effort) -> list[Point]:
-        """The orders that keep within the caps, at the ``wanted`` depths; equal caps are made once."""
+        """The orders within the caps at the ``wanted`` depths; equal caps are made once."""
         inputs, seeds = shape.inputs, shape.seeds
         usual = seeds.caps(usual_depth(inputs.num_ranks))
         points: list[Point] = []
@@ -242,8 +242,8 @@ class Variants:
             if key in made or not (caps <= limits).any():
                 continue
             made.add(key)
-            every = [_point(inputs, depth, each) for each in shape.fastest(depth, effort)]
-            point = min(every, key=lambda point: point.makespan_ns)
+            depth_points = [_point(inputs, depth, made_order) for made_order in shape.fastest(depth, effort)]
+            point = min(depth_points, key=lambda point: point.makespan_ns)
             if (np.array(point.peaks) <= limits).all():
                 points.append(point)
         return points
@@ -259,7 +259,7 @@ class Variants:
 
 
 def one_by_one(inputs: ScheduleInputs, place: Callable[[int, int], tuple[int, ...]]) -> Order:
-    """One micro-batch after the other, which holds the least; ``place`` as of `Variants`."""
+    """One micro-batch after the other, which needs the least memory; ``place`` is as for `Variants`."""
     pipeline = _placed(inputs, place)
     return pipeline.order(word_of(ONE_BY_ONE, pipeline))
 
@@ -271,8 +271,8 @@ def _placed(inputs: ScheduleInputs, place: Callable[[int, int], tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Made:
-    """A word of few micro-batches with so many rounds more. ``length_ns`` is what `refine` would make of all, and
-    ``peaks`` [ranks] the most stash held at once.
+    """A word of few micro-batches, to be extended by ``num_rounds`` rounds. ``length_ns`` is the length of the refined
+    whole, ``peaks`` [ranks] the largest stash.
     """
 
     pipeline: Pipeline
@@ -284,17 +284,17 @@ class _Made:
 
     @property
     def order(self) -> Order:
-        """With all rounds."""
+        """The order with all rounds."""
         return self.with_rounds(self.num_rounds)
 
     def with_rounds(self, count: int) -> Order:
-        """With so many."""
+        """The order with ``count`` rounds."""
         return self.pipeline.order(self.again.repeated(self.word, count) if self.again else self.word)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Shape:
-    """The orders of ``inputs``: of all micro-batches at once, or where these are many, of few that are repeated."""
+    """The orders of ``inputs``: of all micro-batches at once, or if there are many, of few that are repeated."""
 
     inputs: ScheduleInputs
     seeds_of: Callable[[ScheduleInputs], Seeds]
@@ -302,7 +302,7 @@ class _Shape:
 
     @property
     def seeds(self) -> Seeds:
-        """Those of the shortest step that is made."""
+        """Seeds of the shortest step that is made."""
         return self.seeds_of(self._short(1) if self._is_long else self.inputs)
 
     @property
@@ -314,7 +314,7 @@ class _Shape:
         )
 
     def _short(self, period: int) -> ScheduleInputs:
-        """The shortest that grows into all micro-batches by rounds of ``period``."""
+        """The inputs of the shortest step that grows to all micro-batches by rounds of ``period``."""
         first = enough_to_repeat(self.inputs.num_ranks, self.inputs.num_slices)
         return replace(self.inputs, num_microbatches=first + (self.inputs.num_microbatches - first) % period)
 
@@ -336,39 +336,39 @@ class _Shape:
         return sorted(made, key=_length)[: effort.num_simulated]
 
     def _periods(self, most: int) -> Iterable[int]:
-        """Of rounds: few micro-batches, and where a loop is filled by groups of them, as many as a group has."""
-        of_group = -(-self.inputs.num_ranks // self.inputs.num_slices)
+        """Lengths of rounds: few micro-batches, and if groups of them fill a loop, as many as a group has."""
+        group_size = -(-self.inputs.num_ranks // self.inputs.num_slices)
         has_groups = most > 1 and self.inputs.stages_per_rank > 1
-        return sorted({*range(1, most + 1), *([of_group] if has_groups else [])})
+        return sorted({*range(1, most + 1), *([group_size] if has_groups else [])})
 
     @property
     def _work_ns(self) -> float:
-        """Of the busiest rank in all micro-batches."""
+        """Nanoseconds of the busiest rank's work for all micro-batches."""
         seeds = self.seeds
         return float(seeds.pipeline.work_ns.max()) * self.inputs.num_microbatches / seeds.inputs.num_microbatches
 
     def _repeated(self, depth: int, effort: Effort, period: int) -> list[_Made]:
-        """Those that repeat rounds of ``period`` micro-batches, up to the first with a round that has no waits."""
+        """Orders that repeat rounds of ``period`` micro-batches, up to the first with a round without waits."""
         short = self._short(period)
         seeds, made = self.seeds_of(short), list[_Made]()
         caps = seeds.caps(depth)
         num_rounds = (self.inputs.num_microbatches - short.num_microbatches) // period
-        longer = self.pipeline_of(replace(short, num_microbatches=short.num_microbatches + NUM_TIMED * period))
+        longer_pipeline = self.pipeline_of(replace(short, num_microbatches=short.num_microbatches + NUM_TIMED * period))
         busiest_ns = seeds.pipeline.work_ns.max() * period / short.num_microbatches
         for run in seeds.refined(caps, effort)[: effort.num_repeated]:
-            for again in itertools.islice(rounds(seeds.pipeline, run, period), effort.num_repeated):
-                word = again.repeated(run[1], NUM_TIMED)
-                peaks = longer.peaks(word)
+            for repeated_round in itertools.islice(rounds(seeds.pipeline, run, period), effort.num_repeated):
+                word = repeated_round.repeated(run[1], NUM_TIMED)
+                peaks = longer_pipeline.peaks(word)
                 if (peaks > caps).any():
                     continue
-                round_ns = _last_round_ns(longer, word, again)
+                round_ns = _last_round_ns(longer_pipeline, word, repeated_round)
                 made.append(
                     _Made(
                         pipeline=seeds.pipeline,
                         word=run[1],
                         length_ns=run[0] + num_rounds * round_ns,
                         peaks=peaks,
-                        again=again,
+                        again=repeated_round,
                         num_rounds=num_rounds,
                     )
                 )
@@ -377,7 +377,7 @@ class _Shape:
         return made
 
     def point_of(self, depth: int, generate: Callable[[ScheduleInputs], Order]) -> Point:
-        """The order of a formula."""
+        """The order of a formula, as a point."""
         first = self.seeds.inputs
         peaks = tuple(peak_stash(first, generate(first)).tolist())
 
@@ -390,7 +390,7 @@ class _Shape:
 
 
 def _last_round_ns(pipeline: Pipeline, word: Word, again: Round) -> int:
-    """How much later than one before it the last of `NUM_TIMED` rounds begins."""
+    """The length of a round: the time between the starts of the last two of `NUM_TIMED` rounds."""
     length = again.actions.shape[1]
     starts = start_times(pipeline, dated(pipeline, word))
     ranks, last = np.arange(len(word)), again.places + (NUM_TIMED - 1) * length
@@ -398,8 +398,8 @@ def _last_round_ns(pipeline: Pipeline, word: Word, again: Round) -> int:
 
 
 def _continued_ns(first: ScheduleInputs, order: Callable[[int], Order], period: int, num_rounds: int) -> int:
-    """The simulated step of ``num_rounds`` rounds of ``period`` micro-batches more than ``first``: many of them by
-    those of one and two.
+    """The simulated step with ``num_rounds`` rounds of ``period`` micro-batches more than ``first``; many rounds are
+    extrapolated from one and two.
     """
 
     def simulated(count: int) -> int:

@@ -1,7 +1,7 @@
-"""One stage per rank and a split backward (arXiv 2401.10241), over slices: ZB-H1's own order, or what costs suggest.
+"""One stage per rank and a split backward (arXiv 2401.10241), over slices: ZB-H1's own order, or orders from costs.
 
-Variant 0 is ZB-H1's order by formula, which minds no cap and needs no costs. The others are orders at memory targets
-(`variants`), so that `zb` is never behind H1 where H1 fits, and runs under caps that cannot hold H1.
+Variant 0 is ZB-H1's order by formula, without caps and costs. The others are orders at memory targets (`variants`), so
+that `zb` is never slower than H1 if H1 fits, and runs under caps that cannot hold H1.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock.planner.schedules.one_f_one_b import zb_h1
 from penstock.planner.schedules.variants import CAPLESS, Variants
 
 H1 = CAPLESS
-"""The number of H1's own order."""
+"""The variant of H1's own order."""
 
 ZB = Variants(name="zb", place=looped, capless=zb_h1, more_seeds=grouped_words)
 
 
 def zb(inputs: ScheduleInputs) -> Order:
-    """The order of ``inputs.variant``, or without one the fastest order within the caps.
+    """The order of ``inputs.variant``; by default the fastest order within the caps.
 
     Raises `UserError` if a cap cannot hold one micro-batch.
     """
