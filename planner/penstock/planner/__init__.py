@@ -1,1 +1,1 @@
-"""The thought: costs, memory, slicing, stages, schedules, simulation and search."""
+"""The planner: costs, memory, slicing, stages, schedules, simulation and search."""

@@ -1,1 +1,1 @@
-"""The passes of lowering, in their order: each adds one kind of knowledge to a schedule until it is a Program."""
+"""The passes of lowering, in their order: each adds information to a schedule until it is a Program."""

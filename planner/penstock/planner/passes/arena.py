@@ -1,13 +1,14 @@
-"""Pass 6, arena: a place in the rank's arena for every slot, so that slots which live together do not overlap.
+"""Pass 6, arena: an offset in the rank's arena for every slot, so that slots with overlapping live ranges do not
+overlap.
 
-This is dynamic storage allocation with known lives, which is NP-hard; but a step is periodic, and that is used. Slots
-of one kind and stage form a family. Within a family, slots that never live together share a lane, which has one offset;
-so the runtime sees few of them. A family's lanes are made in several ways, by size and by micro-batch modulo a period,
-and packed first-fit; the way that takes the least bytes is kept. Then the families are stacked, and, unless that is
-close to what lives at once, the lanes of all families are also packed together.
+This is dynamic storage allocation with known live ranges, which is NP-hard; but a step is periodic, which helps. Slots
+of one kind and stage form a family. Within a family, slots whose live ranges do not overlap share a lane, which has one
+offset, so the runtime has few distinct offsets. A family's lanes are made in several ways, by size and by micro-batch
+modulo a period, and packed first-fit; the smallest result is kept. Then the families are stacked, and, unless that is
+close to the peak of live bytes, the lanes of all families are also packed together.
 
-An order that was refined repeats itself less: families peak at different times, and there are too many lanes. Where
-lanes take more than `FAR` times what lives at once, each slot is placed by itself, the largest first or the longest.
+A refined order repeats itself less: families peak at different times, and there are too many lanes. If lanes need more
+than `FAR` times the peak of live bytes, each slot is also placed by itself, sorted by size or by duration.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from penstock.core.layout import aligned
 from penstock.core.roles import SlotName
 
 NUM_PERIODS = 5
-"""How many periods are tried for a family, from the shortest possible one."""
+"""Number of periods that are tried for a family, from the shortest possible one."""
 
 CLOSE = 1.01
-"""An arena this close to the bytes that live at once is not improved further."""
+"""An arena this close to the peak of live bytes is not improved further."""
 
 FAR = 1.03
-"""Lanes that take more than so many times the bytes that live at once are compared with slots placed one by one."""
+"""Lanes that need more than so many times the peak of live bytes are compared with slots placed one by one."""
 
 MAX_LANES_TOGETHER = 300
-"""Packing compares lanes pairwise; beyond this many, families stay stacked."""
+"""Packing compares lanes pairwise; with more lanes, families stay stacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A slot that wants a place: its life [start, stop) in instructions, and aligned bytes."""
+    """A slot to be placed: its live range [start, stop) in instructions, and aligned bytes."""
 
     index: int
     name: SlotName
@@ -50,7 +51,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Slots that take turns at one offset. Bit i of ``life`` says whether one of them lives at instruction i."""
+    """Slots that use one offset in turn. Bit i of ``life`` is set if one of them is live at instruction i."""
 
     tenants: tuple[Tenant, ...]
     num_bytes: int
@@ -59,7 +60,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Lanes with their offsets, and the bytes they take together."""
+    """Lanes with their offsets, and their total bytes."""
 
     lanes: tuple[Lane, ...]
     offsets: tuple[int, ...]
@@ -67,7 +68,7 @@ class Packing:
 
 
 def place(names: Sequence[SlotName], lives: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Offsets of the slots with these names, lives and bytes, in the order of their starts; and the arena's bytes."""
+    """Offsets of the slots with these names, live ranges and bytes, sorted by their starts; and the arena's bytes."""
     tenants = [
         Tenant(index, name, *life, aligned(num_bytes))
         for index, (name, life, num_bytes) in enumerate(zip(names, lives, sizes, strict=True))
@@ -81,29 +82,31 @@ def place(names: Sequence[SlotName], lives: Sequence[tuple[int, int]], sizes: Se
     for lane, offset in zip(packing.lanes, packing.offsets, strict=True):
         for tenant in lane.tenants:
             offsets[tenant.index] = offset
-    found = [(packing.num_bytes, offsets)]
+    arenas = [(packing.num_bytes, offsets)]
     if packing.num_bytes > FAR * high_water:
-        found += [_one_by_one(tenants, order) for order in _orders(tenants)]
-    num_bytes, offsets = min(found, key=lambda each: each[0])
+        arenas += [_one_by_one(tenants, order) for order in _orders(tenants)]
+    num_bytes, offsets = min(arenas, key=lambda arena: arena[0])
     return offsets, num_bytes
 
 
 def _orders(tenants: Sequence[Tenant]) -> Iterator[list[int]]:
-    """The largest first, and those first that take most bytes for the longest time."""
+    """Two orders of placement: by falling bytes, and by falling bytes times duration."""
     yield sorted(range(len(tenants)), key=lambda i: (-tenants[i].num_bytes, tenants[i].start))
     area = [(tenant.stop - tenant.start) * tenant.num_bytes for tenant in tenants]
     yield sorted(range(len(tenants)), key=lambda i: (-area[i], tenants[i].start))
 
 
 def _one_by_one(tenants: Sequence[Tenant], order: Sequence[int]) -> tuple[int, list[int]]:
-    """The bytes, and every slot's offset: in the given order the lowest at which it meets none that lives with it."""
+    """The bytes, and every slot's offset: in the given order, the lowest that overlaps no slot that is live at the same
+    time.
+    """
     starts, stops, sizes = (
         np.array([getattr(tenants[i], name) for i in order], dtype=np.int64) for name in ("start", "stop", "num_bytes")
     )
     lows = np.zeros(len(order), dtype=np.int64)
     for number in range(len(order)):
-        meets = (starts[:number] < stops[number]) & (stops[:number] > starts[number])
-        low, size = lows[:number][meets], sizes[:number][meets]
+        is_concurrent = (starts[:number] < stops[number]) & (stops[:number] > starts[number])
+        low, size = lows[:number][is_concurrent], sizes[:number][is_concurrent]
         by_offset = np.argsort(low, kind="stable")
         low, high = low[by_offset], np.maximum.accumulate((low + size)[by_offset])
         below = np.concatenate([[0], high])
@@ -152,7 +155,7 @@ def _ways(family: Sequence[Tenant]) -> Iterator[tuple[Lane, ...]]:
 
 
 def _lanes_by_size(family: Sequence[Tenant]) -> tuple[Lane, ...]:
-    """Every slot takes the first lane of its size that is free: as few lanes as possible for each size."""
+    """Every slot takes the first free lane of its size: the fewest lanes for each size."""
     lanes: list[list[Tenant]] = []
     free: defaultdict[int, list[int]] = defaultdict(list)
     busy: list[tuple[int, int, int]] = []
@@ -171,7 +174,9 @@ def _lanes_by_size(family: Sequence[Tenant]) -> tuple[Lane, ...]:
 
 
 def _lanes_by_period(family: Sequence[Tenant], period: int) -> tuple[Lane, ...]:
-    """Slots of one slice and of micro-batches ``period`` apart share a lane; nothing if two of them live together."""
+    """Slots of one slice and of micro-batches ``period`` apart share a lane; empty if the live ranges of two of them
+    overlap.
+    """
     lanes: defaultdict[tuple[int, int | None], list[Tenant]] = defaultdict(list)
     for tenant in family:
         lane = lanes[tenant.name[2] % period, tenant.name[3]]
@@ -194,13 +199,15 @@ def _side_by_side(lanes: Sequence[Lane]) -> Packing:
 
 
 def _packings(lanes: Sequence[Lane]) -> Iterator[Packing]:
-    """First-fit, the largest or the busiest lanes first."""
+    """First-fit, with lanes sorted by falling bytes or by falling time in use."""
     yield _first_fit(sorted(lanes, key=lambda lane: -lane.num_bytes))
     yield _first_fit(sorted(lanes, key=lambda lane: -lane.life.bit_count()))
 
 
 def _first_fit(lanes: Sequence[Lane]) -> Packing:
-    """Every lane, in the given order, at the lowest offset where it meets no earlier one that lives with it."""
+    """Each lane, in the given order, at the lowest offset at which it overlaps no earlier lane that is live at the same
+    time.
+    """
     placed: list[tuple[int, int, int]] = []
     offsets = []
     for lane in lanes:
@@ -224,4 +231,4 @@ def _high_water(tenants: Iterable[Tenant]) -> int:
     for tenant in tenants:
         changes[tenant.start] += tenant.num_bytes
         changes[tenant.stop] -= tenant.num_bytes
-    return max(accumulate(changes[at] for at in sorted(changes)), default=0)
+    return max(accumulate(changes[instant] for instant in sorted(changes)), default=0)

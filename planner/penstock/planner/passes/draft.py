@@ -1,4 +1,4 @@
-"""An instruction while passes still add to it."""
+"""An instruction that the passes still extend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.core.schedule import Action
 class Draft:
     """An action, its message (from `transfers`) and the slots it touches (from `slots`), by number.
 
-    ``releases`` are slots of a transfer that ends here: they live until now though nothing reads or writes them.
+    ``releases`` are slots of a transfer that ends here: they stay live until now although no instruction uses them.
     """
 
     action: Action

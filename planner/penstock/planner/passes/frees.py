@@ -1,4 +1,4 @@
-"""Pass 5, frees: a slot is acquired where it is first touched, and a FREE stands directly after its last use."""
+"""Pass 5, frees: a slot is acquired at its first use, and a FREE directly follows its last use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_frees(
     transients: Mapping[tuple[Kind, int, int], int],
     column_of: Callable[[Action], int],
 ) -> tuple[tuple[Instruction, ...], list[Life]]:
-    """The rank's instructions, with acquisitions and FREEs, and the lives of its slots.
+    """The rank's instructions, with acquisitions and FREEs, and the live ranges of its slots.
 
     ``transients`` are by kind, stage and the action's column.
     """
@@ -26,12 +26,12 @@ def add_frees(
     instructions: list[Instruction] = []
     starts: list[int] = []
     stops = [0] * num_slots
-    for at, draft in enumerate(drafts):
+    for position, draft in enumerate(drafts):
         touched = dict.fromkeys(draft.reads + draft.writes + draft.releases)
-        born = tuple([index for index in touched if index >= len(starts)])
-        starts += [len(instructions)] * len(born)
-        instructions.append(_instruction(draft, born, _transient_bytes(draft.action, transients, column_of)))
-        ended = tuple([index for index in touched if last_use[index] == at])
+        acquired = tuple([index for index in touched if index >= len(starts)])
+        starts += [len(instructions)] * len(acquired)
+        instructions.append(_instruction(draft, acquired, _transient_bytes(draft.action, transients, column_of)))
+        ended = tuple([index for index in touched if last_use[index] == position])
         if ended:
             for index in ended:
                 stops[index] = len(instructions)
@@ -41,23 +41,23 @@ def add_frees(
 
 def _last_use(drafts: Sequence[Draft], num_slots: int) -> list[int]:
     last_use = [0] * num_slots
-    for at, draft in enumerate(drafts):
+    for position, draft in enumerate(drafts):
         for index in draft.reads + draft.writes + draft.releases:
-            last_use[index] = at
+            last_use[index] = position
     return last_use
 
 
 def _transient_bytes(
     action: Action, transients: Mapping[tuple[Kind, int, int], int], column_of: Callable[[Action], int]
 ) -> int:
-    """Those of a pair's children are there together."""
-    return sum(transients.get((each.kind, each.stage, column_of(each)), 0) for each in flatten((action,)))
+    """The action's transient bytes; those of a pair's children are needed at the same time."""
+    return sum(transients.get((child.kind, child.stage, column_of(child)), 0) for child in flatten((action,)))
 
 
-def _instruction(draft: Draft, born: tuple[int, ...], transient_bytes: int) -> Instruction:
+def _instruction(draft: Draft, acquired: tuple[int, ...], transient_bytes: int) -> Instruction:
     return Instruction(
         draft.action,
-        acquires=born,
+        acquires=acquired,
         reads=draft.reads,
         writes=draft.writes,
         channel=draft.channel,
@@ -67,6 +67,6 @@ def _instruction(draft: Draft, born: tuple[int, ...], transient_bytes: int) -> I
 
 
 def _free_after(action: Action) -> Action:
-    """The FREE of an action's slots; of a pair, by the name of its first child."""
+    """The FREE of an action's slots; a pair's has the name of its first child."""
     action = next(flatten((action,)))
     return Action(Kind.FREE, action.stage, action.microbatch, action.slice)

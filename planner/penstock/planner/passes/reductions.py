@@ -1,24 +1,26 @@
-"""Pass 3, reductions: where every rank starts and waits for the sums of gradients, its optimizer's step, and gathers.
+"""Pass 3, reductions: places of the starts and waits of gradient sums, of the optimizer's step, and of gathers.
 
-Gradients of a tied matrix are summed over its copies (tie), of which a divided head has one per stage. Those that each
-shard has only an addend of are summed over shards (tp), then those of each stage over replicas (dp), then their squares
-over all ranks (norm). A stage's gradients are complete after its last W or B. Then its *chain* begins, the sums that it
-joins, each of which sums the result of the one before:
+Gradients of a tied matrix are summed over its copies (tie); a divided head has one copy per stage. Gradients of which
+each shard has only an addend are summed over shards (tp), then the gradients of each stage over replicas (dp), then
+their squares over all ranks (norm). A stage's gradients are complete after its last W or B. Then its *chain* begins,
+the sums that it joins, each of which needs the result of the one before:
 
-- Tie and dp run next to whatever the rank does until it waits for them. Tp is waited for where it starts: it is short
-  (norms, biases, few heads), its shards come to it together, and so the long one, dp, starts as early as it may.
+- Tie and dp run concurrently with the rank's other instructions until it waits for them. Tp is waited for where it
+  starts: it is short (norms, biases, few heads), its shards reach it at the same time, and so the long one, dp, starts
+  as early as possible.
 - On the host reductions run next to compute, so the chain of a stage begins directly after its last W and the messages
-  that follow it, if its rank still has compute after that, and goes on up to the first that is not waited for. The rest
-  follows after all compute, before the norm. With one stage per rank nothing is left to compute.
+  that follow it, if its rank still has compute after that, and continues up to the first that is not waited for. The
+  rest follows after all compute, before the norm. With one stage per rank there is no compute left.
 - A rank with several stages of a tied matrix sums their rows in one reduction over tie, after all compute. Without
   replicas a rank that has all of them sums them with the norm instead.
 - With ``late_receives``, for NCCL, all chains begin after all compute. A reduction is a kernel there, with as many
-  thread blocks as NCCL chooses; next to those of the channels it would break what `penstock.core.residency` relies on.
+  thread blocks as NCCL chooses; next to those of the channels it would violate the assumption of
+  `penstock.core.residency`.
 
 So the terms of every sum and their order are the same wherever reductions start.
 
-Where replicas divide the optimizer's state (`penstock.core.replicas`), the parameters of all stages are gathered over
-them directly after STEP: all gathers start, then all are waited for.
+If replicas divide the optimizer state (`penstock.core.replicas`), the parameters of all stages are gathered over them
+directly after STEP: all gathers start, then all are waited for.
 
 Example, two stages per rank, split backward, dp. Rank 0 ends with stage 2, then stage 0:
 
@@ -44,11 +46,11 @@ _MESSAGES = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.WAIT_SEND_F, Kind.WAIT_SEN
 def reductions_of(
     stage_ranks: Sequence[int], *, dp: bool, tp: bool, tie: tuple[int, ...] = ()
 ) -> tuple[Reduction, ...]:
-    """The groups of a pipeline, in the order in which a gradient passes through them.
+    """The groups of a pipeline, in the order in which they reduce a gradient.
 
-    ``dp`` says whether there are other replicas, ``tp`` whether shards have gradients to sum, and ``tie`` names the
-    stages that hold rows of a tied matrix. Rows that stages of one rank share are summed over replicas, too: before
-    that they are summed there, so that replicas may divide the sums.
+    ``dp``: there are other replicas. ``tp``: shards have gradients to sum. ``tie``: the stages with rows of a tied
+    matrix. If stages of one rank share rows that are also summed over replicas, the rank sums them first, so that
+    replicas may divide the sums.
     """
     everyone = tuple(range(max(stage_ranks) + 1))
     tied_ranks = tuple(sorted({stage_ranks[stage] for stage in tie}))
@@ -68,14 +70,14 @@ def add_reductions(
     late: bool,
     gathers: bool = False,
 ) -> list[Draft]:
-    """The drafts of ``rank`` with the reductions that it joins, STEP and, where it ``gathers`` parameters, that; with
-    ``late`` all stand at the end.
+    """The drafts of ``rank`` with its reductions, STEP and, if it ``gathers`` parameters, the gathers; with ``late``
+    all are at the end.
     """
-    own = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
+    own_stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
     groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
     ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
     tied = [stage for reduction in ties for stage in reduction.tied_of(stage_ranks, rank)]
-    untied = [stage for stage in own if stage not in tied]
+    untied = [stage for stage in own_stages if stage not in tied]
     peers = tuple(group for group in groups if group.is_of_peers)
     chains = {**dict.fromkeys(tied, (Group.TIE, *peers)), **dict.fromkeys(untied, peers)}
     places = {} if late else dict(_complete(drafts))
@@ -96,9 +98,13 @@ def add_reductions(
     if Group.DP in groups:
         begun = dict.fromkeys(stage for stage in (*early, *untied) if stage in untied)
         row += [_wait(Group.DP, stage) for stage in (*begun, *tied)]
-    row += [_start(Group.NORM, own[0]), _wait(Group.NORM, own[0]), Draft(Action(Kind.STEP, own[0]))]
+    row += [
+        _start(Group.NORM, own_stages[0]),
+        _wait(Group.NORM, own_stages[0]),
+        Draft(Action(Kind.STEP, own_stages[0])),
+    ]
     for kind in (Kind.START_GATHER, Kind.WAIT_GATHER) if gathers else ():
-        row += [Draft(Action(kind, stage, group=Group.DP)) for stage in own]
+        row += [Draft(Action(kind, stage, group=Group.DP)) for stage in own_stages]
     return row
 
 
@@ -112,17 +118,17 @@ def _begun(stage: int, chain: Sequence[Group]) -> Iterator[Draft]:
 
 
 def _complete(drafts: Sequence[Draft]) -> Iterator[tuple[int, int]]:
-    """(stage, place) of every stage whose gradients are complete before its rank's last compute, and where they are."""
-    last = {
-        action.stage: at
-        for at, draft in enumerate(drafts)
+    """(stage, place) of every stage whose gradients are complete before its rank's last compute."""
+    last_positions = {
+        action.stage: position
+        for position, draft in enumerate(drafts)
         for action in flatten((draft.action,))
         if action.kind in (Kind.B, Kind.W)
     }
-    end = max(at for at, draft in enumerate(drafts) if draft.action.is_compute)
-    for stage, at in last.items():
-        if at < end:
-            place = at + 1
+    end = max(position for position, draft in enumerate(drafts) if draft.action.is_compute)
+    for stage, position in last_positions.items():
+        if position < end:
+            place = position + 1
             while drafts[place].action.kind in _MESSAGES:
                 place += 1
             yield stage, place

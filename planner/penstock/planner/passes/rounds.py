@@ -1,6 +1,6 @@
-"""Pass 1, order: is every action there once, and can they run in this order? Gives every action its round.
+"""Pass 1, order: check that every action occurs once, and that they can run in this order; give every action its round.
 
-The round of an action is one more than the latest round among the action before it on its rank and the actions whose
+The round of an action is one more than the latest round among the previous action of its rank and the actions whose
 results it needs: the step at which it runs if every action takes one step and messages take none.
 """
 
@@ -22,8 +22,8 @@ Work = tuple[Kind, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """The compute actions of every rank, their rounds, and what the later passes ask of them. Of overlaps only pairs
-    are left, where these are one instruction.
+    """The compute actions of every rank, their rounds, and facts that later passes need. Overlaps are replaced by their
+    children, except pairs that are one instruction.
     """
 
     rows: tuple[tuple[Action, ...], ...]
@@ -33,10 +33,10 @@ class Ordered:
 
 
 def find_rounds(schedule: Schedule, num_units: Sequence[int] = (), *, keep_pairs: bool = False) -> Ordered:
-    """Check the schedule and find its rounds; raises `UserError` with the grid when it is incomplete or cannot run.
+    """Check the schedule and find its rounds; raises `UserError` with the grid if it is incomplete or cannot run.
 
-    ``num_units`` of every stage keep something that R makes again; without, those that the parts of its R name. With
-    ``keep_pairs`` the children of a pair have one round: that of the later of them.
+    ``num_units`` of every stage keep something that R recomputes; by default those that the parts of its R name. With
+    ``keep_pairs`` the children of a pair have one round: that of the later one.
     """
     rows = tuple(tuple(flatten(actions)) for actions in schedule.ranks)
     stage_ranks = schedule.stage_ranks
@@ -52,8 +52,8 @@ def find_rounds(schedule: Schedule, num_units: Sequence[int] = (), *, keep_pairs
 
 
 def can_join(schedule: Schedule) -> bool:
-    """Whether the pairs of ``schedule`` can each be one instruction: neither action waits for what the other makes, nor
-    for what others make of that.
+    """Whether each pair of ``schedule`` can be one instruction: neither action depends on the other, also not through
+    other actions.
     """
     if not any(action.is_pair for actions in schedule.ranks for action in actions):
         return True
@@ -65,7 +65,7 @@ def can_join(schedule: Schedule) -> bool:
 
 
 def _check_parts(rows: Sequence[Sequence[Action]], num_units: Mapping[int, int]) -> None:
-    """The parts of every recomputation follow each other and come to all units that its stage keeps something of."""
+    """Check that the parts of every recomputation are consecutive and cover all units that keep anything."""
     for rank, row in enumerate(rows):
         reached: dict[Cell, int] = {}
         for action in row:
@@ -88,7 +88,7 @@ def _check_parts(rows: Sequence[Sequence[Action]], num_units: Mapping[int, int])
 
 
 def work_of(action: Action) -> tuple[Work, ...]:
-    """The pieces of work a compute action does; of the parts of a recomputation, the first counts for all."""
+    """The pieces of work of a compute action; of the parts of a recomputation, the first counts for all."""
     if action.resumes:
         return ()
     cell = cell_of(action)
@@ -97,7 +97,7 @@ def work_of(action: Action) -> tuple[Work, ...]:
 
 
 def cell_of(action: Action) -> Cell:
-    """What a compute action works on."""
+    """The cell (stage, micro-batch, slice) of a compute action."""
     assert action.microbatch is not None, f"{action} names no micro-batch"
     assert action.slice is not None, f"{action} names no slice"
     return action.stage, action.microbatch, action.slice
@@ -158,7 +158,7 @@ class _Rounds:
         return tuple(map(tuple, self.rounds))
 
     def _advance(self, rank: int) -> bool:
-        """Run the rank as far as it goes; whether it moved."""
+        """Run the rank as far as possible; return whether it advanced."""
         rounds, row = self.rounds[rank], self.rows[rank]
         start = len(rounds)
         while len(rounds) < len(row) and self._run(row[len(rounds)], rounds):
@@ -178,7 +178,7 @@ class _Rounds:
         return True
 
     def _gives(self, action: Action) -> tuple[Work, ...]:
-        """What is done once the action is; of the parts of a recomputation only the last gives anything."""
+        """The work that is done after the action; of the parts of a recomputation only the last completes any."""
         if action.children:
             return tuple(work for child in action.children for work in self._gives(child))
         if action.part is None:
@@ -220,10 +220,10 @@ class _Rounds:
         while (rank := self._waits_for(chain[-1])) not in chain:
             chain.append(rank)
         chain = chain[chain.index(rank) :]
-        bad = self._pending(chain[0])
+        blocked = self._pending(chain[0])
         return UserError(
             what="; ".join(self._waiting(rank) for rank in chain) + "\n\n" + self._grid(chain[0]),
-            where=f"schedule, rank {chain[0]}: {bad}",
+            where=f"schedule, rank {chain[0]}: {blocked}",
             remedy="F runs in slice and stage order, I in the reverse of both, R between F and I, W after I",
         )
 

@@ -1,4 +1,4 @@
-"""Pass 4, slots: what every instruction of a rank reads and writes, slots numbered in the order of their first use."""
+"""Pass 4, slots: the slots that every instruction of a rank reads and writes, numbered in the order of first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POSTED = {Kind.POST_RECV_F: X, Kind.POST_RECV_B: G_IN}
 
 
 def add_slots(drafts: Iterable[Draft], roles_of: Callable[[int], Roles], recomputed: Set[Cell]) -> tuple[SlotName, ...]:
-    """Fill in the slots that every draft of one rank touches, by the roles of its micro-batch; the slots' names.
+    """Fill in the slots of every draft of one rank, by the roles of its micro-batch; return the slots' names.
 
     A SEND reads its slot and the WAIT_SEND releases it; a POST_RECV writes its slot, which the consumer then reads.
     """

@@ -66,7 +66,7 @@ from penstock.planner.passes.draft import Draft
 from penstock.planner.passes.rounds import Ordered, cell_of
 
 _DIRECTIONS = {Kind.F: ("F", 1), Kind.I: ("B", -1), Kind.B: ("B", -1)}
-"""Where the result of an action goes: direction, and the step from its stage to the receiving one."""
+"""The message of an action's result: direction, and the offset from its stage to the receiving one."""
 
 _KINDS = {
     "F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, Kind.WAIT_SEND_F),
@@ -75,14 +75,14 @@ _KINDS = {
 
 
 def add_transfers(ordered: Ordered, receive_ahead: int, late_receives: bool = False) -> list[list[Draft]]:
-    """The drafts of every rank, compute and transfers."""
+    """The drafts of every rank, with compute and transfers."""
     traffic = _Traffic(ordered, receive_ahead, late_receives)
     return [_Writer(traffic, rank).write(row) for rank, row in enumerate(ordered.rows)]
 
 
 @dataclass(slots=True)
 class _Line:
-    """One channel: its messages in the sender's order, each by the cell that it is for, and how far both ends are.
+    """One channel: its messages in the sender's order, each by the cell that it is for, and the progress of both ends.
 
     A message is due at the first action of its receiver whose round is no earlier than its due round.
     """
@@ -103,7 +103,7 @@ class _Line:
 
 
 class _Traffic:
-    """All lines, found by direction and receiving stage."""
+    """All channels, by direction and receiving stage."""
 
     def __init__(self, ordered: Ordered, receive_ahead: int, late_receives: bool) -> None:
         self.ordered = ordered
@@ -128,25 +128,27 @@ class _Traffic:
             self._by_stage[direction, receiver] = self.by_channel.setdefault(channel, _Line(channel))
 
     def arriving(self, action: Action) -> tuple[_Line | None, Cell]:
-        """The line and message that an action takes; no line if there is none from another rank."""
+        """The line and message that an action receives; no line if none comes from another rank."""
         direction, _ = _DIRECTIONS.get(action.kind, ("", 0))
         return self._by_stage.get((direction, action.stage)), cell_of(action)
 
     def leaving(self, action: Action) -> tuple[_Line | None, Cell]:
-        """The line and message that an action makes; no line if there is none to another rank."""
+        """The line and message that an action sends; no line if none goes to another rank."""
         direction, step = _DIRECTIONS.get(action.kind, ("", 0))
         stage, microbatch, part = cell_of(action)
         return self._by_stage.get((direction, stage + step)), (stage + step, microbatch, part)
 
     def _find_post_rounds(self) -> None:
-        """Message k is waited for by the first consumer of k or a later one; its wait allows k + receive_ahead."""
+        """Set the due and post rounds. Message k is waited for by the first consumer of k or a later one; its wait
+        allows k + receive_ahead.
+        """
         consumer_rounds = {channel: [0] * len(line.messages) for channel, line in self.by_channel.items()}
         for row, rounds in zip(self.ordered.rows, self.ordered.rounds, strict=True):
-            for action, at in zip(row, rounds, strict=True):
+            for action, action_round in zip(row, rounds, strict=True):
                 for child in flatten((action,)):
                     line, message = self.arriving(child)
                     if line:
-                        consumer_rounds[line.channel][line.numbers[message]] = at
+                        consumer_rounds[line.channel][line.numbers[message]] = action_round
         for channel, line in self.by_channel.items():
             rounds = self.ordered.rounds[channel.target]
             wait_rounds = [*accumulate(reversed(consumer_rounds[channel]), min)][::-1]
@@ -203,7 +205,7 @@ class _Writer:
             self._post_due(line, at)
 
     def _post_due(self, line: _Line, at: int) -> None:
-        """Post what is due at an action of round ``at``, as far as ``receive_ahead`` allows."""
+        """Post the messages that are due at an action of round ``at``, as far as ``receive_ahead`` allows."""
         stop = min(line.num_received + self._traffic.receive_ahead, len(line.messages))
         while line.num_posted < stop and line.due_rounds[line.num_posted] <= at:
             self._add_receive(0, line, line.num_posted)

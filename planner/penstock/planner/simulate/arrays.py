@@ -1,9 +1,9 @@
-"""From an order and its costs to the kernel's tables, and back to times per rank.
+"""Conversion of an order and its costs to the kernel's tables, and of the result to times per rank.
 
-A step without a barrier at its end. Let rank r be busy with a step from begin(r) to end(r), reductions with its own
-peers and the optimizer included. The same step, all its times later by P, is possible if and only if every rank is done
-by then: P >= end(r) - begin(r) for each r, since all messages move by P as well. So the time from step to step is the
-longest span of a rank. In a pipeline that fills and drains, ranks begin and end at different times, and that is shorter
+A step without a barrier at its end. Let rank r be busy with a step from begin(r) to end(r), including reductions with
+its own peers and the optimizer. The next step can have all the same times plus P if and only if every rank is done by
+then: P >= end(r) - begin(r) for each r, since all messages move by P as well. So the time from step to step is the
+longest span of a rank. In a pipeline that fills and drains, ranks begin and end at different times, so that is shorter
 than from the first begin to the last end (optimizer post-validation, arXiv 2401.10241, section 4).
 """
 
@@ -29,13 +29,12 @@ from penstock.planner.simulate.reductions import Reduced, Reductions
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepTimes:
-    """Nanoseconds of one simulated step; ``makespan_ns`` is the time from step to step where no barrier ends it.
+    """Nanoseconds of one simulated step; ``makespan_ns`` is the time from step to step if no barrier ends it.
 
     Per rank, compute + bubble (waiting for other ranks) + communication (waiting for transfers that are under way, and
-    transport instructions) + reduction (waiting for those and for gathers under way) + optimizer = ``makespan_ns``.
-    ``finish_ns`` is when the rank has nothing left but reductions, ``step_ns`` when it begins its optimizer. ``trace``
-    [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not happen) where it was asked
-    for.
+    transport instructions) + reduction (waiting for those and for gathers under way) + optimizer = ``makespan_ns``. At
+    ``finish_ns`` the rank has only reductions left, at ``step_ns`` it begins its optimizer. ``trace`` [actions,
+    `kernel.REACHED` ... `kernel.ARRIVED`] has the times of every action (-1: did not happen) if it was requested.
     """
 
     makespan_ns: int
@@ -61,7 +60,7 @@ class StepTimes:
 
     @property
     def parts(self) -> StepParts:
-        """Where the step of every rank goes."""
+        """Division of every rank's step into parts."""
         compute, communication, reductions, optimizer = (
             Lost.of(part.tolist(), self.makespan_ns)
             for part in (self.compute_ns, self.communication_ns, self.reduction_ns, self.optimizer_ns)
@@ -77,7 +76,7 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Linked:
-    """An order with its messages: the tables of `link`, and where each channel's messages begin."""
+    """An order with its messages: the tables of `link`, and the first message of each channel."""
 
     num_ranks: int
     channels: Channels
@@ -88,12 +87,12 @@ class Linked:
 
     @property
     def first_waits(self) -> Ints:
-        """[ranks]: where each rank's WAIT_SENDs begin in the list of all (one per message it sends)."""
+        """[ranks]: the first WAIT_SEND of each rank in the list of all (one per message it sends)."""
         return self.first_messages[np.searchsorted(self.channels.sources, np.arange(self.num_ranks))]
 
     @property
     def first_posts(self) -> Ints:
-        """[ranks]: where each rank's POST_RECVs begin in the list of all (one per message into it)."""
+        """[ranks]: the first POST_RECV of each rank in the list of all (one per message into it)."""
         counts = np.zeros(self.num_ranks + 1, dtype=np.int64)
         np.add.at(counts, self.channels.targets + 1, np.diff(self.first_messages))
         return np.cumsum(counts)[:-1]
@@ -116,7 +115,7 @@ def simulate_arrays(
 def simulate_linked(
     order: Order, linked: Linked, costs: Costs, *, receive_ahead: int, reductions: Sequence[Reduction] = ()
 ) -> StepTimes:
-    """The times of one step of a linked order; the trace goes into ``linked.actions`` if that has columns for it."""
+    """The times of one step of a linked order; ``linked.actions`` gets the trace if it has columns for it."""
     if costs.num_stages != order.num_stages or costs.num_ranks != order.num_ranks:
         raise ValueError(f"costs of {costs.num_stages} stages on {costs.num_ranks} ranks for {order.num_stages} stages")
     if costs.num_remainder_slices != order.num_remainder_slices:
@@ -147,9 +146,11 @@ def link_order(
     codes = np.stack([order.kinds, order.stages, order.microbatches, order.slices, joined], axis=1)
     producers = np.full((2, order.num_stages, order.num_microbatches, order.num_slices), -1, dtype=np.int32)
     actions = np.full((order.num_actions, width), -1, dtype=np.int64)
-    stuck = link.find_rounds(order.offsets, codes, DIRECTIONS, channels.sends, channels.receives, producers, actions)
-    if stuck >= 0:
-        raise _deadlock(order, stuck)
+    stuck_action = link.find_rounds(
+        order.offsets, codes, DIRECTIONS, channels.sends, channels.receives, producers, actions
+    )
+    if stuck_action >= 0:
+        raise _deadlock(order, stuck_action)
     counts = np.bincount(actions[:, link.SENDS_CHANNEL] + 1, minlength=len(channels.sources) + 1)[1:]
     first_messages = np.concatenate([[0], np.cumsum(counts)])
     messages = np.zeros((first_messages[-1], kernel.POSTED_AT + 1), dtype=np.int64)
@@ -171,7 +172,7 @@ def link_order(
 def _deadlock(order: Order, index: int) -> UserError:
     is_pair = order.joined is not None and bool(order.joined[index])
     columns = (order.kinds, order.stages, order.microbatches, order.slices)
-    actions = [action_of(*(int(array[each]) for array in columns)) for each in range(index, index + 1 + is_pair)]
+    actions = [action_of(*(int(array[number]) for array in columns)) for number in range(index, index + 1 + is_pair)]
     both = ", both actions of an overlap before either begins (with tp above 1)" if is_pair else ""
     return UserError(
         what=f"{';'.join(map(str, actions))} never gets what it needs",
@@ -195,8 +196,8 @@ def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
 
 
 def _join(actions: Ints, order: Order, costs: Costs) -> None:
-    """The second action of every pair works for both, less what their collectives take next to the other's compute; it
-    is slowed as both are on average.
+    """Give the second action of every pair the work of both, less the time of collectives that the pair hides; its
+    slowdown is the average of both.
     """
     firsts = order.firsts
     pairs = np.stack([firsts, firsts + 1])
@@ -212,8 +213,8 @@ def _join(actions: Ints, order: Order, costs: Costs) -> None:
 
 
 def _early_reductions(order: Order, linked: Linked) -> Nanoseconds:
-    """[actions]: the stage whose reduction starts after the action while the rank goes on
-    (`penstock.planner.passes.reductions`), -1 for none; of a pair, after its second action.
+    """[actions]: the stage whose reduction starts after the action while the rank continues
+    (`penstock.planner.passes.reductions`), -1 for none; for a pair, after its second action.
     """
     completed = np.full(order.num_actions, -1, dtype=np.int64)
     if not linked.late_receives:
@@ -228,7 +229,7 @@ def _early_reductions(order: Order, linked: Linked) -> Nanoseconds:
 
 
 def _cells(order: Order, linked: Linked, costs: Costs) -> Ints:
-    """Rows of ranks, channels, cards that send, cards that receive, the first of each for none, and stages."""
+    """Rows of ranks, channels, sending cards, receiving cards (row 0 of each stands for no card), and stages."""
     num_channels = len(linked.channels.sources)
     num_cards = 2 + max(*costs.hosts.local_cards, *costs.hosts.network_cards)
     num_cells = order.num_ranks + num_channels + 2 * num_cards + order.num_stages
@@ -268,13 +269,13 @@ def _fill_channels(rows: Ints, linked: Linked, costs: Costs, num_ranks: int, num
         rows[:, kernel.CARD + side] = num_ranks + len(rows) + side * num_cards + card + 1
         rows[:, kernel.NEEDED + side] = np.where(card < 0, 0, needed)
         rows[:, kernel.SHARING + side] = num_ranks + np.arange(len(rows))
-        for each in np.unique(card[card >= 0]):
-            ring = np.flatnonzero(card == each)
+        for card_number in np.unique(card[card >= 0]):
+            ring = np.flatnonzero(card == card_number)
             rows[ring, kernel.SHARING + side] = num_ranks + np.roll(ring, -1)
 
 
 def _clock(num_ranks: int, num_channels: int) -> Clock:
-    """All ranks come now, channels never."""
+    """A clock on which all ranks are due now, and channels never."""
     return new_clock(num_ranks + num_channels, np.arange(num_ranks + num_channels) < num_ranks)
 
 
@@ -297,7 +298,9 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
 
 
 def _close(ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[int, int]) -> StepTimes:
-    """The end of the step: the rank's reductions, of which some ``started`` before, its optimizer, and its gathers."""
+    """Simulate the end of the step: the ranks' reductions, some of which ``started`` early, their optimizers, and their
+    gathers.
+    """
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
     communication = finish - busy - bubble - ends.paused_ns(started)
     ends.join(finish, started)

@@ -1,16 +1,15 @@
-"""A bound that no order of a pipeline beats: fill, busiest rank, drain.
+"""A lower bound of the step for all orders of a pipeline: fill, busiest rank, drain.
 
 For every rank, three chains that any legal order contains:
 
-    the first slice comes down to it, then it does all its work;
-    the first slice comes down, it does all its F and I, then slice 0's gradient goes back up to stage 0, and its W;
-    one micro-batch's slices all come down to the last stage, its last slice's gradient comes back, then the rank does
-    all its I and W.
+1. the first slice comes down to it, then it does all its work;
+2. the first slice comes down, it does all its F and I, then slice 0's gradient goes back up to stage 0, and its W;
+3. one micro-batch's slices all come down to the last stage, its last slice's gradient comes back, then the rank does
+   all its I and W.
 
-(Slice 0 is always the first forward and the last gradient of a micro-batch; of micro-batches that differ, those chains
-count that take the least.) Contention, cards, posted receives and
-transport instructions only add to these. Without a barrier at the end of steps, only a rank's own work is sure to be
-part of its span.
+(Slice 0 is always the first forward and the last gradient of a micro-batch. If micro-batches differ, the shortest
+chains count.) Contention, cards, posted receives and transport instructions only add to these. Without a barrier at the
+end of steps, only a rank's own work is certain to be part of its span.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ def lower_bound_ns(
     recompute: bool = False,
     reductions: Sequence[Reduction] = (),
 ) -> int:
-    """Nanoseconds that a step takes at least.
+    """Lower bound of a step in nanoseconds.
 
-    ``split`` says that I and W run in place of B, ``recompute`` that R runs before them.
+    ``split``: I and W run instead of B. ``recompute``: R runs before them.
     """
     alone = costs.compute_ns * np.minimum(costs.together_ppm, MILLION) // MILLION
-    forward, again = alone[FORWARD], alone[RECOMPUTE] if recompute else np.zeros_like(alone[RECOMPUTE])
+    forward, remade = alone[FORWARD], alone[RECOMPUTE] if recompute else np.zeros_like(alone[RECOMPUTE])
     gradient = alone[INPUT_GRADIENT if split else BACKWARD]
     weight = alone[WEIGHT_GRADIENT] if split else np.zeros_like(gradient)
     owners = np.asarray(stage_ranks)
@@ -48,14 +47,19 @@ def lower_bound_ns(
     counts, sizes = costs.counts(num_microbatches), [slice(costs.num_slices)]
     if costs.num_remainder_slices:
         sizes.append(slice(costs.num_slices, None))
-    firsts = [each.start or 0 for each in sizes]
-    fill = np.minimum.reduce([_before(forward[:-1, at] + down[:, at]) for at in firsts])
-    drain = np.minimum.reduce([_before(gradient[:-1, at] + up[:, at]) + weight[0, at] for at in firsts])
-    turn = np.minimum.reduce([_turned(forward[:, at], gradient[:, at], down[:, at], up[:, at], fill) for at in sizes])
-    busy = _sums(owners, (forward + again + gradient + weight) @ counts, costs.num_ranks)
-    exposed = _sums(owners, (forward + again + gradient) @ counts, costs.num_ranks)
+    firsts = [columns.start or 0 for columns in sizes]
+    fill = np.minimum.reduce([_before(forward[:-1, column] + down[:, column]) for column in firsts])
+    drain = np.minimum.reduce([_before(gradient[:-1, column] + up[:, column]) + weight[0, column] for column in firsts])
+    turn = np.minimum.reduce(
+        [
+            _turned(forward[:, columns], gradient[:, columns], down[:, columns], up[:, columns], fill)
+            for columns in sizes
+        ]
+    )
+    busy = _sums(owners, (forward + remade + gradient + weight) @ counts, costs.num_ranks)
+    exposed = _sums(owners, (forward + remade + gradient) @ counts, costs.num_ranks)
     owed = _sums(owners, (gradient + weight) @ counts, costs.num_ranks)
-    first, returned, drained = (_least(owners, each, costs.num_ranks) for each in (fill, turn, drain))
+    first, returned, drained = (_least(owners, values, costs.num_ranks) for values in (fill, turn, drain))
     finish = np.maximum(first + busy, returned + owed)
     finish[owners[0]] = max(finish[owners[0]], (first + exposed + drained).max())
     return least_end_ns(finish if costs.has_barrier else busy, stage_ranks, costs, reductions)
@@ -69,7 +73,7 @@ def _sums(owners: Nanoseconds, values: Nanoseconds, num_ranks: int) -> Nanosecon
 
 
 def _least(owners: Nanoseconds, values: Nanoseconds, num_ranks: int) -> Nanoseconds:
-    """[ranks]: the least over each rank's stages, 0 for a rank without."""
+    """[ranks]: the least over each rank's stages, 0 for a rank without stages."""
     least = np.full(num_ranks, values.max())
     np.minimum.at(least, owners, values)
     least[np.bincount(owners, minlength=num_ranks) == 0] = 0
@@ -85,7 +89,7 @@ def _before(steps: Nanoseconds) -> Nanoseconds:
 def _turned(
     forward: Nanoseconds, gradient: Nanoseconds, down: Nanoseconds, up: Nanoseconds, fill: Nanoseconds
 ) -> Nanoseconds:
-    """[stages]: the earliest gradient at each stage, of the last slice, after all slices of its micro-batch."""
+    """[stages]: the earliest gradient of the last slice at each stage, after all slices of its micro-batch."""
     last_down = _before(forward[1:, -1] + down[:, -1])
     turned = (fill + forward.sum(axis=1) + last_down[-1] - last_down).max()
     last_up = _before(gradient[1:, -1] + up[:, -1])

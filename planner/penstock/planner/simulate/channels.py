@@ -1,4 +1,4 @@
-"""Which channels a pipeline needs: the topology, from the stages' ranks alone."""
+"""Channels of a pipeline, which follow from the stages' ranks alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS
 Numbers = npt.NDArray[np.int64]
 
 DIRECTIONS = np.full(len(KINDS), -1, dtype=np.int64)
-"""The direction of the message that an action of each kind sends, and of the one it needs; -1 for none."""
+"""The direction of the message that an action of each kind sends, and of the one that it needs; -1 for none."""
 DIRECTIONS[FORWARD] = TO_NEXT
 DIRECTIONS[[BACKWARD, INPUT_GRADIENT]] = TO_PREVIOUS
 
@@ -24,8 +24,8 @@ DIRECTIONS[[BACKWARD, INPUT_GRADIENT]] = TO_PREVIOUS
 class Channels:
     """Channels in the order of `core.program.Program.channels`, by number.
 
-    ``sends`` and ``receives`` [direction, stage] name the channel by which a stage's messages leave and reach it, -1
-    for none: neighbouring stages on one rank hand over directly.
+    ``sends`` and ``receives`` [direction, stage] are the channels on which a stage's messages leave and arrive, -1 for
+    none: neighbouring stages on one rank need no message.
     """
 
     sources: Numbers
@@ -35,7 +35,7 @@ class Channels:
 
 
 def channels_of(stage_ranks: Sequence[int]) -> Channels:
-    """The channels between stages that live on these ranks."""
+    """The channels between stages on these ranks."""
     pairs = list(enumerate(itertools.pairwise(stage_ranks)))
     hops = [(here, there, "F", TO_NEXT, stage, stage + 1) for stage, (here, there) in pairs if here != there]
     hops += [(there, here, "B", TO_PREVIOUS, stage + 1, stage) for stage, (here, there) in pairs if here != there]

@@ -1,4 +1,4 @@
-"""What time things take: integer tables, so that equal inputs give equal times on every machine."""
+"""Durations as integer tables, so that equal inputs give equal times on every machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Nanoseconds = npt.NDArray[np.int64]
 MILLION = 1_000_000
 
 MOST_NS = 10**12
-"""The longest action or message. The kernel counts work in millionths of a nanosecond, for which 64 bits have room."""
+"""The longest action or message. The kernel counts work in millionths of a nanosecond, so longer ones would exceed 64
+bits.
+"""
 
 TO_NEXT, TO_PREVIOUS = 0, 1
 """The directions of messages: a stage's output, and the gradient of its input."""
@@ -26,11 +28,11 @@ TO_NEXT, TO_PREVIOUS = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """Where the ranks of one pipeline run, and which network cards their messages share.
+    """Hosts of a pipeline's ranks, and the network cards that their messages share.
 
-    ``host_of`` numbers every rank's host. A message between ranks of one host goes by their ``local_cards``, between
-    hosts by their ``network_cards``: out by the sender's and in by the receiver's, -1 for none. ``replicas``
-    counts pipelines in lockstep whose equal ranks share these hosts (data parallelism within a host).
+    ``host_of`` numbers every rank's host. A message between ranks of one host uses their ``local_cards``, between hosts
+    their ``network_cards``: the sender's outwards and the receiver's inwards, -1 for none. ``replicas`` is the number
+    of pipelines in lockstep whose corresponding ranks share these hosts (data parallelism within a host).
     """
 
     host_of: tuple[int, ...]
@@ -40,8 +42,8 @@ class Hosts:
 
 
 def hosts(host_of: Sequence[int], replicas: int = 1, network_cards: Sequence[int] | None = None) -> Hosts:
-    """Every host has one network card unless ``network_cards`` numbers every rank's; inside a host every rank has its
-    own.
+    """Hosts with one network card each, unless ``network_cards`` numbers every rank's. Inside a host every rank has its
+    own card.
     """
     cards = tuple(host_of if network_cards is None else network_cards)
     num_cards = 1 + max(cards)
@@ -55,7 +57,7 @@ def hosts(host_of: Sequence[int], replicas: int = 1, network_cards: Sequence[int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstructionCosts:
-    """Nanoseconds that one transport instruction keeps its rank, waiting apart."""
+    """Nanoseconds of a rank for each transport instruction, without waiting."""
 
     post_ns: int = 0
     wait_receive_ns: int = 0
@@ -64,29 +66,29 @@ class InstructionCosts:
 
     @property
     def as_tuple(self) -> tuple[int, int, int, int]:
-        """In the order of the fields."""
+        """The fields in their order."""
         return (self.post_ns, self.wait_receive_ns, self.send_ns, self.wait_send_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Costs:
-    """The cost of everything in a Program.
+    """Costs of all instructions of a Program.
 
-    Tables have a column for every slice of a micro-batch, and behind these ``num_remainder_slices`` for those of a last
-    micro-batch that is smaller (`penstock.planner.order.Order.columns`).
+    Tables have a column for every slice of a micro-batch, followed by ``num_remainder_slices`` columns for a smaller
+    last micro-batch (`penstock.planner.order.Order.columns`).
 
-    ``compute_ns`` [kind (`order.KINDS`), stage, slice] is the time of an action alone on its host, fixed overhead
-    included; ``together_ppm``, of the same shape, how many times longer, in millionths, it takes while all ranks of the
-    host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
-    over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
-    receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
-    group, every rank's time in one reduction, for groups of peers (dp, tp) every stage's; ``optimizer_ns`` every rank's
-    time in STEP, and ``gather_ns`` every stage's in which replicas gather what each has stepped; none where each has
-    stepped all. ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many
-    units again, its fixed overhead apart; none where no R is for a part. ``is_blocking``: ranks compute nothing while
-    they send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
-    (`penstock.planner.simulate.arrays`). ``collectives`` say what a pair of actions hides of those over shards; none
-    where a rank has one shard.
+    ``compute_ns`` [kind (`order.KINDS`), stage, slice] is the time of an action alone on its host, including its fixed
+    overhead; ``together_ppm``, of the same shape, is the factor, in millionths, while all ranks of the host compute (in
+    between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes over bandwidth of
+    the message that the stage sends on otherwise idle cards, and ``card_ppm`` [sender's or receiver's, direction,
+    stage] the part of each card that it then uses, in millionths. ``reduce_ns`` has, per group, every rank's time in
+    one reduction; for groups of peers (dp, tp) every stage's. ``optimizer_ns`` is every rank's time in STEP, and
+    ``gather_ns`` every stage's time in which replicas gather their stepped shards; empty if each replica steps
+    everything. ``remade_ns`` has for every stage [units + 1, slices] the time in which R recomputes the first so many
+    units, without its fixed overhead; empty if no R is for a part. ``is_blocking``: ranks do not compute while they
+    send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
+    (`penstock.planner.simulate.arrays`). ``collectives`` gives the collectives over shards that a pair of actions
+    hides; None if a rank has one shard.
     """
 
     compute_ns: Nanoseconds
@@ -119,11 +121,11 @@ class Costs:
 
     @property
     def num_slices(self) -> int:
-        """Slices of a micro-batch, but for a smaller last one."""
+        """Number of slices of a micro-batch, except a smaller last one."""
         return int(self.compute_ns.shape[2]) - self.num_remainder_slices
 
     def counts(self, num_microbatches: int) -> Nanoseconds:
-        """[columns]: how often a step of so many micro-batches has the slice of each column."""
+        """[columns]: the number of slices with each column in a step of so many micro-batches."""
         counts = np.full(self.compute_ns.shape[2], num_microbatches, dtype=np.int64)
         if self.num_remainder_slices:
             counts -= 1
@@ -131,28 +133,28 @@ class Costs:
         return counts
 
     def most_ns(self, num_microbatches: int) -> float:
-        """What a step takes at most, everything one after another; a float, since 64 bits may not hold it."""
+        """Upper bound of a step, with everything one after another; a float, since it may exceed 64 bits."""
         counts = self.counts(num_microbatches).astype(np.float64)
         actions = (self.compute_ns @ counts).sum(axis=1) * self.together_ppm.max() / MILLION
         summed = sum(sum(durations) for group, durations in self.reduce_ns.items() if group.is_of_peers)
         summed += sum(self.gather_ns)
-        ends = summed + sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
+        ends = summed + sum(max(durations, default=0) for durations in (*self.reduce_ns.values(), self.optimizer_ns))
         return float(actions.sum() + (self.transfer_ns @ counts).sum()) + ends
 
     def part_ns(self, stage: int, slice_: int, first: int, stop: int) -> int:
-        """An R of units [first, stop) of a stage; raises `UserError` for more units than it keeps something of."""
-        until = self.remade_ns[stage][:, slice_]
-        if stop >= len(until):
+        """Time of an R of units [first, stop) of a stage; raises `UserError` for more units than keep anything."""
+        until_ns = self.remade_ns[stage][:, slice_]
+        if stop >= len(until_ns):
             raise UserError(
-                what=f"recomputes {stop} units of stage {stage}, which keeps something of {len(until) - 1}",
+                what=f"recomputes {stop} units of stage {stage}, which keeps something of {len(until_ns) - 1}",
                 where="schedule",
                 remedy="pin the stages that the schedule was written for",
             )
-        return int(self.compute_ns[RECOMPUTE, stage, slice_] - until[-1] + until[stop] - until[first])
+        return int(self.compute_ns[RECOMPUTE, stage, slice_] - until_ns[-1] + until_ns[stop] - until_ns[first])
 
     def hidden_ns(self, first: Nanoseconds, second: Nanoseconds) -> Nanoseconds:
-        """[pairs]: what pairs of actions take less than both one after the other; ``first`` and ``second`` are [pairs,
-        3] of kind, stage and column.
+        """[pairs]: the time that pairs of actions save compared with one after the other; ``first`` and ``second`` are
+        [pairs, 3] of kind, stage and column.
         """
         if self.collectives is None:
             return np.zeros(len(first), dtype=np.int64)
@@ -170,20 +172,22 @@ class Costs:
 
 
 def uncontended(compute_ns: Nanoseconds, transfer_ns: Nanoseconds, num_ranks: int | None = None) -> Costs:
-    """Every rank on a host of its own, one per stage unless given, and messages that hinder only their own channel."""
+    """Costs with every rank on its own host, one rank per stage by default, and messages that only delay their own
+    channel.
+    """
     num_ranks = num_ranks or compute_ns.shape[1]
-    nothing = (-1,) * num_ranks
+    no_cards = (-1,) * num_ranks
     return Costs(
         compute_ns=compute_ns,
         together_ppm=np.full_like(compute_ns, MILLION),
         transfer_ns=transfer_ns,
         card_ppm=np.full((2, *transfer_ns.shape[:2]), MILLION),
-        hosts=Hosts(host_of=tuple(range(num_ranks)), local_cards=nothing, network_cards=nothing),
+        hosts=Hosts(host_of=tuple(range(num_ranks)), local_cards=no_cards, network_cards=no_cards),
     )
 
 
 def compute_table(forward: npt.ArrayLike, input_gradient: npt.ArrayLike, weight_gradient: npt.ArrayLike) -> Nanoseconds:
-    """[kind, stage, slice] from the tables [stage, slice] of F, I and W: B is I and W, and R costs what F does."""
+    """[kind, stage, slice] from the tables [stage, slice] of F, I and W: B is I and W, and R costs as much as F."""
     f, i, w = (np.asarray(table, dtype=np.int64) for table in (forward, input_gradient, weight_gradient))
     table = np.zeros((len(KINDS), *f.shape), dtype=np.int64)
     table[FORWARD], table[INPUT_GRADIENT], table[WEIGHT_GRADIENT] = f, i, w

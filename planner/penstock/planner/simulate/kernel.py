@@ -1,30 +1,30 @@
-"""The event loop of the simulator, compiled: ranks and channels, and the next time at which each of them moves.
+"""The event loop of the simulator, compiled: ranks and channels, and the next event time of each.
 
-At every instant ranks run on and transfers complete and start, until nothing moves. Nothing depends on the order in
-which they are taken, so the result is a function of the inputs alone.
+At every instant ranks advance and transfers complete and start, until nothing changes. The result does not depend on
+the order in which they are processed, so it is a function of the inputs alone.
 
-An action of a rank is these steps; each may take time, and the starred ones may wait for a message to arrive:
+An action of a rank has these steps; each may take time, and the starred ones may wait for a message to arrive:
 
     the POST_RECVs that `link` placed here, WAIT_RECV* of its message (and of earlier ones of that channel), each with
     the POST_RECVs that it allows, compute, the WAIT_SENDs* that `link` placed here, SEND
 
-The two actions of a pair are rows that follow each other. Both first receive; the second row holds the work of both;
-then the first sends, and the second.
+The two actions of a pair are consecutive rows. Both first receive; the second row holds the work of both; then the
+first sends, and the second.
 
-A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. Work left is kept in
-millionths of a nanosecond and speed in whole millionths, so that splitting a span changes nothing.
+A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. The remaining work is kept
+in millionths of a nanosecond and the speed in whole millionths, so that splitting a span changes nothing.
 
-Where transfers block, a rank that has sent goes on only after the time of its message, and one that receives spends
-that time as well: of a transfer that went by while it computed, it waits for the part that it missed.
+If transfers block, a sending rank is busy for the time of its message, and so is a receiving one: if a part of the
+transfer passed while it computed, it waits for the missed part.
 
-A transfer starts when it is sent and posted and its channel is idle. Those of different channels share their cards, as
-connections do: a link needs a part of each of its two cards, and each card gives each of n transfers one n-th of
-itself, or what the others cannot use where that is more (`_share`).
+A transfer starts when it is sent and posted and its channel is idle. Transfers of different channels share their cards,
+as connections do: a link needs a part of each of its two cards, and each card gives each of n transfers one n-th of
+itself, or what the others cannot use if that is more (`_share`).
 
-Everything lies in a few integer tables whose columns are named below. Few tables, because numba counts references to
+All state is in a few integer tables whose columns are named below. They are few because numba counts references to
 every array at every call: with one array per quantity that took ten times as long as the work itself, to run and to
-compile. Small functions are inlined, which saves a fifth; to inline all takes half a minute to compile for 5 % more.
-Nothing here makes an array, so references need not be counted at all (`penstock.planner.compiled`).
+compile. Small functions are inlined, which saves a fifth; inlining all takes half a minute to compile for 5 % more. No
+function here allocates an array, so no references need to be counted at all (`penstock.planner.compiled`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ MILLION = 1_000_000
 
 # Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the
 # wait of its rank for a reduction over shards where the next starts, the row of `cells` of the stage whose reduction
-# starts after that (-1: none does), and whether it is the first or the second of a pair; then, where a trace is wanted,
-# when WAIT_RECV began and ended, compute began and
-# ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
+# starts after that (-1: none), and whether it is the first or the second of a pair; then, with a trace, the times at
+# which WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended
+# (-1: never).
 WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES, JOINS = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 6)
 REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(JOINS + 1, JOINS + 8)
 
@@ -65,16 +65,16 @@ SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
 STOP_AT, LAST_WAIT, RESIDENTS, NEIGHBOUR, POSITION, NEXT_WAIT, STEP, CHANNEL, NUMBER = range(9)
 SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH, NEXT_POST, BEGAN = range(9, 17)
 
-# In the rows of channels, which follow: constants, then state. Of the two cards, the sender's and the receiver's: its
-# row, the millionths of it that the link takes by itself (0 where there is no card), and the next of the channels that
-# share it, which form a ring.
+# In the rows of channels, which follow: constants, then state. For the two cards, the sender's and the receiver's: its
+# row, the millionths of it that the link uses by itself (0 without a card), and the next of the channels that share it,
+# which form a ring.
 SOURCE, TARGET, FIRST, COUNT, CARD, NEEDED, SHARING = 0, 1, 2, 3, 4, 6, 8
 NUM_SENT, NUM_POSTED, NUM_ARRIVED, NUM_RECEIVED, NUM_RELEASED, CARRYING, MOVED_AT, TO_MOVE, SPEED = range(10, 19)
 
-# In the rows of cards, one for each way: how many transfers it carries, and what they need together.
+# In the rows of cards, one per direction: the number of transfers it carries, and the sum of what they need.
 NUM_CARRIED, ALL_NEEDED = range(2)
 
-# In the rows of stages, which come last: when its reduction started, where that is before its rank's last action.
+# In the rows of stages, which come last: the start of its reduction, if that precedes its rank's last action.
 STARTED = 0
 
 WIDTH = SPEED + 1
@@ -90,13 +90,13 @@ ALONE, FIRST_OF_PAIR, SECOND_OF_PAIR = range(3)
 # Steps of a rank.
 POST, POSTING, RECEIVE, COMPUTE, COMPUTED, RELEASE, SENT = range(7)
 
-# What a step returns: nanoseconds until the next one, or that something else will say when.
+# Results of a step other than nanoseconds until the next one: another event will wake the rank, or set its time.
 BLOCKED, TIMED = -1, -2
 
 
 @compiled
 def run(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints) -> None:
-    """Simulate until nothing moves."""
+    """Simulate until no event is due."""
     now = next_time(clock)
     while now < never(clock):
         cell = next_cell(clock)
@@ -162,7 +162,7 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
 
 @inlined
 def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int, now: int) -> int:
-    """How much of its next message's transfer went by before the rank came to receive it."""
+    """The part of its next message's transfer that had passed before the rank came to receive it."""
     message = cells[channel, FIRST] + cells[channel, NUM_RECEIVED]
     came_at = cells[rank, SINCE] if cells[rank, NUMBER] >= 0 else now
     seen = now - max(messages[message, SENT_AT], came_at)
@@ -172,7 +172,7 @@ def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int,
 
 @inlined
 def _is_allowed(cells: Ints, messages: Ints, settings: Ints, rank: int) -> bool:
-    """Whether the rank's next POST_RECV keeps within `receive_ahead`; else it stands after a WAIT_RECV to come."""
+    """Whether the rank's next POST_RECV is within `receive_ahead`; else it follows a later WAIT_RECV."""
     channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
     allowed: bool = cells[channel, NUM_POSTED] < cells[channel, NUM_RECEIVED] + settings[RECEIVE_AHEAD]
     return allowed
@@ -180,7 +180,7 @@ def _is_allowed(cells: Ints, messages: Ints, settings: Ints, rank: int) -> bool:
 
 @inlined
 def _block(cells: Ints, rank: int, now: int, channel: int, number: int) -> int:
-    """Wait for a message; `_arrive` lets the rank try its step again."""
+    """Wait for a message; `_arrive` makes the rank try its step again."""
     cells[rank, CHANNEL] = channel
     cells[rank, NUMBER] = number
     cells[rank, SINCE] = now
@@ -216,7 +216,7 @@ def _compute(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int
 
 @compiled
 def _retime(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
-    """``rank`` has just begun or ended computing: ranks of its host worked at old speeds and go on at new ones."""
+    """Update the speeds of the ranks on the host of ``rank``, which has just begun or ended computing."""
     num_computing = cells[rank, COMPUTING]
     other = cells[rank, NEIGHBOUR]
     while other != rank:
@@ -273,7 +273,7 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
 
 @inlined
 def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, stop: int) -> int:
-    """The rank's next WAIT_SEND, if it comes before number ``stop``; otherwise the rank has finished."""
+    """Run the rank's next WAIT_SEND, if it comes before number ``stop``; otherwise the rank has finished."""
     duration = BLOCKED
     if cells[rank, NEXT_WAIT] == stop:
         cells[rank, FINISH] = now
@@ -291,7 +291,7 @@ def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, s
 
 @inlined
 def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
-    """The rank's next POST_RECV is done."""
+    """End the rank's next POST_RECV."""
     channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
     cells[rank, NEXT_POST] += 1
     messages[cells[channel, FIRST] + cells[channel, NUM_POSTED], POSTED_AT] = now
@@ -317,7 +317,7 @@ def _depart(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: 
 
 @compiled
 def _share_cards(cells: Ints, clock: Clock, channel: int, now: int) -> None:
-    """``channel`` has just begun or ended a transfer: all that share its cards go on at new speeds."""
+    """Update the speeds of channels that share the cards of ``channel``, which has just begun or ended a transfer."""
     change = 2 * cells[channel, CARRYING] - 1
     for side in range(2):
         card = cells[channel, CARD + side]
@@ -337,7 +337,7 @@ def _share_cards(cells: Ints, clock: Clock, channel: int, now: int) -> None:
 
 @inlined
 def _move(cells: Ints, clock: Clock, channel: int, now: int) -> None:
-    """The transfer went on at its old speed until now and goes on at what its cards give it."""
+    """Advance the transfer at its old speed until now, and set the speed that its cards allow."""
     speed = min(_share(cells, channel, 0), _share(cells, channel, 1))
     if speed != cells[channel, SPEED]:
         cells[channel, TO_MOVE] -= (now - cells[channel, MOVED_AT]) * cells[channel, SPEED]
@@ -348,7 +348,7 @@ def _move(cells: Ints, clock: Clock, channel: int, now: int) -> None:
 
 @inlined
 def _share(cells: Ints, channel: int, side: int) -> int:
-    """Millionths of its full speed that the channel's card on this side lets it have."""
+    """The speed of the channel that its card on this side allows, in millionths of its full speed."""
     needed = cells[channel, NEEDED + side]
     card = cells[channel, CARD + side]
     speed = MILLION
@@ -360,7 +360,7 @@ def _share(cells: Ints, channel: int, side: int) -> int:
 
 @compiled
 def _arrive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
-    """A transfer is over: the channel is idle, and whoever waits for it goes on."""
+    """End a transfer: the channel is idle, and the ranks that wait for it continue."""
     number = cells[channel, NUM_ARRIVED]
     message = cells[channel, FIRST] + number
     ready = max(messages[message, SENT_AT], messages[message, POSTED_AT])

@@ -1,14 +1,13 @@
-"""Where a rank posts and waits for which message, compiled: the arithmetic of `planner.passes.transfers`, on arrays.
+"""Places of posts and waits for messages, compiled: the arithmetic of `planner.passes.transfers`, on arrays.
 
-`find_rounds` walks all ranks at once, as far as dependencies let each: it gives every action its round (the step at
-which it runs if every action takes one and messages take none; both of a pair at once) and every message its number, in
-the sender's order.
-`find_due_rounds` says when a message is due and from which round on WAIT_SEND cannot block. `place_posts` puts
-POST_RECVs before the WAIT_RECVs of the action at which their message is due, or directly after WAIT_RECV
-k - receive_ahead. `place_waits` puts WAIT_SEND k after the first action that has sent message k + receive_ahead and
-whose round is no earlier than the message's post round.
+`find_rounds` advances all ranks as far as dependencies allow. It gives every action its round (the step at which it
+runs if every action takes one and messages take none; both of a pair at once) and every message its number, in the
+sender's order. `find_due_rounds` gives the round at which a message is due, and the round from which on its WAIT_SEND
+cannot block. `place_posts` puts POST_RECVs before the WAIT_RECVs of the action at which their message is due, or
+directly after WAIT_RECV k - receive_ahead. `place_waits` puts WAIT_SEND k after the first action that has sent message
+k + receive_ahead and whose round is no earlier than the message's post round.
 
-numba's cache looks at the file of the calling function only: after a change to the columns below, touch the files that
+numba's cache only checks the file of the calling function: after a change to the columns below, touch the files that
 import them.
 """
 
@@ -23,9 +22,9 @@ from penstock.planner.compiled import compiled
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-# Columns of `actions`: round; channel and number of the message needed and of the message sent (-1: none); and how many
-# POST_RECVs all ranks before and this one have done before the action, and how many WAIT_SENDs up to after it. The
-# kernel adds more.
+# Columns of `actions`: round; channel and number of the needed message and of the sent one (-1: none); the number of
+# POST_RECVs that all ranks up to this one have done before the action, and of WAIT_SENDs up to after it. The kernel
+# adds more.
 ROUND, NEEDS_CHANNEL, NEEDS_NUMBER, SENDS_CHANNEL, SENDS_NUMBER, STOP_POST, STOP_WAIT = range(7)
 NUM_ACTION_COLUMNS = STOP_WAIT + 1
 
@@ -35,7 +34,7 @@ NUM_ACTION_COLUMNS = STOP_WAIT + 1
 # order of their SENDs. The kernel adds more.
 SENDER, WAIT_ROUND, DUE_ROUND, POST_ROUND, POSTED, AWAITED = range(6)
 
-# Columns of `codes`; the last is 1 where the action and the next one are a pair.
+# Columns of `codes`; the last is 1 if the action and the next one are a pair.
 KIND, STAGE, MICROBATCH, SLICE, JOINED = range(5)
 
 
@@ -45,8 +44,8 @@ def find_rounds(
 ) -> int:
     """Fill ``actions`` up to SENDS_NUMBER; returns the first action that can never run, -1 if all can.
 
-    ``directions`` [kind] of the message that a kind sends and needs, -1 for none; ``sends`` and ``receives`` as in
-    `Channels`; ``producers`` [direction, stage, micro-batch, slice] comes filled with -1.
+    ``directions`` [kind] is the direction of the message that a kind sends and needs, -1 for none; ``sends`` and
+    ``receives`` are as in `Channels`; ``producers`` [direction, stage, micro-batch, slice] is filled with -1 on entry.
     """
     num_ranks = len(offsets) - 1
     positions = offsets[:-1].copy()
@@ -62,24 +61,24 @@ def find_rounds(
                 stop = index + 1 + codes[index, JOINED]
                 if stop > index + 1 and not _is_ready(codes, directions, producers, stop - 1):
                     break
-                after = actions[index - 1, ROUND] if index > offsets[rank] else 0
-                for each in range(index, stop):
-                    after = max(after, _producer_round(codes, directions, producers, actions, each))
-                for each in range(index, stop):
-                    _run(codes, directions, sends, receives, producers, counts, actions, each, after)
+                last_round = actions[index - 1, ROUND] if index > offsets[rank] else 0
+                for action in range(index, stop):
+                    last_round = max(last_round, _producer_round(codes, directions, producers, actions, action))
+                for action in range(index, stop):
+                    _run(codes, directions, sends, receives, producers, counts, actions, action, last_round)
                 index = stop
             num_left -= index - positions[rank]
             positions[rank] = index
-    stuck: int = -1
+    stuck_action: int = -1
     for rank in range(num_ranks):
-        if stuck < 0 and positions[rank] < offsets[rank + 1]:
-            stuck = positions[rank]
-    return stuck
+        if stuck_action < 0 and positions[rank] < offsets[rank + 1]:
+            stuck_action = positions[rank]
+    return stuck_action
 
 
 @compiled
 def _origin(codes: Int32s, directions: Ints, index: int) -> int:
-    """The stage whose result the action needs from outside its own."""
+    """The other stage whose result the action needs."""
     return int(codes[index, STAGE]) + (-1 if directions[codes[index, KIND]] == 0 else 1)
 
 
@@ -93,13 +92,13 @@ def _is_ready(codes: Int32s, directions: Ints, producers: Int32s, index: int) ->
 
 @compiled
 def _producer_round(codes: Int32s, directions: Ints, producers: Int32s, actions: Ints, index: int) -> int:
-    """The round of the action whose result this one needs from outside its stage; 0 if there is none."""
+    """The round of the action of another stage whose result this one needs; 0 if there is none."""
     direction = directions[codes[index, KIND]]
     origin = _origin(codes, directions, index)
-    at = 0
+    producer_round = 0
     if direction >= 0 and 0 <= origin < producers.shape[1]:
-        at = actions[producers[direction, origin, codes[index, MICROBATCH], codes[index, SLICE]], ROUND]
-    return at
+        producer_round = actions[producers[direction, origin, codes[index, MICROBATCH], codes[index, SLICE]], ROUND]
+    return producer_round
 
 
 @compiled
@@ -112,7 +111,7 @@ def _run(
     counts: Ints,
     actions: Ints,
     index: int,
-    after: int,
+    last_round: int,
 ) -> None:
     direction = directions[codes[index, KIND]]
     if direction >= 0:
@@ -127,14 +126,14 @@ def _run(
         actions[index, SENDS_CHANNEL] = channel
         actions[index, SENDS_NUMBER] = counts[channel]
         counts[channel] += 1
-    actions[index, ROUND] = after + 1
+    actions[index, ROUND] = last_round + 1
 
 
 @compiled
 def find_due_rounds(
     offsets: Ints, targets: Ints, receive_ahead: int, late: bool, actions: Ints, first_messages: Ints, messages: Ints
 ) -> None:
-    """Fill ``messages`` up to POST_ROUND; ``first_messages`` [channels + 1] is where those of each channel begin."""
+    """Fill ``messages`` up to POST_ROUND; ``first_messages`` [channels + 1] are the first messages of the channels."""
     _join_ends(actions, first_messages, messages)
     for channel in range(len(targets)):
         first_action = offsets[targets[channel]]
@@ -153,8 +152,8 @@ def find_due_rounds(
 
 @compiled
 def _round_before(actions: Ints, first: int, index: int) -> int:
-    """The round before that of ``index`` on the rank whose actions begin with ``first``; 0 if there is none. The two of
-    a pair have the same.
+    """The round before that of ``index`` on the rank whose actions begin with ``first``; 0 if there is none. The
+    actions of a pair have the same.
     """
     earlier = index - 1
     while earlier > first and actions[earlier, ROUND] == actions[index, ROUND]:
@@ -175,16 +174,28 @@ def place_posts(
     stop = 0
     for rank in range(len(offsets) - 1):
         for index in range(offsets[rank], offsets[rank + 1]):
-            at = actions[index, ROUND]
+            action_round = actions[index, ROUND]
             for channel in incoming[first_incoming[rank] : first_incoming[rank + 1]]:
                 stop = _post_due(
-                    first_messages, messages, num_posted, num_received[channel] + receive_ahead, channel, at, stop
+                    first_messages,
+                    messages,
+                    num_posted,
+                    num_received[channel] + receive_ahead,
+                    channel,
+                    action_round,
+                    stop,
                 )
             channel = actions[index, NEEDS_CHANNEL]
             while channel >= 0 and num_received[channel] <= actions[index, NEEDS_NUMBER]:
                 num_received[channel] += 1
                 stop = _post_due(
-                    first_messages, messages, num_posted, num_received[channel] + receive_ahead, channel, at, stop
+                    first_messages,
+                    messages,
+                    num_posted,
+                    num_received[channel] + receive_ahead,
+                    channel,
+                    action_round,
+                    stop,
                 )
             actions[index, STOP_POST] = stop
 
@@ -193,7 +204,9 @@ def place_posts(
 def _post_due(
     first_messages: Ints, messages: Ints, num_posted: Ints, num_allowed: int, channel: int, at: int, stop: int
 ) -> int:
-    """Post what is due on the channel at an action of round ``at``, up to ``num_allowed``; the new end of the list."""
+    """Post the messages that are due on the channel at an action of round ``at``, up to ``num_allowed``; the new end of
+    the list.
+    """
     first = first_messages[channel]
     num_allowed = min(num_allowed, first_messages[channel + 1] - first)
     while num_posted[channel] < num_allowed and messages[first + num_posted[channel], DUE_ROUND] <= at:
@@ -235,7 +248,7 @@ def place_waits(
 
 @compiled
 def _join_ends(actions: Ints, first_messages: Ints, messages: Ints) -> None:
-    """Every message's sender, and the round of its WAIT_RECV: that of the first consumer of it or of a later one."""
+    """Set every message's sender, and the round of its WAIT_RECV: that of its first consumer or a later message's."""
     for index in range(len(actions)):
         sent, needed = actions[index, SENDS_CHANNEL], actions[index, NEEDS_CHANNEL]
         if sent >= 0:

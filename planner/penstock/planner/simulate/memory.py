@@ -1,7 +1,7 @@
-"""The bytes of an order: the high water of its Program's slots and transients, without making the Program.
+"""The bytes of an order: the peak of its Program's slots and transients, without making the Program.
 
-A rank's instructions run one by one, so its bytes follow from their order alone. Slots live as `core.program` says:
-acquired where first touched, freed directly after their last use.
+A rank's instructions run one by one, so its bytes follow from their order alone. The live ranges of slots are those of
+`core.program`: acquired at the first use, freed directly after the last.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ lengths in tokens.
 """
 
 Shape = tuple[SlotBytes, Sequence[int]]
-"""Of a last micro-batch that is smaller than the others: its slots' bytes, and the lengths of its slices in tokens."""
+"""A smaller last micro-batch: the bytes of its slots, and the lengths of its slices in tokens."""
 
 Transients = Mapping[tuple[Kind, int, int], int]
-"""Bytes that an action needs only while it runs, by kind, stage and column; nothing where not named."""
+"""Bytes that an action needs only while it runs, by kind, stage and column; 0 if missing."""
 
-# The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it, and what it acquires
-# less where that is made again.
+# The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it, and the bytes that it
+# does not acquire if they are recomputed.
 ACQUIRED, TRANSIENT, FREED, REMADE = range(4)
 
 # Columns of its `codes`, `stops` and `messages`; the slice is the column of tables (`penstock.planner.order.Order`),
@@ -53,11 +53,11 @@ AT_SENDER, AT_RECEIVER = range(2)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Walk:
-    """An order whose bytes are asked for again and again: its messages are numbered once.
+    """An order whose messages are numbered once, for repeated counts of its bytes.
 
-    ``codes`` [actions] are kind, stage, slice and whether a pair begins. ``stops`` [actions] are how many POST_RECVs
-    and WAIT_SENDs all ranks have done by then, of the two lists that ``messages`` holds besides the action that sends
-    each message.
+    ``codes`` [actions] are kind, stage, slice and whether a pair begins. ``stops`` [actions] are the numbers of
+    POST_RECVs and WAIT_SENDs that all ranks have done by then, in the two lists that ``messages`` holds next to the
+    action that sends each message.
     """
 
     order: Order
@@ -70,12 +70,12 @@ class Walk:
 
     @classmethod
     def of(cls, order: Order, receive_ahead: int, *, late_receives: bool = False) -> Walk:
-        """With this many receives posted ahead."""
+        """The walk with this number of receives posted ahead."""
         return cls.of_linked(order, link_order(order, receive_ahead, late_receives))
 
     @classmethod
     def of_linked(cls, order: Order, linked: Linked) -> Walk:
-        """Of an order whose messages are numbered already."""
+        """The walk of an order whose messages are already numbered."""
         return cls(
             order=order,
             codes=np.stack([order.kinds, order.stages, order.columns, _joined(order)], axis=1).astype(np.int32),
@@ -129,9 +129,9 @@ def high_water_bytes(
 
 
 def _slot_table(order: Order, shapes: Sequence[Shape]) -> dict[SlotKind, Ints]:
-    """Bytes [stage, slice] of every kind of slot, ``kv`` and ``dkv`` alike for every slice; 0 where there is none."""
+    """Bytes [stage, slice] of every kind of slot, ``kv`` and ``dkv`` equal for every slice; 0 if there is none."""
     last = order.num_stages - 1
-    none_at = {
+    stages_without = {
         SlotKind.INPUT: [0],
         SlotKind.SENT_GRADIENT: [0],
         SlotKind.OUTPUT: [last],
@@ -145,7 +145,7 @@ def _slot_table(order: Order, shapes: Sequence[Shape]) -> dict[SlotKind, Ints]:
         else:
             tables = [sizes(slot, slices) for sizes, slices in shapes]
         num_bytes = np.concatenate(tables, axis=1)
-        num_bytes[none_at.get(slot, [])] = 0
+        num_bytes[stages_without.get(slot, [])] = 0
         table[slot] = num_bytes
     return table
 
@@ -164,19 +164,21 @@ def _joined(order: Order) -> Flags:
 
 
 def _is_lean(order: Order) -> Flags:
-    """[actions]: those that acquire no slots for what R makes again; empty where nothing is recomputed."""
-    again = order.kinds == RECOMPUTE
-    if not again.any():
+    """[actions]: whether an action acquires no slots for recomputed tensors; empty without recomputation."""
+    is_recomputation = order.kinds == RECOMPUTE
+    if not is_recomputation.any():
         return np.zeros(0, dtype=bool)
     recomputed = np.zeros((order.num_stages, order.num_microbatches, order.num_slices), dtype=bool)
-    recomputed[order.stages[again], order.microbatches[again], order.slices[again]] = True
+    recomputed[order.stages[is_recomputation], order.microbatches[is_recomputation], order.slices[is_recomputation]] = (
+        True
+    )
     is_lean: Flags = (order.kinds == FORWARD) & recomputed[order.stages, order.microbatches, order.slices]
-    return is_lean if order.parts is None else is_lean | (again & (order.parts[:, 0] > 0))
+    return is_lean if order.parts is None else is_lean | (is_recomputation & (order.parts[:, 0] > 0))
 
 
 def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients) -> Ints:
-    """[ACQUIRED TRANSIENT FREED REMADE, kind, stage, slice] of a compute action that is not lean; a lean one acquires
-    ``REMADE`` less.
+    """[ACQUIRED TRANSIENT FREED REMADE, kind, stage, slice] of a compute action; if it is lean it acquires ``REMADE``
+    less.
     """
     acquired, freed = _compute_tables(order, slots)
     remade = np.broadcast_to(acquired[RECOMPUTE], acquired.shape)
@@ -184,7 +186,7 @@ def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transient
 
 
 def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
-    """[kind, stage, slice]: bytes that a compute action acquires and frees (F as if nothing were recomputed)."""
+    """[kind, stage, slice]: bytes that a compute action acquires and frees (F without recomputation)."""
     sent, received = _message_tables(slots)
     owners = order.stage_ranks
     crosses = np.zeros((2, order.num_stages, 1), dtype=bool)
@@ -246,7 +248,7 @@ def _walk(
 ) -> None:
     """Fill ``peaks``; ``message_bytes`` are [AT_SENDER AT_RECEIVER, direction, sending stage, slice].
 
-    The slots and transients of a pair's actions are there together, and what its first action frees or was sent is
+    The slots and transients of a pair's actions exist at the same time; slots that its first action frees or sends are
     freed after both.
     """
     num_posted = np.zeros(len(first_messages), dtype=np.int64)

@@ -1,19 +1,19 @@
 """Long runs of equal micro-batches: simulate until the pipeline repeats itself, then add whole periods.
 
-The pipeline is a machine without choice: its state (where every rank is in its order, what is under way and for how
-long) decides all that follows. If its state at one time equals that at a later one but for P micro-batches and L
-nanoseconds, while every rank still has forwards to begin, then a step with P more micro-batches is the same step with
-that period once more, and its totals grow by what a period holds. So the result is exact, not an estimate.
+The pipeline is a deterministic machine: its state (every rank's position in its order, and the transfers and
+computations under way with their remaining time) determines everything that follows. If its state at one time equals
+that at a later one except for P micro-batches and L nanoseconds, while every rank still has forwards to begin, then a
+step with P more micro-batches is the same step with that period once more, and its totals grow by those of a period. So
+the result is exact, not an estimate.
 
-A last micro-batch that is smaller than the others is the last one of every step that is simulated, and what repeats
-itself comes before it.
+A smaller last micro-batch is the last one of every simulated step, and the repetition precedes it.
 
-States are compared through what ranks did: all that happened between the oldest thing which still matters and the first
-time has to have happened again P micro-batches and L nanoseconds later.
+States are compared through the actions of ranks: everything between the oldest event that still matters and the first
+time has to happen again P micro-batches and L nanoseconds later.
 
-Posts follow waits. Where receives are posted late, they also depend on the action after them, and so do the WAIT_SENDs
-on the other side. After the second time that is another action than in the longer step. So all places of POST_RECV and
-WAIT_SEND in the longer step are compared with those in the shorter one, and so is what each rank does next.
+Posts follow waits. If receives are posted late, they also depend on the action after them, and so do the WAIT_SENDs of
+the other side. After the second time that action differs from the one in the longer step. So all places of POST_RECV
+and WAIT_SEND in the longer step are compared with those in the shorter one, and so is each rank's next action.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MOST_MICROBATCHES_PER_PERIOD = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Extrapolation:
-    """The times of a step (without trace), and the ``order`` of the longest one that was simulated to know them.
+    """The times of a step (without trace), and the ``order`` of the longest step that was simulated for them.
 
-    ``is_exact`` if that was the step itself or its repetition was proved; otherwise the times of two shorter steps were
-    continued in a straight line.
+    ``is_exact`` if that was the step itself or its repetition was proved; otherwise the times were extrapolated
+    linearly from two shorter steps.
     """
 
     times: StepTimes
@@ -52,7 +52,7 @@ class Extrapolation:
 
     @property
     def num_simulated(self) -> int:
-        """The micro-batches of the longest step that was simulated."""
+        """Number of micro-batches of the longest simulated step."""
         return self.order.num_microbatches
 
 
@@ -67,12 +67,12 @@ def extrapolate(
     first: int | None = None,
     multiple: int = 1,
 ) -> Extrapolation:
-    """The times of ``generate(num_microbatches)``, where ``generate`` gives the order for any number of micro-batches,
-    or for ``first`` of them and any ``multiple`` more.
+    """The times of ``generate(num_microbatches)``. ``generate`` gives the order for any number of micro-batches, or for
+    ``first`` plus any ``multiple``.
 
-    With more micro-batches its orders repeat the same part more often. That is so for 1f1b and zb-h1 by their formulas,
-    and for orders with a ``first`` by their making. A variant of zb without it may change its mind after what was
-    looked at, so the step of a plan is simulated in full in the end.
+    With more micro-batches its orders have to repeat the same part more often. The formulas of 1f1b and zb-h1 do so,
+    and so do orders with a ``first``. A variant of zb without it may differ beyond the simulated part, so the step of a
+    plan is simulated in full in the end.
     """
     if first is None:
         first = enough_to_repeat(costs.num_ranks, costs.num_slices)
@@ -92,9 +92,9 @@ def extrapolate(
     traced: list[_Step] = []
     for count in (first, second):
         step = machine.step(count, traced=True)
-        found = _find_cut(machine, step, multiple) if 2 * count < num_microbatches else None
-        if found is not None:
-            return _repeated(machine, step, *found, num_microbatches)
+        cut_and_longer = _find_cut(machine, step, multiple) if 2 * count < num_microbatches else None
+        if cut_and_longer is not None:
+            return _repeated(machine, step, *cut_and_longer, num_microbatches)
         traced.append(step)
     earlier, later = traced
     times = _continued(earlier.times, later.times, num_microbatches - first, second - first)
@@ -103,7 +103,7 @@ def extrapolate(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Step:
-    """A step that was simulated; its trace, if it has one, is in ``linked.actions``."""
+    """A simulated step; its trace, if it has one, is in ``linked.actions``."""
 
     order: Order
     linked: Linked
@@ -126,7 +126,7 @@ class _Machine:
         return self.simulated(order, self.link(order, traced=traced))
 
     def link(self, order: Order, *, traced: bool = False) -> Linked:
-        """The order with its messages, ready to be simulated."""
+        """The order with its messages, ready for simulation."""
         width = kernel.ARRIVED + 1 if traced else kernel.REACHED
         return link_order(order, self.receive_ahead, self.late_receives, width=width)
 
@@ -139,7 +139,7 @@ class _Machine:
 def _repeated(
     machine: _Machine, step: _Step, cut: Cut, longer: Order, linked: Linked, num_microbatches: int
 ) -> Extrapolation:
-    """The times of ``num_microbatches``: ``longer``, not simulated yet, is the order of a period more than ``step``."""
+    """The times of ``num_microbatches``; ``longer``, not simulated yet, is the order of ``step`` plus one period."""
     count = step.order.num_microbatches
     base = count + (num_microbatches - count) % cut.period
     if base == count:
@@ -151,12 +151,12 @@ def _repeated(
 
 
 def enough_to_repeat(num_ranks: int, num_slices: int) -> int:
-    """The micro-batches of a step that may repeat itself: three times 1F1B's warm-up, and a few more."""
+    """Number of micro-batches of a step that may repeat itself: three times 1F1B's warm-up, and a few more."""
     return 3 * (num_ranks // num_slices + 1) + 6
 
 
 def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator: int) -> StepTimes:
-    """``times`` with ``numerator / denominator`` times what ``longer`` has more."""
+    """``times`` plus ``numerator / denominator`` times the difference between ``longer`` and ``times``."""
     names = [field.name for field in dataclasses.fields(StepTimes) if field.name.endswith("_ns")]
     pairs = {name: (getattr(times, name), getattr(longer, name)) for name in names}
     totals = {name: a + (b - a) * numerator // denominator for name, (a, b) in pairs.items()}
@@ -164,7 +164,7 @@ def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator:
 
 
 def _find_cut(machine: _Machine, step: _Step, multiple: int) -> tuple[Cut, Order, Linked] | None:
-    """Two times between which the step repeats itself, if there are such, and the order of a period more."""
+    """Two times between which the step repeats itself, if there are such, and the order of one period more."""
     order, linked = step.order, step.linked
     for period in range(multiple, max(MOST_MICROBATCHES_PER_PERIOD, multiple) + 1, multiple):
         cut = _cut(order, linked, period)
@@ -181,8 +181,8 @@ def _find_cut(machine: _Machine, step: _Step, multiple: int) -> tuple[Cut, Order
 class Cut:
     """Two times of a step, ``length_ns`` and ``period`` micro-batches apart.
 
-    Per rank, ``at`` is the last action begun at the first time, ``places`` how many were begun by then, and ``shift``
-    how many more by the second time.
+    Per rank, ``at`` is the last action begun at the first time, ``places`` the number begun by then, and ``shift`` the
+    number begun between the two times.
     """
 
     period: int
@@ -194,7 +194,7 @@ class Cut:
 
 
 def _cut(order: Order, linked: Linked, period: int) -> Cut | None:
-    """The second time is when the first rank begins its last forward, of those before a smaller last micro-batch."""
+    """The cut whose second time is the earliest start of a rank's last forward, before a smaller last micro-batch."""
     start = linked.actions[:, kernel.START]
     shift = np.diff(order.offsets) * order.num_slices // order.num_cells * period
     last_forwards = np.array([lo + _last_forward(order, lo, hi) for lo, hi in _spans(order)])
@@ -209,7 +209,7 @@ def _cut(order: Order, linked: Linked, period: int) -> Cut | None:
 
 
 def _last_forward(order: Order, first: int, stop: int) -> int:
-    """The place of a rank's last forward before any action of a smaller last micro-batch."""
+    """The index of a rank's last forward before any action of a smaller last micro-batch."""
     if order.num_remainder_slices:
         stop = first + int((order.microbatches[first:stop] == order.num_microbatches - 1).argmax())
     return int(np.flatnonzero(order.kinds[first:stop] == FORWARD)[-1])
@@ -225,39 +225,39 @@ def _begun(order: Order, start: Ints, time: int) -> Ints:
 
 
 def _repeats(order: Order, linked: Linked, receive_ahead: int, cut: Cut) -> bool:
-    """Whether all that still matters at the first time, and a period at least, happened again before the second."""
+    """Whether all events that still matter at the first time, and at least a period, recurred before the second."""
     actions = linked.actions
     oldest = _begun(order, actions[:, kernel.START], _look_back(linked, receive_ahead, cut))
     first = np.maximum(np.minimum(oldest, cut.at - cut.shift), order.offsets[:-1])
     lengths = cut.at + 1 - first
     once = np.concatenate([np.arange(lo, hi + 1) for lo, hi in zip(first, cut.at, strict=True)])
-    again = once + np.repeat(cut.shift, lengths)
-    rounds = actions[again, link.ROUND] - actions[once, link.ROUND]
-    waits = actions[again, link.STOP_WAIT] - actions[once, link.STOP_WAIT]
-    of_channels = np.diff(linked.first_messages) * order.num_slices // order.num_cells * cut.period
+    repeated = once + np.repeat(cut.shift, lengths)
+    rounds = actions[repeated, link.ROUND] - actions[once, link.ROUND]
+    waits = actions[repeated, link.STOP_WAIT] - actions[once, link.STOP_WAIT]
+    channel_counts = np.diff(linked.first_messages) * order.num_slices // order.num_cells * cut.period
     num_sent = np.zeros(order.num_ranks, dtype=np.int64)
-    np.add.at(num_sent, linked.channels.sources, of_channels)
+    np.add.at(num_sent, linked.channels.sources, channel_counts)
     return (
-        np.array_equal(order.kinds[once], order.kinds[again])
-        and np.array_equal(order.slices[once], order.slices[again])
-        and np.array_equal(order.microbatches[once] + cut.period, order.microbatches[again])
+        np.array_equal(order.kinds[once], order.kinds[repeated])
+        and np.array_equal(order.slices[once], order.slices[repeated])
+        and np.array_equal(order.microbatches[once] + cut.period, order.microbatches[repeated])
         and bool((rounds == rounds[0]).all())
         and np.array_equal(waits, np.repeat(num_sent, lengths))
-        and np.array_equal(*_known_times(actions, once, again, cut))
+        and np.array_equal(*_known_times(actions, once, repeated, cut))
     )
 
 
 def _known_times(actions: Ints, once: Ints, again: Ints, cut: Cut) -> tuple[Ints, Ints]:
-    """Both traces up to their time, the second brought back by the length between them."""
+    """Both traces up to their time, the second shifted back by the length between them."""
     before, after = actions[once, kernel.REACHED :], actions[again, kernel.REACHED :]
     after = np.where(after < 0, after, np.minimum(after - cut.length_ns, cut.time_ns))
     return np.minimum(before, cut.time_ns), after
 
 
 def _look_back(linked: Linked, receive_ahead: int, cut: Cut) -> int:
-    """When the oldest action began that still matters at the first time: one under way, one whose message is not
+    """The begin of the oldest action that still matters at the first time: one under way, one whose message is not
     consumed, one that posts a receive for which a WAIT_SEND is still to come, or one whose message may have shared a
-    card with that of such.
+    card with such a message.
     """
     actions, start = linked.actions, linked.actions[:, kernel.START]
     is_begun = start <= cut.time_ns
@@ -269,12 +269,12 @@ def _look_back(linked: Linked, receive_ahead: int, cut: Cut) -> int:
     unconsumed = senders[is_begun[senders] & ~is_begun[consumers]]
     posts = consumers[_oldest_posts(linked, receive_ahead, cut)]
     oldest = int(start[np.concatenate([cut.at, unconsumed, posts])].min())
-    beside = senders[is_begun[senders] & (actions[senders, kernel.ARRIVED] > oldest)]
-    return min(oldest, int(start[beside].min(initial=oldest)))
+    concurrent = senders[is_begun[senders] & (actions[senders, kernel.ARRIVED] > oldest)]
+    return min(oldest, int(start[concurrent].min(initial=oldest)))
 
 
 def _oldest_posts(linked: Linked, receive_ahead: int, cut: Cut) -> Ints:
-    """Per channel with a WAIT_SEND to come, the message whose WAIT_RECV is followed by the POST_RECV it waits for."""
+    """Per channel with a WAIT_SEND to come, the message whose WAIT_RECV precedes the POST_RECV that it waits for."""
     num_channels = len(linked.channels.sources)
     first_waits, stop_waits = linked.first_waits, linked.actions[cut.at, link.STOP_WAIT]
     done = [linked.messages[lo:hi, link.AWAITED] for lo, hi in zip(first_waits, stop_waits, strict=True)]
@@ -284,7 +284,7 @@ def _oldest_posts(linked: Linked, receive_ahead: int, cut: Cut) -> Ints:
 
 
 def _is_stretched(order: Order, longer: Order, cut: Cut) -> bool:
-    """Whether ``longer`` is ``order`` with what lies between the two times once more."""
+    """Whether ``longer`` is ``order`` with the part between the two times repeated once more."""
     return all(
         _is_row_stretched(_row(order, rank), _row(longer, rank), place, place + shift, cut.period)
         for rank, (place, shift) in enumerate(zip(cut.places.tolist(), cut.shift.tolist(), strict=True))
@@ -292,19 +292,21 @@ def _is_stretched(order: Order, longer: Order, cut: Cut) -> bool:
 
 
 def _row(order: Order, rank: int) -> Integers:
-    mine = slice(order.offsets[rank], order.offsets[rank + 1])
-    return np.stack([order.kinds[mine], order.slices[mine], order.microbatches[mine]])
+    own = slice(order.offsets[rank], order.offsets[rank + 1])
+    return np.stack([order.kinds[own], order.slices[own], order.microbatches[own]])
 
 
 def _is_row_stretched(row: Integers, longer: Integers, first: int, stop: int, period: int) -> bool:
-    """The same for one rank, as (kind, slice, micro-batch) rows: actions [first, stop) come again."""
+    """Whether a rank's ``longer`` row is ``row`` with actions [first, stop) repeated; rows are (kind, slice,
+    micro-batch).
+    """
     later = np.array([[0], [0], [period]], dtype=np.int32)
     return np.array_equal(longer, np.concatenate([row[:, :stop], row[:, first:] + later], axis=1))
 
 
 def _are_places_stretched(step: _Step, longer: Order, linked: Linked, cut: Cut) -> bool:
-    """Whether POST_RECVs and WAIT_SENDs of ``longer`` are those of the step with what lies between the two times once
-    more, and what a rank has come to by the second time is what it came to by the first.
+    """Whether POST_RECVs and WAIT_SENDs of ``longer`` are those of the step with the part between the two times
+    repeated, and each rank is at the second time where it was at the first.
     """
     stops = step.linked.actions[cut.at + cut.shift, kernel.STOP]
     for rank, (first, shift) in enumerate(zip(cut.places.tolist(), cut.shift.tolist(), strict=True)):
@@ -324,7 +326,7 @@ def _are_places_stretched(step: _Step, longer: Order, linked: Linked, cut: Cut) 
 
 
 def _is_next_alike(row: Integers, counts: Ints, first: int, stop: int, period: int, num_more: int) -> bool:
-    """Whether the action at ``stop`` and its POST_RECVs are those at ``first``, ``period`` micro-batches later."""
+    """Whether the action at ``stop`` and its POST_RECVs equal those at ``first``, ``period`` micro-batches later."""
     later = np.array([0, 0, period])
     is_there = stop < len(counts) and np.array_equal(row[:, stop], row[:, first] + later)
     return is_there and bool(counts[stop] == counts[first] + num_more)
@@ -332,14 +334,14 @@ def _is_next_alike(row: Integers, counts: Ints, first: int, stop: int, period: i
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Places:
-    """Of one rank's POST_RECVs or WAIT_SENDs their channels in order, and how many are done with each action."""
+    """One rank's POST_RECVs or WAIT_SENDs: their channels in order, and the number done with each action."""
 
     channels: Ints
     counts: Ints
     num_per_microbatch: int
 
     def is_stretched(self, longer: _Places, first: int, stop: int) -> bool:
-        """Whether ``longer`` is the same with actions [first, stop) once more."""
+        """Whether ``longer`` is the same with actions [first, stop) repeated once more."""
         before, after = int(self.counts[first - 1]), int(self.counts[stop - 1])
         counts = np.concatenate([self.counts[:stop], self.counts[first:] + (after - before)])
         channels = np.concatenate([self.channels[:after], self.channels[before:]])

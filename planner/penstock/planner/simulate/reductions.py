@@ -1,12 +1,12 @@
-"""The end of a simulated step: reductions, where each starts and what its ranks wait for it.
+"""The end of a simulated step: the starts of reductions, and their ranks' waits.
 
-A rank has one link for each group, which carries one reduction after the other in the order of their starts, while the
-rank goes on. Tie and norm begin once the last of their ranks has started them, and end on all of them together. Those
-over dp and tp join the rank with its peers, in other pipelines and among its shards, who are as far as it is; that over
-tp is waited for where it starts. Messages and reductions do not slow each other.
+A rank has one link per group, which carries one reduction after the other in the order of their starts, while the rank
+continues. Tie and norm begin once the last of their ranks has started them, and end on all of them together. Reductions
+over dp and tp join the rank with its peers, in other pipelines and among its shards, which have the same timing; a
+reduction over tp is waited for where it starts. Messages and reductions do not slow each other.
 
-Where replicas divide the optimizer's state, those over dp leave each replica its part of the sums, and after its
-STEP a rank gathers the weights of its stages over dp, one after the other.
+If replicas divide the optimizer state, reductions over dp leave each replica its part of the sums, and after its STEP a
+rank gathers the weights of its stages over dp, one after the other.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Nanoseconds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """A reduction of one rank's ``stage``, or a gather of its weights: on its link from ``begin_ns`` to ``over_ns``;
-    its rank came to the wait at ``reached_ns``.
+    """A reduction of one rank's ``stage``, or a gather of its weights: on its link from ``begin_ns`` to ``over_ns``.
+    Its rank reached the wait at ``reached_ns``.
     """
 
     group: Group
@@ -40,11 +40,11 @@ class Reduced:
 
 
 class Reductions:
-    """Joins ``reductions`` as `penstock.planner.passes.reductions` orders them; `join` does, once, and then `gather`.
+    """Simulates ``reductions`` as `penstock.planner.passes.reductions` orders them: call `join` once, then `gather`.
 
-    Afterwards ``clock_ns`` [ranks] is when the rank has no reductions left, and ``reduction_ns`` what it waited for
-    reductions and gathers under way. ``pauses_ns`` [stages] is what a rank whose compute goes on waits before the
-    reduction over replicas of the stage starts.
+    Afterwards ``clock_ns`` [ranks] is the time at which the rank has no reductions left, and ``reduction_ns`` its wait
+    for reductions and gathers under way. ``pauses_ns`` [stages] is the wait of a rank whose compute continues, before
+    the reduction over replicas of the stage starts.
     """
 
     def __init__(self, stage_ranks: Sequence[int], costs: Costs, reductions: Sequence[Reduction]) -> None:
@@ -54,7 +54,7 @@ class Reductions:
         self._ranks_of = {reduction.group: reduction.ranks for reduction in reductions}
         self._own = stages_of(stage_ranks)
         ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
-        self._tied = {rank: each.tied_of(stage_ranks, rank) for each in ties for rank in each.ranks}
+        self._tied = {rank: tie.tied_of(stage_ranks, rank) for tie in ties for rank in tie.ranks}
         self.pauses_ns = np.zeros(len(stage_ranks), dtype=np.int64)
         if Group.TP in self._ranks_of:
             untied = [stage for stage, rank in enumerate(stage_ranks) if stage not in self._tied.get(rank, ())]
@@ -68,10 +68,10 @@ class Reductions:
         return paused
 
     def join(self, finish_ns: Nanoseconds, started: Mapping[int, int]) -> None:
-        """Join all, on ranks that have nothing else left at ``finish_ns`` [ranks].
+        """Run all reductions, on ranks that have nothing else left at ``finish_ns`` [ranks].
 
-        ``started`` holds, by stage, when the first reduction of its gradients that is not waited for where it starts
-        did so, if its rank had not finished then.
+        ``started`` holds, by stage, the start of the first reduction of its gradients that is not waited for where it
+        starts, if that was before its rank had finished.
         """
         self.clock_ns[:] = finish_ns
         has_peers = any(group.is_of_peers for group in self._ranks_of)
@@ -83,13 +83,15 @@ class Reductions:
                 self._sum_shards(rank, stage, int(self.clock_ns[rank]))
                 starts[rank][stage] = int(self.clock_ns[rank])
         if Group.DP in self._ranks_of:
-            for rank, of_stages in enumerate(starts):
-                self._sum_replicas(rank, of_stages)
+            for rank, stage_starts in enumerate(starts):
+                self._sum_replicas(rank, stage_starts)
         if Group.NORM in self._ranks_of:
             self._meet(Group.NORM, [int(self.clock_ns[rank]) for rank in self._ranks_of[Group.NORM]])
 
     def gather(self, stepped_ns: Nanoseconds) -> Nanoseconds:
-        """[ranks]: when ranks whose optimizer is done at ``stepped_ns`` [ranks] have all weights of their stages."""
+        """[ranks]: the time at which ranks whose optimizer is done at ``stepped_ns`` [ranks] have all weights of their
+        stages.
+        """
         over_ns = stepped_ns.copy()
         for rank, stages in self._own.items() if self._costs.gather_ns else ():
             for stage in stages:
@@ -100,12 +102,14 @@ class Reductions:
         return over_ns
 
     def _tie_start(self, rank: int, finish_ns: Nanoseconds, started: Mapping[int, int]) -> int:
-        """Of several tied stages one sum is started, after all compute."""
+        """The start of the rank's tie; several tied stages share one sum, which starts after all compute."""
         first, *others = self._tied[rank]
         return int(finish_ns[rank]) if others else started.get(first, int(finish_ns[rank]))
 
     def _begin_peers(self, rank: int, started: Mapping[int, int]) -> dict[int, int]:
-        """Sum what shards share of the rank's stages, the tied ones apart; when those over replicas start, in order."""
+        """Sum the gradients that shards share of the rank's stages, except the tied ones; return the starts of the sums
+        over replicas, in order.
+        """
         stages = [stage for stage in self._own.get(rank, ()) if stage not in self._tied.get(rank, ())]
         early = sorted((started[stage], stage) for stage in stages if stage in started)
         starts = {stage: start for start, stage in early}
@@ -118,7 +122,7 @@ class Reductions:
         return starts
 
     def _sum_shards(self, rank: int, stage: int, start: int) -> None:
-        """The rank does nothing else meanwhile; what began early is over before its clock."""
+        """Sum over shards while the rank waits; a reduction that began early is over before the rank's clock."""
         if Group.TP in self._ranks_of:
             duration = self._duration_ns(Group.TP, stage)
             self.reductions.append(Reduced(Group.TP, rank, stage, start, start + duration, start))
@@ -126,15 +130,15 @@ class Reductions:
             self.reduction_ns[rank] += duration
 
     def _sum_replicas(self, rank: int, starts: Mapping[int, int]) -> None:
-        """One reduction per stage, in the order of their starts."""
-        free = 0
+        """Run one reduction per stage, in the order of their starts."""
+        free_ns = 0
         for stage, start in starts.items():
-            begin, duration = max(start, free), self._duration_ns(Group.DP, stage)
-            free = begin + duration
+            begin, duration = max(start, free_ns), self._duration_ns(Group.DP, stage)
+            free_ns = begin + duration
             self._wait(Group.DP, rank, stage, begin, duration)
 
     def _meet(self, group: Group, starts: Sequence[int]) -> None:
-        """Its ranks join a reduction; with a barrier, none goes on before the last is there."""
+        """Run a reduction of the group's ranks; with a barrier, none continues before the last has joined."""
         ranks = self._ranks_of[group]
         durations = [self._duration_ns(group, rank) for rank in ranks]
         if self._costs.has_barrier:
@@ -143,11 +147,11 @@ class Reductions:
             self._wait(group, rank, self._stage(group, rank), start, duration)
 
     def _stage(self, group: Group, rank: int) -> int:
-        """The stage under which `penstock.planner.passes.reductions` files the rank's reduction."""
+        """The stage that `penstock.planner.passes.reductions` names in the rank's reduction."""
         return self._tied[rank][0] if group is Group.TIE else self._own[rank][0]
 
     def _duration_ns(self, group: Group, place: int) -> int:
-        """Of a rank, for groups of peers of a stage."""
+        """Nanoseconds of a rank's reduction, or for groups of peers of a stage's."""
         durations = self._costs.reduce_ns.get(group)
         return durations[place] if durations else 0
 
@@ -169,7 +173,7 @@ def stages_of(stage_ranks: Sequence[int]) -> dict[int, list[int]]:
 def least_end_ns(
     finish_ns: Nanoseconds, stage_ranks: Sequence[int], costs: Costs, reductions: Sequence[Reduction]
 ) -> int:
-    """The least length of a step whose ranks have no compute left at these times, whenever reductions started.
+    """The least length of a step whose ranks have no compute left at these times, for any starts of reductions.
 
     The stage whose W a rank runs last is reduced after that, whichever it is. A tied stage of a rank with several may
     have been reduced before.

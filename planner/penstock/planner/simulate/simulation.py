@@ -1,4 +1,4 @@
-"""The front door of the simulator: a Program and its costs in, a Timeline and the parts of its step out."""
+"""Entry point of the simulator: from a Program and its costs to a Timeline and the parts of its step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.planner.simulate.costs import Costs
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Simulation:
-    """One simulated step: ``timeline`` shows it, ``times`` sums it up per rank.
+    """One simulated step: ``timeline`` has its events, ``times`` the totals per rank.
 
-    ``peak_bytes`` per rank is what is always there plus the high water of live slots and transients.
+    ``peak_bytes`` per rank is the sum of the static bytes and the peak of live slots and transients.
     """
 
     timeline: Timeline
@@ -38,9 +38,9 @@ class Simulation:
 
 
 def simulate(program: Program, costs: Costs, *, static_bytes: Sequence[int] = ()) -> Simulation:
-    """Simulate one step of a lowered Program, whose transfers stand where `planner.lowering` puts them.
+    """Simulate one step of a lowered Program, whose transfers are placed as by `planner.lowering`.
 
-    ``static_bytes`` per rank are there all the time: parameters, gradients, optimizer state, the process itself.
+    ``static_bytes`` per rank are always held: parameters, gradients, optimizer state, the process itself.
     """
     order = from_schedule(_schedule(program), keep_pairs=True)
     linked = link_order(order, program.receive_ahead, program.late_receives, width=kernel.ARRIVED + 1)
@@ -67,7 +67,7 @@ def _schedule(program: Program) -> Schedule:
 
 
 def live_bytes(program: RankProgram) -> int:
-    """The most bytes of live slots and transients at one instruction."""
+    """The largest number of bytes of live slots and transients at one instruction."""
     live = peak = 0
     for instruction in program.instructions:
         live += sum(program.slots[index].num_bytes for index in instruction.acquires)
@@ -83,14 +83,14 @@ _REDUCE, _GATHER = (Kind.START_REDUCE, Kind.WAIT_REDUCE), (Kind.START_GATHER, Ki
 
 
 class _Waits:
-    """How long ranks wait for their shards in compute actions."""
+    """Waits of ranks for their shards in compute actions."""
 
     def __init__(self, order: Order, costs: Costs) -> None:
         self._collectives = costs.collectives
         self._places = np.stack([order.kinds, order.stages, order.columns], axis=1).astype(np.int64)
 
     def of(self, number: int, *, is_pair: bool) -> int:
-        """In the action with this number, or in the pair that it ends."""
+        """The wait in the action with this number, or in the pair that it ends."""
         if self._collectives is None:
             return 0
         places = self._places[number - is_pair : number + 1]
@@ -99,7 +99,7 @@ class _Waits:
 
 
 def _events(order: Order, linked: Linked, times: StepTimes, waits: _Waits) -> Iterator[Event]:
-    """Every rank's events; a wait and a transfer are shown where they took time."""
+    """Events of all ranks; waits and transfers without duration are omitted."""
     actions, awaited = list(actions_of(order)), _awaited(linked)
     shown = _shown(order, actions)
     free = 0
@@ -127,7 +127,7 @@ def _events(order: Order, linked: Linked, times: StepTimes, waits: _Waits) -> It
 
 
 def _shown(order: Order, actions: Sequence[Action]) -> list[Action | None]:
-    """What each action's compute is shown as: a pair once, as one action with both children."""
+    """The compute events of all actions: a pair is one event, shown as an action with both children."""
     shown: list[Action | None] = list(actions)
     for first in order.firsts.tolist():
         shown[first] = None
@@ -141,7 +141,7 @@ _STOP, _RELEASED = kernel.STOP - kernel.REACHED, kernel.RELEASED - kernel.REACHE
 def _awaited(linked: Linked) -> list[int]:
     """The action that sent the message of every WAIT_SEND, in the order of `Linked.messages`' list of them.
 
-    Those of one channel are in the order of its messages, so sorted by channel they are the messages in order.
+    The WAIT_SENDs of one channel are in the order of its messages, so sorted by channel they are the messages in order.
     """
     senders = np.empty(len(linked.messages), dtype=np.int64)
     senders[np.argsort(linked.messages[:, link.AWAITED], kind="stable")] = linked.messages[:, link.SENDER]
@@ -156,7 +156,9 @@ def _event(rank: int, activity: Activity, kinds: dict[Kind, Kind], action: Actio
 
 
 def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
-    """A reduction is shown as a transfer while it goes on, and as one where its rank waits for it, others included."""
+    """Events of the end of a step. A reduction is shown as a transfer while it runs, and as REDUCE while its rank waits
+    for it or for others before it.
+    """
     stage_of = {rank: stage for stage, rank in reversed(list(enumerate(order.stage_ranks.tolist())))}
     for reduced in times.reductions:
         kinds = _GATHER if reduced.is_gather else _REDUCE

@@ -1,4 +1,4 @@
-"""The process that plans: it answers one question, and is limited in memory and candidates; its parent limits its time.
+"""The planning process: it answers one request, with limits of memory and candidates; its parent limits its time.
 
 python -m penstock.planner.worker < question.json > lines.jsonl
 """
@@ -31,59 +31,58 @@ from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Q
 
 MOST_BYTES = 4 * 2**30
 MOST_CANDIDATES = 5_000
-"""Several times what a search simulates by its own budget, which holds only once a plan fits. A count: equal questions
-end alike on any machine."""
+"""Several times what a search simulates by its own budget, which only applies once a plan fits. A count, so that equal
+requests end alike on any machine.
+"""
 
 MOST_DRAWN_ACTIONS = 4_000
 TELL_SECONDS = 0.25
 LOOK_SECONDS = 1.0
-"""How often the process looks whether its parent is there."""
+"""Interval at which the process checks that its parent is running."""
 
 REAL_NUMBERS = "write sizes, speeds and times as real models and devices have them"
 
 
 class Counter(Reporter):
-    """Counts what a search does and hands it to ``tell``; ends one that goes on for too long."""
+    """Counts the work of a search, reports it to ``tell``, and ends a search that takes too long."""
 
     def __init__(self, tell: Callable[[Progress], None], most_candidates: int = MOST_CANDIDATES) -> None:
         self._tell, self._most_candidates = tell, most_candidates
         self._now = Progress()
         self._best_ns: int | None = None
         self.problem: Problem | None = None
-        """What is planned: steps have a speed by it."""
+        """The planning problem, for the speeds of steps."""
 
     def of_change(self, change: str) -> Counter:
-        """The same for a search of its own, about a ``change``."""
+        """A counter with the same limits for the separate search of a ``change``."""
         counter = Counter(self._tell, self._most_candidates)
         counter._now, counter.problem = Progress(change=change), self.problem
         return counter
 
     def opened(self, mesh: Mesh, num_candidates: int) -> None:
-        """See `Reporter`."""
-        self._told(divisions=self._now.divisions + 1)
+        self._update(divisions=self._now.divisions + 1)
 
     def judged(self, evaluation: Evaluation, fits: bool) -> None:
-        """See `Reporter`."""
         if self._now.candidates >= self._most_candidates:
             raise UserError(what=f"{self._most_candidates} candidates did not end the search", remedy=SMALLER)
         better: dict[str, Any] = {}
         if fits and (self._best_ns is None or evaluation.step_ns < self._best_ns):
             self._best_ns = evaluation.step_ns
             better = self._as_best(evaluation)
-        self._told(candidates=self._now.candidates + 1, **better)
+        self._update(candidates=self._now.candidates + 1, **better)
 
     def _as_best(self, evaluation: Evaluation) -> dict[str, Any]:
         candidate, seconds = evaluation.candidate, to_seconds(evaluation.step_ns)
         speed = None if self.problem is None else candidate.speed(self.problem, seconds)
         return {"best": candidate.label, "best_step_seconds": seconds, "best_speed": speed}
 
-    def _told(self, **changes: Any) -> None:
+    def _update(self, **changes: Any) -> None:
         self._now = replace(self._now, **changes)
         self._tell(self._now)
 
 
 def answer(question: Question, reporter: Counter | None = None) -> Answer:
-    """Plan now, here."""
+    """Plan in this process."""
     try:
         if question.plan is not None:
             return Answer(plan=question.plan, timeline=simulated(question.plan, _hardware(question)).timeline)
@@ -105,7 +104,7 @@ def answer(question: Question, reporter: Counter | None = None) -> Answer:
 
 
 def _planned(question: Question, reporter: Counter | None) -> Answer:
-    """The best plan, and as many more as are asked for, each with what would help it."""
+    """The best plan, and as many more as requested, each with its variations."""
     hardware = _hardware(question)
     problem = problem_for(question.spec, hardware)
     if reporter is not None:
@@ -113,11 +112,11 @@ def _planned(question: Question, reporter: Counter | None) -> Answer:
     best, *others = best_plans(problem, decide(problem, reporter=reporter), question.num_plans)
     if question.what_if:
         of_change = reporter.of_change if reporter is not None else lambda change: None
-        found = searched_variations(best, question.spec, hardware, of_change)
+        variations = searched_variations(best, question.spec, hardware, of_change)
     else:
-        found = same_plan_variations(best, question.spec, hardware)
-    others = [with_variations(each, same_plan_variations(each, question.spec, hardware)) for each in others]
-    best = with_variations(best, found)
+        variations = same_plan_variations(best, question.spec, hardware)
+    others = [with_variations(plan, same_plan_variations(plan, question.spec, hardware)) for plan in others]
+    best = with_variations(best, variations)
     return Answer(plan=best, timeline=_timeline(best, question), others=tuple(others))
 
 
@@ -132,8 +131,8 @@ def _hardware(question: Question) -> Profile | ClusterSpec:
     return hardware
 
 
-def _teller(clock: Callable[[], float]) -> Callable[[Progress], None]:
-    """Writes progress now and then."""
+def _progress_writer(clock: Callable[[], float]) -> Callable[[Progress], None]:
+    """A function that writes progress, at most once per `TELL_SECONDS`."""
     due_at = clock()
 
     def tell(progress: Progress) -> None:
@@ -151,9 +150,9 @@ def _write(line: Line) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after ``parent`` has: a search may go on for long without telling of progress.
+    """End this process soon after ``parent`` has ended: a search may run for long without reporting progress.
 
-    The kernel's own signal (prctl(2), PR_SET_PDEATHSIG) would come already when the thread ends that started us.
+    The kernel's own signal (prctl(2), PR_SET_PDEATHSIG) would come when the parent's starting thread ends.
     """
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
@@ -161,17 +160,17 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Answer the question on stdin."""
+    """Answer the request on stdin."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
-    most = MOST_BYTES if allowed == resource.RLIM_INFINITY else min(MOST_BYTES, allowed)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    most_bytes = MOST_BYTES if allowed == resource.RLIM_INFINITY else min(MOST_BYTES, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     try:
         question = Question.from_manifest(json.load(sys.stdin))
     except UserError as mistake:
         _write(Line(answer=Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)))
         return
-    _write(Line(answer=answer(question, Counter(_teller(time.monotonic)))))
+    _write(Line(answer=answer(question, Counter(_progress_writer(time.monotonic)))))
 
 
 if __name__ == "__main__":

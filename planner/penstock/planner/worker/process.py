@@ -1,7 +1,7 @@
-"""Planning in a process of its own: it can be limited, and ended, and a mistake in it takes nothing else along.
+"""Planning in a separate process, which can be limited and killed, and whose failure affects nothing else.
 
-The process (`penstock.planner.worker`) writes a line now and then about how far it is, and its answer as
-the last one. The planner is loaded there alone: it takes more memory than those who ask.
+The process (`penstock.planner.worker`) writes its progress from time to time, one line each, and its answer as the last
+line. Only it loads the planner, which needs more memory than its callers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MOST_SECONDS = 600.0
 MOST_STARTS = 3
-"""Of one question: a process that was killed says nothing about it, unless that happens again and again."""
+"""Starts of one request. A killed process says nothing about the request, unless that happens repeatedly."""
 
 MORE_MEMORY = "give the operator, service or command in which it runs more memory, or pin dp, pp or slices"
 LOGGED_BYTES = 4_096
@@ -32,32 +32,32 @@ COMMAND = (sys.executable, "-m", "penstock.planner.worker")
 
 
 class Planner(Protocol):
-    """Plans one thing at a time per key."""
+    """Plans one request at a time per key."""
 
     def start(self, key: str, question: Question) -> None:
-        """Begin, unless it was begun."""
+        """Start planning, unless the key is in use."""
         ...
 
     def poll(self, key: str) -> Answer | None:
-        """The answer, told once; none while it is worked on."""
+        """The answer, returned once; None while planning runs."""
         ...
 
     def busy(self, key: str) -> bool:
-        """Whether it was begun and its answer not told."""
+        """Whether planning was started and its answer was not returned yet."""
         ...
 
     def progress(self, key: str) -> Progress:
-        """How far it is, while it is worked on."""
+        """Progress of a running search."""
         ...
 
     def cancel(self, key: str) -> None:
-        """Forget it."""
+        """Cancel planning and discard its answer."""
         ...
 
 
 @dataclass(slots=True)
 class _Running:
-    """A process, what it says, what it complains of, and what was heard of that."""
+    """A process, its output, its error output, and the latest lines of its output."""
 
     process: subprocess.Popen[bytes]
     said: IO[bytes]
@@ -69,7 +69,7 @@ class _Running:
     heard: Line = field(default_factory=lambda: Line(progress=Progress()))
 
     def listen(self) -> None:
-        """Hear the lines that were written since. The process writes where its file ends, so that is left alone."""
+        """Read the lines written since the last call, by `pread`, since the process shares the file's position."""
         descriptor = self.said.fileno()
         text = os.pread(descriptor, os.fstat(descriptor).st_size - self.num_read, self.num_read)
         whole = text[: text.rfind(b"\n") + 1]
@@ -78,12 +78,12 @@ class _Running:
             self.heard = replace(self.heard, progress=line.progress or self.heard.progress, answer=line.answer)
 
     def end(self) -> None:
-        """Let it not go on."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
 
     def close(self, key: str, level: int) -> None:
-        """Put its complaints into the log."""
+        """Log its error output."""
         with self.said, self.complaints:
             size = os.fstat(self.complaints.fileno()).st_size
             words = os.pread(self.complaints.fileno(), LOGGED_BYTES, max(size - LOGGED_BYTES, 0))
@@ -92,16 +92,16 @@ class _Running:
 
 
 def _lines(text: bytes) -> Iterator[Line]:
-    """Those that can be understood."""
-    for each in text.splitlines():
+    """The lines that can be parsed."""
+    for line in text.splitlines():
         try:
-            yield Line.from_manifest(json.loads(each))
+            yield Line.from_manifest(json.loads(line))
         except (ValueError, UserError):
             continue
 
 
 class ProcessPlanner:
-    """A process per question, which is ended after ``seconds``. What it complains of is logged at ``level``."""
+    """One process per request, killed after ``seconds``. Its error output is logged at ``level``."""
 
     def __init__(
         self,
@@ -115,22 +115,21 @@ class ProcessPlanner:
         self._running: dict[str, _Running] = {}
 
     def start(self, key: str, question: Question) -> None:
-        """See `Planner`."""
         if key not in self._running:
             self._running[key] = self._begun(question)
 
     def _begun(self, question: Question, starts: int = 1) -> _Running:
         said, complaints = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed at its end
-        with tempfile.TemporaryFile() as asked:
-            asked.write(json.dumps(question.to_manifest()).encode())
-            asked.seek(0)
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(json.dumps(question.to_manifest()).encode())
+            stdin.seek(0)
             process = subprocess.Popen(
-                self._command, stdin=asked, stdout=said, stderr=complaints, start_new_session=True
+                self._command, stdin=stdin, stdout=said, stderr=complaints, start_new_session=True
             )
         return _Running(process, said, complaints, question, self._clock(), starts)
 
     def poll(self, key: str) -> Answer | None:
-        """See `Planner`."""
+        """Also restarts a process that was killed by a signal, up to `MOST_STARTS` times."""
         running = self._running[key]
         code = running.process.poll()
         late = self._clock() - running.began_at > self._seconds
@@ -141,9 +140,9 @@ class ProcessPlanner:
         running.listen()
         del self._running[key]
         running.close(key, self._level)
-        found = running.heard.answer
-        if found is not None and (found.plan is not None or found.timeline is not None or found.what):
-            return found
+        answer = running.heard.answer
+        if answer is not None and (answer.plan is not None or answer.timeline is not None or answer.what):
+            return answer
         if code is None or code >= 0:
             what = f"planning took over {self._seconds:g} s" if code is None else f"planning ended with code {code}"
             return Answer(what=what, remedy=PLAIN if running.question.what_if else SMALLER)
@@ -156,17 +155,15 @@ class ProcessPlanner:
         return Answer(what=what, remedy=MORE_MEMORY)
 
     def busy(self, key: str) -> bool:
-        """See `Planner`."""
         return key in self._running
 
     def progress(self, key: str) -> Progress:
-        """See `Planner`."""
         running = self._running[key]
         running.listen()
         return running.heard.progress or Progress()
 
     def cancel(self, key: str) -> None:
-        """See `Planner`."""
+        """Also kills the process."""
         if key in self._running:
             running = self._running.pop(key)
             running.end()

@@ -1,4 +1,4 @@
-"""What the process that plans is asked, and what it tells: a line now and then about how far it is, and its answer."""
+"""Requests to the planning process, and its output: lines with progress, and its answer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PLAIN = "plan without what-if, which takes a search for each change, or pin dp, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(Manifest):
-    """What to plan, for hardware that was measured or described; a ``plan`` that is there is only simulated.
+    """What to plan, for measured or described hardware; a given ``plan`` is only simulated.
 
     With ``what_if`` changed jobs and changed hardware are planned as well (`penstock.planner.variations`).
-    ``num_plans`` asks for that many of the best plans.
+    ``num_plans`` is the number of best plans to return.
     """
 
     spec: JobSpec
@@ -35,9 +35,9 @@ class Question(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(Manifest):
-    """The plan and its step as simulated, unless it is too long to be drawn; or why there is none.
+    """The plan and its simulated step, unless that is too long to be drawn; or the error.
 
-    ``others`` are the next best, if more than one was asked for.
+    ``others`` are the next best plans, if more than one was requested.
     """
 
     plan: Plan | None = None
@@ -49,15 +49,15 @@ class Answer(Manifest):
 
     @property
     def error(self) -> str:
-        """Why there is none, as one text."""
+        """The error as one string, empty if there is a plan."""
         return str(UserError(what=self.what, where=self.where, remedy=self.remedy)) if self.what else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Manifest):
-    """How far a search is: divisions of the devices it opened, candidates it simulated, the best that fits.
+    """Progress of a search: opened divisions of the devices, simulated candidates, and the best that fits.
 
-    ``change`` names what is different in the search of a variation. ``best_speed`` is that of the best's step.
+    ``change`` names the difference in the search of a variation. ``best_speed`` is the speed of the best step.
     """
 
     divisions: int = 0
@@ -70,7 +70,7 @@ class Progress(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line(Manifest):
-    """What the process tells."""
+    """One line of the process's output."""
 
     progress: Progress | None = None
     answer: Answer | None = None

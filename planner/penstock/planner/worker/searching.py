@@ -1,4 +1,4 @@
-"""Planning for a command: in the process that the service plans in, with its limits of time, memory and candidates."""
+"""Planning for a command, in the same kind of process as the service's, with the same limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan_for(
     """The best plan, with ``what_if`` also for changed jobs and hardware (`penstock.planner.variations`).
 
     Raises:
-        UserError: nothing fits, what is pinned cannot run, or the search is too large.
+        UserError: nothing fits, the pins cannot be met, or the search is too large.
     """
     question = dataclasses.replace(question_of(spec, hardware), what_if=what_if)
     answer = answer_of(question, report, planner)
@@ -43,7 +43,7 @@ def plan_for(
 def best_plans_for(
     spec: JobSpec, hardware: Profile | ClusterSpec, report: Report, num_plans: int, planner: Planner | None = None
 ) -> tuple[Plan, ...]:
-    """The best plans that differ in more than boundaries, by their predicted steps; raises as `plan_for` does."""
+    """The best plans that differ not only in boundaries, by their predicted steps; raises as `plan_for` does."""
     question = dataclasses.replace(question_of(spec, hardware), num_plans=num_plans)
     answer = answer_of(question, report, planner)
     assert answer.plan is not None, "an answer without a plan says why"
@@ -51,7 +51,7 @@ def best_plans_for(
 
 
 def question_of(spec: JobSpec, hardware: Profile | ClusterSpec) -> Question:
-    """The request to plan ``spec`` for hardware that was measured or described."""
+    """The request to plan ``spec`` for measured or described hardware."""
     if isinstance(hardware, ClusterSpec):
         return Question(spec=spec, cluster=hardware)
     return Question(spec=spec, profile=hardware)
@@ -60,7 +60,7 @@ def question_of(spec: JobSpec, hardware: Profile | ClusterSpec) -> Question:
 def answer_of(question: Question, report: Report, planner: Planner | None = None) -> Answer:
     """The answer of a planning process, by default one with the service's limits; ``report`` gets its progress.
 
-    The process ends with this call, also when that is cut short by Ctrl-C or a stop.
+    The process ends with this call, also if it is interrupted by Ctrl-C or a stop.
 
     Raises:
         UserError: the process has no answer, for the reason that it names.
