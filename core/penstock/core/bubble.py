@@ -1,8 +1,8 @@
-"""How ranks' time in a step is lost: one definition for predictions, measured steps, reports and pages.
+"""Lost time of ranks in a step: one definition for predictions, measured steps, reports and pages.
 
 The *bubble* of a rank is the share of its step that is not compute. *Waiting* is the part of that in which it waits for
-other ranks: not for transfers alone, which is communication. Waiting is known of simulated steps alone, where it is
-clear whom a rank waits for. Both are told as the mean over ranks and the worst rank.
+other ranks; waiting only for transfers is communication. Waiting is only known for simulated steps, where the rank that
+is waited for is known. Both are given as the mean over ranks and the worst rank.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class Lost(Manifest):
 
     @classmethod
     def of(cls, lost: Sequence[float], step: float) -> Self:
-        """Of the time that each rank lost in a step of length ``step``."""
-        shares = [each / step if step else 0.0 for each in lost] or [0.0]
+        """Shares of the time that each rank ``lost`` in a step of length ``step``."""
+        shares = [lost_time / step if step else 0.0 for lost_time in lost] or [0.0]
         worst = max(shares)
         return cls(mean=sum(shares) / len(shares), worst=worst, rank=shares.index(worst))
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Text for people."""
         mean, worst = _percent(self.mean), _percent(self.worst)
         return f"{mean} on every rank" if mean == worst else f"{mean} on average, {worst} on rank {self.rank}"
 
     @property
     def short(self) -> str:
-        """The same where there is little space."""
+        """Shorter text, for small spaces."""
         mean, worst = _percent(self.mean), _percent(self.worst)
         return mean if mean == worst else f"{mean}, worst {worst}"
 
     @property
     def range_text(self) -> str:
-        """The same inside a list: ``20.1 % (24.3 %)``."""
+        """Text for a list: ``20.1 % (24.3 %)``."""
         mean, worst = _percent(self.mean), _percent(self.worst)
         return mean if mean == worst else f"{mean} ({worst})"
 
@@ -56,4 +56,4 @@ def _percent(share: float) -> str:
 
 def bubble(busy: Sequence[float], step: float) -> Lost:
     """The bubble of ranks that computed for ``busy`` in a step of length ``step``."""
-    return Lost.of([step - each for each in busy], step)
+    return Lost.of([step - busy_time for busy_time in busy], step)

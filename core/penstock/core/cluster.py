@@ -225,7 +225,7 @@ class ClusterSpec(Manifest):
 
     @property
     def num_devices(self) -> int:
-        """All devices."""
+        """Number of all devices."""
         return self.num_nodes * self.devices_per_node
 
     def node_of(self, device: int) -> int:
@@ -233,7 +233,7 @@ class ClusterSpec(Manifest):
         return device // self.devices_per_node
 
     def card_of(self, device: int) -> int:
-        """The network card that ``device`` uses, numbered over all nodes; a node's devices share its cards in order."""
+        """The network card of ``device``, numbered over all nodes; a node's devices share its cards in order."""
         cards = self.nics_per_node or 1
         node, place = divmod(device, self.devices_per_node)
         return node * cards + place * cards // self.devices_per_node

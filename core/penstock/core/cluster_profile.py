@@ -1,6 +1,6 @@
-"""ClusterProfile: measurements made ahead of time, so that jobs on the same kind of nodes need not wait for their own.
+"""ClusterProfile: measurements made in advance, so that jobs on the same kind of nodes can use them.
 
-It is optional: a job measures in its own allocation what no fresh profile says.
+It is optional: without a fresh profile a job measures in its own allocation.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ClusterProfile(Manifest):
 
     @classmethod
     def from_manifest(cls, value: Any, path: str = "") -> Self:
-        """The profile to be made, as written in ``value``; raises `UserError` with the field's path."""
+        """The profile described by ``value``; raises `UserError` with the field's path."""
         return read_dataclass(cls, body_of(KIND, value, path), path)
 
     def to_manifest(self) -> dict[str, Any]:

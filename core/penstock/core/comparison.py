@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured."""
+"""Predicted values next to measured ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.core.profile import UnitRecord
 
 
 def prediction_error(predicted: float, measured: float) -> float:
-    """The error of a prediction as a share of what was measured: negative where less was predicted."""
+    """The error of a prediction as a share of the measured value: negative if less was predicted."""
     return predicted / measured - 1
 
 

@@ -1,4 +1,4 @@
-"""Seconds of units that were measured elsewhere, as a table: unit, pass, tokens, attended pairs, seconds."""
+"""Measured seconds of units from other software, as a table: unit, pass, tokens, attended pairs, seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = ("unit", "pass", "tokens", "pairs", "seconds")
 
 
 class Pass(enum.StrEnum):
-    """What was timed of a unit: forward, the gradient of its input, those of its weights."""
+    """The timed pass of a unit: forward, the gradient of its input, those of its weights."""
 
     F = "F"
     I = "I"  # noqa: E741  the field's own name for the input-gradient pass

@@ -1,9 +1,9 @@
-"""A number of a run over its steps, in few points that hide nothing.
+"""A number of a run over its steps, reduced to few points without losing extremes.
 
-A run may have a million steps and a chart has room for some hundreds of points. A point therefore stands for one or
-more consecutive steps and keeps their least, mean, greatest and last value: a spike of a single step is in the greatest
-value of its point at any length. First, last, least and greatest value of the whole run are kept exactly, next to the
-points. What is usual is a median of single steps, never of points.
+A run may have a million steps, and a chart shows some hundreds of points. A point therefore stands for one or more
+consecutive steps and keeps their least, mean, greatest and last value: a spike of a single step is the greatest value
+of its point at any length. First, last, least and greatest value of the whole run are kept exactly, next to the points.
+The typical value is a median of single steps, never of points.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def point_of(values: Sequence[StepValue], attempt: int) -> CurvePoint:
 
 
 def joined(parts: Sequence[CurvePoint]) -> CurvePoint:
-    """Neighbours as one point; its mean is that of all their steps."""
+    """Adjacent points as one point; its mean is that of all their steps."""
     if len(parts) == 1:
         return parts[0]
     finite = [part for part in parts if math.isfinite(part.mean)] or parts
@@ -54,7 +54,7 @@ def joined(parts: Sequence[CurvePoint]) -> CurvePoint:
         step=parts[0].step,
         attempt=parts[-1].attempt,
         min=least,
-        mean=min(max(mean, least), greatest),  # rounding must not carry it out of the envelope
+        mean=min(max(mean, least), greatest),  # rounding must not move it outside
         max=greatest,
         last=parts[-1].last,
         count=sum(part.count for part in parts),
@@ -62,11 +62,11 @@ def joined(parts: Sequence[CurvePoint]) -> CurvePoint:
 
 
 def thinned(points: Sequence[CurvePoint], most: int) -> tuple[CurvePoint, ...]:
-    """Neighbours joined until there are at most ``most`` points."""
-    together = -(-len(points) // most) if points else 1
-    if together == 1:
+    """Join adjacent points until there are at most ``most`` points."""
+    points_per_group = -(-len(points) // most) if points else 1
+    if points_per_group == 1:
         return tuple(points)
-    return tuple(joined(points[i : i + together]) for i in range(0, len(points), together))
+    return tuple(joined(points[i : i + points_per_group]) for i in range(0, len(points), points_per_group))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Curve:
 
     @property
     def count(self) -> int:
-        """How many steps it covers."""
+        """Number of steps it covers."""
         return sum(point.count for point in self.points)
 
     @property
@@ -99,7 +99,7 @@ class Curve:
 
 
 MEDIAN_STEPS = 10_000
-"""A run's usual step is the median of its last so many steps, which bounds what a page has to read."""
+"""A run's typical step is the median of so many last steps, which bounds what a page reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +112,13 @@ class Usual:
 
     @property
     def origin(self) -> str:
-        """How it was found, in words."""
+        """The origin of the value, in words."""
         steps = "1 step" if self.count == 1 else f"{self.count:,} steps"
         return f"{'median' if self.is_median else 'mean'} of {steps}"
 
 
 def usual(values: Sequence[float]) -> Usual | None:
-    """The median of the last steps after warm-up; ``values`` are one per step, in order."""
+    """The median of the last steps after warm-up; ``values`` has one per step, in order."""
     recent = values[-(MEDIAN_STEPS + WARM_UP_STEPS) :]
     chosen = recent[WARM_UP_STEPS:] or recent
     return Usual(value=statistics.median(chosen), count=len(chosen)) if chosen else None
@@ -151,30 +151,30 @@ CURVES = (
     "peak_bytes",
 )
 MAX_POINTS = 2_000
-"""A chart's size does not follow the run's length."""
+"""Most points of a curve, for any length of the run."""
 
 
 def curves_of(metrics: Iterable[StepMetrics]) -> RunCurves:
-    """The numbers of a run whose every step is at hand; of two entries for a step the later attempt's counts."""
+    """The curves of a run whose steps are all given; of two entries for a step the later attempt's counts."""
     entries = newest(metrics)
-    found = {}
+    curves = {}
     for name in CURVES:
-        told = [(m, getattr(m, name)) for m in entries]
-        points = [CurvePoint(m.step, m.attempt, *4 * (float(value),)) for m, value in told if value is not None]
+        values = [(m, getattr(m, name)) for m in entries]
+        points = [CurvePoint(m.step, m.attempt, *4 * (float(value),)) for m, value in values if value is not None]
         if points:
             ends = [StepValue(point.step, point.last) for point in (points[0], points[-1])]
-            found[name] = Curve(points=thinned(points, MAX_POINTS), first=ends[0], last=ends[1])
+            curves[name] = Curve(points=thinned(points, MAX_POINTS), first=ends[0], last=ends[1])
     return RunCurves(
-        curves=found,
+        curves=curves,
         step_seconds=usual([m.step_seconds for m in entries]),
         tokens_per_second=usual([m.tokens_per_second for m in entries]),
     )
 
 
 def newest(metrics: Iterable[StepMetrics]) -> tuple[StepMetrics, ...]:
-    """One entry per step in order of steps: the latest attempt's, and of equals the one that came last."""
-    found: dict[int, StepMetrics] = {}
+    """One entry per step in order of steps: the latest attempt's, and of equal attempts the last one."""
+    by_step: dict[int, StepMetrics] = {}
     for entry in metrics:
-        if entry.step not in found or entry.attempt >= found[entry.step].attempt:
-            found[entry.step] = entry
-    return tuple(found[step] for step in sorted(found))
+        if entry.step not in by_step or entry.attempt >= by_step[entry.step].attempt:
+            by_step[entry.step] = entry
+    return tuple(by_step[step] for step in sorted(by_step))

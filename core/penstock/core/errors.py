@@ -1,4 +1,4 @@
-"""The two ways penstock says no: a mistake the user can mend, and a run that failed."""
+"""The two kinds of errors: mistakes that the user can fix, and failures of a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 REMEDY = "remedy: "
-"""How the line of a mistake's text begins that says what to do."""
+"""Prefix of the line with the remedy in a mistake's text."""
 _REMEDY_LINE = f"\n  {REMEDY}"
 
 MOST_SHOWN = 60
 
 
 def shown(value: Any) -> str:
-    """``value`` as messages quote it: shortened, and a number of thousands of digits by their number."""
+    """``value`` as messages quote it: shortened; a number of thousands of digits is described by their number."""
     if isinstance(value, int) and value.bit_length() > 1024:
         return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
     text = repr(value)
@@ -22,14 +22,14 @@ def shown(value: Any) -> str:
 
 
 class PenstockError(Exception):
-    """Base of every error penstock raises on purpose."""
+    """Base of all errors that penstock raises on purpose."""
 
 
 class UserError(PenstockError):
-    """A mistake the user can mend; the command line prints it and exits with code 2.
+    """A mistake that the user can fix; the command line prints it and exits with code 2.
 
-    ``where`` is the place (a field path such as ``spec.model.heads``, a file, a line), ``what`` says what is
-    wrong there, ``remedy`` what to do about it.
+    ``where`` is the place (a field path such as ``spec.model.heads``, a file, a line), ``what`` the problem, ``remedy``
+    the fix.
     """
 
     def __init__(self, *, what: str, where: str = "", remedy: str = "") -> None:
@@ -45,17 +45,17 @@ class UserError(PenstockError):
 
     @classmethod
     def told(cls, text: str) -> UserError:
-        """The mistake that another process told as ``text``; its place stays part of ``what``."""
+        """The mistake that another process reported as ``text``; its place stays part of ``what``."""
         what, _, remedy = text.partition(_REMEDY_LINE)
         return cls(what=what, remedy=remedy)
 
 
 MOST_MISTAKES = 32
-"""More are not reported together: the work and the answer would grow with what anybody sends."""
+"""Further mistakes are not reported, which bounds the work and the answer for any input."""
 
 
 class MistakesError(UserError):
-    """Several mistakes that were found together, in ``errors``; place, text and remedy are those of the first."""
+    """Several mistakes of one input, in ``errors``; place, text and remedy are those of the first."""
 
     def __init__(self, errors: Sequence[UserError]) -> None:
         self.errors = tuple(errors)
@@ -67,17 +67,17 @@ class MistakesError(UserError):
 
 
 def mistakes_in(error: UserError) -> tuple[UserError, ...]:
-    """Every single mistake that ``error`` stands for."""
+    """All single mistakes of ``error``."""
     return error.errors if isinstance(error, MistakesError) else (error,)
 
 
 def check_all(*checks: Callable[[], None]) -> None:
-    """Call all ``checks`` and raise what they raised, together."""
+    """Call all ``checks`` and raise their errors together."""
     raise_all([mistake for check in checks for mistake in mistakes_raised_by(check)])
 
 
 def mistakes_raised_by(check: Callable[[], Any]) -> tuple[UserError, ...]:
-    """Every single mistake that ``check`` raises; none if it returns."""
+    """All single mistakes that ``check`` raises; empty if it returns."""
     try:
         check()
     except UserError as error:
@@ -86,20 +86,20 @@ def mistakes_raised_by(check: Callable[[], Any]) -> tuple[UserError, ...]:
 
 
 def raise_all(errors: Sequence[UserError]) -> None:
-    """Raise ``errors``, one or several; nothing if there are none."""
+    """Raise ``errors``, one or several; return if there are none."""
     mistakes = [mistake for error in errors for mistake in mistakes_in(error)][:MOST_MISTAKES]
     if mistakes:
         raise mistakes[0] if len(mistakes) == 1 else MistakesError(mistakes)
 
 
 class RunError(PenstockError):
-    """A run that failed for a reason that is not the user's input; exit code 1."""
+    """A run that failed for another reason than the user's input; exit code 1."""
 
 
 class ProgramError(PenstockError):
-    """A Program that must not run: where (rank and action), why in one sentence, and the grid of what led there.
+    """A Program that must not run: the rank and action, the reason in one sentence, and the grid of the steps before.
 
-    ``rank`` is none, and action and grid are empty, when the Program as a whole is wrong.
+    ``rank`` is None, and action and grid are empty, if the Program as a whole is wrong.
     """
 
     def __init__(self, *, reason: str, rank: int | None = None, action: str = "", grid: str = "") -> None:
@@ -111,8 +111,8 @@ class ProgramError(PenstockError):
 
 
 class TooManyKernelsError(ProgramError):
-    """A Program that would run on CPU, but may need more communication kernels at once than a CUDA device holds."""
+    """A Program that can run on CPU, but may need more communication kernels at once than a CUDA device runs."""
 
 
 class NoRoomError(ProgramError):
-    """A Program that would run, but takes more memory than ``rank`` has."""
+    """A Program that can run, but needs more memory than ``rank`` has."""

@@ -1,4 +1,4 @@
-"""Why a plan was chosen, as data: where the step goes, what limits it, how the search ended, what would help."""
+"""Explanation of a plan as data: the parts of the step, its limits, the end of the search, and helpful changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepParts(Manifest):
 
     @property
     def named(self) -> tuple[tuple[str, Lost], ...]:
-        """The parts under the names that people read."""
+        """The parts by their printed names."""
         return (
             ("compute", self.compute),
             ("waiting", self.waiting),
@@ -74,7 +74,7 @@ class Variation(Manifest):
 
     @property
     def speed(self) -> Speed | None:
-        """Both numbers of its speed."""
+        """The speed in both of its numbers."""
         if self.tokens_per_second_per_device is None:
             return None
         return Speed(
@@ -84,7 +84,7 @@ class Variation(Manifest):
 
     @property
     def how(self) -> str:
-        """How it was computed, for people, and what a new search found."""
+        """The method of computation as text, with the plan that a new search found."""
         return f"{self.method.value}: {self.plan}" if self.plan else self.method.value
 
 
@@ -123,6 +123,8 @@ class Explanation(Manifest):
 
 
 def most_helpful(variations: tuple[Variation, ...]) -> Variation | None:
-    """The change that raises tokens per second per device most; none if none of them does."""
-    gains = [(each.gain, each) for each in variations if each.gain is not None and each.gain > 0]
+    """The change that raises tokens per second per device most; None if none raises it."""
+    gains = [
+        (variation.gain, variation) for variation in variations if variation.gain is not None and variation.gain > 0
+    ]
     return max(gains, key=lambda pair: pair[0])[1] if gains else None

@@ -1,4 +1,4 @@
-"""What to tell first of an attempt that was lost: what happened, the line that shows it, whose log to look at."""
+"""Summary of a lost attempt: the failure, the log line that shows it, and the rank whose log to read."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from penstock.core.errors import REMEDY
 
 LAST_WORDS = "lastWords"
-"""The field of a phase's event with what the rank at fault printed at the end."""
+"""The field of a phase's event with the last output of the rank at fault."""
 _RANK = re.compile(r"rank (\d+)\b")
 _FAILING = re.compile(
     r"(\[rank\d+\]:\s*)?([\w.]*(error|exception|interrupt)\b|fatal |terminate called"
     r"|.*\b(out of memory|segmentation fault|bus error|core dumped|killed)\b)",
     re.IGNORECASE,
 )
-"""How a line begins, or what it holds, that an interpreter, a library or the system writes when a process fails."""
+"""Patterns of lines that an interpreter, a library or the system writes when a process fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """``what`` happened and ``more`` that was said of it, ``remedies`` that came with it, the ``rank`` at fault.
+    """``what`` happened, ``more`` details, their ``remedies``, and the ``rank`` at fault.
 
-    ``evidence`` is the line of the rank's last words that failed first, where it says more than ``what`` does.
+    ``evidence`` is the first line of the rank's last output that reports a failure, if it adds to ``what``.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Failure:
 
 
 def read_failure(message: str, last_words: Sequence[str] = ()) -> Failure:
-    """The failure that a phase's message tells, with the rank's last words beside it."""
+    """The failure that a phase's message describes, with evidence from the rank's last output."""
     what, *others = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     rank = _RANK.match(what)
     return Failure(
@@ -48,5 +48,5 @@ def read_failure(message: str, last_words: Sequence[str] = ()) -> Failure:
 
 def _evidence(message: str, last_words: Sequence[str]) -> str:
     first = next((line.strip() for line in last_words if _FAILING.match(line.strip())), "")
-    told = first.partition(": ")[2] or first
-    return "" if told in message else first
+    description = first.partition(": ")[2] or first
+    return "" if description in message else first

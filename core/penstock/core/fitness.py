@@ -1,6 +1,6 @@
-"""Which measurements serve a job: of its model, its precision, its ranks, its micro-batches, and not old.
+"""Whether a profile fits a job: its model, precision, ranks, micro-batches, and age.
 
-Of which machine they are is for the caller to compare: only PyTorch knows what this one is to it.
+The caller compares the machine, which only PyTorch can identify.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from penstock.core.units import MEBIBYTE, format_bytes
 OLDEST_SECONDS = 7 * 86_400
 LONGEST_BATCH = 4
 ENOUGH_TOKENS = 4096
-"""Of a micro-batch: what larger ones cost is in proportion to their tokens, wherever fixed costs have become small."""
+"""Tokens of a micro-batch beyond which costs are proportional to tokens, since fixed costs are small."""
 
 HEAVY_SHARE = 0.75
-"""Of the work of a pipeline rank."""
+"""A fraction of the work of a pipeline rank."""
 
 ANY_GLOBAL_BATCH = 12
-"""Its divisors are all that are measured, so a measurement for it serves every job."""
+"""Only its divisors are measured, so its measurement fits every job."""
 
 
 def model_digest(model: ModelSpec, sequence_length: int) -> str:
-    """What unit costs depend on: the dimensions, but not how many blocks there are."""
+    """Digest of everything that unit costs depend on: the model's dimensions without the number of blocks."""
     dimensions = model.to_manifest()
     del dimensions["layers"]
     return digest({**dimensions, "sequenceLength": sequence_length})
@@ -44,17 +44,17 @@ def require_device_memory(memory_per_rank: int, device_bytes: int) -> None:
 
 
 def subject(machine: MachineKey, model: str, precision: Precision, num_ranks: int) -> str:
-    """What a profile is of, as one digest; of those with the same the newest counts. ``model`` is its digest."""
+    """Digest of a profile's subject; of profiles with the same the newest counts. ``model`` is the model's digest."""
     return digest([machine.to_manifest(), model, precision.value, num_ranks])
 
 
 def batches_to_measure(global_batch: int) -> tuple[int, ...]:
-    """Micro-batch sizes that a plan could use, up to a bound beyond which costs are in proportion."""
+    """Micro-batch sizes that a plan could use, up to a bound beyond which costs are proportional."""
     return tuple(b for b in range(1, min(global_batch, LONGEST_BATCH) + 1) if global_batch % b == 0)
 
 
 def largest_microbatch(global_batch: int, sequence_length: int) -> int:
-    """Sequences of the largest micro-batch that is measured as a whole: as many as `batches_to_measure` has, and of
+    """Sequences of the largest micro-batch that is measured as a whole: the largest of `batches_to_measure`, and for
     short sequences as many as have `ENOUGH_TOKENS`.
     """
     most = max(LONGEST_BATCH, ENOUGH_TOKENS // sequence_length)
@@ -62,9 +62,9 @@ def largest_microbatch(global_batch: int, sequence_length: int) -> int:
 
 
 def tp_degrees_to_measure(spec: JobSpec, hosts: Sequence[int]) -> tuple[int, ...]:
-    """The degrees of tensor parallelism that a plan may have, ascending; ``hosts`` are those of all ranks, in order.
+    """Degrees of tensor parallelism that a plan may have, ascending; ``hosts`` are those of all ranks, in order.
 
-    What is pinned, or else 1 and every other that divides model and ranks so that shards, which are neighbours, share a
+    The pinned one, or else 1 and all others that divide model and ranks such that shards, which are adjacent, share a
     host.
     """
     pinned, model, num_ranks = spec.parallelism.tp, spec.model, len(hosts)
@@ -80,10 +80,10 @@ def tp_degrees_to_measure(spec: JobSpec, hosts: Sequence[int]) -> tuple[int, ...
 
 
 def head_degrees_to_measure(spec: JobSpec, tp: int, num_ranks: int) -> tuple[int, ...]:
-    """The numbers of parts, 2 or more, that a head is measured in at a degree of tensor parallelism, ascending.
+    """Numbers of parts, at least 2, in which the head is measured at a degree of tensor parallelism, ascending.
 
-    Powers of two and the number of pipeline ranks, where a whole head is more than `HEAVY_SHARE` of an even share of
-    the work: a lighter one leaves its rank room for blocks, and dividing it gains nothing. And what is pinned.
+    Powers of two and the number of pipeline ranks, if a whole head is more than `HEAVY_SHARE` of an even share of the
+    work: a lighter one leaves its rank time for blocks, and dividing it gains nothing. Also the pinned number.
     """
     model, pinned = spec.model, spec.parallelism.head_parts
     num_stages = num_ranks // tp
@@ -91,12 +91,12 @@ def head_degrees_to_measure(spec: JobSpec, tp: int, num_ranks: int) -> tuple[int
     head = 3 * length * linear_flops_per_token(model, UnitKind.HEAD)
     is_heavy = head * num_stages > HEAVY_SHARE * step_flops(model, 1, length)
     powers = (2**power for power in range(1, num_stages.bit_length()))
-    wanted = {*powers, num_stages} if is_heavy else set()
-    return tuple(sorted(parts for parts in {*wanted, pinned or 1} if 1 < parts <= model.vocab // tp))
+    degrees = {*powers, num_stages} if is_heavy else set()
+    return tuple(sorted(parts for parts in {*degrees, pinned or 1} if 1 < parts <= model.vocab // tp))
 
 
 def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
-    """Why ``profile`` does not serve ``spec``, whose model has the digest ``model``; none if it does."""
+    """The reason why ``profile`` does not fit ``spec``, whose model has the digest ``model``; None if it fits."""
     if profile.model_digest != model:
         return "is of another model"
     if profile.precision is not spec.training.precision:
@@ -113,25 +113,25 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
 
 
 def unfit_degrees(profile: Profile, spec: JobSpec) -> str | None:
-    """The same for what a job pins of its parallelism alone; a profile that lacks a degree which is not pinned serves
-    without.
+    """The reason why ``profile`` does not fit the job's pinned parallelism; a profile that lacks a degree that is not
+    pinned fits without that degree.
     """
     pinned, measured = spec.parallelism.tp, profile.tp_degrees
     if profile.only_tp not in (None, pinned):
         return f"was measured at tp {profile.only_tp} alone"
-    wanted = tp_degrees_to_measure(spec, profile.hosts or (0,) * profile.num_ranks)
-    if wanted[0] not in measured:
-        return f"lacks units at tp {wanted[0]}"
+    degrees = tp_degrees_to_measure(spec, profile.hosts or (0,) * profile.num_ranks)
+    if degrees[0] not in measured:
+        return f"lacks units at tp {degrees[0]}"
     is_other = profile.sequence_parallel is not spec.parallelism.is_sequence_parallel
     if is_other and any(tp > 1 for tp in measured) and pinned != 1:
         return f"was measured {'with' if profile.sequence_parallel else 'without'} sequence parallelism"
     parts = spec.parallelism.head_parts or 1
-    if (wanted[0], parts) not in profile.degrees:
-        return f"lacks a head in {parts} parts at tp {wanted[0]}"
+    if (degrees[0], parts) not in profile.degrees:
+        return f"lacks a head in {parts} parts at tp {degrees[0]}"
     return None
 
 
 def stale(profile: Profile, now: float) -> str | None:
-    """Why ``profile`` is too old at ``now`` (seconds since the epoch) to speak for its machine; none if it is not."""
+    """The reason why ``profile`` is too old at ``now`` (seconds since the epoch); None if it is not."""
     age = now - profile.measured_at
     return f"is {age / 86_400:.0f} days old" if age > OLDEST_SECONDS else None

@@ -1,6 +1,6 @@
 """Instants as manifests write them, RFC 3339 in UTC, and as code counts them, seconds since the epoch.
 
-Only conversions: what time it is comes from whoever calls.
+Only conversions: the current time is the caller's.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def format_instant(seconds: float | None) -> str | None:
 
 
 def parse_instant(value: Any, path: str) -> float | None:
-    """What `format_instant` wrote, and every other RFC 3339 text that names its offset; raises `UserError`."""
+    """Parse the result of `format_instant`, and any other RFC 3339 text with an offset; raises `UserError`."""
     if value is None:
         return None
     if not isinstance(value, str):
         raise mistyped(value, "an instant such as 2026-01-31T12:00:00Z", path)
     try:
-        found = datetime.fromisoformat(value)
-        if found.tzinfo is None:
+        instant = datetime.fromisoformat(value)
+        if instant.tzinfo is None:
             raise UserError(what=f"{value!r} names no time zone", where=path, remedy="end it with Z")
-        seconds = (found - _EPOCH) / timedelta(seconds=1)
+        seconds = (instant - _EPOCH) / timedelta(seconds=1)
         format_instant(seconds)
         return seconds
-    except (ValueError, OverflowError):  # the offset of the first or last day may lead out of the calendar
+    except (ValueError, OverflowError):  # the offset may move the first or last day out of the calendar
         raise mistyped(value, "an instant such as 2026-01-31T12:00:00Z", path) from None
 
 
 INSTANT = {"read": parse_instant, "write": format_instant, "schema": INSTANT_SCHEMA}
-"""The metadata of a field that holds one."""
+"""Metadata of a field that holds an instant."""

@@ -1,16 +1,16 @@
-"""The proof that a Program can run: it ends, every action finds its data, and memory holds.
+"""The proof that a Program can run: it ends, every action finds its data, and memory suffices.
 
 There is no choice at run time, so the proof is exact: the Program is run once on the untimed machine, which checks
-every instruction (`penstock.core.machine`) and every slot's life and place (`penstock.core.lifetimes`).
+every instruction (`penstock.core.machine`) and every slot's live range and offset (`penstock.core.lifetimes`).
 
-One run stands for all shards of the ranks too (`penstock.core.sharding`). They run the same Program: shard i exchanges
+One run also stands for all shards of the ranks (`penstock.core.sharding`). They run the same Program: shard i exchanges
 messages with shards i of other ranks, and the shards of a rank meet in an action's collectives and in reductions over
 tp. Let the machine's run be the instructions e1, e2, ... If all shards have run e1 to ek, each of them can run e(k+1):
-what it waits for from other ranks is among e1 to ek on the same shard, and the other shards of its rank, which are as
-far, can enter the same collectives. So there is an order in which all shards end. An instruction that can run stays
-able to until it does, and no shard has a choice, so they end in every order. Within an overlapped pair the shards of
-a rank start the collectives of both children in one order, which follows from the Program alone: it is one action of
-which the collectives are those of two.
+the instructions of other ranks that it waits for are among e1 to ek on the same shard, and the other shards of its rank
+have come as far, so they can enter the same collectives. So there is an order in which all shards end. An instruction
+that can run stays able to until it does, and no shard has a choice, so they end in every order. Within an overlapped
+pair the shards of a rank start the collectives of both children in one order, which follows from the Program alone: the
+pair is one action with the collectives of both.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from penstock.core.schedule import Action, Group, Kind, flatten
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """What was established. Bytes are per rank.
+    """Results of the proof. Bytes are per rank.
 
-    ``live_bytes`` is the most that live slots and the transients of one action take together, ``arena_bytes`` what
-    the arena takes to hold the slots, ``transient_bytes`` the largest transient of one action.
+    ``live_bytes`` is the most that live slots and the transients of one action take together, ``arena_bytes`` the size
+    of the arena that holds the slots, ``transient_bytes`` the largest transient of one action.
     """
 
     num_instructions: int
@@ -46,7 +46,7 @@ class Proof:
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """What each rank needs for slots and transients."""
+        """Bytes that each rank needs for slots and transients."""
         return tuple(arena + extra for arena, extra in zip(self.arena_bytes, self.transient_bytes, strict=True))
 
 
@@ -59,15 +59,15 @@ def prove(
     memory_limit_bytes: Sequence[int] | None = None,
     num_places: int | None = None,
 ) -> Proof:
-    """Prove that ``program`` ends, is right, and fits; raises `ProgramError` with the grid around the first bad cell.
+    """Prove that ``program`` ends, is correct, and fits; raises `ProgramError` with the grid around the first bad cell.
 
     With ``sizes`` every slot must have exactly those bytes, those of a smaller last micro-batch ``remainder_sizes``;
-    without, slots are taken at their word, and those that differ only in their micro-batch must be equally large.
-    With ``num_units`` the parts of a recomputation have to make so many units of their stage again; without, as many as
-    some recomputation of the stage does. ``memory_limit_bytes`` is what each rank has for its arena and transients;
-    `NoRoomError` says that only that is short. ``num_places`` is how many communication kernels a CUDA device holds at
-    once: then no kernel that can start ever waits for a place (`penstock.core.residency`); `TooManyKernelsError` says
-    that only these are too many.
+    without, the slots' own sizes count, and slots that differ only in their micro-batch must be equally large. With
+    ``num_units`` the parts of a recomputation have to cover so many units of their stage; without, as many as some
+    recomputation of the stage does. ``memory_limit_bytes`` is what each rank has for its arena and transients;
+    `NoRoomError` means that only that is insufficient. ``num_places`` is the number of communication kernels that a
+    CUDA device runs at once: with it, no kernel that can start ever waits for a place (`penstock.core.residency`);
+    `TooManyKernelsError` means that only their number is too large.
     """
     pipeline = _survey(program, (sizes, remainder_sizes), num_units)
     _check_reductions(program, pipeline.stage_ranks)
@@ -96,13 +96,13 @@ def _survey(
 ) -> Pipeline:
     owners: dict[int, int] = {}
     recomputed: set[Cell] = set()
-    named: dict[int, int] = {}
+    recomputed_units: dict[int, int] = {}
     for rank, action in _compute_actions(program):
         owners.setdefault(action.stage, rank)
         if action.kind is Kind.R and action.microbatch is not None and action.slice is not None:
             recomputed.add((action.stage, action.microbatch, action.slice))
         if action.part is not None:
-            named[action.stage] = max(named.get(action.stage, 0), action.part.stop)
+            recomputed_units[action.stage] = max(recomputed_units.get(action.stage, 0), action.part.stop)
     if len(owners) != program.num_stages or sorted(owners) != list(range(len(owners))) or not owners:
         raise ProgramError(
             reason=f"the Program has work for stages {sorted(owners)}, not for all of {program.num_stages}"
@@ -113,7 +113,7 @@ def _survey(
     return Pipeline(
         stage_ranks=tuple(owners[stage] for stage in range(program.num_stages)),
         recomputed=frozenset(recomputed),
-        num_units=named if num_units is None else dict(enumerate(num_units)),
+        num_units=recomputed_units if num_units is None else dict(enumerate(num_units)),
         num_microbatches=program.num_microbatches,
         num_slices=len(program.slice_capacities),
         table=table,
@@ -131,7 +131,7 @@ def _compute_actions(program: Program) -> Iterator[tuple[int, Action]]:
 
 
 def _tables(program: Program, sizes: SlotSizes | None, remainder_sizes: SlotSizes | None) -> tuple[_Table, _Table]:
-    """Bytes of the slots of a micro-batch, and of those of a smaller last one."""
+    """Bytes of the slots of a micro-batch, and of a smaller last one."""
     if sizes is not None:
         return (
             slot_table(sizes, program.num_stages, program.slice_capacities),
@@ -167,19 +167,19 @@ def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
 
 
 def _tied_ranks(program: Program, stage_ranks: Sequence[int]) -> tuple[int, ...] | None:
-    """Those of the stages that a tied matrix is on: the first and some at the end; else none. They are of several
-    ranks, but where there are replicas: copies on one rank are summed before their sums over replicas.
+    """The ranks of the stages with a tied matrix, the first and some last ones; None if the stages are not these. There
+    are several ranks, except with replicas: copies on one rank are summed before their sums over replicas.
     """
     last = program.num_stages - 1
-    tied = next((each.stages for each in program.reductions if each.group is Group.TIE), ()) or (0, last)
+    tied = next((reduction.stages for reduction in program.reductions if reduction.group is Group.TIE), ()) or (0, last)
     is_right = len(tied) > 1 and tied[0] == 0 < tied[1] and list(tied[1:]) == list(range(tied[1], last + 1))
     ranks = tuple(sorted({stage_ranks[stage] for stage in tied})) if is_right else ()
-    has_replicas = any(each.group is Group.DP for each in program.reductions)
+    has_replicas = any(reduction.group is Group.DP for reduction in program.reductions)
     return ranks if len(ranks) > 1 or (ranks and has_replicas) else None
 
 
 def _run(machine: Machine) -> None:
-    """Move every rank as far as it goes until none moves any more: then all have ended, or it is a deadlock."""
+    """Advance every rank as far as possible until none advances: then all have ended, or it is a deadlock."""
     moved = True
     while moved:
         before = [rank.position for rank in machine.ranks]

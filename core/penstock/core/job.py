@@ -1,4 +1,4 @@
-"""PipelineJob: what the user wants, as one manifest for one machine, the service and Kubernetes."""
+"""PipelineJob: the user's request, as one manifest for one machine, the service and Kubernetes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Decay(enum.StrEnum):
 
 
 class Device(enum.StrEnum):
-    """What ranks compute on."""
+    """The kind of device that ranks compute on."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Objective(enum.StrEnum):
-    """What the planner minimises: seconds of a step, or money for it."""
+    """The objective of the planner: seconds of a step, or money for it."""
 
     TIME = "time"
     COST = "cost"
@@ -198,7 +198,7 @@ class ParallelismSpec(Manifest):
         return self.sequence_parallel is not False
 
     def _check_recompute(self) -> None:
-        """A list is of the stages that are pinned, whose units are known then."""
+        """Check that a list is for pinned stages, whose units are known."""
         if not isinstance(self.recompute, tuple):
             return
         where = "recompute"
@@ -279,7 +279,7 @@ class JobSpec(Manifest):
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """Checks of what parts must agree in, also made while another part is wrong."""
+        """Checks of agreement between parts, which are also made if another part is wrong."""
         return (
             cls._check_length,
             cls._check_slices,
@@ -399,9 +399,9 @@ class PipelineJob(Manifest):
 
     @classmethod
     def from_manifest(cls, value: Any, path: str = "") -> Self:
-        """The job written as ``value``; raises `UserError` with the field's path.
+        """The job described by ``value``; raises `UserError` with the field's path.
 
-        A model without ``vocab`` takes the vocabulary its tokenizer is trained to.
+        A model without ``vocab`` takes the vocabulary that its tokenizer is trained to.
         """
         body = body_of(KIND, value, path)
         try:
@@ -422,7 +422,7 @@ class PipelineJob(Manifest):
 
 
 def body_of(kind: str, value: Any, path: str) -> dict[str, Any]:
-    """Metadata and spec of a manifest; raises `UserError` unless it is of the API version and ``kind``."""
+    """Metadata and spec of a manifest; raises `UserError` unless it has the API version and ``kind``."""
     if not isinstance(value, Mapping):
         raise mistyped(value, "a mapping of fields", path)
     raise_all(

@@ -1,15 +1,16 @@
-"""What a job may use of a cluster: the service asks before it submits one, and the operator before it launches one.
+"""Cluster resources that a job may use: the service checks them before it submits a job, and the operator before it
+launches one.
 
-An editor names a namespace, an image, Secrets, claims, tolerations and node selectors, and neither the service nor the
-operator has to ask the cluster whether the editor may: both act with rights of their own. So a policy says what is
-allowed. It is a set of allow-lists that hold everywhere, and more that hold in single namespaces. Each list has names,
-or beginnings of names that end with ``*``.
+An editor names a namespace, an image, Secrets, claims, tolerations and node selectors. The service and the operator act
+with rights of their own, so the cluster does not check whether the editor may use these. So a policy states what is
+allowed: allow-lists that hold everywhere, and additional ones for single namespaces. Each list has names, or prefixes
+of names that end with ``*``.
 
 Some names are reserved, because they lead to the control plane or to penstock itself: the namespaces ``kube-*`` and
 penstock's own, and the control plane's taints and labels. Only their full name in a list allows them; ``*`` does not.
 
-A job cannot name a service account, a host path or a further container, so no list is needed for them:
-`penstock.core.kubernetes_spec` has all the fields that there are.
+A job cannot name a service account, a host path or a further container, so they need no list:
+`penstock.core.kubernetes_spec` has all possible fields.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.manifest import Manifest, camel
 
 SECRETS_LABEL = "penstock.dev/allow-secret-references"
-"""A namespace with this label and the value ``true`` lets its jobs refer to its Secrets."""
+"""A namespace with this label and the value ``true`` allows its jobs to refer to its Secrets."""
 
 CONTROL_PLANE = frozenset(
     f"node-role.kubernetes.io/{role}" for role in ("control-plane", "master", "controlplane", "etcd")
 )
-"""Taints and labels of the nodes that run the cluster itself."""
+"""Taints and labels of control plane nodes."""
 
 ANY = "*"
 _VALUE = "have an administrator add it to the chart's value jobPolicy"
@@ -53,7 +54,7 @@ class Allowance(Manifest):
     node_selectors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self)):
+        for name in (allowance_field.name for allowance_field in fields(self)):
             _require_patterns(getattr(self, name), camel(name))
         for pattern in self.images:
             if pattern.endswith(ANY) and pattern != ANY and pattern[-2] not in "/:@":
@@ -61,7 +62,7 @@ class Allowance(Manifest):
                 raise UserError(what=f"{pattern!r} ends in the middle of a name", where="images", remedy=remedy)
 
     def __add__(self, other: Allowance) -> Allowance:
-        names = [each.name for each in fields(self)]
+        names = [allowance_field.name for allowance_field in fields(self)]
         return Allowance(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
@@ -82,33 +83,33 @@ class JobPolicy(Manifest):
         _require_patterns(self.namespaces, "namespaces")
 
     def in_namespace(self, namespace: str) -> Allowance:
-        """What jobs may name there."""
+        """The names that jobs in this namespace may use."""
         return self.everywhere + self.in_namespaces.get(namespace, Allowance())
 
 
 def refers_to_secrets(spec: KubernetesSpec) -> bool:
-    """Whether the labels of the job's namespace matter to `refusals`."""
+    """Whether the result of `refusals` depends on the labels of the job's namespace."""
     return bool(_secrets(spec))
 
 
 def refusals(
     spec: KubernetesSpec, namespace: str, policy: JobPolicy, labels: Mapping[str, str] | None = None
 ) -> list[UserError]:
-    """Every reason why a job with this ``spec`` may not run in ``namespace``, which has ``labels``; none if it may."""
+    """All reasons why a job with this ``spec`` may not run in ``namespace``, which has ``labels``; empty if it may."""
     allowed = policy.in_namespace(namespace)
     if (labels or {}).get(SECRETS_LABEL) == "true":
         allowed += Allowance(secrets=(ANY,))
-    own = {*_namespace(namespace, policy)}
-    found = [_image(spec, allowed), *_secret_references(spec, allowed), *_volumes(spec, allowed)]
-    found += [*_node_selectors(spec, allowed), *_tolerations(spec, allowed)]
-    return [*own, *(each for each in found if each is not None)]
+    namespace_refusals = {*_namespace(namespace, policy)}
+    refused = [_image(spec, allowed), *_secret_references(spec, allowed), *_volumes(spec, allowed)]
+    refused += [*_node_selectors(spec, allowed), *_tolerations(spec, allowed)]
+    return [*namespace_refusals, *(refusal for refusal in refused if refusal is not None)]
 
 
 def combined(reasons: Sequence[UserError]) -> NotAllowedError:
-    """All reasons as one error: the place of the first, and each remedy once."""
+    """All reasons as one error: the place of the first, and each distinct remedy."""
     first, *others = reasons
-    what = "; ".join([first.what, *(f"{each.where}: {each.what}" for each in others)])
-    remedy = "; ".join(dict.fromkeys(each.remedy for each in reasons))
+    what = "; ".join([first.what, *(f"{reason.where}: {reason.what}" for reason in others)])
+    remedy = "; ".join(dict.fromkeys(reason.remedy for reason in reasons))
     return NotAllowedError(what=what, where=first.where, remedy=remedy)
 
 
@@ -124,7 +125,9 @@ def _namespace(namespace: str, policy: JobPolicy) -> Iterator[UserError]:
 
 
 def _image(spec: KubernetesSpec, allowed: Allowance) -> UserError | None:
-    """An image of its own runs any code with all that the pod may reach; without one it is the administrator's."""
+    """Check the image. The job's own image runs any code with the pod's access; without one the administrator's is
+    used.
+    """
     image = spec.image
     if not image or any(_matches_image(image, pattern) for pattern in allowed.images):
         return None
@@ -143,12 +146,12 @@ def _matches_image(image: str, pattern: str) -> bool:
 
 def _secrets(spec: KubernetesSpec) -> list[tuple[int, str]]:
     """Index in ``env`` and name of every Secret."""
-    found = []
+    secrets = []
     for i, variable in enumerate(spec.env):
         source = variable.value_from
         if source is not None and source.secret_key_ref is not None:
-            found.append((i, source.secret_key_ref.name))
-    return found
+            secrets.append((i, source.secret_key_ref.name))
+    return secrets
 
 
 def _secret_references(spec: KubernetesSpec, allowed: Allowance) -> Iterator[UserError]:
@@ -181,7 +184,7 @@ def _node_selectors(spec: KubernetesSpec, allowed: Allowance) -> Iterator[UserEr
 
 
 def _tolerations(spec: KubernetesSpec, allowed: Allowance) -> Iterator[UserError]:
-    """One without a key tolerates every taint, so it needs all that a list can say."""
+    """Check the tolerations. One without a key tolerates every taint, so it needs all entries that a list may have."""
     remedy = f"tolerate another taint by its key, or {_VALUE}.tolerations"
     for i, toleration in enumerate(spec.tolerations):
         where, key = f"spec.kubernetes.tolerations[{i}]", toleration.key
@@ -199,7 +202,7 @@ def _is_allowed(name: str, patterns: Sequence[str], is_reserved: Callable[[str],
 
 
 def _require_patterns(patterns: Sequence[str], where: str) -> None:
-    """Raise `UserError` for a star that is not at the end: it would be taken for a part of the name."""
+    """Raise `UserError` for a star before the end: it would count as a part of the name."""
     for pattern in patterns:
         if ANY in pattern[:-1]:
             raise UserError(what=f"{pattern!r} has * before its end", where=where, remedy="write * only at the end")

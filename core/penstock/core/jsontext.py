@@ -8,9 +8,9 @@ from typing import Any
 
 
 def load(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Return the value; raise `ValueError` if the text is no JSON, also where it is nested deeper than Python can read.
+    """Return the value; raise `ValueError` if the text is not JSON, or is nested deeper than Python can read.
 
-    `json.loads` raises `RecursionError` for those, at a depth that depends on the caller's.
+    For the latter `json.loads` raises `RecursionError`, at a depth that depends on the caller's.
     """
     try:
         return json.loads(text, parse_constant=parse_constant)

@@ -1,7 +1,7 @@
-"""What a PipelineJob says to a cluster alone: where its pods may run, what they see, and where files are kept.
+"""The part of a PipelineJob that only clusters use: placement and environment of its pods, and its volumes.
 
 Toleration and EnvVar are written as in a pod (https://kubernetes.io/docs/reference/kubernetes-api), so that they can be
-handed on as they are. All of it is checked everywhere, because a job is written before it is known where it runs.
+passed on unchanged. All of it is validated everywhere, because a job is written before it is known where it runs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from penstock.core.names import require_labels, require_name
 from penstock.core.units import BYTES
 
 MOST_NAME_CHARACTERS = 40
-"""Of a job on a cluster: a pod's name has the job's, the attempt's number, the group's name, two indices and five
-characters, within 63.
+"""Longest name of a job on a cluster: a pod's name has the job's, the attempt's number, the group's name, two indices
+and five characters, within 63.
 """
 
 
 class Operator(enum.StrEnum):
-    """How a toleration compares."""
+    """Comparison of a toleration."""
 
     EQUAL = "Equal"
     EXISTS = "Exists"
 
 
 class Effect(enum.StrEnum):
-    """What a taint does to pods that do not tolerate it."""
+    """Effect of a taint on pods that do not tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -41,7 +41,7 @@ class Effect(enum.StrEnum):
 
 
 class AccessMode(enum.StrEnum):
-    """Who may mount a volume at once."""
+    """Nodes and pods that may mount a volume at once."""
 
     READ_WRITE_MANY = "ReadWriteMany"
     READ_WRITE_ONCE = "ReadWriteOnce"
@@ -50,7 +50,7 @@ class AccessMode(enum.StrEnum):
 
 
 class Reclaim(enum.StrEnum):
-    """What becomes of a claim that was made for a job when the job is deleted."""
+    """Handling of a claim that was made for a job when the job is deleted."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
@@ -128,7 +128,9 @@ class EnvSource(Manifest):
     field_ref: FieldRef | None = None
 
     def __post_init__(self) -> None:
-        given = [each for each in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if each is not None]
+        given = [
+            source for source in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if source is not None
+        ]
         if len(given) != 1:
             raise UserError(
                 what="needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
@@ -216,7 +218,7 @@ class KubernetesSpec(Manifest):
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """Checks of names and of what fields must agree in, also made while another field is wrong."""
+        """Checks of names and of agreement between fields, which are also made if another field is wrong."""
         return (
             lambda spec: require_name(spec.queue_name, "queueName", names.SUBDOMAIN, may_be_empty=True),
             lambda spec: require_labels(spec.node_selector, "nodeSelector"),

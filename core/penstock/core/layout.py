@@ -1,14 +1,14 @@
-"""What every unit keeps in memory: its parameters and the buffers of its slots, as data.
+"""Memory of every unit: its parameters and the buffers of its slots, as data.
 
 The trainer allocates these shapes and the planner sums their bytes, so a prediction of slot memory is exact by
 construction. `unit_graph` is the one place that declares buffers: each with its slot, the buffers it is made from, and
-the operation that makes it. What recomputation has to do for some of them follows (`remaking`).
+the operation that makes it. The operations that recomputation of some of them needs follow from that (`remaking`).
 
 Shapes are those of one shard (`penstock.core.sharding`): a hidden state has the rows that a shard holds, q, k, v and
 the MLP's inner buffers have its heads and its part of the width.
 
-Legend for shapes: B sequences of the micro-batch, n tokens of the slice, t = B n, s sequence length, h hidden,
-a heads, g key/value heads, d head dimension, f feed-forward width, v vocabulary; of a part of the head, its own rows.
+Legend for shapes: B sequences of the micro-batch, n tokens of the slice, t = B n, s sequence length, h hidden, a heads,
+g key/value heads, d head dimension, f feed-forward width, v vocabulary; for a part of the head, its own rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Precision(enum.StrEnum):
 
 
 class SlotKind(enum.StrEnum):
-    """The kinds of slot of a Program and their lifetimes (see `penstock.core.program`)."""
+    """The kinds of slot of a Program; `penstock.core.program` has their live ranges."""
 
     INPUT = "x"
     ACTIVATIONS = "a"
@@ -95,13 +95,13 @@ class Parameter:
 
     @property
     def num_elements(self) -> int:
-        """As many as all shards have together, copies counted once."""
+        """Number of elements on all shards together, copies counted once."""
         if not self.blocks:
             return math.prod(self.shape)
         return math.prod(self.shape) // self.shape[self.axis] * sum(block.size for block in self.blocks)
 
     def pieces(self, tp: int, shard: int) -> tuple[Piece, ...]:
-        """What ``shard`` of ``tp`` holds along ``axis``, in the order in which its own tensor has them."""
+        """The pieces along ``axis`` that ``shard`` of ``tp`` holds, in the order of its own tensor."""
         if not self.blocks:
             return (Piece(0, self.shape[self.axis], shard == 0),)
         pieces, start = [], self.start
@@ -118,7 +118,7 @@ class Parameter:
         return tuple(shape)
 
     def place_of(self, rows: range, tp: int, shard: int) -> slice:
-        """Where the tensor of ``shard`` has what it holds of these rows or columns, which are whole blocks."""
+        """The range in the tensor of ``shard`` that corresponds to these rows or columns, which are whole blocks."""
         pieces = self.pieces(tp, shard)
         start = sum(piece.size for piece in pieces if piece.start < rows.start)
         return slice(start, start + sum(piece.size for piece in pieces if piece.start in rows))
@@ -128,7 +128,7 @@ class Parameter:
 def parameters(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
     """The parameters of one unit. A tied head names the embedding's matrix: one global name, two copies.
 
-    Of a head that is divided each part has its rows of the matrix, and the first one has the norm.
+    Each part of a divided head has its rows of the matrix, and the first one has the norm.
     """
     matrices = _matrices(spec, unit)
     biased = spec.family is Family.GPT2
@@ -164,8 +164,8 @@ def _matrices(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
 
 
 def _vocabulary(spec: ModelSpec, unit: Unit) -> tuple[tuple[Block, ...], int]:
-    """The blocks of an embedding or a head, and where they start. Shards of a tied embedding divide each part of the
-    head by itself, so that the same shard has the same rows of both copies.
+    """The blocks of an embedding or a head, and their start. Shards of a tied embedding divide each part of the head by
+    itself, so that the same shard has the same rows of both copies.
     """
     if unit.kind is UnitKind.HEAD:
         rows = spec.part_rows(unit.part)
@@ -179,15 +179,17 @@ def _matrix(name: str, shape: tuple[int, int], blocks: tuple[Block, ...], axis: 
 
 
 def _bias_of(matrix: Parameter) -> Parameter:
-    """Divided like the rows of its matrix; where these are not, every shard has all of it and adds it once."""
+    """The bias of a matrix, divided like its rows; if these are not divided, every shard has all of it and adds it
+    once.
+    """
     name = f"{matrix.name.removesuffix('.weight')}.bias"
     return Parameter(name=name, shape=matrix.shape[:1], decay=False, blocks=() if matrix.axis else matrix.blocks)
 
 
 @functools.lru_cache(maxsize=1024)
 def declared_parameters(spec: ModelSpec, first: int, stop: int) -> dict[str, Parameter]:
-    """What a stage of units [first, stop) holds, by name in the units' order: parts of the head are one tensor, and
-    part of a tied embedding where the stage has that, too.
+    """Parameters of a stage of units [first, stop), by name in the units' order. Parts of the head are one tensor,
+    which is part of a tied embedding if the stage has both.
     """
     declared: dict[str, Parameter] = {}
     for unit in spec.units[first:stop]:
@@ -199,24 +201,24 @@ def declared_parameters(spec: ModelSpec, first: int, stop: int) -> dict[str, Par
 
 
 def tied_stages(spec: ModelSpec, stages: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The stages that hold rows of a matrix which embedding and head share: the first, and those with parts of the
-    head; none where nothing is tied.
+    """The stages with rows of a matrix that embedding and head share: the first, and those with parts of the head;
+    empty if nothing is tied.
     """
     parts = (number for number, (_, stop) in enumerate(stages) if number and stop > spec.first_head_unit)
     return (0, *parts) if spec.tied else ()
 
 
 def num_parameters(spec: ModelSpec) -> int:
-    """All trained elements, a tied matrix counted once."""
+    """Number of all trained elements; a tied matrix counts once."""
     return stage_parameters(spec, 0, spec.num_units)
 
 
 def stage_parameters(spec: ModelSpec, first: int, stop: int, tp: int = 1) -> int:
-    """Elements that the largest of ``tp`` shards holds of a stage of units [first, stop); a tied copy counts on each
-    stage that holds it, once.
+    """Number of elements on the largest of ``tp`` shards of a stage of units [first, stop); a tied copy counts once on
+    each stage that holds it.
 
-    A formula: units of a kind are alike, so none is built to be counted. Unit 0 is the embedding, then attention and
-    MLP take turns, and the head's parts are the last.
+    A formula: units of a kind are equal, so none is built to be counted. Unit 0 is the embedding, then attention and
+    MLP alternate, and the head's parts are the last.
     """
     head = spec.first_head_unit
     blocks = range(max(first, 1), min(stop, head))
@@ -236,8 +238,8 @@ def stage_parameters(spec: ModelSpec, first: int, stop: int, tp: int = 1) -> int
 
 @functools.lru_cache(maxsize=4096)
 def unit_parameters(spec: ModelSpec, kind: UnitKind, tp: int = 1, part: int = 0) -> int:
-    """Elements that the largest of ``tp`` shards holds of one unit of a kind, a tied matrix included; ``part`` says
-    which of a head.
+    """Number of elements on the largest of ``tp`` shards of one unit of a kind, a tied matrix included; ``part`` is the
+    index of a part of the head.
     """
     unit = Unit(index=0, kind=kind, part=part)
     return sum(_shard_elements(parameter, tp) for parameter in parameters(spec, unit))
@@ -248,10 +250,10 @@ def _shard_elements(parameter: Parameter, tp: int) -> int:
 
 
 def shared_parameters(spec: ModelSpec, unit: Unit, sharding: Sharding) -> tuple[str, ...]:
-    """The names of a unit's parameters whose gradients a shard has only an addend of, in whole or in part.
+    """Names of a unit's parameters for whose gradients a shard has only an addend, in whole or in part.
 
-    With sequence parallelism those that every shard holds, since each adds its own tokens; and key/value heads that
-    several shards hold copies of.
+    With sequence parallelism these are the parameters that every shard holds, since each adds its own tokens; and
+    key/value heads of which several shards hold copies.
     """
     return tuple(
         parameter.name
@@ -264,7 +266,7 @@ def shared_parameters(spec: ModelSpec, unit: Unit, sharding: Sharding) -> tuple[
 
 
 class Operation(enum.StrEnum):
-    """What makes a unit's buffers. F and R run the first six, in this order; I runs the last."""
+    """The operation that makes a buffer. F and R run the first six, in this order; I runs the last."""
 
     EMBED = "embed"
     NORM = "norm"
@@ -281,10 +283,10 @@ highest, and the target's logit.
 """
 
 NUM_OWN_STATISTICS = 2
-"""The first of these, which a part keeps of its own rows."""
+"""The first of these, which a part keeps for its own rows."""
 
 INPUT, TOKENS, GRADIENT = "x", "tokens", "gradient"
-"""What a unit is given: its input, for the embedding the token ids, and the gradient of its output."""
+"""Inputs of a unit: its input, for the embedding the token ids, and the gradient of its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,13 +305,14 @@ class Saved:
 def unit_graph(
     spec: ModelSpec, kind: UnitKind, batch: int, tokens: int, sharding: Sharding = WHOLE, part: int = 0
 ) -> tuple[Saved, ...]:
-    """All that a shard of one unit of ``kind`` keeps of B = batch, n = tokens, slot by slot in their order in memory.
+    """All buffers of a shard of one unit of ``kind`` for B = batch, n = tokens, slot by slot in their order in memory.
 
-    ``a`` holds what only I reads, ``l`` the inputs of the unit's Linears (written by F, read by I and W), ``w`` the
-    gradients of their outputs (written by I, read by W). ``kv`` and ``dkv`` hold a whole micro-batch: there n is the
-    sequence length. A unit's output ``y`` is the next unit's input: inside a stage it lives in ``a``. The embedding
-    keeps only ``y`` and ``dy``; a whole head keeps nothing, its F does all its work. ``dy`` has room for all shards'
-    rows. ``part`` says which of a head that is divided; its output is made in its stage's (`stage_slot_buffers`).
+    ``a`` holds buffers that only I reads, ``l`` the inputs of the unit's Linears (written by F, read by I and W), ``w``
+    the gradients of their outputs (written by I, read by W). ``kv`` and ``dkv`` hold a whole micro-batch: for them n is
+    the sequence length. A unit's output ``y`` is the next unit's input: inside a stage it is in ``a``. The embedding
+    keeps only ``y`` and ``dy``; a whole head keeps nothing, its F does all its work. ``dy`` has space for all shards'
+    rows. ``part`` is the index of a part of a divided head, whose output is in its stage's slots
+    (`stage_slot_buffers`).
     """
     if kind is UnitKind.HEAD:
         return _part_graph(spec, batch * tokens, sharding, part) if spec.is_divided else ()
@@ -335,8 +338,8 @@ def _norm_statistics(spec: ModelSpec, rows: int) -> tuple[Saved, ...]:
 
 
 def _part_graph(spec: ModelSpec, t: int, sharding: Sharding, part: int) -> tuple[Saved, ...]:
-    """The softmax over the shard's rows of the part alone, without the targets', and its statistics; I brings those of
-    all of the vocabulary. Only the first part has a norm, others are given the normed.
+    """The softmax over the shard's rows of the part, without the targets', and its statistics; I receives those of the
+    whole vocabulary. Only the first part has a norm, the others receive the normed state.
     """
     l, w, rows = SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS, sharding.rows(t)  # noqa: E741  the slot's name
     vocab = -(-len(spec.part_rows(part)) // sharding.tp)
@@ -352,8 +355,8 @@ def _part_graph(spec: ModelSpec, t: int, sharding: Sharding, part: int) -> tuple
 def _attention_graph(
     spec: ModelSpec, batch: int, tokens: int, sharding: Sharding, normed: Saved, dy: Saved
 ) -> tuple[Saved, ...]:
-    """A head's keys lie together, since every block of queries reads them again: the CPU kernels take 6 % less time
-    so.
+    """A head's keys are contiguous, since every block of queries reads them again: the CPU kernels are 6 % faster that
+    way.
     """
     t, h, kv = batch * tokens, sharding.hidden(spec), sharding.kv_hidden(spec)
     a, l, w = SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS  # noqa: E741  the slot's name
@@ -404,38 +407,40 @@ REMADE_SLOTS = {
     SlotKind.ACTIVATIONS: SlotKind.REMADE_ACTIVATIONS,
     SlotKind.LINEAR_INPUTS: SlotKind.REMADE_LINEAR_INPUTS,
 }
-"""Where the buffers of ``a`` and ``l`` lie that R makes again; keys and values stay."""
+"""The slots of recomputed buffers, for those of ``a`` and ``l``; keys and values are kept."""
 
 Operations = frozenset[Operation]
-"""What a unit runs again in R (`penstock.core.remaking`)."""
+"""The operations that a unit runs again in R (`penstock.core.remaking`)."""
 
 EVERY_OPERATION: Operations = frozenset(Operation)
 
 Remade = tuple[Operations, ...]
-"""The operations that each unit of a stage runs again; those behind the last one that is named run nothing again."""
+"""The operations that each unit of a stage runs again; units beyond the last entry run none again."""
 
 NOTHING_REMADE: Remade = ()
 
 
 @functools.lru_cache(maxsize=4096)
 def remaking(spec: ModelSpec, kind: UnitKind, *, with_output: bool = True, part: int = 0) -> tuple[Operation, ...]:
-    """The operations by which R makes a unit's ``a`` and ``l`` again, in their order; its output only if wanted.
+    """The operations by which R recomputes a unit's ``a`` and ``l``, in their order; its output only ``with_output``.
 
-    Everything that they are made from is made again, too, back to what the unit is given.
+    Their inputs are recomputed, too, back to the unit's own inputs.
     """
     graph = {saved.buffer.name: saved for saved in unit_graph(spec, kind, 1, 1, part=part)}
-    wanted = [name for name, saved in graph.items() if saved.slot in REMADE_SLOTS and (with_output or name != "y")]
+    needed_names = [
+        name for name, saved in graph.items() if saved.slot in REMADE_SLOTS and (with_output or name != "y")
+    ]
     needed: set[Operation] = set()
-    while wanted:
-        saved = graph.get(wanted.pop())
+    while needed_names:
+        saved = graph.get(needed_names.pop())
         if saved is not None:
             needed.add(saved.operation)
-            wanted += saved.inputs
+            needed_names += saved.inputs
     return tuple(operation for operation in Operation if operation in needed)
 
 
 def num_remade_units(spec: ModelSpec, first: int, stop: int) -> int:
-    """How many units of a stage keep anything that R makes again: all but a whole head."""
+    """Number of units of a stage that keep anything that R recomputes: all but a whole head."""
     return sum(bool(remaking(spec, unit.kind, part=unit.part)) for unit in spec.units[first:stop])
 
 
@@ -450,7 +455,7 @@ def unit_buffers(
     part: int = 0,
     operations: Operations = frozenset(),
 ) -> tuple[Buffer, ...]:
-    """The buffers of `unit_graph` that one unit keeps in ``slot`` where it runs these ``operations`` again."""
+    """The buffers of `unit_graph` that one unit keeps in ``slot`` if it runs ``operations`` again."""
     return tuple(
         saved.buffer
         for saved in unit_graph(spec, kind, batch, tokens, sharding, part)
@@ -484,12 +489,13 @@ def stage_slot_buffers(
     sharding: Sharding = WHOLE,
     remade: Remade = NOTHING_REMADE,
 ) -> tuple[tuple[int, Buffer], ...]:
-    """(unit index, buffer) of every tensor in one slot of the stage that owns units [first, stop), of which ``remade``
-    says what they run again.
+    """(unit index, buffer) of every tensor in one slot of the stage of units [first, stop), whose recomputation is
+    ``remade``.
 
-    ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv``. The slots that carry a hidden
-    state between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next to it. Those inside
-    of a divided head and at its end hold what its parts pass on (`_passed_on`). Of ``SHARED_BY_PARTS`` a stage has one.
+    ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv``. The slots that carry a hidden state
+    between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next to it. Those inside of a
+    divided head and at its end hold the state that its parts pass on (`_passed_on`). A stage has one copy of the
+    buffers in ``SHARED_BY_PARTS``.
     """
     if slot in HIDDEN_STATE_SLOTS:
         is_behind = slot in (SlotKind.OUTPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT)
@@ -518,14 +524,14 @@ HIDDEN_STATE_SLOTS = frozenset(
 )
 
 SHARED_BY_PARTS = frozenset({"normed", "statistics"})
-"""Buffers that parts of the head in one stage have together, filed under the first of them."""
+"""Buffers that the parts of the head in one stage share, filed under the first part."""
 
 
 def _passed_on(spec: ModelSpec, slot: SlotKind, tokens: int, sharding: Sharding) -> tuple[Buffer, ...]:
-    """What a part of a divided head hands to the next one, or with the gradients to the one before.
+    """The state that a part of a divided head passes to the next one, or with the gradients to the previous one.
 
-    Forward the norm's output, and of the vocabulary up to there the sum of softmax times rows; then the gradient of the
-    norm's output. The statistics are of all tokens on every shard.
+    Forward: the norm's output, and the sum of softmax times rows over the vocabulary up to there. Backward: the
+    gradient of the norm's output. The statistics are of all tokens on every shard.
     """
     hidden = (sharding.rows(tokens), spec.hidden)
     names = ("normed", "addend") if slot in (SlotKind.INPUT, SlotKind.OUTPUT) else ("dnormed",)

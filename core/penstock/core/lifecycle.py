@@ -1,13 +1,13 @@
-"""A job's life as one table and one pure function; the operator and the local executor only observe and apply.
+"""A job's life cycle as one table and one pure function; the operator and the local executor only observe and apply.
 
-Rules of this file: `TRANSITIONS` holds every legal change of phase and nothing else makes one; terminal phases are
-left by none; `decide` reads what was observed and the time it is given, and says what to do now; asked again after its
-decisions were applied, or after a crash in between, it says the same or nothing.
+Rules of this file: `TRANSITIONS` holds every legal change of phase, and no other code makes one; terminal phases are
+final. `decide` depends only on the observation and the given time, and returns what to do now. Called again after its
+decisions were applied, or after a crash in between, it returns the same or nothing.
 
     Pending -> Queued -> Profiling -> Planning -> Binding -> Running -> Succeeded
-                |  ^         |            |          |          |
-                +--|---------+------------+----------+----------+---> Recovering, Suspended, Failed
-                   +---------------- Recovering, Suspended
+        |  ^       |         |            |          |          |
+        +--|-------+---------+------------+----------+----------+---> Recovering, Suspended, Failed
+           +---------------- Recovering, Suspended
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Phase(enum.StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no phase follows."""
         return not TRANSITIONS[self]
 
 
@@ -58,30 +58,30 @@ LIVE = frozenset({Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING}
 """Phases in which an attempt holds devices."""
 
 LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
-"""Reasons for entering a phase that count one more failure."""
+"""Reasons for entering a phase that count as one more failure."""
 
 PLACES_GIVEN_UP = frozenset({"GaveWay", "PlacedInPart"})
-"""Reasons for recovering of an attempt that was ended because it did not get all its places. The job did not fail."""
+"""Reasons for recovering of an attempt that was ended because it did not get all its places. They are no failures."""
 
 MISTAKES = frozenset({"UserError", "NoPlan"})
-"""Reasons for having failed that the user can mend; trying again would not help."""
+"""Reasons for failing that the user can fix; a retry would not help."""
 
 BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_MOST_SECONDS = 300.0
 STALL_LEAST_SECONDS = 60.0
 STALL_STEPS = 10.0
 NO_STEP = "no step within"
-"""How a run is said to stand still, by the life cycle and by a pod that goes by the same rule."""
+"""Prefix of the message of a stalled run, in the life cycle and in a pod that applies the same rule."""
 FIRST_STEP_SECONDS = 600.0
-"""Until an attempt takes its first step it starts processes, connects them and reads a model or a checkpoint."""
+"""Longest time until an attempt's first step: it starts processes, connects them and reads a model or a checkpoint."""
 MEASURING_SECONDS = 1800.0
-"""How long an attempt that measures may say nothing new. A point takes seconds."""
+"""Longest time without news from an attempt that measures. A point takes seconds."""
 PREPARING_SECONDS = 6 * 3600.0
-"""The same while it prepares data, of which it says nothing until it is done."""
+"""The same while it prepares data, which reports nothing until it is done."""
 SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
 SHRINK_AFTER_NODE_LOST_SECONDS = 60.0
 GIVE_WAY_SECONDS = 5.0
-"""A scheduler that can place all of an attempt has done so by then."""
+"""By then a scheduler that can place a whole attempt has done so."""
 PLACED_IN_PART_SECONDS = 120.0
 PLACE_PAUSE_LEAST_SECONDS, PLACE_PAUSE_MOST_SECONDS = 5.0, 300.0
 GROW_AFTER_STABLE_SECONDS = 300.0
@@ -90,9 +90,9 @@ REPLAN_MOST_DOUBLINGS = 16
 
 
 class AttemptState(enum.StrEnum):
-    """What the executor sees of the newest attempt.
+    """State of the newest attempt, as the executor observes it.
 
-    ``STOPPED`` ended after a checkpoint; ``DISRUPTED`` was taken its place, for which the job is not to blame.
+    ``STOPPED`` ended after a checkpoint; ``DISRUPTED`` was preempted or evicted, which is not the job's failure.
     """
 
     NONE = "none"
@@ -106,7 +106,7 @@ class AttemptState(enum.StrEnum):
 
 
 class Step(enum.StrEnum):
-    """Where work that the executor does beside the attempt stands: a profile or a plan."""
+    """State of the executor's work next to the attempt: a profile or a plan."""
 
     MISSING = "missing"
     WORKING = "working"
@@ -185,7 +185,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class SetPhase:
-    """Enter a phase, for a one-word reason and a sentence."""
+    """Enter a phase, with a one-word reason and a sentence."""
 
     phase: Phase
     reason: str
@@ -194,7 +194,7 @@ class SetPhase:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start attempt ``attempt`` on ``ranks`` ranks, from ``resume_from`` (a step) if there is one."""
+    """Start attempt ``attempt`` on ``ranks`` ranks, from the step ``resume_from`` if there is one."""
 
     attempt: int
     ranks: int
@@ -203,7 +203,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StartProfile:
-    """Measure what is missing, in the attempt's allocation."""
+    """Measure the missing points, in the attempt's allocation."""
 
     attempt: int
 
@@ -217,14 +217,14 @@ class StartPlan:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Tell the attempt's ranks their places and the plan."""
+    """Send the attempt's ranks their places and the plan."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask the attempt to checkpoint after its step and end."""
+    """Ask the attempt to write a checkpoint after its step and end."""
 
     attempt: int
     reason: str
@@ -232,7 +232,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """End whatever is left of the attempt, without asking."""
+    """End the remaining processes of the attempt, without asking."""
 
     attempt: int
 
@@ -244,7 +244,7 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before this time unless something is observed."""
+    """Do nothing before this time unless something is observed."""
 
     until: float
 
@@ -253,48 +253,44 @@ Decision = SetPhase | Launch | StartProfile | StartPlan | Bind | Stop | Delete |
 
 
 class IllegalTransitionError(PenstockError):
-    """A change of phase that `TRANSITIONS` does not hold."""
+    """A change of phase that is not in `TRANSITIONS`."""
 
 
 def enter(current: Phase, following: Phase) -> Phase:
-    """``following``, if the table allows it after ``current``; raises `IllegalTransitionError` and changes nothing
-    otherwise.
-    """
+    """``following``, if the table allows it after ``current``; otherwise raises `IllegalTransitionError`."""
     if following not in TRANSITIONS[current]:
         raise IllegalTransitionError(f"a job cannot go from {current} to {following}")
     return following
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait after that many failures: 1, 2, 4, ... up to five minutes."""
+    """Pause after so many failures: 1, 2, 4, ... up to five minutes."""
     doublings = min(max(failures - 1, 0), 16)
     return float(min(BACKOFF_BASE_SECONDS * 2**doublings, BACKOFF_MOST_SECONDS))
 
 
 def replan_patience_seconds(replans: int) -> float:
-    """How long steps must have drifted before another plan is made: twice as long after each, so that hardware whose
-    speed comes and goes costs a job restarts in the logarithm of its length.
+    """How long steps must have drifted before another plan is made: twice as long after each, so that hardware of
+    varying speed costs a job only logarithmically many restarts.
     """
     return REPLAN_AFTER_DRIFT_SECONDS * float(2 ** min(replans, REPLAN_MOST_DOUBLINGS))
 
 
 def place_pause_seconds(waited_seconds: float, jitter: float) -> float:
-    """How long an attempt that did not get all its places is not tried again: half of the time waited so far, so that
-    pauses grow, from 5 s to five minutes, times 0.5 to 1.5 by ``jitter``, so that jobs do not come back together.
+    """Pause before an attempt that did not get all its places is retried: half of the time waited so far, so that
+    pauses grow, from 5 s to five minutes, times 0.5 to 1.5 by ``jitter``, so that jobs do not retry at the same time.
     """
     pause = min(max(waited_seconds / 2, PLACE_PAUSE_LEAST_SECONDS), PLACE_PAUSE_MOST_SECONDS)
     return pause * (0.5 + jitter)
 
 
 def stall_seconds(predicted_step_seconds: float | None) -> float:
-    """How long an attempt that has taken a step may go without another before it counts as lost."""
+    """How long an attempt may take for a step after its first before it counts as lost."""
     return max(STALL_LEAST_SECONDS, STALL_STEPS * (predicted_step_seconds or 0.0))
 
 
 def decide(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    """What to do now. The first rule that has something to say is followed; an empty list means: wait to be told
-    more.
-    """
+    """Decisions for now, by the first rule that returns any; an empty list means: wait for the next observation."""
     if seen.phase.terminal:
         return _after_the_end(spec, seen, now)
     for rule in (_deadline, _suspension, _loss):
@@ -341,7 +337,7 @@ def _suspension(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 
 
 def _stop(seen: Observed, now: float) -> list[Decision]:
-    """Ask, wait until the stop is due, and no longer."""
+    """Ask the attempt to stop, wait until the stop is due, then delete it."""
     if not seen.stop_requested:
         return [Stop(seen.attempt, "Suspended")]
     if seen.stop_due_at is None:
@@ -375,7 +371,7 @@ class _Due:
 
 
 def _step_due(seen: Observed) -> _Due | None:
-    """When the next step has to have been taken; none while nobody could have told of it."""
+    """The time by which the next step is due; None before steps can be reported."""
     if seen.last_step_at is not None:
         silent = stall_seconds(seen.predicted_step_seconds)
         return _Due(seen.last_step_at + silent, f"{NO_STEP} {silent:.0f} s")
@@ -386,7 +382,7 @@ def _step_due(seen: Observed) -> _Due | None:
 
 
 def _lost(spec: JobSpec, seen: Observed, message: str) -> list[Decision]:
-    """One more failure: try again unless the limit is used up. ``seen.failures`` does not count this one yet."""
+    """Count one more failure: retry unless the limit is reached. ``seen.failures`` does not include this one yet."""
     if seen.failures >= spec.run_policy.backoff_limit:
         return _fail(seen, "BackoffLimitExceeded", message)
     return [SetPhase(Phase.RECOVERING, "AttemptFailed", message)]
@@ -424,17 +420,16 @@ def _queued_attempt(spec: JobSpec, seen: Observed, now: float) -> list[Decision]
         message = f"{feasible} of {seen.attempt_ranks} ranks have a place"
         return [SetPhase(Phase.RECOVERING, "Shrink", message)]
     given_up = _places_given_up(seen, now)
-    if shrink_at is None or any(isinstance(each, SetPhase) for each in given_up):
+    if shrink_at is None or any(isinstance(decision, SetPhase) for decision in given_up):
         return given_up
     return [*given_up, Wait(shrink_at)]
 
 
 def _places_given_up(seen: Observed, now: float) -> list[Decision]:
-    """Give up what an attempt holds that cannot start, so that another that wants the same can.
+    """Give up the places of an attempt that cannot start, so that another that wants them can.
 
-    One that is not the first in order does so soon. The first does so once it stood still for long, if it holds places,
-    which others than penstock's jobs may want, or if others wait for it; with none of both it waits for as long as it
-    takes.
+    An attempt that is not the first in order gives way soon. The first does so after a long stall, if it holds places,
+    which jobs of others may want, or if others wait for it; otherwise it waits indefinitely.
     """
     since = seen.placement_since
     if since is None:
@@ -457,7 +452,7 @@ def _places(seen: Observed) -> str:
 
 
 def _shrink_at(seen: Observed) -> float | None:
-    """When waiting for the ranks that have no place has lasted long enough; a lost node is given less time."""
+    """The time at which the wait for ranks without a place is long enough; shorter after the loss of a node."""
     if seen.short_since is None:
         return None
     unschedulable = seen.short_since + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
@@ -467,7 +462,7 @@ def _shrink_at(seen: Observed) -> float | None:
 
 
 def _ranks(spec: JobSpec, seen: Observed, now: float) -> int:
-    """All ranks, or the largest feasible number once waiting for them has lasted too long."""
+    """All ranks, or the largest feasible number once waiting for all has lasted too long."""
     least = spec.resources.min_ranks
     waited = seen.queued_at is not None and now >= seen.queued_at + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
     if least is None or seen.admitted or not waited or (seen.feasible_ranks or 0) < least:
@@ -503,9 +498,10 @@ def _binding(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 
 
 def _plan(spec: JobSpec, seen: Observed) -> list[Decision]:
-    """Also while binding: an executor that was ended there forgot the plan, and equal questions have equal answers.
+    """Plan; also while binding, since an executor that was killed there forgot the plan, and equal requests have equal
+    answers.
 
-    A measurement that was lost meanwhile has to be made again.
+    A measurement that was lost meanwhile has to be repeated.
     """
     if seen.profile is Step.FAILED and seen.plan is Step.MISSING:
         return _lost(spec, seen, seen.message or "what was measured is lost")
@@ -527,7 +523,7 @@ def _running(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 
 
 def _makes_room(spec: JobSpec, seen: Observed, now: float) -> str:
-    """Why the attempt is to make room for one that is faster, in a word; empty if it is not to."""
+    """The reason to end the attempt for a faster one, in one word; empty if there is none."""
     if _should_grow(spec, seen, now):
         return "Grow"
     replan_at = _replan_at(spec, seen)
@@ -535,14 +531,14 @@ def _makes_room(spec: JobSpec, seen: Observed, now: float) -> str:
 
 
 def _replan_at(spec: JobSpec, seen: Observed) -> float | None:
-    """When the attempt makes room for one that measures anew; none if it is not to."""
+    """The time at which the attempt is ended for one that measures again; None if it is not."""
     if not spec.run_policy.replan_on_drift or not seen.replan_pays or seen.drifted_since is None:
         return None
     return seen.drifted_since + replan_patience_seconds(seen.replans)
 
 
 def _should_grow(spec: JobSpec, seen: Observed, now: float) -> bool:
-    """Only at a checkpoint, when more ranks have been free for long and the gain exceeds the restart."""
+    """Only at a checkpoint, after more ranks have been free for long, and if the gain exceeds the restart."""
     stable = seen.capacity_stable_since
     return (
         0 < seen.attempt_ranks < min(seen.feasible_ranks or 0, spec.resources.ranks)

@@ -1,4 +1,4 @@
-"""The part of the proof about one rank's memory: every slot's life in program order and its place in the arena."""
+"""The part of the proof about one rank's memory: every slot's live range in program order and arena offset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.schedule import Kind
 
 
 class ViolationError(Exception):
-    """What is wrong with the instruction at hand, in one sentence whose subject it is."""
+    """A violation by the current instruction, as a sentence whose subject it is."""
 
 
 _STARTS = {Kind.SEND_F: "sent", Kind.SEND_B: "sent", Kind.POST_RECV_F: "received", Kind.POST_RECV_B: "received"}
@@ -27,12 +27,12 @@ _STATE_WORDS = ("was never acquired", "is live", "is under transfer", "was freed
 
 
 class Lifetimes:
-    """Follows the slots of one rank, instruction by instruction.
+    """Tracks the slots of one rank, instruction by instruction.
 
     A slot is acquired once, touched only while live and not under transfer (from SEND or POST_RECV to its WAIT), freed
     once, and overlaps no other live slot. Program order is exact for this: a rank runs its instructions one by one.
-    ``bytes_of`` says how large a slot has to be. ``high_water_bytes`` is the most bytes of live slots and transients at
-    one instruction.
+    ``bytes_of`` gives the required size of a slot. ``high_water_bytes`` is the largest number of bytes of live slots
+    and transients at one instruction.
     """
 
     def __init__(self, program: RankProgram, bytes_of: Callable[[Slot], int]) -> None:
@@ -46,7 +46,7 @@ class Lifetimes:
         self._flights: dict[tuple[object, int, str], tuple[int, ...]] = {}
 
     def run(self, instruction: Instruction) -> None:
-        """Let the instruction acquire, touch and free; raises `ViolationError`."""
+        """Apply an instruction's acquisitions, accesses and frees; raises `ViolationError`."""
         kind = instruction.action.kind
         for index in instruction.acquires:
             self._begin(index)
@@ -114,7 +114,7 @@ class Lifetimes:
             self._live_bytes -= self._slots[index].num_bytes
 
     def finish(self) -> None:
-        """Require that nothing is left; raises `ViolationError`."""
+        """Require that no slot or message is left; raises `ViolationError`."""
         for slot, state in zip(self._slots, self._states, strict=True):
             if state != _FREED:
                 raise ViolationError(f"leaves {slot}, which {_STATE_WORDS[state]}")
@@ -137,13 +137,13 @@ class _Arena:
             )
         if slot.offset + slot.num_bytes > self._num_bytes:
             raise ViolationError(f"acquires {slot}, which ends past the arena's {self._num_bytes} bytes")
-        at = bisect_left(self._offsets, slot.offset)
-        for other in self._live[max(0, at - 1) : at + 1]:
+        index = bisect_left(self._offsets, slot.offset)
+        for other in self._live[max(0, index - 1) : index + 1]:
             if other.offset < slot.offset + slot.num_bytes and slot.offset < other.offset + other.num_bytes:
                 raise ViolationError(f"acquires {slot}, which overlaps {other} in the arena")
-        self._offsets.insert(at, slot.offset)
-        self._live.insert(at, slot)
+        self._offsets.insert(index, slot.offset)
+        self._live.insert(index, slot)
 
     def remove(self, slot: Slot) -> None:
-        at = bisect_left(self._offsets, slot.offset)
-        del self._offsets[at], self._live[at]
+        index = bisect_left(self._offsets, slot.offset)
+        del self._offsets[index], self._live[index]

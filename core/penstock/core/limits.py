@@ -1,12 +1,12 @@
-"""The range of every number, string, list and mapping that a person writes: the one place that says it.
+"""The range of every number, string, list and mapping that a person writes, in one place.
 
-By the type's name and the field's name in manifests, in the words of JSON Schema. Types check it when they are built
-(`penstock.core.manifest.require_limits`), reading checks the lengths of lists before it reads their items, and the
-schemas of the API, of editors and of the CustomResourceDefinitions hold the same.
+By the type's name and the field's name in manifests, in the terms of JSON Schema. Types check the ranges when they are
+built (`penstock.core.manifest.require_limits`), reading checks the lengths of lists before it reads their items, and
+the schemas of the API, of editors and of the CustomResourceDefinitions include them.
 
-A maximum is at or above what version 0.1.0 could run. It is there so that nothing is built from a number before the
-number was looked at: ten million layers are ten gigabytes of units. Numbers of which nothing is built, such as steps,
-are limited by what JSON keeps exactly. Bytes stay within 10^18, so that sums of them fit 64 bits.
+A maximum is at or above what version 0.1.0 could run. It prevents building anything from an unchecked number: ten
+million layers are ten gigabytes of units. Numbers from which nothing is built, such as steps, are limited to what JSON
+keeps exactly. Bytes stay within 10^18, so that sums of them fit 64 bits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from penstock.core import names
 Limit = Mapping[str, Any]
 
 EXACT = 2**53 - 1
-"""The largest whole number that every JSON reader keeps."""
+"""The largest integer that every JSON reader keeps exactly."""
 MOST_LAYERS = 16_384
 MOST_WIDTH = 2**24
 """Of an MLP, a vocabulary, a sequence."""
 MOST_RANKS = 2**20
 MOST_BATCH = 2**30
 MOST_BYTES = 10**18
-"""So that sums fit 64 bits. Helm prints whole numbers as floats with 16 digits, which would change 2^60."""
+"""So that sums fit 64 bits. Helm prints integers as floats with 16 digits, which would change 2^60."""
 MOST_NODES = 2**16
 MOST_DEVICES_PER_NODE = 1024
 MOST_LINKS = 100_000
@@ -34,17 +34,17 @@ MOST_COSTS = 10_000
 MOST_SLICES = 65_536
 MOST_STAGES = 1024
 MOST_ZERO = 1
-"""Of the stages of ZeRO, those there are: 0 is none, 1 divides the state of the optimizer."""
+"""The highest supported stage of ZeRO: 0 is none, 1 divides the optimizer state."""
 MOST_OPERATIONS = 8
 MOST_AHEAD = 64
-"""Actions of its rank that a recomputation may come before its backward."""
+"""Largest distance in actions of its rank from a recomputation to its backward."""
 MOST_REMAKES = 2 * 2**MOST_OPERATIONS
-"""Of a stage: each set of operations of both kinds of unit of a layer, once."""
+"""Of a stage: each set of operations of both kinds of a layer's units, once."""
 MOST_CHARACTERS = 1024
 MOST_PATH_CHARACTERS = 4096
 MOST_ITEMS = MOST_PROPERTIES = 65_536
-"""Of what a pod takes: variables, tolerations, node labels. An apiserver stores no object above 1.5 MiB, and an item of
-24 bytes, such as `{"name":"A","value":""}`, then fits 65,536 times: no cluster can run a job with more.
+"""Of a pod's variables, tolerations and node labels. An apiserver stores no object above 1.5 MiB, which holds 65,536
+items of 24 bytes, such as `{"name":"A","value":""}`: no cluster can run a job with more.
 """
 MOST_VARIABLE_CHARACTERS = 131_072
 """Linux starts no program with a longer string (MAX_ARG_STRLEN, execve(2))."""
@@ -53,7 +53,7 @@ MOST_ANNOTATION_CHARACTERS = 262_144
 MOST_SCHEDULE_CHARACTERS = 16 * 2**20
 
 _LARGEST = 10**18
-"""Of a plain number. The apiserver compares whole numbers with bounds in 64 bits, so larger bounds wrap there."""
+"""Of a number without a narrower range. The apiserver compares integers with bounds in 64 bits, so larger ones wrap."""
 
 
 def _count(most: int) -> Limit:

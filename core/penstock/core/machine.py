@@ -1,13 +1,14 @@
-"""The untimed machine: runs a Program's instructions as soon as they can run, and checks what every one of them finds.
+"""The untimed machine: runs a Program's instructions as soon as they can run, and checks the state that each finds.
 
 A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the message was sent,
 WAIT_SEND until the peer posted its receive, WAIT_REDUCE until every rank of its group has started the reduction. SEND,
 POST_RECV, START_REDUCE and START_GATHER never wait. Replicas and shards run the same Program, so a reduction or gather
-over them (dp, tp) has been started by all once it was started here. A rank makes no choice, so whatever the speeds,
-every instruction finds the same contents: one run of this machine stands for all.
+over them (dp, tp) has been started by all once it was started here. A rank makes no choice, so every instruction finds
+the same contents at any speeds: one run of this machine stands for all.
 
-What a slot holds is counted: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
-allowed order; any other slot is full at 1. Whose data it is follows from its name, which every instruction is held to.
+The contents of a slot are a count: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
+allowed order; any other slot is full at 1. The owner of the data follows from the slot's name, which is checked for
+every instruction.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, Part
 _FORWARD, _RECOMPUTE, _INPUT, _WEIGHT = 1, 2, 4, 8
 
 _DOES = {Kind.F: _FORWARD, Kind.R: _RECOMPUTE, Kind.I: _INPUT, Kind.W: _WEIGHT, Kind.B: _INPUT | _WEIGHT}
-"""The parts of its cell's work that an action does, and below, those that have to be done before."""
+"""The parts of its cell's work that an action does, and below, those that have to precede it."""
 
 _NEEDS = {Kind.F: 0, Kind.R: _FORWARD, Kind.I: _FORWARD, Kind.B: _FORWARD, Kind.W: _INPUT}
 
@@ -47,10 +48,10 @@ _RECEIVER_KINDS = {"F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F), "B": (Kind.POST_RE
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a Program's compute actions say about its pipeline, and the bytes that its slots must have.
+    """Facts about a pipeline from a Program's compute actions, and the required bytes of its slots.
 
-    ``num_units`` says, by stage, how many units the parts of a recomputation have to make again. A last micro-batch
-    that is smaller than the others has ``num_remainder_slices`` and slots of the ``remainder_table``.
+    ``num_units`` has, by stage, the number of units that the parts of a recomputation have to cover. A smaller last
+    micro-batch has ``num_remainder_slices`` and the slots of ``remainder_table``.
     """
 
     stage_ranks: tuple[int, ...]
@@ -64,27 +65,27 @@ class Pipeline:
 
     @property
     def num_cells(self) -> int:
-        """Slices of all micro-batches."""
+        """Number of (micro-batch, slice) cells."""
         missing = self.num_slices - self.num_remainder_slices if self.num_remainder_slices else 0
         return self.num_microbatches * self.num_slices - missing
 
     def is_remainder(self, microbatch: int | None) -> bool:
-        """Whether the micro-batch is the smaller one at the end."""
+        """Whether the micro-batch is the smaller last one."""
         return self.num_remainder_slices > 0 and microbatch == self.num_microbatches - 1
 
     def num_slices_of(self, microbatch: int | None) -> int:
-        """The slices of a micro-batch."""
+        """Number of slices of a micro-batch."""
         return self.num_remainder_slices if self.is_remainder(microbatch) else self.num_slices
 
     def bytes_of(self, slot: Slot) -> int:
-        """What a slot of that name must have; 0 if there is none."""
+        """The required bytes of a slot with that name; 0 if there is none."""
         table = self.remainder_table if self.is_remainder(slot.microbatch) else self.table
         return table.get((slot.kind, slot.stage, slot.slice), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a rank cannot go on: ``rank`` has to do ``what`` first."""
+    """Why a rank waits: ``rank`` has to do ``what`` first."""
 
     rank: int
     what: str
@@ -124,13 +125,13 @@ class RankState:
 
     @property
     def pending(self) -> Instruction | None:
-        """The next instruction, none at the end."""
+        """The next instruction; None at the end."""
         instructions = self.program.instructions
         return instructions[self.position] if self.position < len(instructions) else None
 
 
 class Machine:
-    """Runs a Program; `advance` moves one rank and raises `ViolationError` at the first thing that is wrong."""
+    """Runs a Program; `advance` moves one rank and raises `ViolationError` at the first violation."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
         owners, num_cells = pipeline.stage_ranks, pipeline.num_cells
@@ -177,7 +178,7 @@ class Machine:
         }
 
     def advance(self, rank: RankState) -> Wait | None:
-        """Run ``rank`` until it ends (none) or has to wait."""
+        """Run ``rank`` until it ends (None) or has to wait."""
         while (instruction := rank.pending) is not None:
             kind = instruction.action.kind
             if kind not in self._effects:
@@ -191,33 +192,33 @@ class Machine:
         return None
 
     def finish(self, rank: RankState) -> None:
-        """Require that a rank at its end has done everything and left nothing."""
+        """Require that a rank at its end has done all its work and left nothing."""
         rank.lifetimes.finish()
         if not rank.reducing.is_stepped:
             raise ViolationError("ends without STEP")
         rank.reducing.require_gathered()
 
-    # Compute: each action once, in its turn, on the right slots, which hold what it needs. The children of a pair run
-    # in turns, a part of one and a part of the other: each finds what was there before either began.
+    # Compute: each action once, in order, on the right slots, which hold what it needs. The children of a pair run in
+    # turns, a part of one and a part of the other: each finds the contents from before both began.
 
     def _compute(self, rank: RankState, instruction: Instruction) -> None:
         action = instruction.action
         if (action.kind is Kind.OVERLAP or action.children) and not action.is_pair:  # other kinds have no children
             raise ViolationError("is no forward and backward of different micro-batches")
-        children = {each.microbatch: (each, self._cell(rank, each)) for each in action.children or (action,)}
-        for each, cell in children.values():
-            self._require_turn(each, cell)
-        for each, cell in children.values():
-            self._take_turn(rank, each, cell)
-        touched = [self._touched(each, cell) for each, cell in children.values()]
+        children = {child.microbatch: (child, self._cell(rank, child)) for child in action.children or (action,)}
+        for child, cell in children.values():
+            self._require_turn(child, cell)
+        for child, cell in children.values():
+            self._take_turn(rank, child, cell)
+        touched = [self._touched(child, cell) for child, cell in children.values()]
         _check_names(rank, "read", instruction.reads, [name for reads, _ in touched for name in reads])
         _check_names(rank, "write", instruction.writes, [name for _, writes in touched for name in writes])
         for index in instruction.reads:
-            each, cell = children[rank.names[index][2]]
-            self._check_content(rank, index, each.kind, cell)
+            child, cell = children[rank.names[index][2]]
+            self._check_content(rank, index, child.kind, cell)
         for index in instruction.writes:
-            each, cell = children[rank.names[index][2]]
-            self._fill(rank, index, cell, resumes=each.resumes)
+            child, cell = children[rank.names[index][2]]
+            self._fill(rank, index, cell, resumes=child.resumes)
         rank.step += 1
         rank.cells.append((rank.step, action))
 
@@ -239,7 +240,7 @@ class Machine:
         roles = self._remainder_roles if self.pipeline.is_remainder(microbatch) else self._roles
         touched = roles.touched(action.kind, stage, part, cell in self.pipeline.recomputed, action.resumes)
         reads, writes = (
-            [(kind, at, microbatch, slice_) for kind, at, slice_ in places]
+            [(kind, stage_of_slot, microbatch, slice_) for kind, stage_of_slot, slice_ in places]
             for places in (touched.reads, touched.writes)
         )
         return reads, writes
@@ -261,7 +262,7 @@ class Machine:
             rank.reducing.add(cell[0])
 
     def _remake(self, part: Part, cell: Cell, kind: Kind) -> bool:
-        """Make a part of the units of the cell again; whether none is left."""
+        """Recompute a part of the cell's units; return whether it was the last."""
         remade, num_units = self._remade.get(cell, 0), self.pipeline.num_units[cell[0]]
         if kind is not Kind.R:
             raise ViolationError("is for a part of its stage, which only R may be")
@@ -285,7 +286,7 @@ class Machine:
             raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(slot, held)}")
 
     def _fill(self, rank: RankState, index: int, cell: Cell, *, resumes: bool) -> None:
-        """Fill a slot; a recomputation that ``resumes`` goes on in the slots that the first part filled."""
+        """Fill a slot; a recomputation that ``resumes`` continues in the slots that the first part filled."""
         slot, held = rank.names[index][0], rank.contents[index]
         _, microbatch, part = cell
         turn = {KV: part, DKV: self.pipeline.num_slices_of(microbatch) - 1 - part}.get(slot, int(resumes))
@@ -345,12 +346,12 @@ class Machine:
     def _line(self, rank: RankState, instruction: Instruction) -> _Line:
         """The line on which ``rank`` exchanges this message."""
         action = instruction.action
-        found = self._lines.get((action.kind, action.stage, rank.rank))
-        if found is None:
+        line = self._lines.get((action.kind, action.stage, rank.rank))
+        if line is None:
             raise ViolationError("has no rank to exchange this message with")
-        if instruction.channel != found.channel:
-            raise ViolationError(f"uses channel {instruction.channel} instead of {found.channel}")
-        return found
+        if instruction.channel != line.channel:
+            raise ViolationError(f"uses channel {instruction.channel} instead of {line.channel}")
+        return line
 
     def _end(self, rank: RankState, instruction: Instruction, indices: tuple[int, ...], number: int) -> _End:
         if instruction.sequence != number:
@@ -367,7 +368,7 @@ class Machine:
         rank.reducing.start(instruction.action)
 
     def _await_group(self, rank: RankState, instruction: Instruction) -> Wait | None:
-        """The first rank of the group that has not started the reduction; none for one of peers."""
+        """The first rank of the group that has not started the reduction; None for a group of peers."""
         group = rank.reducing.require_started(instruction.action)
         for member in () if group.is_of_peers else self._members[group]:
             if not self.ranks[member].reducing.has_started(group):
@@ -390,20 +391,20 @@ class Machine:
 def _lines(stage_ranks: Sequence[int]) -> dict[tuple[Kind, int, int], _Line]:
     """The line of every kind of transfer, stage, and rank of that stage."""
     lines: dict[Channel, _Line] = {}
-    found: dict[tuple[Kind, int, int], _Line] = {}
+    by_transfer: dict[tuple[Kind, int, int], _Line] = {}
     for direction, step in (("F", 1), ("B", -1)):
         for sender, source in enumerate(stage_ranks):
             receiver = sender + step
             if 0 <= receiver < len(stage_ranks) and stage_ranks[receiver] != source:
                 channel = Channel(source, stage_ranks[receiver], direction)
                 line = lines.setdefault(channel, _Line(channel))
-                found.update({(kind, sender, source): line for kind in _SENDER_KINDS[direction]})
-                found.update({(kind, receiver, channel.target): line for kind in _RECEIVER_KINDS[direction]})
-    return found
+                by_transfer.update({(kind, sender, source): line for kind in _SENDER_KINDS[direction]})
+                by_transfer.update({(kind, receiver, channel.target): line for kind in _RECEIVER_KINDS[direction]})
+    return by_transfer
 
 
 def _nothing(rank: RankState, instruction: Instruction) -> None:
-    """What FREE does beyond ending lives."""
+    """FREE has no effect beyond ending live ranges."""
 
 
 def _names_of(bits: int) -> str:
@@ -422,9 +423,9 @@ def _holds(slot: SlotKind, held: int) -> str:
 
 
 def _check_names(rank: RankState, verb: str, indices: tuple[int, ...], expected: list[SlotName]) -> None:
-    found = [rank.names[index] for index in indices]
-    if found != expected:
-        texts = [", ".join(map(_text, names)) or "nothing" for names in (expected, found)]
+    actual = [rank.names[index] for index in indices]
+    if actual != expected:
+        texts = [", ".join(map(_text, names)) or "nothing" for names in (expected, actual)]
         raise ViolationError(f"has to {verb} {texts[0]}, not {texts[1]}")
 
 

@@ -1,12 +1,11 @@
-"""Between frozen dataclasses and the plain dictionaries of YAML and JSON.
+"""Conversion between frozen dataclasses and the plain dictionaries of YAML and JSON.
 
-Every core type has ``from_manifest`` and ``to_manifest``; both come from `Manifest` below and follow the type's
-own annotations, so a field is written once. Manifest names are camelCase, Python names snake_case. Reading is
-strict: an unknown field is refused with its path and the nearest known name, a value of the wrong type with
-its path and what was expected. The mistakes of all fields are reported together
-(`penstock.core.errors.MistakesError`). A field may carry ``metadata={"read": f, "write": g}`` where the written form
-is not the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writes, and ``"schema"`` describes
-it (`penstock.core.manifest_schema`).
+Every core type has ``from_manifest`` and ``to_manifest``; both come from `Manifest` below and follow the type's own
+annotations, so a field is written once. Manifest names are camelCase, Python names snake_case. Reading is strict: an
+unknown field is rejected with its path and the nearest known name, a value of the wrong type with its path and the
+expected type. The mistakes of all fields are reported together (`penstock.core.errors.MistakesError`). A field may
+carry ``metadata={"read": f, "write": g}`` if the written form is not the plain value (``4Gi`` for bytes); ``f(value,
+path)`` reads, ``g(value)`` writes, and ``"schema"`` describes it (`penstock.core.manifest_schema`).
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ class Manifest:
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """What several fields must agree in, where that is checked although another field is wrong.
+        """Checks of agreement between fields, which are also made if another field is wrong.
 
-        Each check gets an object that has the fields that are right.
+        Each check gets an object with the fields that are right.
         """
         return ()
 
     @classmethod
     def from_manifest(cls, value: Any, path: str = "") -> Self:
-        """The instance written as ``value``; raises `UserError` naming the field below ``path``."""
+        """The instance described by ``value``; raises `UserError` with the field's path below ``path``."""
         return read_dataclass(cls, value, path)
 
     def to_manifest(self) -> dict[str, Any]:
@@ -80,7 +79,7 @@ Reader = Callable[[Any, str], Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Field:
-    """One field of a dataclass; a value that is of type ``plain`` needs no reading."""
+    """One field of a dataclass; a value of type ``plain`` needs no reading."""
 
     declared: dataclasses.Field[Any]
     read: Reader
@@ -114,9 +113,9 @@ _are_limits_lifted: ContextVar[bool] = ContextVar("_are_limits_lifted", default=
 
 @contextlib.contextmanager
 def limits_lifted() -> Iterator[None]:
-    """Hold nothing that is read in the block to `penstock.core.limits`.
+    """Apply no limits of `penstock.core.limits` to anything that is read in the block.
 
-    For what an earlier version took: a later limit ends no attempt that runs, and hides no job that is stored.
+    For values that an earlier version accepted: a later limit ends no running attempt, and hides no stored job.
     """
     token = _are_limits_lifted.set(True)
     try:
@@ -128,7 +127,7 @@ def limits_lifted() -> Iterator[None]:
 def require_limits(owner: Any) -> None:
     """Raise `UserError` for all fields of ``owner`` beyond their ranges in `penstock.core.limits`.
 
-    Numbers and lengths are checked. Patterns and choices are the types' own, which know better remedies.
+    Numbers and lengths are checked. Types check patterns and choices themselves, with better remedies.
     """
     if _are_limits_lifted.get():
         return
@@ -139,16 +138,16 @@ def require_limits(owner: Any) -> None:
         try:
             require_within(getattr(owner, field.declared.name), field.limit, name)
         except UserError as error:
-            usual = write_value(_default(field.declared)) if not field.required else None
-            example = f", such as {usual}" if usual and isinstance(usual, (int, float, list)) else ""
+            default = write_value(_default(field.declared)) if not field.required else None
+            example = f", such as {default}" if default and isinstance(default, (int, float, list)) else ""
             mistakes.append(UserError(what=error.what, where=error.where, remedy=error.remedy + example))
     raise_all(mistakes)
 
 
 def require_all(owner: Any, *checks: Callable[[], None]) -> None:
-    """Raise `UserError` for the fields of ``owner`` beyond their ranges and for what ``checks`` raise, together.
+    """Raise `UserError` for the fields of ``owner`` beyond their ranges and for errors of ``checks``, together.
 
-    Of a field that is beyond its range nothing else is said.
+    Other mistakes of a field beyond its range are not reported.
     """
     mistakes = mistakes_raised_by(lambda: require_limits(owner))
     beyond = {mistake.where for mistake in mistakes}
@@ -183,13 +182,13 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
 
 
 def _disagreements(cls: type, value: Mapping[str, Any], arguments: Mapping[str, Any], path: str) -> list[UserError]:
-    """What is wrong between those fields that are right; a check that needs another one says nothing."""
+    """Mistakes of agreement between the fields that are right; checks that need another field are skipped."""
     checks = cls.checks() if issubclass(cls, Manifest) else ()
     if not checks:
         return []
     known = _fields(typing.cast(Hashable, cls))
     absent = [field.declared for name, field in known.items() if name not in value and not field.required]
-    right = types.SimpleNamespace(**{each.name: _default(each) for each in absent}, **arguments)
+    right = types.SimpleNamespace(**{absent_field.name: _default(absent_field) for absent_field in absent}, **arguments)
     mistakes: list[UserError] = []
     for check in checks:
         with contextlib.suppress(AttributeError):
@@ -206,7 +205,7 @@ def _read_field(field: _Field, given: Any, path: str) -> Any:
 
 
 def placed(mistake: UserError, where: str) -> UserError:
-    """The same mistake at a place that is named in full."""
+    """The mistake with the full path of its place."""
     return UserError(what=mistake.what, where=where, remedy=mistake.remedy)
 
 
@@ -221,7 +220,7 @@ def read_value(annotation: Any, value: Any, path: str) -> Any:
 
 @functools.cache
 def _reader(annotation: Any) -> Reader:
-    """How values of a type are read: found out once, because records are read by the thousand."""
+    """The reader of a type's values; cached, because records are read by the thousand."""
     origin = typing.get_origin(annotation)
     if annotation is Any:
         return lambda value, path: value
@@ -325,7 +324,7 @@ def _read_scalar(annotation: Any, value: Any, path: str) -> Any:
     if annotation is float:
         return _read_finite(value, path)
     if annotation is int and type(value) is float and value.is_integer():
-        value = int(value)  # as JSON knows one kind of number: 1e3 and 2.0 are whole
+        value = int(value)  # JSON has one kind of number: 1e3 and 2.0 are integers
     if type(value) is annotation:
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
             raise UserError(what=f"{shown(value)} is too large", where=path, remedy=f"write at most 2^{_MOST_BITS} - 1")
@@ -341,7 +340,7 @@ def _read_finite(value: Any, path: str) -> float:
 
 
 def read_number(value: Any, path: str) -> float:
-    """Any number, also infinity and what is none: for what was measured and may have gone wrong."""
+    """Any number, also infinity and NaN: for measured values, which may be wrong."""
     if type(value) is float:
         return value
     if type(value) is int:
@@ -369,13 +368,13 @@ def unknown_field(name: str, known: Mapping[str, Any], path: str) -> UserError:
 
 
 def nearest(name: str, choices: tuple[Any, ...]) -> str:
-    """``did you mean ...?`` for the choice most like ``name``, else an empty text."""
+    """``did you mean ...?`` with the choice most like ``name``, else an empty string."""
     close = difflib.get_close_matches(name[:MOST_SHOWN], [str(choice) for choice in choices], n=1)
     return f"did you mean {close[0]}?" if close else ""
 
 
 def write_dataclass(instance: Any) -> dict[str, Any]:
-    """The plain form of a dataclass instance; `read_dataclass` gives the instance back."""
+    """The plain form of a dataclass instance; `read_dataclass` reverses it."""
     written = {}
     for name, field in _fields(typing.cast(Hashable, type(instance))).items():
         value = getattr(instance, field.declared.name)

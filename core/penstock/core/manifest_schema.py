@@ -1,7 +1,7 @@
-"""JSON Schema of manifests, by the annotations that read them: for API documents, editors and clients.
+"""JSON Schema of manifests, from the annotations that read them: for API documents, editors and clients.
 
-It says what a reader of one field can know: names, types, choices, ranges, what is required and what is assumed.
-Whatever it refuses, reading refuses too; what concerns several fields at once, only reading knows. A schema's title is
+It has what applies to single fields: names, types, choices, ranges, which are required, and defaults. Reading also
+rejects everything that the schema rejects; constraints between fields are only checked by reading. A schema's title is
 its type's name. See https://json-schema.org/draft/2020-12
 """
 
@@ -29,10 +29,10 @@ _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 def job_schema() -> JsonSchema:
     """The schema of a PipelineJob's manifest."""
-    found = _headed(PipelineJob, job.KIND)
-    model = found["properties"]["spec"]["properties"]["model"]
-    model["required"].remove("vocab")  # which the tokenizer says
-    return found
+    schema = _headed(PipelineJob, job.KIND)
+    model = schema["properties"]["spec"]["properties"]["model"]
+    model["required"].remove("vocab")  # the tokenizer may determine it
+    return schema
 
 
 def cluster_profile_schema() -> JsonSchema:
@@ -41,15 +41,15 @@ def cluster_profile_schema() -> JsonSchema:
 
 
 def _headed(cls: type, kind: str) -> JsonSchema:
-    found = dataclass_schema(cls)
+    schema = dataclass_schema(cls)
     head = {"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}}
-    found["properties"] = {
+    schema["properties"] = {
         **head,
-        **found["properties"],
+        **schema["properties"],
         "status": {"description": "What an operator says of it; read from no manifest."},
     }
-    found["required"] = [*head, *found["required"]]
-    return found
+    schema["required"] = [*head, *schema["required"]]
+    return schema
 
 
 def schema_of(annotation: Any) -> JsonSchema:
@@ -73,12 +73,12 @@ def schema_of(annotation: Any) -> JsonSchema:
 
 
 def dataclass_schema(cls: type) -> JsonSchema:
-    """The schema of a dataclass's manifest form; a field's ``metadata["schema"]`` goes before its annotation, and
-    ``metadata["also"]`` has what else is read.
+    """The schema of a dataclass's manifest form; a field's ``metadata["schema"]`` replaces its annotation's, and
+    ``metadata["also"]`` has further accepted forms.
     """
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
-    found: JsonSchema = {
+    schema: JsonSchema = {
         "title": cls.__name__,
         "type": "object",
         "description": _sentences(cls),
@@ -86,8 +86,8 @@ def dataclass_schema(cls: type) -> JsonSchema:
         "additionalProperties": False,
     }
     if required := [camel(field.name) for field in fields if _is_required(field)]:
-        found["required"] = required
-    return found
+        schema["required"] = required
+    return schema
 
 
 def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
@@ -95,25 +95,25 @@ def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
     schema = field.metadata.get("schema") or schema_of(hint)
     if "also" in field.metadata:
         schema = {"anyOf": [*schema["anyOf"], *field.metadata["also"]]}
-    found = _limited(schema, limit)
+    described = _limited(schema, limit)
     if meaning := MEANINGS.get(cls, {}).get(camel(field.name)):
-        found["description"] = meaning
+        described["description"] = meaning
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if default is not dataclasses.MISSING and default is not None:
-        found["default"] = field.metadata.get("write", write_value)(default)
-    return found
+        described["default"] = field.metadata.get("write", write_value)(default)
+    return described
 
 
 def _limited(schema: Mapping[str, Any], limit: Mapping[str, Any]) -> JsonSchema:
-    """``schema`` within ``limit``, which may say more about items of lists and mappings, too."""
-    found = {**schema, **limit}
+    """``schema`` within ``limit``, which may also limit the items of lists and mappings."""
+    limited = {**schema, **limit}
     for inner in ("items", "additionalProperties"):
         if inner in limit and isinstance(schema.get(inner), Mapping):
-            found[inner] = _limited(schema[inner], limit[inner])
+            limited[inner] = _limited(schema[inner], limit[inner])
     if "prefixItems" in limit and "prefixItems" in schema:
         pairs = zip(schema["prefixItems"], limit["prefixItems"], strict=True)
-        found["prefixItems"] = [_limited(*pair) for pair in pairs]
-    return found
+        limited["prefixItems"] = [_limited(*pair) for pair in pairs]
+    return limited
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

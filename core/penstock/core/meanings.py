@@ -1,6 +1,6 @@
-"""What each field of a job, a ClusterProfile and described hardware means: for schemas, editors, the guides' tables.
+"""Meanings of the fields of a job, a ClusterProfile and described hardware: for schemas, editors, the guides' tables.
 
-Parts of a job that are not here are explained by their own types.
+Parts of a job that are missing here are explained by their own types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each field means that concerns Kubernetes: of a job's pods, of its status, and of a ClusterProfile."""
+"""Meanings of the fields that concern Kubernetes: of a job's pods, of its status, and of a ClusterProfile."""
 
 from __future__ import annotations
 

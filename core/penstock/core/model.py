@@ -1,4 +1,4 @@
-"""What is trained: a decoder's dimensions, its units, and the counts that follow from them.
+"""The trained model: a decoder's dimensions, its units, and the counts that follow from them.
 
 Legend for formulas: h hidden, d head dimension, a heads, g key/value heads, f feed-forward width, v vocabulary, L
 layers, s sequence length.
@@ -17,7 +17,7 @@ from penstock.core.manifest import Manifest, require_all
 
 
 class Family(enum.StrEnum):
-    """The architectures penstock trains."""
+    """The architectures that penstock trains."""
 
     LLAMA = "llama"
     GPT2 = "gpt2"
@@ -34,8 +34,8 @@ class UnitKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """One unit: its place in the model's list, its kind, its block's number (none for embedding and head), and which
-    part of a divided head it is.
+    """One unit: its index in the model, its kind, its block's number (None for embedding and head), and the index of
+    the part of a divided head.
     """
 
     index: int
@@ -121,25 +121,25 @@ class ModelSpec(Manifest):
     def can_be_sharded(self, tp: int) -> bool:
         """Whether ``tp`` devices can share every layer: whole heads and equal parts of the feed-forward width.
 
-        Key/value heads are divided, too, or where there are fewer of them than devices, each is on equally many. Every
-        device has at least one row of the vocabulary, of every part of a head that is divided.
+        Key/value heads are divided, too, or if they are fewer than devices, each is on equally many. Every device has
+        at least one row of the vocabulary, for every part of a divided head.
         """
         is_grouped = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
         has_rows = self.vocab // self.head_parts >= tp
         return self.heads % tp == 0 and self.ffn_hidden % tp == 0 and is_grouped and has_rows
 
     def kv_copies(self, tp: int) -> int:
-        """How many of ``tp`` devices hold the same key/value head: more than one where there are fewer heads."""
+        """The number of ``tp`` devices that hold the same key/value head: more than one if there are fewer heads."""
         return max(tp // self.kv_heads, 1)
 
     @property
     def tied(self) -> bool:
-        """Whether the head's matrix is the embedding's."""
+        """Whether head and embedding share their matrix."""
         return self.family is Family.GPT2
 
     @property
     def head_parts(self) -> int:
-        """How many units share the head (`DividedModel`)."""
+        """The number of units that share the head (`DividedModel`)."""
         return 1
 
     @property
@@ -148,11 +148,11 @@ class ModelSpec(Manifest):
         return self.head_parts > 1
 
     def part_rows(self, part: int) -> range:
-        """The rows of the vocabulary that a part of the head has."""
+        """The rows of the vocabulary of a part of the head."""
         return range(self.vocab * part // self.head_parts, self.vocab * (part + 1) // self.head_parts)
 
     def rows_of(self, first: int, stop: int) -> range:
-        """The rows of the vocabulary that the parts of the head among units [first, stop) have."""
+        """The rows of the vocabulary of the parts of the head among units [first, stop)."""
         start = self.part_rows(max(first - self.first_head_unit, 0)).start
         return range(start, self.part_rows(stop - 1 - self.first_head_unit).stop)
 
@@ -204,7 +204,7 @@ class DividedModel(ModelSpec):
 
     @property
     def head_parts(self) -> int:
-        """How many units share the head."""
+        """The number of units that share the head."""
         return self.parts
 
     @property
@@ -263,7 +263,7 @@ def attention_flops(spec: ModelSpec, pairs: int) -> int:
 def step_flops(spec: ModelSpec, num_sequences: int, sequence_length: int) -> int:
     """Forward and backward FLOPs of one step: 3 x linear plus 3 x attention over causal pairs.
 
-    Nothing that is recomputed counts, so that utilization is comparable across kernels (`penstock.core.speed`).
+    Recomputation does not count, so that utilization is comparable across kernels (`penstock.core.speed`).
     """
     block = sum(linear_flops_per_token(spec, kind) for kind in (UnitKind.ATTENTION, UnitKind.MLP))
     linear = (spec.layers * block + linear_flops_per_token(spec, UnitKind.HEAD)) * sequence_length

@@ -1,4 +1,4 @@
-"""Names as Kubernetes allows them, checked where a type is built; the patterns also stand in schemas.
+"""Names as Kubernetes allows them, checked when a type is built; the patterns are also in schemas.
 
 See https://kubernetes.io/docs/concepts/overview/working-with-objects/names and .../labels
 """
@@ -23,7 +23,7 @@ DATA_KEY = r"[-._A-Za-z0-9]{1,253}"
 VARIABLE = r"[A-Za-z_][-._A-Za-z0-9]{0,252}"
 VOLUME_ROOT = rf"out|data/{LABEL}"
 STORED_VOLUME_ROOT = rf"out|(data|models)/{LABEL}"
-"""Version 0.1.0 took `models/NAME`, too, which nothing reads. No new job may have it; those that do go on."""
+"""Version 0.1.0 accepted `models/NAME`, too, which nothing reads. New jobs may not have it; existing ones continue."""
 
 MOST_CHARACTERS = {
     LABEL: 63,
@@ -54,7 +54,7 @@ def require_name(text: str, where: str, pattern: str, *, may_be_empty: bool = Fa
 
 
 def require_labels(labels: Mapping[str, str], where: str) -> None:
-    """Raise `UserError` unless keys and values of ``labels`` may stand on a Kubernetes object."""
+    """Raise `UserError` unless keys and values of ``labels`` are valid on a Kubernetes object."""
     checks: list[Callable[[], None]] = []
     for key, value in labels.items():
         place = f"{where}.{key[:MOST_SHOWN]}"

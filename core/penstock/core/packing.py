@@ -1,9 +1,9 @@
 """Large documents in little space: JSON, compressed with gzip (RFC 1952).
 
-ConfigMaps hold plans and measurements in this form, and anyone who may edit ConfigMaps in a namespace can put something
-else there. `unpack` is therefore the one place that decodes them. It bounds the document before it builds it: a
-megabyte of gzip can stand for a gigabyte of zeros, and each byte of ``[[],[],`` for twenty bytes of lists. Every
-failure is an `UnpackError`.
+ConfigMaps hold plans and measurements in this form, and all editors of ConfigMaps in a namespace can write other
+contents. `unpack` is therefore the one place that decodes them. It bounds the document before it builds it: a megabyte
+of gzip can stand for a gigabyte of zeros, and each byte of ``[[],[],`` for twenty bytes of lists. Every failure is an
+`UnpackError`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from penstock.core import jsontext
 from penstock.core.errors import PenstockError
 
 MOST_PACKED_BYTES = 4 * 2**20
-"""Several times what a ConfigMap holds; files of a pod hold no more."""
+"""Several times the capacity of a ConfigMap; files of a pod hold no more."""
 MOST_BYTES = 32 * 2**20
 """Of the JSON. A profile of 256 ranks, the largest that a ConfigMap holds, takes 7 MB."""
 MOST_ITEMS = 1_000_000
 """Items of lists and fields of objects. A profile of 256 ranks has 400,000."""
 MOST_DEPTH = 32
-"""Of lists and objects in one another. A plan has 4."""
+"""Of nested lists and objects. A plan has 4."""
 
 _GZIP = 16 + zlib.MAX_WBITS
 _MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]|,', re.DOTALL)
 
 
 class UnpackError(PenstockError):
-    """The bytes are no document, or one that is larger than any that penstock writes."""
+    """The bytes are not a document, or a larger one than penstock ever writes."""
 
 
 def pack(manifest: Mapping[str, Any]) -> bytes:
@@ -41,7 +41,7 @@ def pack(manifest: Mapping[str, Any]) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """The data that `pack` was given; raises `UnpackError` for anything else."""
+    """The data that was given to `pack`; raises `UnpackError` for anything else."""
     text = _decompressed(packed)
     _require_modest(text)
     try:
@@ -68,7 +68,7 @@ def _decompressed(packed: bytes) -> bytes:
 
 
 def _require_modest(text: bytes) -> None:
-    """Count items and depth by brackets and commas outside of strings."""
+    """Limit the items and the depth, by counting brackets and commas outside of strings."""
     depth = items = 0
     for match in _MARK.finditer(text):
         mark = text[match.start()]

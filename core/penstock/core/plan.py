@@ -1,4 +1,4 @@
-"""A Plan: everything that was decided about a run, and what was predicted of it. Nothing else decides at run time."""
+"""A Plan: all decisions about a run, and its prediction. Nothing else is decided at run time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from penstock.core.units import format_count
 
 
 def slices_text(slices: Iterable[int]) -> str:
-    """Lengths in tokens as they are, runs of equal ones as ``3×256``."""
+    """Lengths in tokens, runs of equal ones as ``3×256``."""
     runs = ((length, sum(1 for _ in run)) for length, run in groupby(slices))
     return ", ".join(f"{count}×{length}" if count > 1 else f"{length}" for length, count in runs)
 
 
 def microbatches_text(count: int, size: int, remainder: int = 0) -> str:
-    """``count`` micro-batches of ``size`` sequences, the last of which may have fewer, for people."""
+    """Text of ``count`` micro-batches of ``size`` sequences, the last of which may have fewer."""
     alike = count - (remainder > 0)
     batches = f"{format_count(alike, 'micro-batch', 'micro-batches')} of {size}"
     return f"{batches} and one of {remainder}" if remainder else batches
@@ -67,7 +67,7 @@ class Prediction(Manifest):
 
     @property
     def waiting_text(self) -> str:
-        """The time that ranks wait for others, for people: what is known of it, and of which ranks."""
+        """Text of the time that ranks wait for others: over all ranks if known, else on the busiest one."""
         if self.waiting is not None:
             return self.waiting.text
         return f"{self.bubble_seconds / (self.step_seconds or 1.0):.1%} on the busiest rank"
@@ -175,11 +175,11 @@ class Plan(Manifest):
 
     @property
     def optimizer_shards(self) -> int:
-        """Into how many shards replicas divide the optimizer's state; 1 where each has all of it."""
+        """Number of shards into which replicas divide the optimizer state; 1 if each has all of it."""
         return self.dp if self.zero else 1
 
     def obeys_zero(self, pin: int | None) -> bool:
-        """Whether it divides the optimizer's state as the pin says; one replica has nothing to divide."""
+        """Whether the plan divides the optimizer state as the pin requires; one replica has nothing to divide."""
         return self.dp == 1 or pin in (None, self.zero)
 
     def _check_recompute(self) -> None:
@@ -194,9 +194,11 @@ class Plan(Manifest):
 
     @property
     def remade(self) -> tuple[Remade, ...]:
-        """For every stage what each of its units runs again."""
+        """For every stage the operations that each of its units runs again."""
         recompute = self.recompute or ((),) * len(self.stages)
-        return tuple(remade_of(self.model, *each) for each in zip(self.stages, recompute, strict=True))
+        return tuple(
+            remade_of(self.model, *stage_remakes) for stage_remakes in zip(self.stages, recompute, strict=True)
+        )
 
     def _check_placement(self) -> None:
         distinct = {device for device in self.devices if device >= 0}
@@ -241,7 +243,7 @@ class Plan(Manifest):
 
     @property
     def sharding(self) -> Sharding:
-        """How shards divide the units of a pipeline rank."""
+        """The division of a pipeline rank's units over shards."""
         return Sharding(self.tp, self.sequence_parallel)
 
     @property
@@ -271,7 +273,7 @@ class Plan(Manifest):
 
     @property
     def num_alike(self) -> int:
-        """Micro-batches of a replica but for a smaller last one."""
+        """Micro-batches of a replica without a smaller last one."""
         return self.num_microbatches - (self.remainder > 0)
 
     def is_remainder(self, microbatch: int) -> bool:
@@ -280,91 +282,92 @@ class Plan(Manifest):
 
     @property
     def microbatches_text(self) -> str:
-        """How many micro-batches a replica has of how many sequences, for people."""
+        """Text of the numbers of micro-batches and their sequences."""
         return microbatches_text(self.num_microbatches, self.microbatch, self.remainder)
 
     @property
     def shards_text(self) -> str:
-        """How shards share hidden states, for people, after the mesh; nothing where that is as usual."""
+        """Text of how shards share hidden states, to follow the mesh; empty in the usual case."""
         return "" if self.sharding.by_tokens or self.tp == 1 else " (not sequence parallel)"
 
     @property
     def blocks(self) -> tuple[float, ...] | None:
         """Blocks per stage, as a job pins them: attention and MLP are a half each, embedding and head nothing.
 
-        None where these do not say it all: of a head in parts each of the last stages has one by such a pin.
+        None if these do not determine the stages: with a divided head such a pin gives each of the last stages one
+        part.
         """
         units = range(1, 1 + 2 * self.model.layers)
-        of_blocks = [len(units[max(first - 1, 0) : max(stop - 1, 0)]) for first, stop in self.stages]
-        parts = [stop - first - count for (first, stop), count in zip(self.stages, of_blocks, strict=True)]
+        half_blocks = [len(units[max(first - 1, 0) : max(stop - 1, 0)]) for first, stop in self.stages]
+        parts = [stop - first - count for (first, stop), count in zip(self.stages, half_blocks, strict=True)]
         last = parts[-self.head_parts :]
         last[0] -= len(self.stages) == self.head_parts  # the embedding
-        return tuple(count / 2 for count in of_blocks) if last == [1] * self.head_parts else None
+        return tuple(count / 2 for count in half_blocks) if last == [1] * self.head_parts else None
 
     def recomputes(self, pin: RecomputePin) -> bool:
-        """Whether stages make again what the pin says, but for those with recomputations in the schedule itself."""
+        """Whether stages recompute what the pin requires, except stages with recomputation in the schedule itself."""
         imported = self._imported_recompute_stages
         if isinstance(pin, Recompute):
-            wanted = [uniform_remakes(self.model, stage, pin.operations) for stage in self.stages]
+            pinned = [uniform_remakes(self.model, stage, pin.operations) for stage in self.stages]
         elif len(pin) == len(self.stages):
-            wanted = list(pin)
+            pinned = list(pin)
         else:
             return False
         return all(
             remade_of(self.model, stage, remakes) == remade
-            for number, (stage, remakes, remade) in enumerate(zip(self.stages, wanted, self.remade, strict=True))
+            for number, (stage, remakes, remade) in enumerate(zip(self.stages, pinned, self.remade, strict=True))
             if number not in imported
         )
 
     @property
     def lacks_recompute(self) -> bool:
-        """Whether its CSV schedule has an R of a stage that ``recompute`` says nothing of: version 0.1.0 had no such
+        """Whether its CSV schedule has an R of a stage without an entry in ``recompute``: version 0.1.0 had no such
         field.
         """
         return any(not self.recompute or not self.recompute[stage] for stage in self._imported_recompute_stages)
 
     @property
     def _imported_recompute_stages(self) -> frozenset[int]:
-        """The stages that have an R in a CSV schedule."""
+        """The stages with an R in a CSV schedule."""
         is_imported = self.schedule.generator == CSV
         return parse_schedule(self.schedule.text)[0].recomputed_stages if is_imported else frozenset()
 
     @property
     def recompute_pin(self) -> RecomputePin | None:
-        """What stages make again, as a job pins it: by a name where one says it, else stage by stage. None where that
-        would need stages that a job cannot pin (`blocks`), and where the schedule itself says all of it.
+        """The recomputation, as a job pins it: by a name if one fits, else stage by stage. None if that would need
+        stages that a job cannot pin (`blocks`), and if the schedule itself has all of it.
         """
-        named = next((pin for pin in Recompute if self.recomputes(pin)), None)
-        if named is Recompute.NONE and self._imported_recompute_stages:
+        named_pin = next((pin for pin in Recompute if self.recomputes(pin)), None)
+        if named_pin is Recompute.NONE and self._imported_recompute_stages:
             return None
-        return named or (None if self.blocks is None else self.recompute)
+        return named_pin or (None if self.blocks is None else self.recompute)
 
     @property
     def head_text(self) -> str:
-        """Into how many parts the head is divided, for people, after the mesh; nothing where it is whole."""
+        """Text of the number of parts of the head, to follow the mesh; empty for a whole head."""
         return "" if self.head_parts == 1 else f", head in {self.head_parts} parts"
 
     @property
     def zero_text(self) -> str:
-        """Whether replicas divide the optimizer's state, for people, after the mesh; nothing where each has all."""
+        """Text of the degree of ZeRO, to follow the mesh; empty if each replica has all of the optimizer state."""
         return f", ZeRO-{self.zero}" if self.zero else ""
 
     @property
     def slices_text(self) -> str:
-        """Lengths of slices in tokens, for people."""
-        own = f"; of the last micro-batch {slices_text(self.remainder_slices)}" if self.remainder else ""
-        return slices_text(self.slices) + own
+        """Text of the lengths of slices in tokens."""
+        remainder = f"; of the last micro-batch {slices_text(self.remainder_slices)}" if self.remainder else ""
+        return slices_text(self.slices) + remainder
 
     def size_of(self, microbatch: int) -> int:
         """Sequences of the micro-batch with this number."""
         return self.remainder if self.is_remainder(microbatch) else self.microbatch
 
     def slices_of(self, microbatch: int) -> tuple[int, ...]:
-        """Lengths in tokens of its slices."""
+        """Lengths in tokens of the slices of the micro-batch with this number."""
         return self.remainder_slices if self.is_remainder(microbatch) else self.slices
 
     def speed(self, step_seconds: float | None = None) -> Speed | None:
-        """How fast a step of ``step_seconds`` is, by default of the predicted; none without a time."""
+        """The speed of a step of ``step_seconds``, by default of the predicted one; None without duration."""
         prediction = self.prediction
         if step_seconds is None:
             step_seconds = prediction.step_seconds if prediction else 0.0
@@ -384,14 +387,14 @@ class Plan(Manifest):
 
     @property
     def for_ranks(self) -> Plan:
-        """The plan as ranks are given it, with a digest of its own: without what `confidence` holds.
+        """The plan in the form that ranks receive, with a digest of its own: without the fields in `confidence`.
 
-        Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
-        do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
-        for CUDA alone, which 0.1.0 cannot run, ``remainder``, ``head_parts``, ``recompute``,
-        ``recompute_ahead`` and ``zero`` where there are any, which 0.1.0 refuses.
+        Ranks do not need those fields, and ranks of version 0.1.0, which may run during an upgrade, reject fields that
+        they do not know. So new fields for people have to be added to `confidence` as well. ``late_receives`` is
+        written only for CUDA, which 0.1.0 cannot run. ``remainder``, ``head_parts``, ``recompute``, ``recompute_ahead``
+        and ``zero`` are written only if they are used; 0.1.0 rejects them.
         """
-        alternatives = tuple(dataclasses.replace(each, speed=None) for each in self.alternatives)
+        alternatives = tuple(dataclasses.replace(alternative, speed=None) for alternative in self.alternatives)
         if self.prediction is None:
             return dataclasses.replace(self, alternatives=alternatives)
         prediction = dataclasses.replace(
@@ -409,15 +412,17 @@ class Plan(Manifest):
 
     @property
     def confidence(self) -> dict[str, Any]:
-        """What prediction and alternatives have beyond what version 0.1.0 knew, in manifest form."""
+        """The fields of prediction and alternatives that version 0.1.0 did not have, in manifest form."""
         written = self.prediction.to_manifest() if self.prediction else {}
         known = {name: written[name] for name in _CONFIDENCE if name in written}
-        speeds = [None if each.speed is None else each.speed.to_manifest() for each in self.alternatives]
+        speeds = [
+            None if alternative.speed is None else alternative.speed.to_manifest() for alternative in self.alternatives
+        ]
         return {**known, _SPEEDS: speeds} if any(speeds) else known
 
     @classmethod
     def with_confidence(cls, for_ranks: Any, confidence: Any) -> Self:
-        """The whole plan again, of the manifest forms of both parts; raises `UserError` if they are none."""
+        """The whole plan, from the manifest forms of both parts; raises `UserError` if they are invalid."""
         if not isinstance(for_ranks, Mapping) or not isinstance(confidence, Mapping):
             return cls.from_manifest(for_ranks)
         whole, added = dict(for_ranks), dict(confidence)
@@ -430,7 +435,7 @@ class Plan(Manifest):
 
 
 def _with_speed(alternative: Any, speed: Any) -> Any:
-    """The manifest form of an alternative with its speed; what is none is left to be refused."""
+    """The manifest form of an alternative with its speed; other values are returned unchanged, to be rejected later."""
     return {**alternative, "speed": speed} if isinstance(alternative, Mapping) and speed is not None else alternative
 
 

@@ -1,9 +1,10 @@
-"""What the operator and the agent in a pod tell each other.
+"""Communication between the operator and the agent in a pod.
 
 A pod waits for its binding. The operator writes it as an annotation, which the pod reads as a file; the plan that it
-names lies next to it, from the attempt's ConfigMap. The pod answers at its end: its container's termination message is
-an `penstock.core.supervision.AttemptReport`. Until then its agent answers any caller by HTTP on `AGENT_PORT`: where the
-attempt is (`AgentReport`), and its measurement. Either side may read late, or again, and the other needs nothing more.
+names is next to it, from the attempt's ConfigMap. The pod reports at its end: its container's termination message is a
+`penstock.core.supervision.AttemptReport`. Until then its agent answers any caller by HTTP on `AGENT_PORT`, with the
+state of the attempt (`AgentReport`) and its measurement. Either side may read late, or repeatedly, without any effect
+on the other.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ MEASURE_EPOCH = 0
 TRAIN_EPOCH = 1
 
 ATTEMPT_FILES = "/etc/penstock/attempt"
-"""Where a pod finds its attempt's ConfigMap: JOB_FILE and ADDRESS_FILE from the start, PLAN_FILE once it is planned."""
+"""The folder of its attempt's ConfigMap in a pod: JOB_FILE and ADDRESS_FILE from the start, PLAN_FILE once it is
+planned.
+"""
 
 JOB_FILE = "job.json"
 ADDRESS_FILE = "address.json"
 CA_FILE = "ca.crt"
 PLAN_FILE = "plan.json.gz"
-"""The plan as ranks are given it (`penstock.core.plan.Plan.for_ranks`)."""
+"""The plan in the form that ranks receive (`penstock.core.plan.Plan.for_ranks`)."""
 
 CONFIDENCE_FILE = "confidence.json.gz"
-"""The rest of the plan, which the service shows."""
+"""The rest of the plan, for the service to show."""
 
 POD_FILES = "/etc/penstock/pod"
-"""Where a pod finds what is written to it alone; a file is empty until it is."""
+"""The folder of a pod's own annotations; a file is empty until its annotation is set."""
 
 BINDING_FILE = "binding"
 STOP_FILE = "stop"
@@ -41,26 +44,26 @@ STOP_FILE = "stop"
 TOKEN_FILE = "/var/run/secrets/penstock/token"
 POD_UID_VARIABLE = "PENSTOCK_POD_UID"
 NODE_NAME_VARIABLE = "PENSTOCK_NODE_NAME"
-"""Who the pod is, and where it runs: a measurement is valid for nodes, and a pod's host name says nothing of them."""
+"""The identity of the pod, and its node: a measurement is valid for nodes, which pods' host names do not identify."""
 
 AGENT_PORT = 8472
 AGENT_ADDRESS_VARIABLE = "PENSTOCK_POD_ADDRESS"
-"""The pod's own address, at which its agent listens."""
+"""The pod's own address, on which its agent listens."""
 
 AGENT_REPORT, AGENT_MEASUREMENT = "report.json.gz", "measurement.json.gz"
-"""What the agent serves, packed (`penstock.core.packing`): an `AgentReport`, and in the pod of the first rank a
-`penstock.core.profile.Profile` once there is one.
+"""The documents that the agent serves, packed (`penstock.core.packing`): an `AgentReport`, and in the pod of the first
+rank a `penstock.core.profile.Profile` once there is one.
 """
 
 MOST_AGENT_BYTES = 2**20
-"""Of an answer. A ConfigMap, where a measurement goes, holds no more."""
+"""Largest answer of an agent. A ConfigMap, which stores the measurement, holds no more."""
 
 TERMINATION_FILE = "/dev/termination-log"
 MOST_REPORT_BYTES = 4096
-"""Of a termination message the kubelet keeps as much."""
+"""The kubelet keeps so much of a termination message."""
 
 MEASURES_LABEL = "penstock.dev/measures"
-"""On a job that measures for the ClusterProfile of that name, and does nothing after it: it has no data and no plan."""
+"""On a job that only measures for the ClusterProfile of that name: it has no data and no plan."""
 
 _MOST_LINE_CHARACTERS = 300
 
@@ -93,12 +96,14 @@ class PodBinding(Manifest):
 
     @property
     def meeting_port(self) -> int:
-        """Where ranks meet in this epoch: another port than before, at which somebody may listen a moment longer."""
+        """The port on which ranks connect in this epoch. It differs from the last epoch's, on which a process may still
+        listen.
+        """
         return self.port + self.epoch
 
     @property
     def devices(self) -> range:
-        """The pod's own, among those of all pods."""
+        """The pod's devices, numbered over all pods."""
         first = self.node_rank * self.ranks_per_pod
         return range(first, first + self.ranks_per_pod)
 
@@ -137,26 +142,26 @@ class AgentReport(Manifest):
 
 
 def termination_message(report: AttemptReport) -> str:
-    """The report as JSON of at most `MOST_REPORT_BYTES`: last words are cut first, the oldest most, then the message,
-    in its middle.
+    """The report as JSON of at most `MOST_REPORT_BYTES`: the last output is shortened first, from its oldest line on,
+    then the message, in its middle.
     """
     words = tuple(line[:_MOST_LINE_CHARACTERS] for line in report.last_words)
     while (text := _text(report, words, report.message)) is None and words:
         words = words[1:]
-    room = len(report.message)
+    most_characters = len(report.message)
     while text is None:
-        room = room * 3 // 4
-        text = _text(report, words, _shortened(report.message, room))
+        most_characters = most_characters * 3 // 4
+        text = _text(report, words, _shortened(report.message, most_characters))
     return text
 
 
 def _text(report: AttemptReport, words: tuple[str, ...], message: str) -> str | None:
-    """None if it is too long; JSON's own escapes leave nothing but ASCII, a byte each."""
+    """The report as JSON; None if it is too long. JSON escapes leave only ASCII, a byte each."""
     shorter = dataclasses.replace(report, last_words=words, message=message)
     text = json.dumps(shorter.to_manifest(), separators=(",", ":"))
     return text if len(text) <= MOST_REPORT_BYTES else None
 
 
-def _shortened(message: str, room: int) -> str:
-    """Its beginning and its end, where a remedy stands."""
-    return f"{message[: room // 2]} ... {message[len(message) - room // 2 :]}"
+def _shortened(message: str, most_characters: int) -> str:
+    """The beginning and the end of a message; a remedy is at the end."""
+    return f"{message[: most_characters // 2]} ... {message[len(message) - most_characters // 2 :]}"

@@ -1,4 +1,4 @@
-"""What a process that loads PyTorch is asked about this machine, and answers."""
+"""Request to a process that loads PyTorch for facts about this machine, and its answer."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ class RankProgram(Manifest):
     arena_bytes: int
 
     def apart(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The children of a pair as instructions of their own, which touch the slots of their micro-batches; any other
-        instruction as it is.
+        """The children of a pair as separate instructions, with the slots of their micro-batches; any other instruction
+        unchanged.
         """
         if not instruction.action.children:
             return (instruction,)
@@ -168,7 +168,7 @@ class Program(Manifest):
     zero: int = 0
 
     def is_remainder(self, microbatch: int | None) -> bool:
-        """Whether the micro-batch is the smaller one at the end."""
+        """Whether the micro-batch is the smaller last one."""
         return bool(self.remainder_capacities) and microbatch == self.num_microbatches - 1
 
     @property
@@ -179,7 +179,7 @@ class Program(Manifest):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Every channel, in one order that all ranks agree on."""
+        """Every channel, in an order that is the same on all ranks."""
         used = {i.channel for rank in self.ranks for i in rank.instructions if i.channel}
         return tuple(sorted(used, key=lambda c: (c.source, c.target, c.direction)))
 
@@ -187,10 +187,10 @@ class Program(Manifest):
     def digest(self) -> str:
         """SHA-256 over every instruction's action, slots and channel, and every slot's place.
 
-        A START_REDUCE with its WAIT_REDUCE directly behind it counts as one REDUCE, which they were up to 0.1.0.
-        Left out is what follows from the plan that has the digest: ``receive_ahead``, ``late_receives``,
-        ``reductions``, ``zero``, the capacities and ``transient_bytes``. Stored plans hold digests: another choice
-        would refuse them all.
+        A START_REDUCE directly followed by its WAIT_REDUCE counts as one REDUCE, as it was up to 0.1.0. Fields that
+        follow from the plan with this digest are left out: ``receive_ahead``, ``late_receives``, ``reductions``,
+        ``zero``, the capacities and ``transient_bytes``. Stored plans hold digests, so another choice would reject them
+        all.
         """
         text = hashlib.sha256()
         for rank in self.ranks:

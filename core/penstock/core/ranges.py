@@ -1,4 +1,4 @@
-"""Ranges of numbers, checked where a type is built; infinity and what is no number lie in none of them."""
+"""Ranges of numbers, checked when a type is built; infinity and NaN are in none of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.core.limits import Limit
 
 
 def require_within(value: Any, limit: Limit, where: str) -> None:
-    """Raise `UserError` unless the numbers and lengths of ``value`` lie in the range ``limit``."""
+    """Raise `UserError` unless the numbers and lengths of ``value`` are in the range ``limit``."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _require_number(value, limit, where)
         return
     require_length(value, limit, where)
     if isinstance(value, (list, tuple)):
-        own = limit.get("prefixItems") or [limit.get("items", {})] * len(value)
-        for i, (item, inner) in enumerate(zip(value, own, strict=False)):
+        item_limits = limit.get("prefixItems") or [limit.get("items", {})] * len(value)
+        for i, (item, inner) in enumerate(zip(value, item_limits, strict=False)):
             if inner:
                 require_within(item, inner, f"{where}[{i}]")
     elif isinstance(value, Mapping) and "additionalProperties" in limit:
@@ -34,7 +34,7 @@ _LENGTHS = (
 
 
 def require_length(value: Any, limit: Limit, where: str) -> None:
-    """Raise `UserError` if ``value`` is longer than ``limit`` says; it may not have been read yet."""
+    """Raise `UserError` if ``value`` is longer than ``limit``; it may not have been read yet."""
     for kind, word, unit in _LENGTHS:
         if word in limit and isinstance(value, kind) and len(value) > limit[word]:
             raise UserError(

@@ -1,24 +1,23 @@
-"""Recomputation in a step: which part of it is hidden, since its rank would have waited in its place, and which is not.
+"""Hidden and exposed recomputation in a step: hidden as far as its rank would have waited in its place.
 
-R needs nothing of other ranks. Where a backward waits for the gradient of the next stage, the R before it runs in that
-time and costs nothing; what of R is left when the gradient arrives delays the backward, and with it other ranks.
+R needs no message. If a backward waits for the gradient of the next stage, the R before it runs in that time and costs
+nothing; the part of R that is left when the gradient arrives delays the backward, and with it other ranks.
 
 Without R its rank would be d earlier, d being R's duration. It keeps that lead until it needs a message: an action that
-waits for one begins when that arrives, R or no R. So an action that its rank reached at t, and whose last message
-arrived at A, leaves of a lead of d what is left of max(t - A, 0), and hides the rest. At the first action that sends a
-message of its own the lead that is left is exposed, since the other rank has to wait for it; so it is at the end of the
-step. W and the backward of the first stage send nothing, so a lead lasts over them; it adds up over several R.
+waits for a message begins when it arrives, with or without R. So of a lead of d, an action that its rank reached at t,
+and whose last message arrived at A, leaves at most max(t - A, 0), and hides the rest. At the first action that sends a
+message of its own the remaining lead is exposed, since the other rank has to wait; likewise at the end of the step. W
+and the backward of the first stage send nothing, so a lead persists over them; leads of several R add up.
 
-Messages are taken to arrive when they did. Between stages on one rank there are none, so the last stage's R hides
-nothing by itself: an R that precedes a backward of the last stage delays the gradient which that sends.
+Messages are assumed to arrive at their measured times. Between stages on one rank there are none, so the last stage's R
+hides nothing by itself: an R before a backward of the last stage delays the gradient that this sends.
 
 Example: R takes 10 on rank 0 from 100 on, then its B begins, whose gradient rank 1 sent until 107. Without R the B
 would have begun at 107 and not at 110: of R 7 are hidden and 3 exposed. Had the gradient arrived at 112, with rank 0
 waiting for it from 110 on, all 10 would be hidden; had it arrived at 90, none.
 
-The arrival is the end of the sender's SEND. Simulated steps know it. Measured ones know when a message was sent, and
-that it came later where its receiver still waits for it then; the time that it was under way counts as exposed
-otherwise.
+The arrival is the end of the sender's SEND. Simulated steps have it. Measured ones have the time at which a message was
+sent, and that it arrived later if its receiver still waited then; otherwise its time under way counts as exposed.
 """
 
 from __future__ import annotations
@@ -32,37 +31,37 @@ from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, flatten, parse_a
 from penstock.core.timeline import Activity, Event, Timeline
 
 NEVER = -1
-"""Before every time of a step: when something was there that nothing brought."""
+"""Before every time of a step: the arrival of an input that needs no message."""
 
 _BACKWARDS = frozenset({Kind.B, Kind.I})
 _SENDS = {Kind.SEND_F: 1, Kind.SEND_B: -1}
-"""To which stage, counted from the sender's."""
+"""The receiving stage, relative to the sender's."""
 _WAITS = frozenset({Kind.WAIT_RECV_F, Kind.WAIT_RECV_B})
 
 Message = tuple[int, Kind, int, int, int]
-"""The rank that receives it, F or B, and the stage, micro-batch and slice that it is for."""
+"""The receiving rank, F or B, and the stage, micro-batch and slice that it is for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputeTime:
-    """Nanoseconds that R took: ``hidden_ns`` of them in place of waiting, ``exposed_ns`` on top of all else."""
+    """Nanoseconds of R: ``hidden_ns`` instead of waiting, ``exposed_ns`` on top of everything else."""
 
     hidden_ns: int = 0
     exposed_ns: int = 0
 
     @property
     def total_ns(self) -> int:
-        """All of it."""
+        """All nanoseconds."""
         return self.hidden_ns + self.exposed_ns
 
     @property
     def hidden_share(self) -> float:
-        """From 0 to 1; 0 where nothing is made again."""
+        """The hidden fraction; 0 without recomputation."""
         return self.hidden_ns / self.total_ns if self.total_ns else 0.0
 
     @property
     def hidden_text(self) -> str:
-        """How much of it is hidden, for people."""
+        """Text of the hidden share."""
         return f"{100 * self.hidden_share:.1f} % of it hidden"
 
     def __add__(self, other: RecomputeTime) -> RecomputeTime:
@@ -70,7 +69,7 @@ class RecomputeTime:
 
 
 def recompute_times(timeline: Timeline) -> tuple[RecomputeTime, ...]:
-    """Of every rank; empty where no rank makes anything again."""
+    """The recomputation of every rank; empty if no rank recomputes anything."""
     if not any(event.activity is Activity.COMPUTE and "R" in event.action for event in timeline.events):
         return ()
     step = _Step(timeline)
@@ -79,13 +78,13 @@ def recompute_times(timeline: Timeline) -> tuple[RecomputeTime, ...]:
 
 
 def over_ranks(times: Iterable[RecomputeTime]) -> RecomputeTime:
-    """Of all ranks."""
+    """The sum over all ranks."""
     return sum(times, RecomputeTime())
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A compute event: ``reached_ns`` is when its rank was ready for it, and waited for messages if there were none."""
+    """A compute event; at ``reached_ns`` its rank was ready for it, except for messages."""
 
     actions: tuple[Action, ...]
     reached_ns: int
@@ -93,11 +92,11 @@ class _Work:
 
 
 class _Step:
-    """The compute of every rank in order, who owns which stage, and when messages arrived."""
+    """The compute of every rank in order, the ranks of each stage, and the arrivals of messages."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.by_rank: list[list[tuple[Event, Action]]] = [[] for _ in range(timeline.num_ranks)]
-        for event in sorted(timeline.events, key=lambda each: (each.start_ns, each.stop_ns)):
+        for event in sorted(timeline.events, key=lambda event: (event.start_ns, event.stop_ns)):
             action = _action_of(event)
             if action is not None and 0 <= event.rank < timeline.num_ranks:
                 self.by_rank[event.rank].append((event, action))
@@ -110,32 +109,34 @@ class _Step:
         for rank, events in enumerate(self.by_rank):
             for _, action in events:
                 if action.is_compute:
-                    for each in flatten((action,)):
-                        owners[each.stage].add(rank)
+                    for child in flatten((action,)):
+                        owners[child.stage].add(rank)
         return {stage: sorted(ranks) for stage, ranks in owners.items()}
 
     def is_alone(self, stage: int, rank: int) -> bool:
-        """Whether the rank does not have that stage, or there is none."""
+        """Whether the stage exists and the rank does not have it."""
         return stage in self.owners and rank not in self.owners[stage]
 
     def _peer(self, rank: int, stage: int, other: int) -> int | None:
         """The rank with the ``other`` stage of the same replica and shard."""
-        own, theirs = self.owners.get(stage, ()), self.owners.get(other, ())
-        return theirs[own.index(rank)] if len(own) == len(theirs) and rank in own else None
+        own_ranks, other_ranks = self.owners.get(stage, ()), self.owners.get(other, ())
+        return other_ranks[own_ranks.index(rank)] if len(own_ranks) == len(other_ranks) and rank in own_ranks else None
 
     def _arrivals(self) -> Mapping[Message, int]:
-        """When each message had been sent: after its SEND, or where that took no time after what made it."""
+        """The time at which each message had been sent: after its SEND, or if that took no time after the action that
+        made it.
+        """
         arrivals: dict[Message, int] = {}
         for rank, events in enumerate(self.by_rank):
             for event, action in events:
-                for each in flatten((action,)):
-                    if each.kind is Kind.F:
-                        self._sent(arrivals, rank, each, Kind.F, 1, event.stop_ns)
-                    elif each.kind in _BACKWARDS:
-                        self._sent(arrivals, rank, each, Kind.B, -1, event.stop_ns)
-                    elif each.kind in _SENDS:
-                        kind = Kind.F if each.kind is Kind.SEND_F else Kind.B
-                        self._sent(arrivals, rank, each, kind, _SENDS[each.kind], event.stop_ns)
+                for child in flatten((action,)):
+                    if child.kind is Kind.F:
+                        self._sent(arrivals, rank, child, Kind.F, 1, event.stop_ns)
+                    elif child.kind in _BACKWARDS:
+                        self._sent(arrivals, rank, child, Kind.B, -1, event.stop_ns)
+                    elif child.kind in _SENDS:
+                        kind = Kind.F if child.kind is Kind.SEND_F else Kind.B
+                        self._sent(arrivals, rank, child, kind, _SENDS[child.kind], event.stop_ns)
         return arrivals
 
     def _sent(
@@ -148,7 +149,7 @@ class _Step:
             arrivals[message] = max(arrivals.get(message, NEVER), stop_ns)
 
     def works(self, rank: int) -> Iterator[_Work]:
-        """What the rank computes, in order."""
+        """The compute events of the rank, in order."""
         waits_from: int | None = None
         for event, action in self.by_rank[rank]:
             if action.kind in _WAITS:
@@ -159,14 +160,14 @@ class _Step:
                 waits_from = None
 
     def arrived_ns(self, rank: int, action: Action) -> int:
-        """When the message was there that the action needs."""
+        """The arrival of the message that the action needs."""
         kind = Kind.F if action.kind is Kind.F else Kind.B if action.kind in _BACKWARDS else None
         if kind is None:
             return NEVER
         return self.arrivals.get((rank, kind, action.stage, action.microbatch or 0, action.slice or 0), NEVER)
 
     def sends(self, rank: int, action: Action) -> bool:
-        """Whether another rank waits for what the action makes."""
+        """Whether another rank waits for the result of the action."""
         direction = 1 if action.kind is Kind.F else -1 if action.kind in _BACKWARDS else 0
         return bool(direction) and self.is_alone(action.stage + direction, rank)
 
@@ -187,15 +188,15 @@ def _of_rank(step: _Step, rank: int) -> RecomputeTime:
 
 def _action_of(event: Event) -> Action | None:
     """The event's action, if that computes, sends or waits for a message."""
-    wanted = {
+    kinds = {
         Activity.COMPUTE: COMPUTE_KINDS | {Kind.OVERLAP},
         Activity.TRANSFER: frozenset(_SENDS),
         Activity.WAIT: _WAITS,
     }.get(event.activity)
-    if wanted is None:
+    if kinds is None:
         return None
     try:
         action = parse_action(event.action)
     except UserError:
         return None
-    return action if action.kind in wanted else None
+    return action if action.kind in kinds else None

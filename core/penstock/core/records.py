@@ -1,9 +1,9 @@
-"""Records: what a rank reports. They lie in the run directory's outbox, one JSON object a line, until they are shipped.
+"""Records: reports of ranks. They are in the run directory's outbox, one JSON object per line, until they are shipped.
 
-A record is known by (uid, attempt, source, sequence): sending it twice changes nothing.
+A record is identified by (uid, attempt, source, sequence): sending it twice changes nothing.
 
-The first rank writes an attempt's profile, steps, checkpoints and sampled timelines. Lines that ranks print are made
-records by the shipper, so LOG records exist only where one runs; elsewhere the lines lie in the log files alone.
+The first rank writes an attempt's profile, steps, checkpoints and sampled timelines. The shipper turns printed lines of
+ranks into records, so LOG records only exist with a shipper; elsewhere the lines are only in the log files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.core.timeline import Timeline
 
 
 class RecordKind(enum.StrEnum):
-    """What a record carries; the field of the same name is set."""
+    """The content of a record, in the field of the same name."""
 
     PROGRESS = "progress"
     METRICS = "metrics"
@@ -50,7 +50,7 @@ class StepMetrics(Manifest):
 
 
 WARM_UP_STEPS = 5
-"""The first steps of a run, which are slower than those that follow."""
+"""The first steps of a run, which are slower than the later ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Progress(Manifest):
 
 
 NO_RANK = -1
-"""Stands for the rank in what those print who started the ranks."""
+"""Stands for the rank in lines of the process that started the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

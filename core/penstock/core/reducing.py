@@ -1,12 +1,12 @@
 """The part of the proof about one rank's gradients: each is complete, then reduced in order, then used, once.
 
 A stage's gradients are complete after its last W. They are summed over the copies of a tied matrix (tie), then over
-shards where each has only an addend (tp, stage by stage), then over replicas (dp, stage by stage), and count in the
-norm, after which STEP uses them. START_REDUCE and WAIT_REDUCE bracket the time in which a reduction may read and write
-its gradients.
+shards if each has only an addend (tp, stage by stage), then over replicas (dp, stage by stage), and count in the norm,
+after which STEP uses them. START_REDUCE and WAIT_REDUCE bracket the time in which a reduction may read and write its
+gradients.
 
-Where replicas divide the optimizer's state, each steps a shard of every stage's parameters, so after STEP each stage's
-are gathered over dp, once, between START_GATHER and WAIT_GATHER.
+If replicas divide the optimizer state, each steps a shard of every stage's parameters, so after STEP each stage's
+parameters are gathered over dp, once, between START_GATHER and WAIT_GATHER.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Piece = tuple[Group, int]
 
 
 class Reducing:
-    """Follows the reductions of ``rank``, whose stages have ``num_cells`` weight gradients each, and its gathers, which
-    there are where ``gathers``.
+    """Tracks the reductions of ``rank``, whose stages have ``num_cells`` weight gradients each, and its gathers, which
+    exist if ``gathers``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Reducing:
         self._stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
         self._num_cells, self._gathers = num_cells, gathers
         self._num_gradients: Counter[int] = Counter()
-        ties = [each.tied_of(stage_ranks, rank) for each in reductions if each.group is Group.TIE]
+        ties = [reduction.tied_of(stage_ranks, rank) for reduction in reductions if reduction.group is Group.TIE]
         self._tied = [stage for stages in ties for stage in stages]
         groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
         self._pieces = [piece for group in groups for piece in self._pieces_of(group)]
@@ -62,7 +62,7 @@ class Reducing:
         return [(group, stage) for stage in self._stages[:1]]
 
     def add(self, stage: int) -> None:
-        """A W of ``stage`` ran."""
+        """Count a W of ``stage``."""
         self._num_gradients[stage] += 1
 
     def has_started(self, group: Group) -> bool:
@@ -70,13 +70,13 @@ class Reducing:
         return any(started is group for started, _ in self._started)
 
     def start(self, action: Action) -> None:
-        """START_REDUCE; raises `ViolationError` unless what it reduces is complete."""
+        """Run START_REDUCE; raises `ViolationError` unless the reduced gradients are complete."""
         piece = self._piece(action)
         if piece in self._started:
             raise ViolationError("starts a reduction that was started before")
         group, stage = piece
-        for own in {Group.NORM: self._stages, Group.TIE: self._tied}.get(group, [stage]):
-            self._require_gradients(own)
+        for needed_stage in {Group.NORM: self._stages, Group.TIE: self._tied}.get(group, [stage]):
+            self._require_gradients(needed_stage)
         for before in self._before(piece):
             if before not in self._over:
                 raise ViolationError(f"runs before {_waits_for(before)}")
@@ -90,14 +90,14 @@ class Reducing:
         return piece[0]
 
     def finish(self, action: Action) -> None:
-        """WAIT_REDUCE; raises `ViolationError` if the reduction was waited for before."""
+        """Run WAIT_REDUCE; raises `ViolationError` if the reduction was waited for before."""
         piece = self._piece(action)
         if piece in self._over:
             raise ViolationError("waits for a reduction that is over")
         self._over.append(piece)
 
     def step(self) -> None:
-        """STEP; raises `ViolationError` unless all gradients are there and all reductions over."""
+        """Run STEP; raises `ViolationError` unless all gradients are complete and all reductions over."""
         if self._is_stepped:
             raise ViolationError("runs twice")
         self._is_stepped = True
@@ -108,7 +108,7 @@ class Reducing:
                 raise ViolationError(f"runs before {_waits_for(piece)}")
 
     def start_gather(self, action: Action) -> None:
-        """START_GATHER; raises `ViolationError` before STEP and for parameters that are gathered already."""
+        """Run START_GATHER; raises `ViolationError` before STEP and for parameters that are already gathered."""
         self._require_gathered_stage(action)
         if not self._is_stepped:
             raise ViolationError("gathers parameters before STEP")
@@ -117,7 +117,7 @@ class Reducing:
         self._gathering.add(action.stage)
 
     def finish_gather(self, action: Action) -> None:
-        """WAIT_GATHER; raises `ViolationError` unless its gather is under way."""
+        """Run WAIT_GATHER; raises `ViolationError` unless its gather is under way."""
         self._require_gathered_stage(action)
         if action.stage not in self._gathering:
             raise ViolationError("waits for a gather that is not under way")
@@ -125,7 +125,7 @@ class Reducing:
         self._ungathered.remove(action.stage)
 
     def require_gathered(self) -> None:
-        """Raise `ViolationError` unless all parameters are gathered that have to be."""
+        """Raise `ViolationError` unless all parameters are gathered."""
         for stage in sorted(self._ungathered):
             raise ViolationError(f"ends without {stage}WAIT_GATHER({Group.DP})")
 
@@ -147,8 +147,8 @@ class Reducing:
         before = self._pieces[: self._pieces.index(piece)]
         if group is Group.NORM:
             return before
-        own = self._tied if stage in self._tied else [stage]
-        return [other for other in before if other[1] == stage or (other[0] is Group.TIE and other[1] in own)]
+        own_stages = self._tied if stage in self._tied else [stage]
+        return [other for other in before if other[1] == stage or (other[0] is Group.TIE and other[1] in own_stages)]
 
     def _require_gradients(self, stage: int) -> None:
         if self._num_gradients[stage] != self._num_cells:

@@ -1,15 +1,16 @@
-"""Recomputation as data: what the units of a stage do not keep from forward to backward, but make again by R.
+"""Recomputation as data: the buffers that the units of a stage do not keep from forward to backward, but recompute by
+R.
 
 A unit's buffers are made by a few operations (`penstock.core.layout.unit_graph`). A `Remake` names some of them: their
-buffers are given up after F and made again by R, in the order of the operations, from what was kept. All else is kept,
-so every set of operations can run again. Keys and values always stay, since later slices read them.
+buffers are given up after F and made again by R, in the order of the operations, from the kept ones. All else is kept,
+so every set of operations can run again. Keys and values are always kept, since later slices read them.
 
-Example: {norm, activate} of an MLP gives up the norm's output, its statistics and the activated values, and makes them
-again without a product of matrices (selective recomputation). All five operations of both units of a block leave
-nothing between a stage's input and its output (full recomputation).
+Example: {norm, activate} of an MLP gives up the norm's output, its statistics and the activated values, and recomputes
+them without a product of matrices (selective recomputation). All five operations of both units of a block leave nothing
+between a stage's input and its output (full recomputation).
 
-What a stage's units make again is written per kind of unit: units of a kind are alike, so it matters how many of them
-do, and not which.
+The recomputation of a stage is written per kind of unit: units of a kind are equal, so only the number of those that
+recompute matters.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class Remake(Manifest):
 
 
 Remakes = tuple[Remake, ...]
-"""Of a stage."""
+"""The recomputation of a stage."""
 
 
 class Recompute(enum.StrEnum):
-    """What all units of layers make again, where a job pins it by a name."""
+    """Recomputation of all units of layers, where a job pins it by a name."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -53,7 +54,9 @@ class Recompute(enum.StrEnum):
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """Those that run again. Selective ones have no product of matrices: they are cheap for the bytes they make."""
+        """The operations that run again. Selective ones have no product of matrices, so they cost little for their
+        bytes.
+        """
         return {"none": (), "selective": SELECTIVE, "full": tuple(Operation)}[self.value]
 
 
@@ -61,11 +64,11 @@ SELECTIVE = (Operation.NORM, Operation.ACTIVATE)
 
 
 RecomputePin = Recompute | tuple[Remakes, ...]
-"""What a job pins: a name, or for every stage what it makes again, as a plan says it."""
+"""A job's pin: a name, or the recomputation of every stage, as in a plan."""
 
 
 def pinned_operations(pin: RecomputePin | None) -> tuple[Operation, ...]:
-    """The operations that some unit runs again by a pin; none without one."""
+    """The operations that any unit runs again by a pin; empty without one."""
     if isinstance(pin, Recompute):
         return pin.operations
     named = {operation for remakes in pin or () for remake in remakes for operation in remake.operations}
@@ -73,7 +76,7 @@ def pinned_operations(pin: RecomputePin | None) -> tuple[Operation, ...]:
 
 
 def read_recompute(value: Any, path: str) -> RecomputePin | None:
-    """A job's pin; earlier versions knew true and false."""
+    """A job's pin; earlier versions had true and false."""
     if isinstance(value, bool):
         return Recompute.FULL if value else Recompute.NONE
     annotation = tuple[Remakes, ...] if isinstance(value, list | tuple) else Recompute | None
@@ -82,56 +85,54 @@ def read_recompute(value: Any, path: str) -> RecomputePin | None:
 
 
 def full_remakes(spec: ModelSpec, stage: tuple[int, int]) -> Remakes:
-    """Everything that R can make again of a stage of units [first, stop), of the embedding and of parts of the head as
-    well.
-    """
+    """All recomputation that a stage of units [first, stop) can do, including the embedding and parts of the head."""
     return _uniform(spec, stage, tuple(Operation), tuple(UnitKind))
 
 
 def uniform_remakes(spec: ModelSpec, stage: tuple[int, int], operations: Sequence[Operation]) -> Remakes:
-    """All units of layers of the stage [first, stop) run those of the ``operations`` again that they have."""
+    """All units of layers of the stage [first, stop) run again those of the ``operations`` that they have."""
     return _uniform(spec, stage, operations, OF_LAYERS)
 
 
 OF_LAYERS = (UnitKind.ATTENTION, UnitKind.MLP)
-"""The units of which a job's pin and the planner's choice are: others keep little, or have a product to repeat."""
+"""Units that a job's pin and the planner's choice apply to: others keep little, or would repeat a product."""
 
 
 def _uniform(
     spec: ModelSpec, stage: tuple[int, int], operations: Sequence[Operation], kinds: Sequence[UnitKind]
 ) -> Remakes:
-    found = []
+    remakes = []
     units = [unit for unit in spec.units[slice(*stage)] if unit.kind in kinds]
     for kind in dict.fromkeys(unit.kind for unit in units):
-        own = tuple(each for each in _operations_of(spec, kind) if each in operations)
-        if own:
-            found.append(Remake(unit=kind, count=sum(unit.kind is kind for unit in units), operations=own))
-    return tuple(found)
+        own_operations = tuple(operation for operation in _operations_of(spec, kind) if operation in operations)
+        if own_operations:
+            remakes.append(Remake(unit=kind, count=sum(unit.kind is kind for unit in units), operations=own_operations))
+    return tuple(remakes)
 
 
 @functools.lru_cache(maxsize=256)
 def _operations_of(spec: ModelSpec, kind: UnitKind) -> tuple[Operation, ...]:
-    """Those of any unit of the kind: of a head's parts only the first has a norm."""
+    """The operations of any unit of the kind: of a head's parts only the first has a norm."""
     parts = range(spec.head_parts if kind is UnitKind.HEAD else 1)
-    own = {operation for part in parts for operation in remaking(spec, kind, part=part)}
-    return tuple(operation for operation in Operation if operation in own)
+    recomputable = {operation for part in parts for operation in remaking(spec, kind, part=part)}
+    return tuple(operation for operation in Operation if operation in recomputable)
 
 
 @functools.lru_cache(maxsize=4096)
 def remade_of(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> Remade:
-    """What each unit of the stage [first, stop) runs again."""
+    """The operations that each unit of the stage [first, stop) runs again."""
     if not remakes:
         return NOTHING_REMADE
-    left = [[each.unit, each.count, frozenset(each.operations)] for each in remakes]
-    return tuple(_next(left, unit.kind) for unit in spec.units[slice(*stage)])
+    remaining = [[remake.unit, remake.count, frozenset(remake.operations)] for remake in remakes]
+    return tuple(_next(remaining, unit.kind) for unit in spec.units[slice(*stage)])
 
 
-def _next(left: list[list[object]], kind: UnitKind) -> Operations:
-    """The operations of the next unit of a kind; counts it."""
-    for each in left:
-        unit, count, operations = each
+def _next(remaining: list[list[object]], kind: UnitKind) -> Operations:
+    """The operations of the next unit of a kind, which is counted off."""
+    for entry in remaining:
+        unit, count, operations = entry
         if unit is kind and isinstance(count, int) and count > 0 and isinstance(operations, frozenset):
-            each[1] = count - 1
+            entry[1] = count - 1
             return operations
     return frozenset()
 
@@ -153,21 +154,21 @@ _UNIT_NAMES = {
 
 
 def remakes_text(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> str:
-    """What the stage [first, stop) makes again, for people: ``norms of 2 of 4 attention units, outputs of the MLP``."""
+    """Text of the recomputation of the stage [first, stop): ``norms of 2 of 4 attention units, outputs of the MLP``."""
     units = spec.units[slice(*stage)]
     phrases = []
-    for kind, group in groupby(remakes, key=lambda each: each.unit):
+    for kind, group in groupby(remakes, key=lambda remake: remake.unit):
         num_units = sum(unit.kind is kind for unit in units)
-        parts = [f"{operations_text(spec, each)} of {_count_text(each.count, num_units)}" for each in group]
+        parts = [f"{operations_text(spec, remake)} of {_count_text(remake.count, num_units)}" for remake in group]
         phrases.append(f"{' and '.join(parts)} {_UNIT_NAMES[kind][num_units > 1]}")
     return ", ".join(phrases)
 
 
 def operations_text(spec: ModelSpec, remake: Remake) -> str:
-    """The operations of a remake, for people: ``norms and projections``, or ``everything``."""
+    """Text of the operations of a remake: ``norms and projections``, or ``everything``."""
     if set(remake.operations) == set(_operations_of(spec, remake.unit)):
         return "everything"
-    names = [_OPERATION_NAMES[each] for each in Operation if each in remake.operations]
+    names = [_OPERATION_NAMES[operation] for operation in Operation if operation in remake.operations]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
@@ -179,22 +180,22 @@ def _count_text(count: int, num_units: int) -> str:
 
 def check_remakes(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes, where: str) -> None:
     """Raise `UserError` unless the stage [first, stop) has these units, and they the operations."""
-    there = Counter(unit.kind for unit in spec.units[slice(*stage)]) if remakes else Counter[UnitKind]()
+    unit_counts = Counter(unit.kind for unit in spec.units[slice(*stage)]) if remakes else Counter[UnitKind]()
     named = Counter[UnitKind]()
     for i, remake in enumerate(remakes):
         place = f"{where}[{i}]"
         named[remake.unit] += remake.count
         known = _operations_of(spec, remake.unit)
-        unknown = [each.value for each in remake.operations if each not in known]
+        unknown = [operation.value for operation in remake.operations if operation not in known]
         if unknown or not remake.operations:
             what = f"{remake.unit.value} units do not run {unknown[0]} again" if unknown else "names nothing"
             remedy = f"name some of: {', '.join(known)}" if known else "leave it out"
             raise UserError(what=what, where=f"{place}.operations", remedy=remedy)
         if len(set(remake.operations)) < len(remake.operations):
             raise UserError(what="names an operation twice", where=f"{place}.operations", remedy="name each once")
-        if named[remake.unit] > there[remake.unit]:
+        if named[remake.unit] > unit_counts[remake.unit]:
             raise UserError(
-                what=f"{named[remake.unit]} {remake.unit.value} units of a stage that has {there[remake.unit]}",
+                what=f"{named[remake.unit]} {remake.unit.value} units of a stage that has {unit_counts[remake.unit]}",
                 where=f"{place}.count",
-                remedy=f"name at most {there[remake.unit]} together",
+                remedy=f"name at most {unit_counts[remake.unit]} together",
             )

@@ -1,13 +1,13 @@
-"""How replicas divide the optimizer's state of a stage between them (ZeRO-1, Rajbhandari et al., arXiv 1910.02054).
+"""Division of a stage's optimizer state between replicas (ZeRO-1, Rajbhandari et al., arXiv 1910.02054).
 
-Replica r of dp steps the range [r s, (r + 1) s) of the stage's flat parameters: it alone holds their moments and master
-weights, ends the reduction with the sum of their gradients, and sends the new weights to the others. All shards are
-equally large, as NCCL's collectives want them, and s is a multiple of `BLOCK`.
+Replica r of dp steps the range [r s, (r + 1) s) of the stage's flat parameters: only it holds their moments and master
+weights, it ends the reduction with the sum of their gradients, and it sends the new weights to the others. All shards
+are equally large, as NCCL's collectives require, and s is a multiple of `BLOCK`.
 
 Gradients are squared and summed in blocks of `BLOCK` elements, counted from the start of each tensor, so that the norm
-does not depend on how replicas divide them (`penstock.trainer.squared_norm`). No block may lie in two shards, so a
-tensor that a bound of shards cuts begins at a multiple of `BLOCK`. At most dp - 1 tensors of a stage are cut, and each
-leaves a gap of less than `BLOCK` elements before it, which hold zeros.
+does not depend on the division between replicas (`penstock.trainer.squared_norm`). No block may be in two shards, so a
+tensor that crosses a shard's bound begins at a multiple of `BLOCK`. At most dp - 1 tensors of a stage cross one, and
+each leaves a gap of less than `BLOCK` elements before it, which hold zeros.
 
 Example with blocks of 4: tensors of 3, 10 and 2 elements, and 2 replicas. Of 15 elements a shard has 8. The second
 tensor would begin at 3 and be cut at 8, which is in its second block. It begins at 4, and the stage ends at 16.
@@ -23,24 +23,26 @@ BLOCK = 4096
 """Elements: 16 KiB of fp32, small next to any message and large next to its overhead."""
 
 ROUND_BYTES = 2 * 2**20
-"""Received by one rank in one round of a reduce-scatter on the host, from all others together."""
+"""Bytes that one rank receives in one round of a reduce-scatter on the host, from all others together."""
 
 
 def exchange_bytes(shard_bytes: int, dp: int) -> int:
-    """What a rank on the host needs besides its gradients to scatter sums of which a shard takes so many bytes, at
-    most: two rounds (`penstock.trainer.reduce_scatter`).
+    """Upper bound of the bytes that a rank on the host needs besides its gradients to scatter sums with shards of so
+    many bytes: two rounds (`penstock.trainer.reduce_scatter`).
     """
     return 2 * min(ROUND_BYTES, (dp - 1) * shard_bytes)
 
 
 def largest_shard(num_elements: int, dp: int) -> int:
-    """No shard of a stage with so many elements has more, gaps included; all of them where there is one replica."""
+    """Upper bound of the elements of a shard of a stage with so many elements, gaps included; all of them with one
+    replica.
+    """
     return num_elements if dp == 1 else (-(-num_elements // (dp * BLOCK)) + 1) * BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """Where the tensors of a stage begin in its flat buffers, of ``total`` elements, and the elements of a shard."""
+    """Offsets of a stage's tensors in its flat buffers, of ``total`` elements, and the elements of a shard."""
 
     offsets: tuple[int, ...]
     shard_elements: int
@@ -65,7 +67,9 @@ def replica_layout(sizes: Sequence[int], dp: int) -> ReplicaLayout:
 
 
 def _packed(sizes: Sequence[int], bound: int) -> tuple[tuple[int, ...], int]:
-    """Where tensors begin and the last one ends, if those that a multiple of ``bound`` would cut begin a block."""
+    """The offsets of tensors and the end of the last one, if those that a multiple of ``bound`` would cut begin a
+    block.
+    """
     offsets, start = [], 0
     for size in sizes:
         if bound and start // bound != (start + size - 1) // bound:

@@ -80,7 +80,7 @@ _Known = dict[_Stream, int]
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The most kernels that may be on a rank's device at once, and where in its instructions that is first reached."""
+    """The most kernels that may be on a rank's device at once, and the first instruction with so many."""
 
     num_kernels: int
     position: int
@@ -101,7 +101,7 @@ class _Rank:
         return instructions[self.position] if self.position < len(instructions) else None
 
     def launch(self, stream: _Stream, number: int) -> None:
-        """Launch kernel ``number`` (from 1) of a stream and count those at hand."""
+        """Launch kernel ``number`` (from 1) of a stream and count those that may run."""
         self.launched[stream] = number
         under_way = sum(last > self.known.get(other, 0) for other, last in self.launched.items())
         if under_way > self.most.num_kernels:
@@ -109,7 +109,7 @@ class _Rank:
 
 
 class _Devices:
-    """All ranks' devices, moved through a Program that is proved to end."""
+    """All ranks' devices, advanced through a Program that is proved to end."""
 
     def __init__(self, program: Program) -> None:
         self.ranks = [_Rank(rank) for rank in program.ranks]
@@ -119,7 +119,7 @@ class _Devices:
         self._ended: dict[tuple[Channel, int], _Known] = {}
 
     def advance(self, rank: _Rank) -> None:
-        """Move ``rank`` until it ends or has to wait for another one."""
+        """Advance ``rank`` until it ends or has to wait for another one."""
         while (instruction := rank.pending) is not None:
             kind, channel = instruction.action.kind, instruction.channel
             if kind in _STARTS:
@@ -138,7 +138,7 @@ class _Devices:
             rank.position += 1
 
     def _end(self, channel: Channel, sequence: int) -> _Known | None:
-        """What is known once a message has ended; none while an end of it is not launched."""
+        """The knowledge once a message has ended; None while an end of it is not launched."""
         if (channel, sequence) not in self._ended:
             sent, posted = (self._launches.get((channel, sequence, is_send)) for is_send in (True, False))
             if sent is None or posted is None:
@@ -159,7 +159,7 @@ class _Devices:
         rank.launch(stream, number)
 
     def _reduced(self, rank: _Rank, action: Action) -> bool:
-        """Whether all ranks of the group have started; then each knows what all of them knew there.
+        """Whether all ranks of the group have started; then each learns what all of them knew there.
 
         Peers in other replicas know nothing of this one, other shards nothing of this device that it does not know.
         """

@@ -1,4 +1,6 @@
-"""Which slots every compute action reads and writes: lowering follows this table, the proof holds Programs to it."""
+"""The slots that every compute action reads and writes: lowering follows this table, and the proof checks Programs by
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,22 @@ READS_AND_WRITES: Mapping[Kind, tuple[tuple[SlotKind, ...], tuple[SlotKind, ...]
     Kind.B: _BACKWARD,
     Kind.W: ((L, RL, W), ()),
 }
-"""All slots an action may touch, in the order in which instructions list them; `Roles` leaves out those that are not.
+"""All slots that an action may touch, in the order in which instructions list them; `Roles` leaves out those that do
+not exist.
 
-Where an R follows, F fills neither ``ra`` nor ``rl``. An R that goes on where another one stopped finds that one's last
-output in ``a`` or ``ra``, and needs no ``x``.
-B writes its ``w`` and reads it back at once, so it lists it as written. The first F of a micro-batch finds no ``kv`` to
-read and its first I no ``dkv``: they only write.
+If an R follows, F fills neither ``ra`` nor ``rl``. An R that continues another finds that one's last output in ``a`` or
+``ra``, and needs no ``x``. B writes its ``w`` and reads it back at once, so it lists it as written. The first F of a
+micro-batch finds no ``kv`` to read and its first I no ``dkv``: they only write.
 """
 
 Cell = tuple[int, int, int]
-"""Stage, micro-batch and slice: what one F and one B, or I and W, work on."""
+"""Stage, micro-batch and slice: the work of one F and one B, or I and W."""
 
 SlotName = tuple[SlotKind, int, int, int | None]
 """Kind, stage, micro-batch, slice (none for ``kv`` and ``dkv``)."""
 
 Place = tuple[SlotKind, int, int | None]
-"""A slot's name but for its micro-batch: kind, stage, slice."""
+"""A slot's name without its micro-batch: kind, stage, slice."""
 
 
 def slot_table(sizes: SlotSizes, num_stages: int, slices: Sequence[int]) -> dict[Place, int]:
@@ -58,7 +60,7 @@ def slot_table(sizes: SlotSizes, num_stages: int, slices: Sequence[int]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The places an action reads and writes."""
+    """The places that an action reads and writes."""
 
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
@@ -67,8 +69,8 @@ class Touched:
 class Roles:
     """The table above applied to one pipeline: its stages' ranks, its number of slices, and the slots that exist.
 
-    Neighbouring stages on one rank hand over directly: F writes the next stage's ``x`` and I the previous stage's
-    ``g_in`` where there would be ``y`` and ``g_out``.
+    Neighbouring stages on one rank exchange no messages: F writes the next stage's ``x`` and I the previous stage's
+    ``g_in`` instead of ``y`` and ``g_out``.
     """
 
     def __init__(self, stage_ranks: Sequence[int], num_slices: int, table: Mapping[Place, int]) -> None:
@@ -78,8 +80,8 @@ class Roles:
         self._known: dict[tuple[Kind, int, int, bool, bool], Touched] = {}
 
     def touched(self, kind: Kind, stage: int, part: int, recomputed: bool, resumes: bool = False) -> Touched:
-        """What the action of ``kind`` on slice ``part`` touches; ``recomputed``: whether that slice has an R here;
-        ``resumes``: whether this is an R after the first.
+        """The places that the action of ``kind`` on slice ``part`` touches; ``recomputed``: that slice has an R here;
+        ``resumes``: this is an R after the first.
         """
         key = (kind, stage, part, recomputed, resumes)
         if key not in self._known:
@@ -96,8 +98,8 @@ class Roles:
         return (slot is KV and kind is Kind.F and part == 0) or (slot is DKV and part == self._num_slices - 1)
 
     def _places(self, slots: Sequence[SlotKind], stage: int, part: int) -> tuple[Place, ...]:
-        found = (self._place(slot, stage, None if slot in PREFIX_KINDS else part) for slot in slots)
-        return tuple(place for place in found if place is not None and place in self._table)
+        places = (self._place(slot, stage, None if slot in PREFIX_KINDS else part) for slot in slots)
+        return tuple(place for place in places if place is not None and place in self._table)
 
     def _place(self, slot: SlotKind, stage: int, part: int | None) -> Place | None:
         last = len(self._ranks) - 1

@@ -59,13 +59,13 @@ class Group(enum.StrEnum):
 
     @property
     def is_of_peers(self) -> bool:
-        """Whether each rank joins those of its own place alone, and does not wait for the others of its pipeline."""
+        """Whether each rank joins only the ranks at its own place, and does not wait for the others of its pipeline."""
         return self in (Group.DP, Group.TP)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Units [first, stop) of a stage, counted from its first: what one of several R of a slice makes again."""
+    """Units [first, stop) of a stage, counted from its first: the work of one of several R of a slice."""
 
     first: int
     stop: int
@@ -121,7 +121,7 @@ class Action:
 
     @property
     def resumes(self) -> bool:
-        """Whether it goes on with a recomputation that another R began."""
+        """Whether it continues a recomputation that another R began."""
         return self.part is not None and self.part.first > 0
 
 
@@ -142,7 +142,7 @@ def parse_action(text: str, where: str = "") -> Action:
 
 
 def _parse_one(text: str, where: str) -> Action:
-    """An action that is no overlap: those are not nested."""
+    """An action other than an overlap; overlaps are not nested."""
     match = _ACTION.match(text)
     if match is None or (match.group(3) and match.group(3) not in set(Group)):
         raise UserError(
@@ -169,7 +169,7 @@ def _part(first: int, stop: str | None, where: str) -> Part:
 
 
 def read_action(value: Any, path: str) -> Action:
-    """The action of a manifest; raises `UserError` naming ``path`` for anything but an action's text."""
+    """The action of a manifest; raises `UserError` with ``path`` for anything but an action's text."""
     if not isinstance(value, str):
         raise mistyped(value, "an action's text", path)
     return parse_action(value, path)
@@ -177,12 +177,12 @@ def read_action(value: Any, path: str) -> Action:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Compute actions per rank, in the order each rank runs them.
+    """Compute actions per rank, in the order in which each rank runs them.
 
-    Every stage lives on one rank; a rank may hold several stages. Slices of a micro-batch are numbered from 0; every
-    compute action names one. The last micro-batch has ``num_remainder_slices``, at most as many as the others, where
-    that is not 0: it may be a smaller one (`penstock.core.plan.Plan`). Whether the order can run is for the Program's
-    proof to say; a Schedule only is well-formed.
+    Every stage is on one rank; a rank may hold several stages. Slices of a micro-batch are numbered from 0; every
+    compute action names one. If ``num_remainder_slices`` is not 0, the last micro-batch has that many slices, at most
+    as many as the others: it may be a smaller one (`penstock.core.plan.Plan`). A Schedule is only well-formed; the
+    Program's proof shows whether the order can run.
     """
 
     ranks: tuple[tuple[Action, ...], ...]
@@ -219,22 +219,22 @@ class Schedule:
                 raise UserError(what=f"{name} {value} is not in 0..{count - 1}", where=f"rank {rank}: {action}")
 
     def is_remainder(self, microbatch: int | None) -> bool:
-        """Whether the micro-batch is the last one, with slices of its own."""
+        """Whether the micro-batch is the last one, with its own slices."""
         return self.num_remainder_slices > 0 and microbatch == self.num_microbatches - 1
 
     def num_slices_of(self, microbatch: int | None) -> int:
-        """The slices of the micro-batch."""
+        """Number of slices of the micro-batch."""
         return self.num_remainder_slices if self.is_remainder(microbatch) else self.num_slices
 
     def column_of(self, action: Action) -> int:
-        """Where tables hold what the action takes: by its slice, those of a remainder behind those of the others."""
+        """The action's column in cost tables: by its slice; those of a remainder follow the others."""
         return (action.slice or 0) + (self.num_slices if self.is_remainder(action.microbatch) else 0)
 
     def with_remainder(self, num_slices: int) -> Schedule:
-        """The same with only the first ``num_slices`` slices in its last micro-batch; 0: all of them.
+        """The schedule with only the first ``num_slices`` slices in its last micro-batch; 0 keeps all.
 
-        A slice needs none after it in forward, and in backward its own forward and those after it that there are. So
-        the order of the other actions can run if this one can.
+        A slice needs no later slice in forward, and in backward its own forward and the existing later slices. So the
+        order of the other actions can run if this one can.
         """
         last = self.num_microbatches - 1 if num_slices else None
 
@@ -258,7 +258,7 @@ class Schedule:
 
     @property
     def recomputed_units(self) -> dict[int, int]:
-        """By stage, for those that are recomputed in parts, how many units the parts have together."""
+        """The numbers of units that the parts cover together, by stage, for stages that are recomputed in parts."""
         units: dict[int, int] = {}
         for action in (action for actions in self.ranks for action in flatten(actions)):
             if action.part is not None:
@@ -288,7 +288,7 @@ def flatten(actions: Iterable[Action]) -> Iterator[Action]:
 
 
 def without_overlaps(actions: Iterable[Action], *, keep_pairs: bool) -> Iterator[Action]:
-    """The actions with overlaps replaced by their children, but for pairs where these are one instruction."""
+    """The actions with overlaps replaced by their children, except pairs that are one instruction (``keep_pairs``)."""
     for action in actions:
         if keep_pairs and action.is_pair:
             yield action
@@ -297,7 +297,7 @@ def without_overlaps(actions: Iterable[Action], *, keep_pairs: bool) -> Iterator
 
 
 def _only(actions: Iterable[Action], is_wanted: Callable[[Action], bool]) -> Iterator[Action]:
-    """The actions that are wanted; of an overlap its children, alone if only one is."""
+    """The wanted actions; of an overlap its wanted children, alone if there is only one."""
     for action in actions:
         if action.kind is Kind.OVERLAP:
             children = tuple(filter(is_wanted, action.children))
@@ -327,7 +327,7 @@ class ScheduleSpec(Manifest):
 
 
 def import_spec(text: str, where: str) -> tuple[ScheduleSpec, tuple[str, ...]]:
-    """The recipe of the schedule in ``text``, and warnings about actions that were dropped.
+    """The recipe of the schedule in ``text``, and warnings about dropped actions.
 
     The recipe holds the normalised text: no communication, no blank cells.
     """
@@ -336,11 +336,11 @@ def import_spec(text: str, where: str) -> tuple[ScheduleSpec, tuple[str, ...]]:
 
 
 def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[str, ...]]:
-    """A schedule from CSV, ours or torch's, and warnings about what was dropped.
+    """A schedule from CSV, penstock's or torch's, and warnings about dropped actions.
 
     torch's communication actions are dropped (they are regenerated) and so are its FSDP actions, with a warning.
-    Overlaps stay. Without slices every micro-batch is one slice, number 0. The last micro-batch may
-    have fewer slices than the others.
+    Overlaps are kept. Without slices every micro-batch is one slice, number 0. The last micro-batch may have fewer
+    slices than the others.
     """
     dropped: set[str] = set()
     rows: list[list[Action]] = []
@@ -365,7 +365,7 @@ def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[
 
 
 def _cells(text: str, where: str) -> Iterator[list[str]]:
-    """The cells of every row; raises `UserError` for what is no CSV, and for more than any schedule has."""
+    """The cells of every row; raises `UserError` for text that is not CSV, and for more than any schedule has."""
     if len(text) > MOST_SCHEDULE_CHARACTERS:
         raise UserError(
             what=f"has {len(text):,} characters, more than {MOST_SCHEDULE_CHARACTERS:,}",

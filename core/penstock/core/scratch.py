@@ -1,8 +1,8 @@
-"""Memory of a forward that does not keep all it makes: before a recomputation, in evaluation, in generation.
+"""Memory of a forward that does not keep all its buffers: before a recomputation, in evaluation, in generation.
 
-What it gives up of ``a`` and ``l`` is needed while one unit runs, but for the unit's output, which the next one reads.
-So all units share one memory for the former, and neighbours' outputs take turns. Parts of a head take turns for every
-chunk of tokens: they need theirs together, but room for the probabilities of one chunk alone.
+The buffers of ``a`` and ``l`` that it gives up are needed while one unit runs, except the unit's output, which the next
+one reads. So all units share one memory for the former, and neighbours' outputs alternate. Parts of a head alternate
+for every chunk of tokens: they need their buffers at the same time, but the probabilities of only one chunk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.core.sharding import WHOLE, Sharding
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchBuffer:
-    """A buffer that a unit would keep in ``slot``, and where it is in the memory for what is given up."""
+    """A buffer that a unit would keep in ``slot``, and its offset in the memory for given-up buffers."""
 
     slot: SlotKind
     unit: int
@@ -61,7 +61,9 @@ def scratch_buffers(
     sharding: Sharding = WHOLE,
     remade: Remade | None = None,
 ) -> Iterator[ScratchBuffer]:
-    """What F of units [first, stop) does not keep: all of ``a`` and ``l``, or what ``remade`` says R makes again."""
+    """The buffers that F of units [first, stop) does not keep: all of ``a`` and ``l``, or those that R recomputes by
+    ``remade``.
+    """
     operations = (EVERY_OPERATION,) * (stop - first) if remade is None else remade
     given_up = [
         (slot, unit, _of_a_chunk(buffer))

@@ -1,10 +1,10 @@
-"""Which device each rank takes: the one where the plan puts it.
+"""Device mapping: the device of each rank, as the plan places it.
 
 A plan names devices by the ranks that measured them. On one host rank r measured the r-th CUDA device that is visible:
-putting the visible devices in the order of the plan's ranks seats every rank, and no rank needs to know of it. Over
-several hosts a process stays where it is, and takes the rank that the plan puts there.
+with the visible devices in the order of the plan's ranks, every rank has its device without further action. Over
+several hosts a process stays in place, and takes the rank that the plan puts there.
 
-``devices`` is the device of every global rank, as `penstock.core.plan.Plan.devices` gives it; empty means in order.
+``devices`` is the device of every global rank, from `penstock.core.plan.Plan.devices`; empty means in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def seated(devices: Sequence[int], visible: str | None) -> str:
-    """What `VISIBLE` has to say so that the r-th device is that of rank r; ``visible`` is what it says, if anything.
+    """The value of `VISIBLE` with which the r-th device is that of rank r; ``visible`` is its current value, if any.
 
     Raises `UserError` for a placement on more devices than are visible.
     """
@@ -35,9 +35,9 @@ def seated(devices: Sequence[int], visible: str | None) -> str:
 
 
 def ranks_of_devices(devices: Sequence[int], num_devices: int) -> tuple[int, ...]:
-    """Per device the rank that runs there; those without work follow the plan's ranks in number.
+    """Per device the rank that runs there; idle devices follow the plan's ranks in number.
 
-    Raises `UserError` for a placement on more devices than there are.
+    Raises `UserError` for a placement on more devices than exist.
     """
     missing = [device for device in devices if device >= num_devices]
     if missing:
@@ -48,14 +48,14 @@ def ranks_of_devices(devices: Sequence[int], num_devices: int) -> tuple[int, ...
         )
     taken = set(devices)
     idle = (device for device in range(num_devices) if device not in taken)
-    seats = {device: rank for rank, device in enumerate((*devices, *idle))}
-    return tuple(seats[device] for device in range(num_devices))
+    rank_of = {device: rank for rank, device in enumerate((*devices, *idle))}
+    return tuple(rank_of[device] for device in range(num_devices))
 
 
 def require_shards_in_pods(num_ranks: int, tp: int, ranks_per_pod: int) -> None:
-    """Raise `UserError` where ranks in order would put the ``tp`` shards of a pipeline rank on several pods.
+    """Raise `UserError` if ranks in order would put the ``tp`` shards of a pipeline rank on several pods.
 
-    They exchange hidden states in every unit: between hosts a plan does that only where its placement says so.
+    They exchange hidden states in every unit: a plan does that between hosts only if its placement says so.
     """
     for first in range(0, num_ranks, tp):
         pods = first // ranks_per_pod, (first + tp - 1) // ranks_per_pod

@@ -48,7 +48,7 @@ from penstock.core.schedule import Kind
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """``tp`` shards; ``sequence_parallel`` divides hidden states by tokens and means nothing for one shard."""
+    """``tp`` shards; ``sequence_parallel`` divides hidden states by tokens and has no effect for one shard."""
 
     tp: int = 1
     sequence_parallel: bool = True
@@ -59,7 +59,7 @@ class Sharding:
         return self.sequence_parallel and self.tp > 1
 
     def rows(self, tokens: int) -> int:
-        """Rows that a shard's part of a hidden state of ``tokens`` has room for; the last shards may fill fewer."""
+        """Rows of the buffer for a shard's part of a hidden state of ``tokens``; the last shards may fill fewer."""
         return -(-tokens // self.tp) if self.by_tokens else tokens
 
     def padded_rows(self, tokens: int) -> int:
@@ -67,7 +67,7 @@ class Sharding:
         return self.rows(tokens) * self.tp if self.by_tokens else tokens
 
     def own_tokens(self, tokens: int, shard: int) -> range:
-        """Which of ``tokens`` the shard holds of a hidden state."""
+        """The range of ``tokens`` of a hidden state that the shard holds."""
         if not self.by_tokens:
             return range(tokens)
         rows = self.rows(tokens)
@@ -106,15 +106,15 @@ WHOLE = Sharding()
 class Block:
     """Rows or columns of a parameter that shards divide evenly.
 
-    Of ``num_groups`` parts that are not divided further (key/value heads) several shards may hold the same; 0: the
-    rows are divided one by one.
+    Several shards may hold the same of ``num_groups`` parts that are not divided further (key/value heads); 0: single
+    rows are divided.
     """
 
     size: int
     num_groups: int = 0
 
     def copies(self, tp: int) -> int:
-        """How many of ``tp`` shards hold the same part."""
+        """Number of the ``tp`` shards that hold the same part."""
         return max(tp // self.num_groups, 1) if self.num_groups else 1
 
     def part(self, tp: int, shard: int) -> range:
@@ -126,7 +126,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows or columns [start, stop) of a parameter that a shard holds; ``is_owner``: the first of those that do."""
+    """Rows or columns [start, stop) of a parameter that a shard holds; ``is_owner``: it is the first of those."""
 
     start: int
     stop: int
@@ -134,12 +134,12 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of rows or columns."""
         return self.stop - self.start
 
 
 class Collective(enum.StrEnum):
-    """What the shards of a rank do together in the middle of an action."""
+    """A collective operation of the shards of a rank in the middle of an action."""
 
     GATHER = "gather"
     SCATTER = "scatter"
@@ -147,10 +147,11 @@ class Collective(enum.StrEnum):
 
 
 def exchange_bytes(collective: Collective, num_bytes: int, tp: int) -> int:
-    """Bytes that a shard on the host needs besides the tensors for a collective of ``num_bytes`` on each of ``tp``.
+    """Bytes that a shard on the host needs in addition to the tensors for a collective of ``num_bytes`` on each of
+    ``tp``.
 
-    Each of the others sends it the addend of its own block, of a sum of two all of it (`penstock.trainer.shards`). This
-    memory is kept for the next one.
+    Each of the others sends it the addend of its own block, or with two shards of a sum the whole tensor
+    (`penstock.trainer.shards`). The memory is kept for the next collective.
     """
     if collective is Collective.GATHER:
         return 0
@@ -163,8 +164,8 @@ def unit_collectives(
 ) -> tuple[Collective, ...]:
     """The collectives of one unit's F, I or W, in order, each of the unit's hidden state [tokens, h].
 
-    A W after its I in one action (B) finds ``dy`` gathered, as any W does. Of a head in ``head_parts`` units, this is
-    number ``part``, alone in its stage.
+    A W after its I in one action (B) finds ``dy`` gathered, as any W does. For a head in ``head_parts`` units, the unit
+    is number ``part``, alone in its stage.
     """
     if sharding.tp == 1:
         return ()

@@ -36,13 +36,13 @@ class Speed(Manifest):
 
     @property
     def text(self) -> str:
-        """For people: ``3,120 tokens/s per device, MFU 41.2 %``."""
+        """Text for people: ``3,120 tokens/s per device, MFU 41.2 %``."""
         tokens = f"{format_rate(self.tokens_per_second_per_device)} tokens/s per device"
         return f"{tokens}, MFU {self.utilization_text}" if self.utilization_text else tokens
 
     @property
     def utilization_text(self) -> str:
-        """The utilization for people; empty where there is none."""
+        """Text of the utilization; empty if it is unknown."""
         share = self.model_flops_utilization
         return "" if share is None else f"{100 * share:.1f} %"
 
@@ -64,12 +64,12 @@ class SpeedColumns:
 
 
 def speed_columns(speeds: Sequence[Speed | None], missing: str = "") -> SpeedColumns:
-    """A column for each of the two numbers that a row has, so none where no speed is known.
+    """A column for each of the two numbers that any row has; none if no speed is known.
 
-    ``missing`` stands in the rows of a column that do not have its number.
+    ``missing`` is the cell of rows without that number.
     """
-    rates = ["" if each is None else format_rate(each.tokens_per_second_per_device) for each in speeds]
-    shares = ["" if each is None else each.utilization_text for each in speeds]
+    rates = ["" if speed is None else format_rate(speed.tokens_per_second_per_device) for speed in speeds]
+    shares = ["" if speed is None else speed.utilization_text for speed in speeds]
     columns = {"tokens/s per device": rates, "MFU": shares}
     shown = {header: cells for header, cells in columns.items() if any(cells)}
     rows = tuple(tuple(cells[i] or missing for cells in shown.values()) for i in range(len(speeds)))
@@ -77,12 +77,12 @@ def speed_columns(speeds: Sequence[Speed | None], missing: str = "") -> SpeedCol
 
 
 def step_text(seconds: float, speed: Speed | None) -> str:
-    """A step's time for people, with its speed where that is known: ``1.23 s (3,324 tokens/s per device)``."""
+    """Text of a step's time, with its speed if known: ``1.23 s (3,324 tokens/s per device)``."""
     return format_seconds(seconds) if speed is None else f"{format_seconds(seconds)} ({speed.text})"
 
 
 def format_rate(per_second: float) -> str:
-    """A number of things per second for people: three digits below a thousand, whole numbers above."""
+    """Text of a number per second: three digits below a thousand, whole numbers above."""
     return f"{per_second:,.0f}" if abs(per_second) >= 999.5 else f"{per_second:.3g}"
 
 
@@ -95,7 +95,7 @@ def speed_of(
     step_seconds: float,
     peak_flops: float | None = None,
 ) -> Speed | None:
-    """The speed of a step of ``num_sequences`` on ``num_devices`` that take ``step_seconds``; none without a time."""
+    """The speed of a step of ``num_sequences`` on ``num_devices`` in ``step_seconds``; None without duration."""
     device_seconds = step_seconds * num_devices
     if device_seconds <= 0:
         return None

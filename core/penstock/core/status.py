@@ -1,6 +1,6 @@
-"""The ``status`` of a PipelineJob: all that an operator has to remember, and what people are told.
+"""The ``status`` of a PipelineJob: everything that an operator remembers and people see.
 
-Two write it, each its own part: the service ``progress``, the operator everything else.
+It has two writers, each of its own part: the service of ``progress``, the operator of everything else.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ProfileStatus(Manifest):
 
 
 def _read_loss(value: Any, path: str) -> float | None:
-    """A text, because a loss may be no finite number, which JSON cannot say."""
+    """Read a number as text: a loss may not be finite, which JSON cannot represent."""
     if value is None or not isinstance(value, str):
         return None if value is None else read_number(value, path)
     try:
@@ -140,9 +140,9 @@ class JobStatus(Manifest):
 
     def condition(self, wanted: ConditionType) -> Condition | None:
         """The condition of that type, if it was ever observed."""
-        return next((each for each in self.conditions if each.type is wanted), None)
+        return next((condition for condition in self.conditions if condition.type is wanted), None)
 
 
 def operator_part(status: JobStatus) -> Mapping[str, Any]:
-    """What the operator applies: the whole status but the part that is the service's."""
+    """The part that the operator applies: the status without the service's part."""
     return {name: value for name, value in status.to_manifest().items() if name != "progress"}

@@ -1,7 +1,7 @@
-"""What a service and the supervisor of an attempt tell each other, in small files of the attempt's folder.
+"""Communication between a service and the supervisor of an attempt, by small files in the attempt's folder.
 
-The service writes the order, wishes and the binding; the supervisor its claim and its report. Each file has one writer
-and is replaced whole. So either side may be killed at any moment, and the other reads what was said last.
+The service writes the order, requests and the binding; the supervisor its claim and its report. Each file has one
+writer and is replaced as a whole. So either side may be killed at any moment, and the other reads the latest version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.core.manifest import Manifest
 
 
 class Wish(enum.StrEnum):
-    """What a service may ask a supervisor for, once."""
+    """A request from a service to a supervisor, made once."""
 
     MEASURE = "measure"
     STOP = "stop"
@@ -83,5 +83,5 @@ class AttemptReport(Manifest):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no other state follows."""
         return self.state in (AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.STOPPED)

@@ -1,4 +1,4 @@
-"""What happened when, on which rank: the one result of simulating, running and rehearsing a Program."""
+"""Events of all ranks over time: the result of simulating, running and rehearsing a Program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.manifest import Manifest
 
 
 class Activity(enum.StrEnum):
-    """What a span of time was spent on."""
+    """Use of a span of time."""
 
     COMPUTE = "compute"
     WAIT = "wait"
@@ -21,7 +21,7 @@ class Activity(enum.StrEnum):
 
 
 class Source(enum.StrEnum):
-    """Which interpreter made a timeline."""
+    """The interpreter that made a timeline."""
 
     SIMULATED = "simulated"
     MEASURED = "measured"
@@ -51,7 +51,7 @@ class Event(Manifest):
 
     @property
     def duration_ns(self) -> int:
-        """Its length."""
+        """Duration of the event."""
         return self.stop_ns - self.start_ns
 
 
@@ -71,7 +71,7 @@ class Timeline(Manifest):
         return sum(e.duration_ns for e in self.events if e.rank == rank and e.activity is Activity.COMPUTE)
 
     def waited_ns(self, rank: int) -> int:
-        """Nanoseconds of these in which ``rank`` waited for its shards."""
+        """Nanoseconds of its compute in which ``rank`` waited for its shards."""
         return sum(e.collective_ns for e in self.events if e.rank == rank)
 
     @property
@@ -81,7 +81,7 @@ class Timeline(Manifest):
 
     @property
     def collectives(self) -> Lost | None:
-        """Share of the step in which ranks wait for their shards inside of actions; none where they do not."""
+        """Share of the step in which ranks wait for their shards inside of actions; None if they do not."""
         waited = [0] * self.num_ranks
         for event in self.events:
             waited[event.rank] += event.collective_ns

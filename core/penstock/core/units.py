@@ -1,4 +1,4 @@
-"""Named quantities: parse what people write, print what people read."""
+"""Quantities with units: parse what people write, format what people read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parse_bytes(text: str | int, where: str = "") -> int:
 
 
 def format_bytes(count: float) -> str:
-    """``count`` bytes for people: three digits and a binary unit."""
+    """Text of ``count`` bytes: three digits and a binary unit."""
     for suffix in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or suffix == "TiB":
             return f"{count:.0f} {suffix}" if suffix == "B" else f"{_three_digits(count)} {suffix}"
@@ -48,7 +48,7 @@ def format_bytes(count: float) -> str:
 
 
 def bytes_apart(first: int, second: int) -> tuple[str, str]:
-    """Both amounts for people, in bytes where three digits do not tell them apart."""
+    """Texts of both amounts, in bytes if three digits do not distinguish them."""
     texts = format_bytes(first), format_bytes(second)
     return texts if texts[0] != texts[1] else (f"{first:,} bytes", f"{second:,} bytes")
 
@@ -67,7 +67,7 @@ def quantity(count: int) -> str:
 
 
 BYTES = {"read": parse_bytes, "write": quantity, "schema": BYTES_SCHEMA}
-"""The metadata of a field that holds an amount of memory."""
+"""Metadata of a field that holds an amount of memory."""
 
 
 def format_age(seconds: float) -> str:
@@ -79,7 +79,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``seconds`` for people: 812 ns, 1.25 ms, 3.4 s, 2 min 5 s."""
+    """Text of ``seconds``: 812 ns, 1.25 ms, 3.4 s, 2 min 5 s."""
     if not math.isfinite(seconds):
         return str(seconds)
     if abs(seconds) >= 120:
@@ -93,12 +93,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:
-    """``count`` of something for people: 1 slice, 2 slices. ``plural`` is needed where it is not ``noun`` with an s."""
+    """Text of ``count`` of something: 1 slice, 2 slices. ``plural`` is needed if it is not ``noun`` with an s."""
     return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"
 
 
 def format_amount(amount: float) -> str:
-    """``amount`` of money for people, in a currency that nobody named: 1,234.50, 0.25, 0.0031."""
+    """Text of ``amount`` of money, in an unnamed currency: 1,234.50, 0.25, 0.0031."""
     return f"{amount:,.2f}" if abs(amount) >= 0.1 or not amount else f"{amount:.2g}"
 
 

@@ -1,7 +1,7 @@
-"""The kinds of device that penstock knows, as data: numbers of one device and of the nodes it usually comes in.
+"""Data of known kinds of device: numbers of one device, and of the nodes it usually comes in.
 
-Each file of this folder is one kind. Every number has a source and the date of that source; a number that nobody
-measured says so. The kernels' numbers are fitted to benchmarks of single kernels, never to training steps.
+Each file of this folder is one kind. Every number has a source and its date; numbers without a measurement are marked
+as such. The kernels' numbers are fitted to benchmarks of single kernels, never to training steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeviceKind(Manifest):
 
 @functools.cache
 def device_kinds() -> tuple[str, ...]:
-    """The names of all kinds, in order."""
+    """The names of all kinds, sorted."""
     files = (entry.name for entry in resources.files(__name__).iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
@@ -68,7 +68,7 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def cluster_of(kind: DeviceKind, num_nodes: int, name: str = "") -> ClusterSpec:
-    """``num_nodes`` of the nodes that the kind usually comes in."""
+    """A cluster of ``num_nodes`` nodes of the usual form for the kind."""
     return ClusterSpec(
         name=name or f"{kind.device.name}-{num_nodes}x{kind.devices_per_node}",
         device=kind.device,
@@ -82,7 +82,7 @@ def cluster_of(kind: DeviceKind, num_nodes: int, name: str = "") -> ClusterSpec:
 
 
 def reported_peak_flops(name: str, precision: Precision) -> float | None:
-    """The peak of the device that its driver calls ``name``; none of unknown kinds, and of all but 16-bit training."""
+    """The peak of the device whose driver reports ``name``; None for unknown kinds and unless training is 16-bit."""
     if precision is not Precision.BF16:
         return None
     kinds = (device_kind(kind) for kind in device_kinds())

@@ -1,1 +1,1 @@
-"""What this machine has: ports, network interfaces, locks, signals, the folder of caches, and what of penstock."""
+"""Resources of this machine: ports, network interfaces, locks, signals, the cache folder, and installed members."""

@@ -1,4 +1,4 @@
-"""Where data and profiles are kept between runs."""
+"""The folder of data and profiles that are kept between runs."""
 
 from __future__ import annotations
 

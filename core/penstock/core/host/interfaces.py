@@ -1,4 +1,4 @@
-"""Which network interface leads to another host: gloo and NCCL are told its name, or would ask a name service."""
+"""The network interface towards another host. gloo and NCCL need its name, or they would query a name service."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ADDRESS = slice(20, 24)
 
 def interface_towards(host: str) -> str:
     """The interface whose IPv4 address this host uses to reach ``host``, itself included; raises `RunError`."""
-    own = address_towards(host)
-    if ipaddress.ip_address(own).is_loopback:
+    own_address = address_towards(host)
+    if ipaddress.ip_address(own_address).is_loopback:
         return LOOPBACK_INTERFACE
     for _, name in socket.if_nameindex():
-        if address_of(name) == own:
+        if address_of(name) == own_address:
             return name
-    raise RunError(f"{host} is reached from {own}, which is no address of an interface here")
+    raise RunError(f"{host} is reached from {own_address}, which is no address of an interface here")
 
 
 def address_towards(host: str) -> str:
-    """By the kernel's routes; nothing is sent."""
+    """The address of this host that the kernel's routes choose for ``host``; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # any port
@@ -37,7 +37,7 @@ def address_towards(host: str) -> str:
 
 
 def address_of(interface: str) -> str | None:
-    """Its IPv4 address; none if it has none (netdevice(7))."""
+    """The IPv4 address of an interface; None if it has none (netdevice(7))."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, _REQUEST.pack(interface.encode()))

@@ -1,4 +1,4 @@
-"""Locks that a process holds on files: free again once it has ended, however it did."""
+"""File locks of a process, which are released when it ends for any reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATE = "XDG_STATE_HOME"
 
 
 class Lock:
-    """The lock of the file ``path``, held by nobody yet; whoever holds it has written there who that is.
+    """The lock of the file ``path``, not held yet; its holder writes its description into the file.
 
     Raises:
         OSError: the file cannot be written.
@@ -26,7 +26,7 @@ class Lock:
         self._held = False
 
     def take(self) -> bool:
-        """Hold it from now on, unless another does; whether this one holds it."""
+        """Try to take the lock; return whether this object holds it."""
         if not self._held:
             self._held = self._try()
         return self._held
@@ -43,12 +43,12 @@ class Lock:
 
     @property
     def holder(self) -> str:
-        """Who holds it, as they wrote it."""
+        """The holder's description of itself."""
         self._file.seek(0)
         return self._file.read() or "unknown"
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self._file.close()
 
 
@@ -56,10 +56,10 @@ class Lock:
 def alone(
     path: Path, where: str, remedy: str, wait: Callable[[str], None] | None = None, name: str = ""
 ) -> Iterator[None]:
-    """Hold the lock of the file ``path``; raises `UserError` with that place and remedy while another process does.
+    """Hold the lock of the file ``path``; raises `UserError` with that place and remedy while another process holds it.
 
-    With ``wait`` the lock is tried again instead, after ``wait`` was called with what is in the way. ``name`` tells
-    others who holds it, besides the number of this process.
+    With ``wait`` the lock is retried instead, after ``wait`` was called with the reason. ``name`` describes the holder
+    to others, in addition to the number of this process.
     """
     with closing(Lock(path, f"{os.getpid()}{f' on {name}' if name else ''}")) as lock:
         while not lock.take():
@@ -71,9 +71,9 @@ def alone(
 
 
 def machine_lock_path(environment: Mapping[str, str], home: Path, machine: str) -> Path:
-    """The file whose lock the one service holds that launches jobs of this user on ``machine``.
+    """The file whose lock is held by the one service that launches jobs of this user on ``machine``.
 
-    Below the home, which is there for whatever starts a service, and is not cleared while one runs as
-    ``XDG_RUNTIME_DIR`` is; by the machine's name, because machines may share homes.
+    It is below the home, which exists for any program that starts a service, and is not cleared while one runs, unlike
+    ``XDG_RUNTIME_DIR``. Its name has the machine's, because machines may share homes.
     """
     return Path(environment.get(STATE) or home / ".local" / "state") / "penstock" / f"executor-{machine}.lock"

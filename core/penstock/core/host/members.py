@@ -1,4 +1,4 @@
-"""The distributions of penstock that not every machine has: which one brings a package, and how it is installed."""
+"""Distributions of penstock that may be missing on a machine: the packages of each, and how to install it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MEMBERS = {
     "penstock-kube": ("penstock.kube", "kubernetes"),
     "penstock-client": ("penstock.client", "httpx"),
 }
-"""The packages whose absence means that a distribution is missing; one that several bring is listed once."""
+"""Packages whose absence shows that a distribution is missing; packages of several distributions are listed once."""
 
 
 def member_of(package: str | None) -> str | None:
-    """The distribution of penstock that brings a package; none if no distribution does."""
+    """The distribution of penstock that provides a package; None if none does."""
     return next((member for member, packages in MEMBERS.items() if package in packages), None)
 
 
 def installing(member: str) -> str:
-    """The command that installs one of these distributions from penstock's wheels; no index is asked for it."""
+    """The command that installs a distribution from penstock's wheels, without a package index."""
     return f"pip install --constraint WHEELS/penstock.txt {member}"
 
 

@@ -1,7 +1,7 @@
-"""Ports that nobody uses.
+"""Free ports.
 
-They come from below those that systems give to outgoing connections (32768 and up on Linux, 49152 elsewhere), one of
-which might take the port before whoever asked listens on it; and from below Kubernetes' node ports and torch's 29500.
+They are below the ports that systems assign to outgoing connections (32768 and up on Linux, 49152 elsewhere), one of
+which might take the port before the caller listens on it; and below Kubernetes' node ports and torch's 29500.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 ANY_PORT = 0
-"""Told to whoever listens later, to choose a free one then: one that is chosen before may be taken until then."""
+"""Lets a program that listens later choose a free port then: a port that is chosen earlier may be taken until then."""
 
 PORTS = range(20_000, 29_000)
 MOST_TRIES = 1000
@@ -20,7 +20,7 @@ _random = random.SystemRandom()
 
 
 def free_port(address: str = LOOPBACK, count: int = 1) -> int:
-    """The first of ``count`` free ports in a row; raises `OSError` if there seem to be none."""
+    """The first of ``count`` consecutive free ports; raises `OSError` if none are found."""
     firsts = range(PORTS.start, PORTS.stop - count + 1)
     for _ in range(MOST_TRIES):
         port = _random.choice(firsts)
@@ -30,7 +30,7 @@ def free_port(address: str = LOOPBACK, count: int = 1) -> int:
 
 
 def complaint(port: int, address: str = LOOPBACK) -> str:
-    """What the system says against listening there; empty if nothing."""
+    """The system's error for listening there; empty if there is none."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

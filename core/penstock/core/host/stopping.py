@@ -1,4 +1,4 @@
-"""Requests to stop: SIGINT and SIGTERM are counted, and cut short only what says that it may be."""
+"""Requests to stop: SIGINT and SIGTERM are recorded, and interrupt only code that allows it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import FrameType
 
 
 class StopRequestedError(BaseException):
-    """Raised out of work that may be cut short anywhere; neither an Exception nor a KeyboardInterrupt, of which
-    libraries make something of their own.
+    """Interrupts code that may be cut off anywhere. It is neither an Exception nor a KeyboardInterrupt, which libraries
+    handle in their own ways.
 
-    ``signal`` is the number of the one that asked.
+    ``signal`` is the number of the requesting signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -21,27 +21,27 @@ class StopRequestedError(BaseException):
 
 
 class StopRequests:
-    """Who asked to stop, in order; installed for the main thread by `listening`."""
+    """The signals received, in order; installed for the main thread by `listening`."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self._cutting = False
 
     def __call__(self, number: int, frame: FrameType | None = None) -> None:
-        """A signal arrived."""
+        """Handle a signal."""
         self.received.append(number)
         if self._cutting:
             self._cutting = False
             raise StopRequestedError(number)
 
     def check(self) -> None:
-        """Raise `StopRequestedError` if anybody asked."""
+        """Raise `StopRequestedError` if a signal was received."""
         if self.received:
             raise StopRequestedError(self.received[0])
 
     @contextlib.contextmanager
     def cutting(self) -> Iterator[None]:
-        """A signal ends the block by `StopRequestedError`, also one that came just before."""
+        """Let a signal end the block by `StopRequestedError`, also one that came just before."""
         self._cutting = not self.received
         try:
             self.check()
@@ -52,7 +52,7 @@ class StopRequests:
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequests]:
-    """SIGINT and SIGTERM go to the requests until the block ends."""
+    """Record SIGINT and SIGTERM until the block ends."""
     requests = StopRequests()
     before = {number: signal.signal(number, requests) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

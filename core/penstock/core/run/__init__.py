@@ -1,1 +1,1 @@
-"""The files of a run, as all who write or read them know them."""
+"""The files of a run, for all programs that write or read them."""

@@ -1,4 +1,4 @@
-"""Where a service and the supervisor of an attempt find each other's files; see `penstock.core.supervision`."""
+"""Files by which a service and the supervisor of an attempt communicate (`penstock.core.supervision`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.core.supervision import Wish
 
 @dataclass(frozen=True, slots=True)
 class AttemptFolder:
-    """Where both find the files; ``root`` is the run directory."""
+    """Paths of these files; ``root`` is the run directory."""
 
     root: Path
     attempt: int
@@ -22,39 +22,39 @@ class AttemptFolder:
 
     @property
     def order(self) -> Path:
-        """See `Order`."""
+        """What to supervise, from the service."""
         return self.path / "order.json"
 
     @property
     def claim(self) -> Path:
-        """See `Claim`; made once and never replaced."""
+        """The supervisor's process; made once and never replaced."""
         return self.path / "claim.json"
 
     @property
     def binding(self) -> Path:
-        """See `Binding`."""
+        """The plan to train by, from the service."""
         return self.path / "binding.json"
 
     @property
     def report(self) -> Path:
-        """See `AttemptReport`."""
+        """The state of the attempt, from the supervisor."""
         return self.path / "report.json"
 
     @property
     def log(self) -> Path:
-        """What the supervisor printed."""
+        """Output of the supervisor."""
         return self.path / "supervisor.log"
 
     @property
     def shipper_log(self) -> Path:
-        """What a shipper printed that the service started after the attempt's end."""
+        """Output of a shipper that the service started after the attempt's end."""
         return self.path / "shipper.log"
 
     def wish(self, wish: Wish) -> Path:
-        """A file that is there once the service asked."""
+        """A file that exists once the service has sent the request."""
         return self.path / f"{wish}.wish"
 
 
 def shipping_lock(root: Path) -> Path:
-    """Held by whoever ships the records in the outbox below ``root``, a run directory or a host's part of one."""
+    """Held by the process that ships records of the outbox below ``root``, a run directory or a host's part of one."""
     return root / "outbox" / ".lock"

@@ -1,6 +1,6 @@
-"""Who supervises an attempt: claimed once, and recognised by its number, its start and the machine's boot.
+"""The supervisor of an attempt: claimed once, and identified by its process number, its start and the machine's boot.
 
-So a number that was given away again is never taken for a supervisor.
+So a process with a reused number is never taken for a supervisor.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NOBODY = Claim(pid=0, started_ticks=0, boot_id="")
 
 
 def take(folder: AttemptFolder, claim: Claim) -> bool:
-    """Claim the attempt; false if it was claimed before, whatever became of that process.
+    """Claim the attempt; False if it was claimed before, even if that process has ended.
 
-    The claim survives a power cut. Were it lost, the attempt would be started again under its number, and the service,
-    which has records of that attempt, would pass over new ones with the same sequence numbers.
+    The claim survives a power cut. If it were lost, the attempt would be started again under its number, and the
+    service, which has records of that attempt, would skip new ones with the same sequence numbers.
     """
     if folder.claim.exists():
         return False
@@ -31,7 +31,7 @@ def take(folder: AttemptFolder, claim: Claim) -> bool:
         file.write(json.dumps(claim.to_manifest()))
         sync_file(file)
     try:
-        folder.claim.hardlink_to(partial)  # whole from the first moment, and never over another
+        folder.claim.hardlink_to(partial)  # complete from the start, and never over another
     except FileExistsError:
         return False
     finally:
@@ -41,13 +41,13 @@ def take(folder: AttemptFolder, claim: Claim) -> bool:
 
 
 def this_process() -> Claim:
-    """Names this process for as long as the machine runs, and no other ever after."""
+    """Identifies this process while the machine runs, and no other at any time."""
     _, ticks = _state_and_start("self")
     return Claim(pid=os.getpid(), started_ticks=ticks, boot_id=boot_id())
 
 
 def is_alive(claim: Claim) -> bool:
-    """Whether the process that made the claim still runs; one that ended and was not waited for does not."""
+    """Whether the process that made the claim still runs; a zombie does not."""
     try:
         state, ticks = _state_and_start(str(claim.pid))
     except (FileNotFoundError, ProcessLookupError):
@@ -68,11 +68,11 @@ def is_locked(path: Path) -> bool:
 
 
 def _state_and_start(process: str) -> tuple[str, int]:
-    """From proc(5): the letter of its state, and its start in clock ticks since the boot."""
+    """From proc(5): the letter of the process's state, and its start in clock ticks since the boot."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
 
 def boot_id() -> str:
-    """Names the time since this machine was started."""
+    """Identifies the time since the last boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

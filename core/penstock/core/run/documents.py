@@ -1,4 +1,4 @@
-"""Documents of a run as people name them: measurements, plans and timelines, with errors that name file and field."""
+"""Documents of a run that users name: measurements, plans and timelines, with errors that name file and field."""
 
 from __future__ import annotations
 

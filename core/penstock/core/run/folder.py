@@ -1,4 +1,4 @@
-"""Where everything of a run lies: one folder, the same names for people, ranks and tools."""
+"""The folder of a run, with the same names for people, ranks and tools."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """The paths of one run. Where several hosts share ``root``, what this host alone writes lies in ``host``, and what
-    ranks map into memory in ``local``, on a disk of its own.
+    """The paths of one run. If several hosts share ``root``, files that only this host writes are in ``host``, and
+    files that ranks map into memory in ``local``, on a local disk.
     """
 
     root: Path
@@ -33,22 +33,22 @@ class RunDir:
 
     @property
     def job(self) -> Path:
-        """The manifest as it was given."""
+        """The manifest as submitted."""
         return self.root / "job.yaml"
 
     @property
     def prompt(self) -> Path:
-        """What the sample at the end begins with; a run without it takes text that was held out."""
+        """The beginning of the sample at the end; a run without it uses held-out text."""
         return self.root / "prompt.txt"
 
     @property
     def profile(self) -> Path:
-        """What was measured."""
+        """The measurements."""
         return self.root / "profile.json"
 
     @property
     def plan(self) -> Path:
-        """What was decided."""
+        """The plan."""
         return self.root / "plan.json"
 
     @property
@@ -58,7 +58,7 @@ class RunDir:
 
     @property
     def warnings(self) -> Path:
-        """What people should know of a run that goes on, a line each."""
+        """Warnings of a run that continues, one per line."""
         return self.root / "warnings.log"
 
     @property
@@ -68,22 +68,22 @@ class RunDir:
 
     @property
     def timelines(self) -> Path:
-        """Every sampled step, as ``step-STEP.json``; of two attempts' the later one's."""
+        """Every sampled step, as ``step-STEP.json``; of two attempts the later one's."""
         return self.root / "timelines"
 
     @property
     def checkpoints(self) -> Path:
-        """See `penstock.trainer.checkpoint`."""
+        """Checkpoints, in the layout of `penstock.trainer.checkpoint`."""
         return self.root / "checkpoints"
 
     @property
     def data(self) -> Path:
-        """Where the prepared data lies."""
+        """The location of the prepared data."""
         return self.root / "data.json"
 
     @property
     def logs(self) -> Path:
-        """What every rank of every attempt printed."""
+        """Output of every rank of every attempt."""
         return (self.host or self.root) / "logs"
 
     @property
@@ -98,22 +98,22 @@ class RunDir:
 
     @property
     def result(self) -> Path:
-        """How the newest attempt ended, as rank 0 saw it."""
+        """The outcome of the newest attempt, from rank 0."""
         return self.root / "result.json"
 
     @property
     def report(self) -> Path:
-        """The page for people."""
+        """The HTML report."""
         return self.root / "report.html"
 
     def create(self) -> None:
-        """Make the folders; raises `UserError` where that is not allowed."""
+        """Make the folders; raises `UserError` if that is not permitted."""
         try:
             for folder in (self.root, self.checkpoints, self.timelines, self.logs, self.outbox, self.status):
                 make_folder(folder)
             probe = self.root / ".writable"
             probe.touch()
-            probe.unlink(missing_ok=True)  # another host may have been here
+            probe.unlink(missing_ok=True)  # another host may have removed it
         except OSError as error:
             raise UserError(
                 what=f"cannot be written: {error.strerror}",
@@ -123,26 +123,26 @@ class RunDir:
 
     @property
     def profile_progress(self) -> Path:
-        """How far the measurements are: ``{"done": points, "total": points}``."""
+        """Progress of the measurements: ``{"done": points, "total": points}``."""
         return self.root / "profile-progress.json"
 
     def read_job(self) -> PipelineJob:
-        """The job, to run it; raises `UserError` if there is none, or none that this version takes."""
+        """The job, to run it; raises `UserError` if it is missing, or invalid for this version."""
         from penstock.core.serialization import yamltext  # most of those who name files of a run read no YAML
 
         return PipelineJob.from_manifest(yamltext.load(_read(self.job), str(self.job)))
 
     def read_recorded_job(self) -> PipelineJob:
-        """The job, to show what came of it: held to no limits, as an older version may have had none."""
+        """The job, to show its results: without limits, since an older version may have had none."""
         with limits_lifted():
             return self.read_job()
 
     def read_plan(self) -> Plan:
-        """The plan; raises `UserError` if it is missing or broken."""
+        """The plan; raises `UserError` if it is missing or corrupt."""
         return _read_manifest(self.plan, Plan.from_manifest)
 
     def read_profile(self) -> Profile:
-        """The profile; raises `UserError` if it is missing or broken."""
+        """The profile; raises `UserError` if it is missing or corrupt."""
         return _read_manifest(self.profile, Profile.from_manifest)
 
     def read_metrics(self) -> list[StepMetrics]:
@@ -152,13 +152,13 @@ class RunDir:
         return [newest[step] for step in sorted(newest)]
 
     def damaged_metrics(self) -> list[str]:
-        """A sentence for each whole line that is no entry, as a fault of the disk leaves it."""
+        """A sentence for each complete line that is not an entry, as after a fault of the disk."""
         lines = enumerate(complete_lines(self.metrics), start=1)
         return [f"{self.metrics}:{n} is no entry, and is left out" for n, line in lines if metrics_entry(line) is None]
 
 
 def metrics_entry(line: str) -> StepMetrics | None:
-    """The entry that a line of metrics.jsonl holds; none if it is damaged."""
+    """The entry in a line of metrics.jsonl; None if it is damaged."""
     try:
         content = jsontext.load(line)
         return StepMetrics(**content) if isinstance(content["step"], int) else None
@@ -167,7 +167,7 @@ def metrics_entry(line: str) -> StepMetrics | None:
 
 
 def metrics_line(metrics: StepMetrics) -> str:
-    """One line of metrics.jsonl, named as in Python; ``validation_loss`` is there where it was taken."""
+    """One line of metrics.jsonl, with Python's names; ``validation_loss`` only if it was measured."""
     entry = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
     return json.dumps(entry) + "\n"
 
@@ -184,7 +184,7 @@ def _read(path: Path) -> str:
 
 
 def _read_manifest(path: Path, read: Callable[[Any], T]) -> T:
-    """Errors name the file before the field."""
+    """Read a manifest; errors name the file before the field."""
     text = _read(path)
     try:
         return read(jsontext.load(text))

@@ -1,9 +1,9 @@
-"""What a job may name over REST, and where that lies on this machine.
+"""Files that a job may name over REST, and their paths on this machine.
 
 A job names data as ``data://ROOT/PATH`` and checkpoints as ``out://UID/ATTEMPT/STEP``. A path of the machine is
-refused, and so is one that leads out of its root by dots or links: a token for jobs must not read the service's files.
-A checkpoint that somebody may not see is as good as not there. What lies in a folder is looked at by whoever reads it.
-Only listed schedules are taken, because an entry point's code runs.
+rejected, and so is one that leaves its root by dots or links: a token for jobs must not read the service's files. A
+checkpoint that the submitter may not read is treated as missing. The files in a folder are checked by their reader.
+Only listed schedules are accepted, because an entry point's code runs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DATA, OUT = "data://", "out://"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Locations:
-    """The roots of ``data://`` by name, the folder of runs by uid, and the schedules that are allowed.
+    """The roots of ``data://`` by name, the folder of runs by uid, and the allowed schedules.
 
-    ``place`` is what has these roots, and ``remedy`` says how it gets another.
+    ``place`` describes the owner of these roots, and ``remedy`` how to add one.
     """
 
     data_roots: Mapping[str, Path]
@@ -38,7 +38,7 @@ class Locations:
         """The job with paths of this machine; it may begin from checkpoints of jobs whose uid is ``readable``.
 
         Raises:
-            UserError: it names what it may not, or what is not there.
+            UserError: it names something that is not allowed or missing.
         """
         spec = job.spec
         self._check_schedule(spec)
@@ -70,14 +70,14 @@ class Locations:
             known = ", ".join(f"{DATA}{root}/..." for root in sorted(self.data_roots))
             remedy = f"write {known or STDLIB_CORPUS}; {self.remedy}"
             raise UserError(what=f"{text!r} is not below a root of {self.place}", where=where, remedy=remedy)
-        found = _below(self.data_roots[name], rest)
-        if found is None:
+        path = _below(self.data_roots[name], rest)
+        if path is None:
             remedy = "name a file or folder below the root"
             raise UserError(what=f"{text} is not there", where=where, remedy=remedy)
-        return str(found)
+        return str(path)
 
     def _checkpoint(self, text: str, where: str, readable: Callable[[str], bool]) -> str:
-        """One answer for all that cannot be used, or it would tell what there is of others."""
+        """The checkpoint's folder. All unusable ones have the same error, which must not reveal others' checkpoints."""
         parts = text.removeprefix(OUT).strip("/").split("/")
         remedy = f"write {OUT}UID/ATTEMPT/STEP of a job of {self.place}; list them: GET /v1/history/UID/checkpoints"
         if not text.startswith(OUT) or len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
@@ -90,9 +90,9 @@ class Locations:
 
 
 def _below(root: Path, rest: str) -> Path | None:
-    """What lies there, links followed; none if nothing does, or if it lies outside of the root."""
+    """The path with links resolved; None if nothing is there, or if it is outside of the root."""
     try:
-        found = (root / rest.lstrip("/")).resolve(strict=True)
-        return found if found.is_relative_to(root.resolve(strict=True)) else None
+        path = (root / rest.lstrip("/")).resolve(strict=True)
+        return path if path.is_relative_to(root.resolve(strict=True)) else None
     except (OSError, ValueError, RuntimeError):
         return None

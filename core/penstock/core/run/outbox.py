@@ -1,7 +1,7 @@
-"""Records of one rank, appended to its file in the outbox until somebody ships them.
+"""Records of one rank, appended to its file in the outbox until they are shipped.
 
-The file is bounded: when it is full the oldest half goes, so a run outlives any silence of the network. Numbers go on
-across restarts of the process, because a record is known by (uid, attempt, source, sequence).
+The file is bounded: when it is full the oldest half is dropped, so a run survives any outage of the network. Sequence
+numbers continue across restarts of the process, because a record is identified by (uid, attempt, source, sequence).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Outbox:
         self._file = append_lines(self._path)
 
     def sync(self) -> None:
-        """Have the disk keep all records that were put."""
+        """Flush all records to disk."""
         sync_file(self._file)
 
     def close(self) -> None:
-        """Close the file; the disk has all of it."""
+        """Flush all records to disk and close the file."""
         try:
             self.sync()
         finally:
@@ -73,12 +73,12 @@ class Outbox:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of one outbox file, oldest first; a last line that was cut short is passed over."""
+    """The records of one outbox file, oldest first; an incomplete last line is skipped."""
     return [Record.from_manifest(jsontext.load(line)) for line in complete_lines(path)]
 
 
 def last_sequence(path: Path) -> int:
-    """The number of the last whole record in a file of the outbox; -1 if there is none."""
+    """The number of the last complete record in a file of the outbox; -1 if there is none."""
     if not path.exists():
         return -1
     with path.open("rb") as file:
@@ -96,7 +96,7 @@ def last_sequence(path: Path) -> int:
 
 
 def sequence_of(line: bytes) -> int | None:
-    """The number of the record in a line; none for one that is no record, as a lost power leaves it."""
+    """The number of the record in a line; None for a damaged line, as after a power cut."""
     try:
         return int(jsontext.load(line)["sequence"])
     except (ValueError, KeyError, TypeError):

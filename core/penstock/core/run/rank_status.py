@@ -1,8 +1,9 @@
-"""Where a rank is, in a small memory-mapped file: it survives the rank, so that a supervisor can say what died where.
+"""Position of a rank, in a small memory-mapped file: it survives the rank, so that a supervisor can report where it
+died.
 
 Writing is a store to memory, cheap enough for every action; reading takes two small reads. The file holds six native
-64-bit integers (process id, state, step, instruction, when it ended, width), then from byte 64 on the rank's actions as
-text, each padded to the width. What a rank says when it fails lies beside it in ``<name>.error``.
+64-bit integers (process id, state, step, instruction, end time, width), then from byte 64 on the rank's actions as
+text, each padded to the width. The error of a rank that fails is next to it in ``<name>.error``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BETWEEN_STEPS = -1
 
 
 class State(enum.IntEnum):
-    """A rank's life. ``REFUSED`` ends it with a mistake of the user's, ``FAILED`` with any other."""
+    """State of a rank. ``REFUSED`` ends it with a user's mistake, ``FAILED`` with any other error."""
 
     STARTING = 0
     RUNNING = 1
@@ -33,14 +34,14 @@ class State(enum.IntEnum):
 
 
 class Cursor(Protocol):
-    """Two cells that the interpreter writes: the step, and the index of the instruction at hand."""
+    """Two cells that the interpreter writes: the step, and the index of the current instruction."""
 
     def __setitem__(self, cell: int, value: int, /) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStatus:
-    """What a rank's file says. ``action`` is empty outside of a step; ``ended_ns`` is on the rank's clock."""
+    """Contents of a rank's file. ``action`` is empty outside of a step; ``ended_ns`` is on the rank's clock."""
 
     pid: int
     state: State
@@ -51,7 +52,7 @@ class RankStatus:
 
 
 class StatusFile:
-    """A rank's own file, made anew."""
+    """A rank's own file, newly created."""
 
     def __init__(self, path: Path, pid: int) -> None:
         self._path = path
@@ -67,7 +68,7 @@ class StatusFile:
         return self._cells[_STEP : _INSTRUCTION + 1]
 
     def start(self, actions: Iterable[str]) -> None:
-        """The rank runs; ``actions`` names its instructions, in order."""
+        """Record that the rank runs; ``actions`` are the texts of its instructions, in order."""
         texts = [action.encode() for action in actions]
         width = max(map(len, texts), default=0)
         with self._path.open("ab") as file:
@@ -76,11 +77,11 @@ class StatusFile:
         self._cells[_STATE] = State.RUNNING
 
     def finish(self, now_ns: int) -> None:
-        """The rank is done."""
+        """Record that the rank is done."""
         self._end(State.DONE, now_ns)
 
     def fail(self, error: str, now_ns: int, *, refused: bool = False) -> None:
-        """The rank gives up and says why."""
+        """Record that the rank failed, and its error."""
         _error_path(self._path).write_text(error)
         self._end(State.REFUSED if refused else State.FAILED, now_ns)
 
@@ -90,7 +91,7 @@ class StatusFile:
 
 
 def read_status(path: Path) -> RankStatus | None:
-    """What the file says; none if there is no such file yet."""
+    """The contents of the file; None if it does not exist yet."""
     try:
         with path.open("rb", buffering=0) as file:
             pid, state, step, instruction, ended_ns, width = _HEADER.unpack(file.read(_HEADER.size))

@@ -1,1 +1,1 @@
-"""Reading and writing: YAML, and files that are always whole."""
+"""Reading and writing: YAML, and files that are always complete."""

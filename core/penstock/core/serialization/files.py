@@ -1,4 +1,4 @@
-"""Files that readers see whole or not at all, also after a power cut, and files that only grow."""
+"""Files that readers see complete or not at all, also after a power cut, and files that only grow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import IO, Any, TextIO
 
 
 def complete_lines(path: Path) -> list[str]:
-    """The lines of a file that is appended to, if it exists; a last one without its end is left out."""
+    """The lines of a file that is appended to, if it exists; an incomplete last line is left out."""
     return path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
 
 
 def append_lines(path: Path) -> TextIO:
-    """Open for appending; a last line that was cut short is removed, or it would spoil the one that follows it."""
+    """Open for appending; an incomplete last line is removed, since it would corrupt the next one."""
     if path.exists():
         with path.open("r+b") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
@@ -24,8 +24,8 @@ def append_lines(path: Path) -> TextIO:
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write next to it and rename, so that a reader sees all of it or the old one; if ``durable``, also after a power
-    cut.
+    """Write a temporary file next to it and rename that, so that a reader sees the new text or the old one; if
+    ``durable``, also after a power cut.
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # hosts that share the folder share process numbers
     try:
@@ -41,21 +41,21 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and those above it that are missing, and have the disk keep their names."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    """Make ``folder`` and its missing parents, and flush their names to disk."""
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync_folder(made.parent)
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Have the disk keep all that was written to ``file``."""
+    """Flush everything written to ``file`` to disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep which files are in ``folder``, and under which names, where its file system can."""
+    """Flush the names of the files in ``folder`` to disk, if its file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -67,5 +67,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, manifest: Any, *, durable: bool = True) -> None:
-    """Plain data as JSON, atomically."""
+    """Write plain data as JSON, atomically."""
     write_atomically(path, json.dumps(manifest, indent=1) + "\n", durable=durable)

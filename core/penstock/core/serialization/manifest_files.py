@@ -1,4 +1,4 @@
-"""Small files that one side writes and the other reads, always whole, also after a power cut."""
+"""Small files that one side writes and the other reads, always complete, also after a power cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=Manifest)
 
 
 def read(path: Path, kind: type[M]) -> M | None:
-    """What lies there; none if nothing does, or nothing that can be read."""
+    """The contents; None if the file is missing or cannot be read."""
     try:
         return kind.from_manifest(jsontext.load(path.read_text()))
     except (FileNotFoundError, ValueError):
@@ -22,5 +22,5 @@ def read(path: Path, kind: type[M]) -> M | None:
 
 
 def write(path: Path, value: Manifest) -> None:
-    """Replace what lies there."""
+    """Replace the contents."""
     write_atomically(path, json.dumps(value.to_manifest()) + "\n")

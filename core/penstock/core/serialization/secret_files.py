@@ -12,7 +12,7 @@ from penstock.core.serialization.files import sync_file, sync_folder
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write what only this user may read, from its first moment on."""
+    """Write a file that only this user may read, from its creation on."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with writing_secret(path) as file:
         file.write(text.encode())
@@ -20,7 +20,7 @@ def write_secret(path: Path, text: str) -> None:
 
 @contextmanager
 def writing_secret(path: Path) -> Iterator[IO[bytes]]:
-    """The file to write; it takes its name once it is whole, and is gone if something fails."""
+    """The file to write; it gets its name once it is complete, and is removed after an error."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,7 +1,7 @@
-"""YAML text, read by version 1.2 rules (``1e-3`` is a number, ``no`` and a date are texts) and written for people.
+"""YAML text, read by version 1.2 rules (``1e-3`` is a number, ``no`` and a date are strings) and written for people.
 
-kubectl reads by the rules of 1.1. What would be another number there is refused, and texts are written so that both
-read the same. The only module that knows YAML; everything else sees plain dictionaries.
+kubectl reads by the rules of 1.1. Numbers that differ there are rejected, and strings are written so that both read the
+same. The only module that handles YAML; all others use plain dictionaries.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def load(text: str, where: str = "") -> Any:
         raise UserError(what=f"is not YAML: {error.problem}", where=place, remedy="mend the line") from None
     except YAMLError as error:
         raise UserError(what=f"is not YAML: {error}", where=where, remedy="mend the file") from None
-    except ValueError:  # Python reads no number of more digits, and says so in words of its own
+    except ValueError:  # Python rejects numbers of more digits, with its own message
         what = "holds a number of thousands of digits, or no number"
         raise UserError(what=what, where=where, remedy="write numbers as real models and devices have them") from None
 
 
 def _require_modest(data: Any, where: str) -> None:
-    """Raise `UserError` if ``data``, aliases written out, holds too many values."""
-    waiting, seen = [data], 0
+    """Raise `UserError` if ``data``, with aliases expanded, holds too many values."""
+    waiting, num_values = [data], 0
     while waiting:
         value = waiting.pop()
-        seen += 1
-        if seen > MOST_VALUES:
+        num_values += 1
+        if num_values > MOST_VALUES:
             raise UserError(what=f"holds more than {MOST_VALUES:,} values", where=where, remedy="use fewer aliases")
         if isinstance(value, dict):
             waiting += value.values()
@@ -58,9 +58,9 @@ def _require_modest(data: Any, where: str) -> None:
 
 
 def _yaml() -> YAML:
-    found = YAML(typ="safe", pure=True)
-    found.Resolver, found.Constructor, found.Representer = _Resolver, _Constructor, _Representer
-    return found
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.Constructor, yaml.Representer = _Resolver, _Constructor, _Representer
+    return yaml
 
 
 _TEXT = "tag:yaml.org,2002:str"
@@ -69,22 +69,22 @@ _OCTAL_TO_SOME = re.compile(r"[-+]?0[0-9_]+")
 
 
 class _Resolver(VersionedResolver):
-    """The core schema of YAML 1.2, which knows no dates and no ``=``."""
+    """The core schema of YAML 1.2, which has no dates and no ``=``."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """The tag of a scalar."""
-        found = super().resolve(kind, value, implicit)
-        return Tag(suffix=_TEXT) if str(found) in _NOT_IN_CORE else found
+        tag = super().resolve(kind, value, implicit)
+        return Tag(suffix=_TEXT) if str(tag) in _NOT_IN_CORE else tag
 
 
 class _Constructor(SafeConstructor):
-    """Refuses numbers that YAML 1.1 reads as others."""
+    """Rejects numbers that YAML 1.1 reads differently."""
 
     def construct_whole(self, node: ScalarNode) -> Any:
         """``017`` is 17 by version 1.2 and 15 by version 1.1."""
         if _OCTAL_TO_SOME.fullmatch(node.value):
-            told = f"{node.value} begins with 0, which is octal to some: write it without, as 0o..., or in quotes"
-            raise ConstructorError(None, None, told, node.start_mark)
+            problem = f"{node.value} begins with 0, which is octal to some: write it without, as 0o..., or in quotes"
+            raise ConstructorError(None, None, problem, node.start_mark)
         return self.construct_yaml_int(node)
 
 
@@ -92,10 +92,10 @@ _Constructor.add_constructor("tag:yaml.org,2002:int", _Constructor.construct_who
 
 
 class _Representer(SafeRepresenter):
-    """Quotes texts that YAML 1.1 and 1.2 read differently, so that they come back unchanged from both."""
+    """Quotes strings that YAML 1.1 and 1.2 read differently, so that both read them unchanged."""
 
     def represent_text(self, text: str) -> Any:
-        """A plain scalar where that is safe."""
+        """A plain scalar if that is safe."""
         style = None if text.isprintable() and not _means_something(text) else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -104,7 +104,7 @@ _Representer.add_representer(str, _Representer.represent_text)
 
 
 def _means_something(text: str) -> bool:
-    """Whether it is no text without quotes, by either version; Go takes ``0X1F`` for a number, too."""
+    """Whether it is not a string without quotes, by either version; Go also takes ``0X1F`` for a number."""
     return any(pattern.match(form) for *_, pattern, _ in implicit_resolvers for form in (text, text.lower()))
 
 
