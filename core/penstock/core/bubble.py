@@ -16,8 +16,8 @@ from penstock.core.manifest import Manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost(Manifest):
-    """Shares of a step from 0 to 1: the mean over ranks, and the share and number of the worst rank, the first of
-    equals.
+    """Shares of a step from 0 to 1: the mean over ranks, and the share and number of the worst rank (the first of
+    equals).
     """
 
     mean: float

@@ -35,7 +35,7 @@ class RankMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitPoint:
-    """A measured cost record beside what the fitted cost model says of it (the record's ``together_seconds``)."""
+    """A measured cost record next to the fitted cost model's prediction of its ``together_seconds``."""
 
     record: UnitRecord
     predicted_seconds: float

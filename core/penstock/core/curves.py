@@ -26,7 +26,7 @@ class StepValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """``count`` steps from ``step`` on, as one. Values that are no finite number count, but decide nothing."""
+    """``count`` steps from ``step`` on, as one. Values that are not finite count, but do not affect the numbers."""
 
     step: int
     attempt: int
@@ -71,7 +71,7 @@ def thinned(points: Sequence[CurvePoint], most: int) -> tuple[CurvePoint, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """At least one point, in the order of steps. ``first`` is missing where the first step alone is no longer kept."""
+    """At least one point, in the order of steps. ``first`` is None if only the first step is no longer kept."""
 
     points: tuple[CurvePoint, ...]
     first: StepValue | None
@@ -104,7 +104,7 @@ MEDIAN_STEPS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usual:
-    """A number of a run's usual step: the median of ``count`` steps, or their mean where they are kept only as sums."""
+    """A number of a run's typical step: the median of ``count`` steps, or their mean if only sums of them are kept."""
 
     value: float
     count: int
@@ -126,7 +126,7 @@ def usual(values: Sequence[float]) -> Usual | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCurves:
-    """The numbers of a run: ``curves`` by the names of `StepMetrics`, and what is usual of its speed."""
+    """The numbers of a run: ``curves`` by the names of `StepMetrics`, and its typical speed."""
 
     curves: Mapping[str, Curve] = field(default_factory=dict)
     step_seconds: Usual | None = None

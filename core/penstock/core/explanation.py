@@ -12,7 +12,7 @@ from penstock.core.speed import Speed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts(Manifest):
-    """Shares of the step, each as the mean over ranks and the rank with the largest; of every rank they add up to 1.
+    """Shares of the step, each as the mean over ranks and the rank with the largest; for every rank they add up to 1.
 
     ``waiting`` is for other ranks, ``communication`` for transfers that are under way (`penstock.core.bubble`).
     """
@@ -37,9 +37,10 @@ class StepParts(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchEnd(Manifest):
-    """How the search ended: ``ending`` in words, what it simulated, and a step that no plan is shorter than.
+    """The end of a search: ``ending`` in words, the numbers of simulated candidates and opened outlines, and a lower
+    bound of the step.
 
-    ``floor_seconds`` is the model's work alone (`penstock.planner.floor`); none where something else is minimised.
+    ``floor_seconds`` is the model's work alone (`penstock.planner.floor`); None for another objective.
     """
 
     ending: str
@@ -57,10 +58,10 @@ class Method(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variation(Manifest):
-    """What a changed job or changed hardware would give: a predicted step, or in ``refusal`` why there is none.
+    """The result of a changed job or changed hardware: a predicted step, or in ``refusal`` the reason why there is
+    none.
 
-    ``gain`` is the change of tokens per second per device as a share. ``plan`` is the label of the plan that a new
-    search found.
+    ``gain`` is the change of tokens per second per device as a share. ``plan`` is the label of a new search's plan.
     """
 
     change: str
@@ -90,10 +91,10 @@ class Variation(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial(Manifest):
-    """A plan that was run: its predicted step, and the median of the ``steps`` that were measured after warm-up.
+    """A plan that was run: its predicted step, and the median of ``steps`` measured steps after warm-up.
 
-    ``spread`` is their interquartile range as a share of the median. ``failure`` says why nothing was measured.
-    ``predicted_speed`` and ``measured_speed`` are those of the two steps.
+    ``spread`` is their interquartile range as a share of the median. ``failure`` is the reason why nothing was
+    measured. ``predicted_speed`` and ``measured_speed`` are those of the two steps.
     """
 
     plan: str
@@ -109,9 +110,9 @@ class Trial(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation(Manifest):
-    """What people and programs may know of a choice beyond the prediction itself.
+    """Details of a choice beyond the prediction, for people and programs.
 
-    ``limits`` are sentences, the first about time; ``pinned`` the fields of the job's ``parallelism`` that were given.
+    ``limits`` are sentences, the first about time; ``pinned`` are the fields that the job's ``parallelism`` sets.
     """
 
     parts: StepParts | None = None

@@ -78,11 +78,11 @@ class Buffer:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
     """One trained tensor: global name and shape, whether weight decay applies (matrices yes, norms and biases no), and
-    what shards divide: along ``axis`` the ``blocks`` one after the other, from row or column ``start`` on. Without
-    blocks every shard holds all of it.
+    its division over shards: along ``axis`` the ``blocks`` one after the other, from row or column ``start`` on.
+    Without blocks every shard holds all of it.
 
-    Blocks make up all of a tensor, but for parts of the head, whose shape is that of the whole matrix. ``is_copy``: the
-    first stage has the same rows, and they are counted and stored there.
+    Blocks cover the whole tensor, except for parts of the head, whose shape is that of the whole matrix. ``is_copy``:
+    the first stage has the same rows, and they are counted and stored there.
     """
 
     name: str
@@ -292,7 +292,7 @@ INPUT, TOKENS, GRADIENT = "x", "tokens", "gradient"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
     """A buffer that a unit keeps in ``slot``, and the ``operation`` that makes it from ``inputs``: names of the unit's
-    other buffers, or of what it is given.
+    other buffers, or of its own inputs.
     """
 
     buffer: Buffer

@@ -116,28 +116,28 @@ class Step(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """What the executor saw. Times are seconds on the clock that ``decide`` is given, none where it has not happened.
+    """The executor's observation. Times are seconds on the clock of ``decide``, None for events that have not happened.
 
-    ``failures`` counts attempts that ended without being asked to. ``attempt_gone`` says that nothing of the newest
-    attempt is left to write. ``feasible_ranks`` is the largest number of ranks that capacity would admit now.
-    ``last_step_at`` is none before the attempt's first step, which is waited for since ``training_since``. Since
-    ``drifted_since`` steps take another time than predicted because the hardware is no longer as it was measured;
-    ``replans`` attempts have ended for that.
+    ``failures`` counts attempts that ended without being asked to. ``attempt_gone``: nothing of the newest attempt is
+    left to write. ``feasible_ranks`` is the largest number of ranks that the capacity admits now. ``last_step_at`` is
+    None before the attempt's first step, which is due since ``training_since``. Since ``drifted_since`` steps differ
+    from the prediction because the hardware no longer is as it was measured; ``replans`` attempts have ended for that.
 
-    ``admitted`` lets a job that waits be launched. Where ``attempts_queue``, as on a cluster, a job is launched first
-    and its attempt waits for a place itself: it is ready once all of it has one. Some of it has had none since
-    ``short_since``, and a node that it had ranks on is gone since ``node_lost_since``.
+    ``admitted`` allows a queued job to be launched. With ``attempts_queue``, as on a cluster, a job is launched first
+    and its attempt waits for places itself: it is ready once all of it has places. Some of it has had none since
+    ``short_since``, and a node with some of its ranks is lost since ``node_lost_since``.
 
-    Places that several jobs want are given to one after the other. A job that is ``held``, for that reason, is not
-    launched. Of an attempt that is short nothing was placed since ``placement_since``, and ``placed_ranks`` have a
-    place; ``gives_way_to`` names another that wants the same and is ahead; it is ``followed`` if others wait for it.
-    ``holders`` names those that hold what it lacks. One that was given up for that at ``places_given_up_at`` had waited
-    for ``places_waited_seconds`` by then; ``jitter`` is its own number from 0 to 1.
+    Places that several jobs want are given to one after the other. A job that is ``held`` for that reason is not
+    launched. For an attempt without all its places, nothing was placed since ``placement_since``, and ``placed_ranks``
+    have a place; ``gives_way_to`` names another job that wants the same and is ahead; it is ``followed`` if others wait
+    for it. ``holders`` names the jobs that hold the missing places. An attempt whose places were given up at
+    ``places_given_up_at`` had waited for ``places_waited_seconds`` by then; ``jitter`` is its own random number from 0
+    to 1.
 
-    An attempt that measures has to say something new by ``news_due_at``; none where it is watched in another way.
+    An attempt that measures has to report progress by ``news_due_at``; None if it is watched in another way.
 
-    ``active_since`` is when it was launched first, or again after it was suspended or waited in a queue, as the
-    startTime of a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
+    ``active_since`` is the first launch, or the next one after a suspension or a wait in a queue, like the startTime of
+    a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
     """
 
     phase: Phase = Phase.PENDING

@@ -189,7 +189,7 @@ class ModelSpec(Manifest):
 class DividedModel(ModelSpec):
     """A model as a plan divides it: ``parts`` units, 2 or more, share the vocabulary of the head.
 
-    Manifests hold the model alone: into how many parts the plan divides it is a field of the plan.
+    Manifests hold only the model: the number of parts is a field of the plan.
     """
 
     parts: int

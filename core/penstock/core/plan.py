@@ -37,15 +37,15 @@ def microbatches_text(count: int, size: int, remainder: int = 0) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction(Manifest):
-    """Seconds of one step and where they go on the busiest rank, and bytes per rank.
+    """Seconds of one step and their parts on the busiest rank, and bytes per rank.
 
-    ``step_seconds`` = compute + bubble (waiting for other ranks) + communication (waiting on transfers alone)
-    + reduction + optimizer. ``peak_bytes`` is per pipeline rank, constant included; ``slot_bytes`` the arenas.
+    ``step_seconds`` = compute + bubble (waiting for other ranks) + communication (waiting only for transfers) +
+    reduction + optimizer. ``peak_bytes`` is per pipeline rank, constant included; ``slot_bytes`` are the arenas.
 
-    A step is expected between ``low_seconds`` and ``high_seconds``, by how far the measurements it is predicted from
-    spread; none of described hardware. ``warnings`` say why it may be further off. ``bubble`` and ``waiting`` are those
-    of all ranks (`penstock.core.bubble`); plans of version 0.1.0 have none. ``peak_flops`` is what one device does at
-    most, where that is known, and ``speed`` what follows from it. ``explanation`` says why this plan was chosen.
+    A step is expected between ``low_seconds`` and ``high_seconds``, by the spread of the measurements behind the
+    prediction, or by the error that a description states. ``warnings`` are reasons for larger errors. ``bubble`` and
+    ``waiting`` are those of all ranks (`penstock.core.bubble`); plans of version 0.1.0 have none. ``peak_flops`` is the
+    peak of one device, if known, and ``speed`` follows from it. ``explanation`` has the reasons for this plan.
     """
 
     step_seconds: float
@@ -84,9 +84,9 @@ class Prediction(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost(Manifest):
-    """What running by a plan costs, in the currency of a device's price: an hour, a million tokens, and all steps.
+    """Cost of running by a plan, in the currency of a device's price: for an hour, a million tokens, and all steps.
 
-    It is no part of the plan: prices change, and what was decided does not.
+    It is not part of the plan: prices change, plans do not.
     """
 
     per_hour: float
@@ -96,9 +96,9 @@ class Cost(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative(Manifest):
-    """A plan that was considered: a label, what it would have cost, and why it was not taken.
+    """A plan that was considered: a label, its predicted step and bytes, and the reason why it was not chosen.
 
-    ``speed`` is that of its step. It may be for fewer devices than the plan that was taken.
+    ``speed`` is the speed of its step. It may be for fewer devices than the chosen plan.
     """
 
     label: str
@@ -112,20 +112,20 @@ class Alternative(Manifest):
 class Plan(Manifest):
     """How a job runs.
 
-    ``stages`` are ranges [first, stop) of units, in order; ``slices`` lengths in tokens whose sum is the sequence
+    ``stages`` are ranges [first, stop) of units, in order; ``slices`` are lengths in tokens whose sum is the sequence
     length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them. With a
     ``remainder`` the last of these has that many sequences, fewer than the others, and ``remainder_slices``, at most as
-    many; 0 and none where all are alike. Of a channel at most ``receive_ahead`` receives are posted: as early as can
-    be, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive occupies its device
-    (`penstock.planner.passes.transfers`).
-    ``recompute`` says of every stage what its units make again before their backward (`penstock.core.remaking`); none
-    where all stages keep everything; and ``recompute_ahead`` how many actions of its rank an R comes before its
-    backward, where its forward is not later.
-    ``head_parts`` units share the head's vocabulary, the last of ``model.units`` (`penstock.core.model.DividedModel`).
-    With ``zero`` 1 the replicas divide the optimizer's state between them (ZeRO-1, `penstock.core.replicas`); with one
-    replica it is 0.
-    Each pipeline rank's units are shared by ``tp`` shards, hidden states by tokens with ``sequence_parallel``
-    (`penstock.core.sharding`).
+    many as the others; 0 and empty if all are alike. At most ``receive_ahead`` receives of a channel are posted: as
+    early as possible, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive
+    occupies its device (`penstock.planner.passes.transfers`).
+
+    ``recompute`` is the recomputation of every stage before its backward (`penstock.core.remaking`), empty if all
+    stages keep everything. ``recompute_ahead`` is the distance in actions of its rank from an R to its backward, as far
+    as its forward permits. ``head_parts`` units share the head's vocabulary, the last of ``model.units``
+    (`penstock.core.model.DividedModel`). With ``zero`` 1 the replicas divide the optimizer state (ZeRO-1,
+    `penstock.core.replicas`); with one replica it is 0. Each pipeline rank's units are shared by ``tp`` shards, hidden
+    states by tokens with ``sequence_parallel`` (`penstock.core.sharding`).
+
     ``placement`` maps pipeline ranks (dp-major: replica * pp + stage's rank) to the number of their first device; their
     other shards have the devices after it (`devices`). Empty means in order.
     """

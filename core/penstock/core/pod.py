@@ -72,10 +72,10 @@ _MOST_LINE_CHARACTERS = 300
 class PodBinding(Manifest):
     """A pod's place in an attempt: it is node ``node_rank`` of ``num_nodes``, whose first listens at ``master``.
 
-    Epoch 0 measures; epoch 1 trains by the plan with ``plan_digest``. A pod heeds the binding with its own ``pod_uid``
-    alone. Its devices are ``node_rank * ranks_per_pod`` and those that follow; the profile's ranks are these, and the
-    plan's placement says which of its ranks runs on which of them. Shards of a pipeline rank have neighbouring devices,
-    so a pod holds all of them where ``ranks_per_pod`` is a multiple of tp. Pods on one node should have neighbouring
+    Epoch 0 measures; epoch 1 trains by the plan with ``plan_digest``. A pod only accepts a binding with its own
+    ``pod_uid``. Its devices are ``ranks_per_pod`` consecutive ones from ``node_rank * ranks_per_pod`` on; the profile's
+    ranks are these, and the plan's placement assigns its ranks to them. Shards of a pipeline rank have adjacent
+    devices, so a pod holds all of them if ``ranks_per_pod`` is a multiple of tp. Pods on one node should have adjacent
     ranks.
     """
 
@@ -121,10 +121,10 @@ class CheckpointName(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentReport(Manifest):
-    """Who a pod is, and where its attempt is, while it lives.
+    """The identity of a pod, and the state of its attempt, while it runs.
 
     ``done`` of ``total`` points are measured. ``measurement`` is the SHA-256 of the measurement as the agent serves it,
-    empty until there is one. ``checkpoint`` is the newest complete one, of whichever attempt.
+    empty until there is one. ``checkpoint`` is the newest complete one, of any attempt.
     """
 
     pod_uid: str

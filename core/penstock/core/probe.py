@@ -12,7 +12,7 @@ from penstock.core.profile import MachineKey
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(Manifest):
-    """What a job depends on."""
+    """The facts that a job depends on."""
 
     device: Device
     threads_per_rank: int
@@ -22,8 +22,8 @@ class Question(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(Manifest):
-    """``key`` and ``model_digest`` are what a profile must have to be of this machine and this model; ``device_bytes``
-    is the memory of the smallest CUDA device.
+    """``key`` and ``model_digest`` have to match a profile's for this machine and this model; ``device_bytes`` is the
+    memory of the smallest CUDA device.
     """
 
     num_cuda_devices: int

@@ -62,13 +62,13 @@ class Slot(Manifest):
 class Instruction(Manifest):
     """One action as its rank runs it.
 
-    ``acquires``, ``reads``, ``writes`` and ``frees`` are indices into the rank's slots: acquired slots start their
-    lives here (contents undefined), freed ones end them (only FREE frees). A transfer names its channel and its
-    number on that channel, first-in first-out. ``transient_bytes`` live only during the action. In a manifest the
-    action is its text.
+    ``acquires``, ``reads``, ``writes`` and ``frees`` are indices into the rank's slots: the live ranges of acquired
+    slots start here (contents undefined), those of freed ones end (only FREE frees). A transfer names its channel and
+    its number on that channel, first-in first-out. ``transient_bytes`` are only held during the action. In a manifest
+    the action is its text.
 
-    A pair of actions (`Action.is_pair`) is one instruction: it reads and writes what its children do, the first child's
-    slots first, and ``transient_bytes`` are those of both.
+    A pair of actions (`Action.is_pair`) is one instruction: it reads and writes the slots of its children, the first
+    child's first, and ``transient_bytes`` are those of both.
     """
 
     action: Action = field(metadata={"read": read_action, "write": str})
@@ -83,9 +83,9 @@ class Instruction(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankProgram(Manifest):
-    """What one rank does: instructions in order, its slots, and the arena that holds them.
+    """The program of one rank: instructions in order, its slots, and the arena that holds them.
 
-    Whether that can run, and whether instructions name slots that there are, is for the proof to say.
+    The proof checks whether it can run, and whether instructions name existing slots.
     """
 
     rank: int
@@ -133,8 +133,8 @@ class RankProgram(Manifest):
 class Reduction(Manifest):
     """A group that sums over ranks, and the ranks of the pipeline that belong to it (dp, tp: each joins its peers).
 
-    That over tie joins the ``stages`` that hold rows of the tied matrix, by default the first and the last: the first
-    one with each of the others. Those on its own rank are summed there, without a message.
+    A reduction over tie joins the ``stages`` that hold rows of the tied matrix, by default the first and the last: the
+    first one with each of the others. Those on its own rank are summed there, without a message.
     """
 
     group: Group
@@ -149,12 +149,11 @@ class Reduction(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program(Manifest):
-    """All ranks' programs of one pipeline replica, for slices of given capacities (tokens).
+    """The programs of all ranks of one pipeline replica, for slices of given capacities (tokens).
 
-    Those of a last micro-batch that is smaller than the others are ``remainder_capacities``; none: it is like them.
-    ``reductions`` are in the order in which a gradient passes through them. With ``zero`` 1 that over dp leaves each
-    replica the sums of its shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered
-    over dp.
+    A smaller last micro-batch has slices of ``remainder_capacities``; if empty, it is like the others. ``reductions``
+    are in the order in which they reduce a gradient. With ``zero`` 1 the one over dp leaves each replica the sums of
+    its shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered over dp.
     """
 
     ranks: tuple[RankProgram, ...]

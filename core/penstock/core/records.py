@@ -35,7 +35,7 @@ def _read_number_if_any(value: Any, path: str) -> float | None:
 class StepMetrics(Manifest):
     """One line of metrics.jsonl: a step's loss in nats per token, its length, and the worst rank's peak memory.
 
-    Of a run that diverges losses and norm are no finite numbers, and are told all the same.
+    If a run diverges, losses and norm are not finite; they are reported anyway.
     """
 
     step: int
@@ -55,7 +55,7 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Manifest):
-    """Where the run stands."""
+    """Progress of the run."""
 
     step: int
     num_steps: int
@@ -69,7 +69,7 @@ NO_RANK = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogLine(Manifest):
-    """One line that a rank printed, or whoever started it (`NO_RANK`)."""
+    """One line that a rank printed, or the process that started it (`NO_RANK`)."""
 
     rank: int
     level: str
@@ -80,8 +80,8 @@ class LogLine(Manifest):
 class Record(Manifest):
     """One report; ``recorded_at`` is seconds since the epoch on the sender's clock.
 
-    ``profile`` is what the attempt measured, where whoever plans cannot read it from the run directory.
-    ``profile_digest`` names the profile that the attempt's plan was made from; a plan for described hardware has none.
+    ``profile`` is the attempt's measurement, for planners that cannot read it from the run directory.
+    ``profile_digest`` names the profile behind the attempt's plan; a plan for described hardware has none.
     """
 
     uid: str

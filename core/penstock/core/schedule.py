@@ -83,8 +83,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action. ``microbatch`` and ``slice`` are none where they have no meaning (reductions, STEP); ``part`` is none
-    for the whole stage, which only R may do in parts.
+    """One action. ``microbatch`` and ``slice`` are None for actions without them (reductions, STEP); ``part`` is None
+    for the whole stage; only R may be for a part.
     """
 
     kind: Kind

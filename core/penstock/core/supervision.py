@@ -24,9 +24,9 @@ class Wish(enum.StrEnum):
 class Order(Manifest):
     """What to supervise: an attempt of the job in the run directory, until ``deadline_at`` (seconds since the epoch).
 
-    Its records go to the service whose `Address` lies in ``address_file``, with the token in ``token_file``; to none
-    if no file is named. Both are read again and again, because an attempt outlives services. ``devices`` are the CUDA
-    devices that are the attempt's alone, by the names that CUDA_VISIBLE_DEVICES takes.
+    Its records go to the service whose `Address` is in ``address_file``, with the token in ``token_file``; to none if
+    no file is named. Both are read repeatedly, because an attempt outlives services. ``devices`` are the CUDA devices
+    that only this attempt uses, by the names that CUDA_VISIBLE_DEVICES takes.
     """
 
     uid: str
@@ -39,7 +39,7 @@ class Order(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address(Manifest):
-    """Where the service answers now: its URL, and by HTTPS the file of its certificate."""
+    """The current address of the service: its URL, and for HTTPS the file of its certificate."""
 
     server: str
     ca_file: str = ""
@@ -47,7 +47,7 @@ class Address(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim(Manifest):
-    """The one process that supervises the attempt. A number alone could be another process's after a restart."""
+    """The process that supervises the attempt. After a restart another process may have the same number."""
 
     pid: int
     started_ticks: int
@@ -56,18 +56,18 @@ class Claim(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Binding(Manifest):
-    """Train by the plan with this digest, which lies in the run directory."""
+    """Train by the plan with this digest, which is in the run directory."""
 
     plan_digest: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptReport(Manifest):
-    """Where the attempt is. ``refused``: it failed for what trying again would not mend.
+    """State of the attempt. ``refused``: it failed for a reason that a retry would not fix.
 
-    ``last_words`` are what the rank at fault printed at the end; ``done`` and ``total`` count measured points;
-    ``last_checkpoint`` is the step of the newest complete one, of whichever attempt. ``last_step_at`` is when the last
-    step was seen, in seconds since the epoch: never before it was, and a little later.
+    ``last_words`` are the last output of the rank at fault; ``done`` and ``total`` count measured points;
+    ``last_checkpoint`` is the step of the newest complete one, of any attempt. ``last_step_at`` is when the last step
+    was observed, in seconds since the epoch: slightly after the step.
     """
 
     state: AttemptState

@@ -32,8 +32,8 @@ class Source(enum.StrEnum):
 class Event(Manifest):
     """One span on one rank; times in nanoseconds from the step's start. ``action`` is the action's text.
 
-    ``collective_ns`` of a compute action are those in which its rank only waited for the other shards
-    (`penstock.core.sharding`): what runs next to compute is not counted. On CUDA they are not measured.
+    ``collective_ns`` of a compute action is the time in which its rank only waited for the other shards
+    (`penstock.core.sharding`), without collectives next to compute. It is not measured on CUDA.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class Event(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline(Manifest):
-    """One step: events of all ranks, the step's length, and the peak bytes of every rank where known."""
+    """One step: events of all ranks, the step's length, and the peak bytes of every rank if known."""
 
     source: Source
     num_ranks: int
