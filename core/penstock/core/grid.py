@@ -17,7 +17,7 @@ def draw(rows: Sequence[Mapping[int, str]], rank: int, step: int) -> str:
     steps = range(max(1, step - STEPS_BEFORE), max(step, last) + 1)
     table = [["step", *map(str, steps)]]
     for number, row in enumerate(shown, start=first_rank):
-        texts = [row.get(at, ".") for at in steps]
+        texts = [row.get(column, ".") for column in steps]
         if number == rank:
             texts[step - steps.start] = f">{texts[step - steps.start]}<"
         table.append([f"rank {number}", *texts])

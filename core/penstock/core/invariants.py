@@ -182,9 +182,9 @@ def _run(machine: Machine) -> None:
     """Advance every rank as far as possible until none advances: then all have ended, or it is a deadlock."""
     moved = True
     while moved:
-        before = [rank.position for rank in machine.ranks]
+        positions_before = [rank.position for rank in machine.ranks]
         waits = [_guard(machine, rank, machine.advance) for rank in machine.ranks]
-        moved = before != [rank.position for rank in machine.ranks]
+        moved = positions_before != [rank.position for rank in machine.ranks]
     if any(waits):
         raise _deadlock(machine, waits)
     for rank in machine.ranks:
@@ -212,8 +212,8 @@ def _check_limits(machine: Machine, limits: Sequence[int]) -> None:
 def _check_places(machine: Machine, program: Program, num_places: int) -> None:
     for rank, most in zip(machine.ranks, resident_kernels(program), strict=True):
         if most.num_kernels > num_places:
-            before = rank.program.instructions[: most.position]
-            num_computed = sum(instruction.action.is_compute for instruction in before)
+            instructions_before = rank.program.instructions[: most.position]
+            num_computed = sum(instruction.action.is_compute for instruction in instructions_before)
             rank.position = most.position
             rank.step = rank.cells[num_computed - 1][0] if num_computed else 0
             reason = (

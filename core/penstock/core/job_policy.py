@@ -66,7 +66,7 @@ class Allowance(Manifest):
         return Allowance(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-def _unless_said() -> Allowance:
+def _default_allowance() -> Allowance:
     return Allowance(claims=(ANY,), storage_classes=(ANY,), tolerations=(ANY,), node_selectors=(ANY,))
 
 
@@ -76,7 +76,7 @@ class JobPolicy(Manifest):
 
     own_namespace: str = "penstock-system"
     namespaces: tuple[str, ...] = (ANY,)
-    everywhere: Allowance = field(default_factory=_unless_said)
+    everywhere: Allowance = field(default_factory=_default_allowance)
     in_namespaces: dict[str, Allowance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -300,67 +300,69 @@ def decide(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     return _FORWARD[seen.phase](spec, seen, now)
 
 
-def _after_the_end(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if not seen.attempt_gone:
-        return [Delete(seen.attempt)]
+def _after_the_end(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if not observed.attempt_gone:
+        return [Delete(observed.attempt)]
     seconds = spec.run_policy.ttl_seconds_after_finished
-    if seen.finished_at is None or seconds is None:
+    if observed.finished_at is None or seconds is None:
         return []
-    expiry = seen.finished_at + seconds
+    expiry = observed.finished_at + seconds
     return [Expire()] if now >= expiry else [Wait(expiry)]
 
 
-def _deadline(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+def _deadline(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
     limit = spec.run_policy.active_deadline_seconds
-    if not limit or seen.active_since is None or seen.phase is Phase.SUSPENDED:
+    if not limit or observed.active_since is None or observed.phase is Phase.SUSPENDED:
         return []
-    if now < seen.active_since + limit:
+    if now < observed.active_since + limit:
         return []
-    return _fail(seen, "DeadlineExceeded", f"ran longer than activeDeadlineSeconds {limit}")
+    return _fail(observed, "DeadlineExceeded", f"ran longer than activeDeadlineSeconds {limit}")
 
 
-def _fail(seen: Observed, reason: str, message: str) -> list[Decision]:
-    ended: list[Decision] = [] if seen.attempt_gone else [Delete(seen.attempt)]
+def _fail(observed: Observed, reason: str, message: str) -> list[Decision]:
+    ended: list[Decision] = [] if observed.attempt_gone else [Delete(observed.attempt)]
     return [*ended, SetPhase(Phase.FAILED, reason, message)]
 
 
-def _suspension(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+def _suspension(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
     if not spec.run_policy.suspend:
-        return [SetPhase(Phase.QUEUED, "Resumed")] if seen.phase is Phase.SUSPENDED else []
-    if seen.phase is Phase.SUSPENDED or seen.attempt_state is AttemptState.SUCCEEDED:
-        return [] if seen.attempt_gone or seen.phase is not Phase.SUSPENDED else [Delete(seen.attempt)]
-    if seen.phase is Phase.RUNNING and seen.attempt_state is AttemptState.RUNNING:
-        return _stop(seen, now)
-    if not seen.attempt_gone:
-        return [Delete(seen.attempt)]
+        return [SetPhase(Phase.QUEUED, "Resumed")] if observed.phase is Phase.SUSPENDED else []
+    if observed.phase is Phase.SUSPENDED or observed.attempt_state is AttemptState.SUCCEEDED:
+        return [] if observed.attempt_gone or observed.phase is not Phase.SUSPENDED else [Delete(observed.attempt)]
+    if observed.phase is Phase.RUNNING and observed.attempt_state is AttemptState.RUNNING:
+        return _stop(observed, now)
+    if not observed.attempt_gone:
+        return [Delete(observed.attempt)]
     return [SetPhase(Phase.SUSPENDED, "Suspended")]
 
 
-def _stop(seen: Observed, now: float) -> list[Decision]:
+def _stop(observed: Observed, now: float) -> list[Decision]:
     """Ask the attempt to stop, wait until the stop is due, then delete it."""
-    if not seen.stop_requested:
-        return [Stop(seen.attempt, "Suspended")]
-    if seen.stop_due_at is None:
+    if not observed.stop_requested:
+        return [Stop(observed.attempt, "Suspended")]
+    if observed.stop_due_at is None:
         return []
-    return [Delete(seen.attempt)] if now >= seen.stop_due_at else [Wait(seen.stop_due_at)]
+    return [Delete(observed.attempt)] if now >= observed.stop_due_at else [Wait(observed.stop_due_at)]
 
 
-def _loss(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    waits_itself = seen.phase is Phase.QUEUED and seen.attempts_queue
-    if seen.phase not in LIVE and not (waits_itself and seen.attempt_state is not AttemptState.NONE):
+def _loss(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    waits_itself = observed.phase is Phase.QUEUED and observed.attempts_queue
+    if observed.phase not in LIVE and not (waits_itself and observed.attempt_state is not AttemptState.NONE):
         return []
-    if seen.attempt_state is AttemptState.DISRUPTED:
-        return [SetPhase(Phase.RECOVERING, "Disrupted", seen.message)]
-    if seen.refused and seen.attempt_state is AttemptState.FAILED:
-        return _fail(seen, "UserError", seen.message)
-    if seen.attempt_state is AttemptState.FAILED or (seen.attempt_state is AttemptState.NONE and seen.attempt):
-        return _lost(spec, seen, seen.message or "the attempt ended")
-    if seen.attempt_state is AttemptState.STOPPED and not spec.run_policy.suspend:
-        reason = _makes_room(spec, seen, now) or "Stopped"
-        return [SetPhase(Phase.RECOVERING, reason, seen.message or "stopped after a checkpoint")]
-    due = _step_due(seen)
-    if seen.attempt_state is AttemptState.RUNNING and due is not None and now >= due.at:
-        return _lost(spec, seen, due.missed)
+    if observed.attempt_state is AttemptState.DISRUPTED:
+        return [SetPhase(Phase.RECOVERING, "Disrupted", observed.message)]
+    if observed.refused and observed.attempt_state is AttemptState.FAILED:
+        return _fail(observed, "UserError", observed.message)
+    if observed.attempt_state is AttemptState.FAILED or (
+        observed.attempt_state is AttemptState.NONE and observed.attempt
+    ):
+        return _lost(spec, observed, observed.message or "the attempt ended")
+    if observed.attempt_state is AttemptState.STOPPED and not spec.run_policy.suspend:
+        reason = _makes_room(spec, observed, now) or "Stopped"
+        return [SetPhase(Phase.RECOVERING, reason, observed.message or "stopped after a checkpoint")]
+    due = _step_due(observed)
+    if observed.attempt_state is AttemptState.RUNNING and due is not None and now >= due.at:
+        return _lost(spec, observed, due.missed)
     return []
 
 
@@ -370,199 +372,201 @@ class _Due:
     missed: str
 
 
-def _step_due(seen: Observed) -> _Due | None:
+def _step_due(observed: Observed) -> _Due | None:
     """The time by which the next step is due; None before steps can be reported."""
-    if seen.last_step_at is not None:
-        silent = stall_seconds(seen.predicted_step_seconds)
-        return _Due(seen.last_step_at + silent, f"{NO_STEP} {silent:.0f} s")
-    if seen.training_since is not None:
-        patience = FIRST_STEP_SECONDS + stall_seconds(seen.predicted_step_seconds)
-        return _Due(seen.training_since + patience, f"{NO_STEP} {patience:.0f} s of its start")
+    if observed.last_step_at is not None:
+        silent = stall_seconds(observed.predicted_step_seconds)
+        return _Due(observed.last_step_at + silent, f"{NO_STEP} {silent:.0f} s")
+    if observed.training_since is not None:
+        patience = FIRST_STEP_SECONDS + stall_seconds(observed.predicted_step_seconds)
+        return _Due(observed.training_since + patience, f"{NO_STEP} {patience:.0f} s of its start")
     return None
 
 
-def _lost(spec: JobSpec, seen: Observed, message: str) -> list[Decision]:
-    """Count one more failure: retry unless the limit is reached. ``seen.failures`` does not include this one yet."""
-    if seen.failures >= spec.run_policy.backoff_limit:
-        return _fail(seen, "BackoffLimitExceeded", message)
+def _lost(spec: JobSpec, observed: Observed, message: str) -> list[Decision]:
+    """Count one more failure: retry unless the limit is reached; ``observed.failures`` does not include it yet."""
+    if observed.failures >= spec.run_policy.backoff_limit:
+        return _fail(observed, "BackoffLimitExceeded", message)
     return [SetPhase(Phase.RECOVERING, "AttemptFailed", message)]
 
 
-def _pending(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+def _pending(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
     return [SetPhase(Phase.QUEUED, "Accepted")]
 
 
-def _queued(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if seen.attempts_queue:
-        return _queued_attempt(spec, seen, now)
-    ranks = _ranks(spec, seen, now)
-    if not seen.admitted and ranks == spec.resources.ranks:
+def _queued(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if observed.attempts_queue:
+        return _queued_attempt(spec, observed, now)
+    ranks = _ranks(spec, observed, now)
+    if not observed.admitted and ranks == spec.resources.ranks:
         return []
-    launch = Launch(seen.attempt + 1, ranks, seen.last_checkpoint)
-    if seen.profile is Step.DONE:
+    launch = Launch(observed.attempt + 1, ranks, observed.last_checkpoint)
+    if observed.profile is Step.DONE:
         return [launch, SetPhase(Phase.PLANNING, "Admitted", "the profile is fresh")]
     return [launch, SetPhase(Phase.PROFILING, "Admitted")]
 
 
-def _queued_attempt(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if seen.attempt_state is AttemptState.READY:
-        if seen.profile is Step.DONE:
+def _queued_attempt(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if observed.attempt_state is AttemptState.READY:
+        if observed.profile is Step.DONE:
             return [SetPhase(Phase.PLANNING, "Admitted", "the profile is fresh")]
         return [SetPhase(Phase.PROFILING, "Admitted")]
     most = spec.resources.ranks
     least = spec.resources.min_ranks or most
-    feasible = min(seen.feasible_ranks or most, most)
-    if seen.attempt_state is AttemptState.NONE:
-        launch = Launch(seen.attempt + 1, max(feasible, least), seen.last_checkpoint)
-        return [launch] if seen.attempt_gone and not seen.held else []
-    shrink_at = _shrink_at(seen) if least <= feasible < seen.attempt_ranks else None
+    feasible = min(observed.feasible_ranks or most, most)
+    if observed.attempt_state is AttemptState.NONE:
+        launch = Launch(observed.attempt + 1, max(feasible, least), observed.last_checkpoint)
+        return [launch] if observed.attempt_gone and not observed.held else []
+    shrink_at = _shrink_at(observed) if least <= feasible < observed.attempt_ranks else None
     if shrink_at is not None and now >= shrink_at:
-        message = f"{feasible} of {seen.attempt_ranks} ranks have a place"
+        message = f"{feasible} of {observed.attempt_ranks} ranks have a place"
         return [SetPhase(Phase.RECOVERING, "Shrink", message)]
-    given_up = _places_given_up(seen, now)
+    given_up = _places_given_up(observed, now)
     if shrink_at is None or any(isinstance(decision, SetPhase) for decision in given_up):
         return given_up
     return [*given_up, Wait(shrink_at)]
 
 
-def _places_given_up(seen: Observed, now: float) -> list[Decision]:
+def _places_given_up(observed: Observed, now: float) -> list[Decision]:
     """Give up the places of an attempt that cannot start, so that another that wants them can.
 
     An attempt that is not the first in order gives way soon. The first does so after a long stall, if it holds places,
     which jobs of others may want, or if others wait for it; otherwise it waits indefinitely.
     """
-    since = seen.placement_since
+    since = observed.placement_since
     if since is None:
         return []
     give_way_at, stale_at = since + GIVE_WAY_SECONDS, since + PLACED_IN_PART_SECONDS
-    if seen.gives_way_to and now >= give_way_at:
-        message = f"{_places(seen)}; {seen.gives_way_to} wants the same and is ahead"
+    if observed.gives_way_to and now >= give_way_at:
+        message = f"{_places(observed)}; {observed.gives_way_to} wants the same and is ahead"
         return [SetPhase(Phase.RECOVERING, "GaveWay", message)]
-    if not (seen.placed_ranks or seen.followed):
-        return [Wait(give_way_at)] if seen.gives_way_to else []
+    if not (observed.placed_ranks or observed.followed):
+        return [Wait(give_way_at)] if observed.gives_way_to else []
     if now >= stale_at:
-        holders = f"; {seen.holders}" if seen.holders else ""
-        message = f"{_places(seen)} after {PLACED_IN_PART_SECONDS:.0f} s{holders}"
+        holders = f"; {observed.holders}" if observed.holders else ""
+        message = f"{_places(observed)} after {PLACED_IN_PART_SECONDS:.0f} s{holders}"
         return [SetPhase(Phase.RECOVERING, "PlacedInPart", message)]
-    return [Wait(give_way_at if seen.gives_way_to else stale_at)]
+    return [Wait(give_way_at if observed.gives_way_to else stale_at)]
 
 
-def _places(seen: Observed) -> str:
-    return f"{seen.placed_ranks} of {seen.attempt_ranks} ranks have a place"
+def _places(observed: Observed) -> str:
+    return f"{observed.placed_ranks} of {observed.attempt_ranks} ranks have a place"
 
 
-def _shrink_at(seen: Observed) -> float | None:
+def _shrink_at(observed: Observed) -> float | None:
     """The time at which the wait for ranks without a place is long enough; shorter after the loss of a node."""
-    if seen.short_since is None:
+    if observed.short_since is None:
         return None
-    unschedulable = seen.short_since + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
-    if seen.node_lost_since is None:
+    unschedulable = observed.short_since + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
+    if observed.node_lost_since is None:
         return unschedulable
-    return min(unschedulable, max(seen.short_since, seen.node_lost_since + SHRINK_AFTER_NODE_LOST_SECONDS))
+    return min(unschedulable, max(observed.short_since, observed.node_lost_since + SHRINK_AFTER_NODE_LOST_SECONDS))
 
 
-def _ranks(spec: JobSpec, seen: Observed, now: float) -> int:
+def _ranks(spec: JobSpec, observed: Observed, now: float) -> int:
     """All ranks, or the largest feasible number once waiting for all has lasted too long."""
     least = spec.resources.min_ranks
-    waited = seen.queued_at is not None and now >= seen.queued_at + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
-    if least is None or seen.admitted or not waited or (seen.feasible_ranks or 0) < least:
+    waited = observed.queued_at is not None and now >= observed.queued_at + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
+    if least is None or observed.admitted or not waited or (observed.feasible_ranks or 0) < least:
         return spec.resources.ranks
-    return min(seen.feasible_ranks or 0, spec.resources.ranks)
+    return min(observed.feasible_ranks or 0, spec.resources.ranks)
 
 
-def _profiling(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if seen.profile is Step.DONE:
+def _profiling(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if observed.profile is Step.DONE:
         return [SetPhase(Phase.PLANNING, "Profiled")]
-    if seen.profile is Step.FAILED:
-        return _lost(spec, seen, seen.message or "profiling failed")
-    if seen.news_due_at is not None and now >= seen.news_due_at:
-        return _lost(spec, seen, f"nothing new was heard of measuring: {seen.message or 'the cause is not known'}")
-    waits: list[Decision] = [Wait(seen.news_due_at)] if seen.news_due_at is not None else []
-    if seen.profile is Step.MISSING and seen.attempt_state is AttemptState.READY:
-        return [StartProfile(seen.attempt), *waits]
+    if observed.profile is Step.FAILED:
+        return _lost(spec, observed, observed.message or "profiling failed")
+    if observed.news_due_at is not None and now >= observed.news_due_at:
+        return _lost(
+            spec, observed, f"nothing new was heard of measuring: {observed.message or 'the cause is not known'}"
+        )
+    waits: list[Decision] = [Wait(observed.news_due_at)] if observed.news_due_at is not None else []
+    if observed.profile is Step.MISSING and observed.attempt_state is AttemptState.READY:
+        return [StartProfile(observed.attempt), *waits]
     return waits
 
 
-def _planning(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if seen.plan is Step.DONE:
+def _planning(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if observed.plan is Step.DONE:
         return [SetPhase(Phase.BINDING, "Planned")]
-    return _plan(spec, seen)
+    return _plan(spec, observed)
 
 
-def _binding(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if seen.attempt_state is AttemptState.READY:
-        return [Bind(seen.attempt)] if seen.plan is Step.DONE else _plan(spec, seen)
-    if seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED):
+def _binding(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if observed.attempt_state is AttemptState.READY:
+        return [Bind(observed.attempt)] if observed.plan is Step.DONE else _plan(spec, observed)
+    if observed.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED):
         return [SetPhase(Phase.RUNNING, "Bound")]
     return []
 
 
-def _plan(spec: JobSpec, seen: Observed) -> list[Decision]:
+def _plan(spec: JobSpec, observed: Observed) -> list[Decision]:
     """Plan; also while binding, since an executor that was killed there forgot the plan, and equal requests have equal
     answers.
 
     A measurement that was lost meanwhile has to be repeated.
     """
-    if seen.profile is Step.FAILED and seen.plan is Step.MISSING:
-        return _lost(spec, seen, seen.message or "what was measured is lost")
-    if seen.plan is Step.FAILED:
-        return _fail(seen, "NoPlan", seen.message or "nothing fits")
-    return [StartPlan(seen.attempt)] if seen.plan is Step.MISSING else []
+    if observed.profile is Step.FAILED and observed.plan is Step.MISSING:
+        return _lost(spec, observed, observed.message or "what was measured is lost")
+    if observed.plan is Step.FAILED:
+        return _fail(observed, "NoPlan", observed.message or "nothing fits")
+    return [StartPlan(observed.attempt)] if observed.plan is Step.MISSING else []
 
 
-def _running(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if seen.attempt_state is AttemptState.SUCCEEDED:
+def _running(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if observed.attempt_state is AttemptState.SUCCEEDED:
         return [SetPhase(Phase.SUCCEEDED, "Completed")]
-    if seen.stop_requested:
-        return _stop(seen, now)
-    if reason := _makes_room(spec, seen, now):
-        return [Stop(seen.attempt, reason)]
-    due = _step_due(seen)
-    times = [at for at in (due.at if due is not None else None, _replan_at(spec, seen)) if at is not None]
+    if observed.stop_requested:
+        return _stop(observed, now)
+    if reason := _makes_room(spec, observed, now):
+        return [Stop(observed.attempt, reason)]
+    due = _step_due(observed)
+    times = [time for time in (due.at if due is not None else None, _replan_at(spec, observed)) if time is not None]
     return [Wait(min(times))] if times else []
 
 
-def _makes_room(spec: JobSpec, seen: Observed, now: float) -> str:
+def _makes_room(spec: JobSpec, observed: Observed, now: float) -> str:
     """The reason to end the attempt for a faster one, in one word; empty if there is none."""
-    if _should_grow(spec, seen, now):
+    if _should_grow(spec, observed, now):
         return "Grow"
-    replan_at = _replan_at(spec, seen)
+    replan_at = _replan_at(spec, observed)
     return "Drift" if replan_at is not None and now >= replan_at else ""
 
 
-def _replan_at(spec: JobSpec, seen: Observed) -> float | None:
+def _replan_at(spec: JobSpec, observed: Observed) -> float | None:
     """The time at which the attempt is ended for one that measures again; None if it is not."""
-    if not spec.run_policy.replan_on_drift or not seen.replan_pays or seen.drifted_since is None:
+    if not spec.run_policy.replan_on_drift or not observed.replan_pays or observed.drifted_since is None:
         return None
-    return seen.drifted_since + replan_patience_seconds(seen.replans)
+    return observed.drifted_since + replan_patience_seconds(observed.replans)
 
 
-def _should_grow(spec: JobSpec, seen: Observed, now: float) -> bool:
+def _should_grow(spec: JobSpec, observed: Observed, now: float) -> bool:
     """Only at a checkpoint, after more ranks have been free for long, and if the gain exceeds the restart."""
-    stable = seen.capacity_stable_since
+    stable = observed.capacity_stable_since
     return (
-        0 < seen.attempt_ranks < min(seen.feasible_ranks or 0, spec.resources.ranks)
+        0 < observed.attempt_ranks < min(observed.feasible_ranks or 0, spec.resources.ranks)
         and stable is not None
         and now >= stable + GROW_AFTER_STABLE_SECONDS
-        and seen.checkpoint_is_current
-        and seen.growth_pays
+        and observed.checkpoint_is_current
+        and observed.growth_pays
     )
 
 
-def _recovering(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if not seen.attempt_gone:
-        return [Delete(seen.attempt)]
-    if seen.failed_at is not None and now < (retry := seen.failed_at + backoff_seconds(seen.failures)):
+def _recovering(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    if not observed.attempt_gone:
+        return [Delete(observed.attempt)]
+    if observed.failed_at is not None and now < (retry := observed.failed_at + backoff_seconds(observed.failures)):
         return [Wait(retry)]
-    if seen.places_given_up_at is not None:
-        retry = seen.places_given_up_at + place_pause_seconds(seen.places_waited_seconds, seen.jitter)
+    if observed.places_given_up_at is not None:
+        retry = observed.places_given_up_at + place_pause_seconds(observed.places_waited_seconds, observed.jitter)
         if now < retry:
             return [Wait(retry)]
     return [SetPhase(Phase.QUEUED, "Retrying")]
 
 
-def _suspended(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    return [] if seen.attempt_gone else [Delete(seen.attempt)]
+def _suspended(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
+    return [] if observed.attempt_gone else [Delete(observed.attempt)]
 
 
 _FORWARD = {

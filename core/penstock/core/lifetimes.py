@@ -83,17 +83,17 @@ class Lifetimes:
             raise ViolationError(f"names slot number {index}, but its rank has {len(self._slots)}")
         return self._slots[index]
 
-    def _take_off(self, instruction: Instruction, way: str) -> None:
+    def _take_off(self, instruction: Instruction, direction: str) -> None:
         indices = instruction.reads + instruction.writes
-        self._flights[instruction.channel, instruction.sequence, way] = indices
+        self._flights[instruction.channel, instruction.sequence, direction] = indices
         for index in indices:
             self._states[index] = _IN_FLIGHT
 
-    def _land(self, instruction: Instruction, way: str) -> None:
-        key = (instruction.channel, instruction.sequence, way)
+    def _land(self, instruction: Instruction, direction: str) -> None:
+        key = (instruction.channel, instruction.sequence, direction)
         if key not in self._flights:
             raise ViolationError(
-                f"waits for message {instruction.sequence} of {instruction.channel}, which is not being {way}"
+                f"waits for message {instruction.sequence} of {instruction.channel}, which is not being {direction}"
             )
         for index in self._flights.pop(key):
             self._states[index] = _LIVE
@@ -118,8 +118,8 @@ class Lifetimes:
         for slot, state in zip(self._slots, self._states, strict=True):
             if state != _FREED:
                 raise ViolationError(f"leaves {slot}, which {_STATE_WORDS[state]}")
-        for channel, sequence, way in self._flights:
-            raise ViolationError(f"leaves message {sequence} of {channel} being {way}")
+        for channel, sequence, direction in self._flights:
+            raise ViolationError(f"leaves message {sequence} of {channel} being {direction}")
 
 
 class _Arena:

@@ -277,12 +277,12 @@ class Machine:
         slot, held = rank.names[index][0], rank.contents[index]
         _, microbatch, part = cell
         if slot is KV:
-            enough = held == part if kind is Kind.F else held > part
+            has_content = held == part if kind is Kind.F else held > part
         elif slot is DKV:
-            enough = held == self.pipeline.num_slices_of(microbatch) - 1 - part
+            has_content = held == self.pipeline.num_slices_of(microbatch) - 1 - part
         else:
-            enough = held == 1
-        if not enough:
+            has_content = held == 1
+        if not has_content:
             raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(slot, held)}")
 
     def _fill(self, rank: RankState, index: int, cell: Cell, *, resumes: bool) -> None:

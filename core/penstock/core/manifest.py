@@ -98,11 +98,11 @@ def _fields(cls: Hashable) -> dict[str, _Field]:
 
 
 def _field(declared: dataclasses.Field[Any], annotation: Any, limit: Limit | None) -> _Field:
-    own: Reader | None = declared.metadata.get("read")
+    custom_reader: Reader | None = declared.metadata.get("read")
     return _Field(
         declared=declared,
-        read=own or _reader(annotation),
-        plain=annotation if own is None and annotation in _TAKEN_AS_THEY_ARE else None,
+        read=custom_reader or _reader(annotation),
+        plain=annotation if custom_reader is None and annotation in _TAKEN_AS_THEY_ARE else None,
         limit=limit,
         required=declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING,
     )
@@ -225,12 +225,12 @@ def _reader(annotation: Any) -> Reader:
     if annotation is Any:
         return lambda value, path: value
     if dataclasses.is_dataclass(annotation):
-        own: Reader | None = getattr(annotation, "from_manifest", None)
-        return own or functools.partial(read_dataclass, typing.cast(type, annotation))
-    return functools.partial(_how_to_read(annotation, origin), annotation)
+        from_manifest: Reader | None = getattr(annotation, "from_manifest", None)
+        return from_manifest or functools.partial(read_dataclass, typing.cast(type, annotation))
+    return functools.partial(_reader_of_origin(annotation, origin), annotation)
 
 
-def _how_to_read(annotation: Any, origin: Any) -> Callable[[Any, Any, str], Any]:
+def _reader_of_origin(annotation: Any, origin: Any) -> Callable[[Any, Any, str], Any]:
     if origin in (types.UnionType, typing.Union):
         return _read_union
     if origin is typing.Literal:

@@ -73,7 +73,7 @@ def recompute_times(timeline: Timeline) -> tuple[RecomputeTime, ...]:
     if not any(event.activity is Activity.COMPUTE and "R" in event.action for event in timeline.events):
         return ()
     step = _Step(timeline)
-    times = tuple(_of_rank(step, rank) for rank in range(timeline.num_ranks))
+    times = tuple(_rank_time(step, rank) for rank in range(timeline.num_ranks))
     return times if any(time.total_ns for time in times) else ()
 
 
@@ -172,15 +172,15 @@ class _Step:
         return bool(direction) and self.is_alone(action.stage + direction, rank)
 
 
-def _of_rank(step: _Step, rank: int) -> RecomputeTime:
+def _rank_time(step: _Step, rank: int) -> RecomputeTime:
     hidden = exposed = lead = 0
     for work in step.works(rank):
         if all(action.kind is Kind.R for action in work.actions):
             lead += work.duration_ns
             continue
         arrived = max(step.arrived_ns(rank, action) for action in work.actions)
-        kept = min(lead, max(work.reached_ns - arrived, 0))
-        hidden, lead = hidden + lead - kept, kept
+        kept_lead = min(lead, max(work.reached_ns - arrived, 0))
+        hidden, lead = hidden + lead - kept_lead, kept_lead
         if any(step.sends(rank, action) for action in work.actions):
             exposed, lead = exposed + lead, 0
     return RecomputeTime(hidden_ns=hidden, exposed_ns=exposed + lead)

@@ -124,10 +124,10 @@ def remade_of(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> Rema
     if not remakes:
         return NOTHING_REMADE
     remaining = [[remake.unit, remake.count, frozenset(remake.operations)] for remake in remakes]
-    return tuple(_next(remaining, unit.kind) for unit in spec.units[slice(*stage)])
+    return tuple(_next_operations(remaining, unit.kind) for unit in spec.units[slice(*stage)])
 
 
-def _next(remaining: list[list[object]], kind: UnitKind) -> Operations:
+def _next_operations(remaining: list[list[object]], kind: UnitKind) -> Operations:
     """The operations of the next unit of a kind, which is counted off."""
     for entry in remaining:
         unit, count, operations = entry

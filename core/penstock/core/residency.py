@@ -145,8 +145,8 @@ class _Devices:
                 return None
             known = {**sent, channel: sequence + 1}
             _learn(known, posted)
-            if sequence and (before := self._end(channel, sequence - 1)) is not None:
-                _learn(known, before)
+            if sequence and (earlier := self._end(channel, sequence - 1)) is not None:
+                _learn(known, earlier)
             self._ended[channel, sequence] = known
         return self._ended[channel, sequence]
 
@@ -190,9 +190,9 @@ def resident_kernels(program: Program) -> tuple[Residency, ...]:
     devices = _Devices(program)
     moved = True
     while moved:
-        before = [rank.position for rank in devices.ranks]
+        positions_before = [rank.position for rank in devices.ranks]
         for rank in devices.ranks:
             devices.advance(rank)
-        moved = before != [rank.position for rank in devices.ranks]
+        moved = positions_before != [rank.position for rank in devices.ranks]
     assert all(rank.pending is None for rank in devices.ranks), "the Program is not proved to end"
     return tuple(rank.most for rank in devices.ranks)

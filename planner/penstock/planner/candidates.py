@@ -174,11 +174,11 @@ class Proposer:
         """The costs of all slices, as for `SlicingProblem`, for a stage with ``counts`` units of each kind."""
         cost, key = problem.cost_of(mesh.tp), (mesh.tp, mesh.microbatch, problem.model.head_parts)
 
-        def cost_of(lengths: Integers, before: Integers) -> Integers:
+        def cost_of(lengths: Integers, prefixes: Integers) -> Integers:
             if key not in self._grids:
                 if len(self._grids) == MOST_GRIDS:
                     del self._grids[next(iter(self._grids))]
-                self._grids[key] = pass_seconds(cost, mesh.microbatch, lengths, before)
+                self._grids[key] = pass_seconds(cost, mesh.microbatch, lengths, prefixes)
             return stage_slice_ns(cost, counts, self._grids[key])
 
         return tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum)

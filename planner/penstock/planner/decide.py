@@ -127,7 +127,7 @@ def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None 
         if best.plan.placement == best.judge.placement(best.chosen.candidate.mesh):
             break
         try:
-            decision = _by_placement(judge.placing(_like(best.plan)), budget.part(PLACEMENT_PART), reporter)
+            decision = _by_placement(judge.placing(_placement_like(best.plan)), budget.part(PLACEMENT_PART), reporter)
         except NothingFitsError:
             break
         if decision.score(problem) >= best.score(problem):
@@ -136,7 +136,7 @@ def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None 
     return best
 
 
-def _like(plan: Plan) -> Placement:
+def _placement_like(plan: Plan) -> Placement:
     """The plan's placement for meshes with its degrees of parallelism, the default order for others."""
 
     def placement(mesh: Mesh) -> tuple[int, ...]:

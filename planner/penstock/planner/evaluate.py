@@ -144,8 +144,8 @@ class Simulated:
             return None
         growing = self._growing(self._with_variant(candidate))
         short = growing.first or candidate.mesh.num_microbatches
-        made = candidate.num_actions * short // candidate.mesh.num_microbatches
-        return OrderBound(step_ns=growing.length_ns, num_actions=(MAKING - 1) * made)
+        num_made = candidate.num_actions * short // candidate.mesh.num_microbatches
+        return OrderBound(step_ns=growing.length_ns, num_actions=(MAKING - 1) * num_made)
 
     def stage_costs(self, candidate: Candidate) -> StageCosts:
         """Nanoseconds of every pass, stage and slice."""
@@ -242,7 +242,7 @@ class Simulated:
         """The orders of the candidate's schedule for any number of micro-batches; the last micro-batch is always as
         small as the candidate's.
         """
-        growing, num_slices = self._alike(candidate), len(candidate.remainder_slices)
+        growing, num_slices = self._without_remainder(candidate), len(candidate.remainder_slices)
         recomputed, ahead = recomputed_stages(candidate.recompute), candidate.recompute_ahead
         if not num_slices and not recomputed:
             return growing
@@ -253,7 +253,7 @@ class Simulated:
             ),
         )
 
-    def _alike(self, candidate: Candidate) -> Growing:
+    def _without_remainder(self, candidate: Candidate) -> Growing:
         """The orders as if all micro-batches were alike; those made from costs are cached."""
         if candidate.schedule not in BUILT_IN:
             return Growing(generate=lambda count: self.order(candidate))
@@ -331,7 +331,7 @@ class Simulated:
             order = order_from_spec(candidate.schedule, **_shape(candidate), num_stages=len(candidate.stages))
             order = order.with_remainder(len(candidate.remainder_slices))
         elif candidate.schedule in VARIED and candidate.variant is not None:
-            order = self._alike(candidate).generate(candidate.mesh.num_microbatches)
+            order = self._without_remainder(candidate).generate(candidate.mesh.num_microbatches)
             order = order.with_remainder(len(candidate.remainder_slices))
         else:
             order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))

@@ -223,8 +223,8 @@ def _optimizer(problem: Problem, result: Result, chosen: Evaluation) -> tuple[st
     state = f"optimizer state whole on each of {dp} replicas"
     if candidate.zero:
         spared = _spared_bytes(problem, candidate)
-        less = f", {format_bytes(spared)} less on a rank" if spared > 0 else ""
-        state = f"optimizer state sharded over {dp} replicas (ZeRO-{candidate.zero}){less}"
+        saving = f", {format_bytes(spared)} less on a rank" if spared > 0 else ""
+        state = f"optimizer state sharded over {dp} replicas (ZeRO-{candidate.zero}){saving}"
     if problem.pinned.zero is not None:
         return (f"{state}: pinned",)
     other = _at_other_zero(result, candidate)
@@ -314,10 +314,10 @@ def _stages(numbers: Sequence[int], num_stages: int) -> str:
 def _more_work(problem: Problem, candidate: Candidate) -> float:
     """Recomputed work of a micro-batch as a fraction of all other work of its units."""
     divided, mesh = problem.divided(candidate.head_parts), candidate.mesh
-    again = sum(int(until[-1, : len(candidate.slices)].sum()) for until in recomputation_ns(divided, candidate))
+    recomputed_ns = sum(int(until[-1, : len(candidate.slices)].sum()) for until in recomputation_ns(divided, candidate))
     counts = unit_counts(divided.model, ((0, divided.model.num_units),))[0]
     seconds = divided.units(mesh.tp, mesh.microbatch, candidate.slices).seconds.sum(axis=(0, 2))
-    return to_seconds(again) / float(counts @ seconds)
+    return to_seconds(recomputed_ns) / float(counts @ seconds)
 
 
 def _effort(result: Result, place: int) -> str:
@@ -344,21 +344,25 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     """The next best of each kind of plan, candidates that a bound rules out, the fastest that did not fit, and outlines
     without stages that fit.
     """
-    seen = {chosen.candidate.label}
+    listed_labels = {chosen.candidate.label}
     listed: list[Alternative] = []
-    others = [evaluation for evaluation in (result.best, *result.others) if evaluation.candidate.label not in seen]
+    others = [
+        evaluation for evaluation in (result.best, *result.others) if evaluation.candidate.label not in listed_labels
+    ]
     for other in _with_keeping(others, chosen):
-        if other.candidate.label not in seen and len(listed) < MOST_ALTERNATIVES:
-            seen.add(other.candidate.label)
+        if other.candidate.label not in listed_labels and len(listed) < MOST_ALTERNATIVES:
+            listed_labels.add(other.candidate.label)
             listed.append(_alternative(problem, other, _slower(other, chosen)))
     ruled_out = sorted(result.ruled_out, key=lambda ruled: ruled.bound_ns)
-    for out in ruled_out:
-        if out.candidate.label not in seen and len(listed) < MOST_ALTERNATIVES:
-            seen.add(out.candidate.label)
-            more = _percent(out.bound_ns / chosen.step_ns - 1)
-            order = "in the order made for it" if out.of_order else "whatever its order"
-            reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), {order}"
-            listed.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
+    for rejected in ruled_out:
+        if rejected.candidate.label not in listed_labels and len(listed) < MOST_ALTERNATIVES:
+            listed_labels.add(rejected.candidate.label)
+            difference = _percent(rejected.bound_ns / chosen.step_ns - 1)
+            order = "in the order made for it" if rejected.of_order else "whatever its order"
+            reason = f"takes at least {format_seconds(to_seconds(rejected.bound_ns))} ({difference}), {order}"
+            listed.append(
+                Alternative(label=rejected.candidate.label, step_seconds=None, peak_bytes=None, reason=reason)
+            )
     fitting = {evaluation.candidate for evaluation in (result.best, *result.others)}
     lacking_room = [
         evaluation for evaluation in _too_large(problem, result) if at_other_zero(evaluation.candidate) not in fitting
@@ -431,6 +435,6 @@ def _rank_ns(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def _percent(more: float) -> str:
+def _percent(change: float) -> str:
     """A change of a time: ``12.3 % slower``."""
-    return f"{100 * abs(more):.1f} % {'slower' if more >= 0 else 'faster'}"
+    return f"{100 * abs(change):.1f} % {'slower' if change >= 0 else 'faster'}"

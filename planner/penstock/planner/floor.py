@@ -58,8 +58,8 @@ def _work_ns(problem: Problem, tp: int, batch: int) -> int:
     cost, model = problem.cost_of(tp), problem.model
     counts = unit_counts(model, ((0, model.num_units),))[0]
 
-    def slice_ns(lengths: Integers, before: Integers) -> Integers:
-        points = lengths.astype(np.float64), before.astype(np.float64)
+    def slice_ns(lengths: Integers, prefixes: Integers) -> Integers:
+        points = lengths.astype(np.float64), prefixes.astype(np.float64)
         compute = np.maximum(pass_seconds(cost, batch, *points) - collective_seconds(cost, batch, *points), 0.0)
         return whole_nanoseconds((counts @ compute).sum(axis=0))
 

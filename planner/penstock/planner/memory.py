@@ -173,7 +173,7 @@ class StageMemory:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
         if slot in REMADE_SLOTS.values():
             return self._remade_bytes(slot, tokens, of_one_layer=self.software.recomputes_on_demand)
-        unit_memory = self._one
+        unit_memory = self._of_unit
         if slot in HIDDEN_STATE_SLOTS:
             return self._border_bytes(unit_memory, slot, tokens, _hidden_table(unit_memory, tuple(tokens)))
         sizes = _unit_table(unit_memory, slot, tuple(tokens))
@@ -187,7 +187,7 @@ class StageMemory:
         return table - self._remade_bytes(REMADE_SLOTS[slot], tokens) if slot in REMADE_SLOTS else table
 
     @functools.cached_property
-    def _one(self) -> _UnitMemory:
+    def _of_unit(self) -> _UnitMemory:
         return _unit_memory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
 
     def _remade_bytes(self, slot: SlotKind, tokens: Sequence[int], *, of_one_layer: bool = False) -> Integers:
@@ -198,7 +198,7 @@ class StageMemory:
         for number, remakes in enumerate(self.recompute):
             if remakes:
                 stage = first_like(self.model, self.stages[number])
-                table[number] = _stage_remade_bytes(self._one, slot, tuple(tokens), stage, remakes, of_one_layer)
+                table[number] = _stage_remade_bytes(self._of_unit, slot, tuple(tokens), stage, remakes, of_one_layer)
         return table
 
     def _border_bytes(
@@ -309,10 +309,10 @@ class _UnitMemory:
     def _score_bytes(self, kind: UnitKind, tokens: int) -> int:
         if kind is not UnitKind.ATTENTION or self.software.attention is not AttentionKernel.UNFUSED:
             return 0
-        kept = self.precision.compute_bytes
+        kept_bytes = self.precision.compute_bytes
         if self.software.dropout:
-            kept += self.precision.compute_bytes + MASK_BYTES
-        return kept * self.batch * self.sharding.heads(self.model) * tokens * self.sequence_length
+            kept_bytes += self.precision.compute_bytes + MASK_BYTES
+        return kept_bytes * self.batch * self.sharding.heads(self.model) * tokens * self.sequence_length
 
 
 @functools.lru_cache(maxsize=4_096)

@@ -92,8 +92,8 @@ def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]
     mesh, num_slices, schedule = candidate.mesh, len(candidate.slices), candidate.schedule
     recomputes = any(candidate.recompute)
     keys, rest = [key for key in known if key[7] == recomputes], (candidate.head_parts, recomputes)
-    counts = [num_slices, *_around({key[4] for key in keys}, num_slices)]
-    batches = [mesh.microbatch, *_around({key[3] for key in keys}, mesh.microbatch)]
+    counts = [num_slices, *_adjacent_values({key[4] for key in keys}, num_slices)]
+    batches = [mesh.microbatch, *_adjacent_values({key[3] for key in keys}, mesh.microbatch)]
     degrees_of_mesh = (mesh.dp, mesh.tp, mesh.pp)
     degrees = [degrees_of_mesh, *sorted({key[:3] for key in keys if _is_next_mesh(key, mesh)})]
     schedules = [schedule, *sorted({key[5] for key in keys} - {schedule}, key=str)]
@@ -121,7 +121,7 @@ def _is_next_mesh(key: Key, mesh: Mesh) -> bool:
     return (dp == mesh.dp) + (tp == mesh.tp) + (pp == mesh.pp) == 1 and dp * tp * pp == mesh.num_devices
 
 
-def _around(values: set[int], value: int) -> list[int]:
+def _adjacent_values(values: set[int], value: int) -> list[int]:
     """The next smaller and the next larger value."""
     below, above = (
         sorted(other for other in values if other < value),

@@ -165,8 +165,10 @@ class Order:
 
     def same_as(self, other: Order) -> bool:
         """Whether both hold the same actions in the same places."""
-        mine, theirs = self._arrays, other._arrays
-        return len(mine) == len(theirs) and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        own_arrays, other_arrays = self._arrays, other._arrays
+        return len(own_arrays) == len(other_arrays) and all(
+            np.array_equal(a, b) for a, b in zip(own_arrays, other_arrays, strict=True)
+        )
 
     @property
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:

@@ -84,11 +84,11 @@ class UnitWork:
         """
         savings = self.savings()
         total = sum(saving.num_bytes for saving in savings)
-        missing_bytes, again = shares * total, np.zeros_like(shares)
+        missing_bytes, again_ns = shares * total, np.zeros_like(shares)
         for saving in savings:
-            again += saving.duration_ns * np.clip(missing_bytes / saving.num_bytes, 0, 1)
+            again_ns += saving.duration_ns * np.clip(missing_bytes / saving.num_bytes, 0, 1)
             missing_bytes = missing_bytes - saving.num_bytes
-        return again
+        return again_ns
 
     def given_up_bytes(self, operations: Iterable[Operation] = tuple(Operation)) -> int:
         """Bytes of a micro-batch that a layer does not hold if it recomputes these operations."""
@@ -227,14 +227,14 @@ class OutlineMemory:
         always, per_unit = self._with_passing(problem, work)
         held = always + units_per_rank * per_unit
         shares = np.clip((held - limit) / np.maximum(units_per_rank * self.given_up, 1), 0, 1)
-        again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
+        seconds_again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
         least_bytes = self._dealt(self.per_unit - self.given_up)
         most_bytes = always + _most_units(problem, mesh, self.num_units) * per_unit
         is_wanted = np.any(most_bytes > NEARLY_FULL * limit, axis=0)
         return [
             Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
             for again_ns, num_bytes, wanted in zip(
-                again.tolist(), least_bytes.tolist(), is_wanted.tolist(), strict=True
+                seconds_again.tolist(), least_bytes.tolist(), is_wanted.tolist(), strict=True
             )
         ]
 

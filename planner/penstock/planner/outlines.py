@@ -157,12 +157,12 @@ def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...
     """Schedules that can run on the mesh with the job's pins and have at most as many stages as the model has units."""
     return tuple(
         schedule
-        for schedule in _allowed(problem, mesh)
+        for schedule in _allowed_schedules(problem, mesh)
         if num_stages(problem, mesh, schedule) <= problem.model.num_units
     )
 
 
-def _allowed(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
+def _allowed_schedules(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
     pinned = problem.pinned
     if pinned.schedule is not None:
         return (pinned.schedule,)
@@ -203,7 +203,7 @@ def outlines_of(
 
 def _degrees(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     """Searched numbers of parts of the head; they hardly depend on the micro-batch, so one mesh stands for several."""
-    owners = (owners_of_stages(problem, mesh, schedule) for schedule in _allowed(problem, mesh))
+    owners = (owners_of_stages(problem, mesh, schedule) for schedule in _allowed_schedules(problem, mesh))
     return head_degrees(problem, mesh, _typical_slices(problem), dict.fromkeys(owners))
 
 
@@ -276,7 +276,7 @@ def _of_pipelines(
             name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[owners[schedule]]
             least_seconds = stages_per_rank(problem, mesh, schedule) * card_seconds
-            for zero, end in _worth_it(times.ends(problem, mesh, schedule)).items():
+            for zero, end in _useful_ends(times.ends(problem, mesh, schedule)).items():
                 steps = np.maximum(_step_seconds(times, mesh, name, hops, rooms[zero]), least_seconds) + end.seconds
                 memory = OutlineMemory.of(problem, work, mesh, name, zero)
                 steps += memory.pinned_seconds(problem, work, mesh)
@@ -308,17 +308,17 @@ class _End:
     state_bytes: int
 
 
-def _worth_it(ends: Mapping[int, _End]) -> dict[int, _End]:
+def _useful_ends(ends: Mapping[int, _End]) -> dict[int, _End]:
     """The ends that are shorter than the other or whose ranks hold less, by degree of ZeRO; the outlines do not differ
     otherwise. Shards of small stages have gaps, so sharded state may be larger.
     """
     if len(ends) == 1:
         return dict(ends)
     whole, sharded = ends[0], ends[1]
-    kept = {0: whole} if whole.seconds < sharded.seconds or whole.state_bytes <= sharded.state_bytes else {}
+    kept_ends = {0: whole} if whole.seconds < sharded.seconds or whole.state_bytes <= sharded.state_bytes else {}
     if sharded.seconds < whole.seconds or sharded.state_bytes < whole.state_bytes:
-        kept[1] = sharded
-    return kept
+        kept_ends[1] = sharded
+    return kept_ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -447,20 +447,20 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
     down = hops.sum(axis=0)
     seconds: Floats
     if schedule == "gpipe":
-        seconds = num_slices * busy.max(axis=0) + _others(times.largest.sum(axis=0), busy) + 2 * down
+        seconds = num_slices * busy.max(axis=0) + _sum_of_others(times.largest.sum(axis=0), busy) + 2 * down
         return seconds
     ranks_on = np.arange(mesh.pp, 0, -1)[:, None] + np.zeros(len(slices))
     turns = ranks_on if schedule != "zb" else np.clip((room - 1) * slices + 1, 1, 2 * ranks_on)
-    round_trip = _from_here_on(busy if schedule == "1f1b" else f + i)
-    round_trip[:-1] += 2 * _from_here_on(hops)
+    round_trip = _suffix_sums(busy if schedule == "1f1b" else f + i)
+    round_trip[:-1] += 2 * _suffix_sums(hops)
     period = (round_trip + np.maximum(slices - turns, 0) * busy) / np.maximum(slices, turns)
     of_ranks = _steady_seconds(num_slices, busy, period, np.maximum(slices, turns))
     if schedule == "1f1b":
-        seconds = of_ranks.max(axis=0) + _others(busy, busy) + 2 * down
+        seconds = of_ranks.max(axis=0) + _sum_of_others(busy, busy) + 2 * down
         return seconds
     earlier = np.concatenate([np.zeros((1, len(slices))), (f[:-1] + hops).cumsum(axis=0)])
     shortest = (of_ranks + earlier).max(axis=0)
-    plain = np.maximum(of_ranks.max(axis=0) + _others(f + i - w, busy) + 2 * down, shortest)
+    plain = np.maximum(of_ranks.max(axis=0) + _sum_of_others(f + i - w, busy) + 2 * down, shortest)
     share = np.clip(turns[0] / mesh.pp - 1, 0, 1) if schedule == "zb" else 0.0
     seconds = share * shortest + (1 - share) * plain
     return seconds
@@ -472,13 +472,13 @@ def _steady_seconds(num_slices: Floats, busy: Floats, period: Floats, turns: Flo
     return seconds
 
 
-def _others(parts: Floats, busy: Floats) -> Floats:
+def _sum_of_others(parts: Floats, busy: Floats) -> Floats:
     """[slicings]: the sum of ``parts`` [ranks, slicings] over all ranks but the busiest."""
     rest: Floats = parts.sum(axis=0) - parts[busy.argmax(axis=0), np.arange(parts.shape[1])]
     return rest
 
 
-def _from_here_on(parts: Floats) -> Floats:
+def _suffix_sums(parts: Floats) -> Floats:
     """Sums over each row and all rows below it."""
     sums: Floats = parts[::-1].cumsum(axis=0)[::-1]
     return sums
@@ -496,7 +496,7 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
     messages = 2 * mean_hop * np.arange(num_stages - 1, -1, -1)[:, None]
     busy, under_way = np.zeros((2, mesh.pp, len(slices)))
     np.add.at(busy, owners, f + i + w)
-    np.add.at(under_way, owners, _from_here_on(f + i) + messages)
+    np.add.at(under_way, owners, _suffix_sums(f + i) + messages)
     period = under_way / np.maximum(per_rank * ((room - 1) * slices + 1), 1)
     num_slices: Floats = mesh.num_by_work * slices.astype(np.float64)
     seconds: Floats = _steady_seconds(num_slices, busy, period, room * slices).max(axis=0)

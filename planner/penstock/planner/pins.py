@@ -140,12 +140,12 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
                 remedy=f"write the schedule for {expected} {name}, or pin others",
             )
     if (pinned.tp or 1) > 1 and not runs_on_shards(pinned):
-        raise _apart_alone(imported, pinned.tp)
+        raise _pairs_cannot_join(imported, pinned.tp)
     if problem.num_places is not None:
         require_places(imported, receive_ahead, problem.num_places, f"{PINNED}.schedule")
 
 
-def _apart_alone(schedule: Schedule, tp: int | None) -> UserError:
+def _pairs_cannot_join(schedule: Schedule, tp: int | None) -> UserError:
     """The error for a schedule that can run, but not with both actions of its pairs starting together."""
     find_rounds(schedule)
     try:
@@ -234,12 +234,12 @@ def _check_parts(problem: Problem) -> None:
         )
     stages = pinned_stages(problem.pinned.stages or (), model.num_units, parts)
     for stage, num_units in sorted(recomputed_units.items()):
-        kept = num_remade_units(model, *stages[stage])
-        if num_units != kept:
+        num_kept = num_remade_units(model, *stages[stage])
+        if num_units != num_kept:
             raise UserError(
-                what=f"the schedule recomputes {num_units} units of stage {stage}, which keeps something of {kept}",
+                what=f"the schedule recomputes {num_units} units of stage {stage}, which keeps something of {num_kept}",
                 where=f"{PINNED}.schedule",
-                remedy=f"let the parts of its R end at unit {kept}: {_units_of(model, stages[stage])}",
+                remedy=f"let the parts of its R end at unit {num_kept}: {_units_of(model, stages[stage])}",
             )
 
 

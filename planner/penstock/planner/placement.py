@@ -52,8 +52,8 @@ def placed(judge: Simulated, evaluation: Evaluation) -> Seated:
     best = _shortest((judge, evaluation), evaluation.candidate, ranked)
     if evaluation.candidate.schedule not in VARIED:
         return best
-    made = replace(evaluation.candidate, schedule=best[0].spec(evaluation.candidate), variant=None)
-    return _shortest(best, made, ranked[: MOST_ACTIONS_TRIED_ELSEWHERE // made.num_actions])
+    recorded = replace(evaluation.candidate, schedule=best[0].spec(evaluation.candidate), variant=None)
+    return _shortest(best, recorded, ranked[: MOST_ACTIONS_TRIED_ELSEWHERE // recorded.num_actions])
 
 
 def _shortest(best: Seated, candidate: Candidate, ranked: Sequence[tuple[int, Arrangement]]) -> Seated:
@@ -121,15 +121,15 @@ def _ranked(judge: Simulated, candidate: Candidate) -> list[tuple[int, Arrangeme
 def every_arrangement(judge: Simulated, mesh: Mesh) -> Iterator[Arrangement]:
     """One of each set of arrangements that differ only in the order of replicas or of equivalent seats."""
     classes = seat_classes(judge.problem, mesh)
-    seen = set()
+    keys = set()
     for arrangement in itertools.permutations(range(len(classes)), mesh.dp * mesh.pp):
-        key = _key(classes, mesh, arrangement)
-        if key not in seen:
-            seen.add(key)
+        key = _arrangement_key(classes, mesh, arrangement)
+        if key not in keys:
+            keys.add(key)
             yield arrangement
 
 
-def _key(classes: list[int], mesh: Mesh, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
+def _arrangement_key(classes: list[int], mesh: Mesh, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
     rank_classes = [classes[seat] for seat in arrangement]
     return tuple(sorted(tuple(rank_classes[i : i + mesh.pp]) for i in range(0, len(rank_classes), mesh.pp)))
 
@@ -161,16 +161,16 @@ def _annealed(judge: Simulated, candidate: Candidate, num_seats: int) -> list[tu
     """
     rng = random.Random(0)
     mesh = candidate.mesh
-    taken = mesh.dp * mesh.pp
+    num_taken = mesh.dp * mesh.pp
     first = [device // mesh.tp for device in devices_in_order(mesh)]
     order = first + [seat for seat in range(num_seats) if seat not in set(first)]
-    bound = bound_ns(judge, candidate, tuple(order[:taken]))
+    bound = bound_ns(judge, candidate, tuple(order[:num_taken]))
     hottest = HOTTEST * bound
-    bounds_ns = {tuple(order[:taken]): bound}
+    bounds_ns = {tuple(order[:num_taken]): bound}
     for step in range(MOST_MOVES):
         temperature = hottest * (COLDEST / HOTTEST) ** (step / MOST_MOVES)
         moved = _moved(order, rng)
-        arrangement = tuple(moved[:taken])
+        arrangement = tuple(moved[:num_taken])
         if arrangement not in bounds_ns:
             bounds_ns[arrangement] = bound_ns(judge, candidate, arrangement)
         gain = bound - bounds_ns[arrangement]

@@ -54,11 +54,13 @@ def fitting_program_of(plan: Plan, memory_per_rank: int, *, num_places: int | No
     The bytes of a rank outside of its arena (process, parameters and their state, transients) are those of the
     prediction, which was made where costs were known. For a plan without a prediction they are not compared.
     """
-    program, beside = lowered(plan), bytes_beside_slots(plan)
+    program, bytes_beside = lowered(plan), bytes_beside_slots(plan)
     try:
-        prove_plan(plan, program, [memory_per_rank - num_bytes for num_bytes in beside] or None, num_places=num_places)
+        prove_plan(
+            plan, program, [memory_per_rank - num_bytes for num_bytes in bytes_beside] or None, num_places=num_places
+        )
     except NoRoomError:
-        raise _too_large(program, beside, memory_per_rank) from None
+        raise _too_large(program, bytes_beside, memory_per_rank) from None
     except TooManyKernelsError as error:
         raise too_many_kernels(error, "plan") from None
     return program
@@ -131,9 +133,9 @@ def _num_units(plan: Plan) -> list[int]:
     return [num_remade_units(plan.model, *stage) for stage in plan.stages]
 
 
-def _too_large(program: Program, beside: Sequence[int], memory_per_rank: int) -> UserError:
+def _too_large(program: Program, bytes_beside: Sequence[int], memory_per_rank: int) -> UserError:
     needed, rank = max(
-        (beside[program_of_rank.rank] + program_of_rank.arena_bytes, program_of_rank.rank)
+        (bytes_beside[program_of_rank.rank] + program_of_rank.arena_bytes, program_of_rank.rank)
         for program_of_rank in program.ranks
     )
     return UserError(

@@ -227,11 +227,11 @@ def _remakes(chosen: Mapping[Saving, int]) -> Remakes:
     remakes = []
     for kind in OF_LAYERS:
         counts = {saving.operation: count for saving, count in chosen.items() if saving.unit is kind and count}
-        before = 0
+        num_grouped = 0
         for count in sorted(set(counts.values())):
             operations = tuple(operation for operation in Operation if counts.get(operation, 0) >= count)
-            remakes.append(Remake(unit=kind, count=count - before, operations=operations))
-            before = count
+            remakes.append(Remake(unit=kind, count=count - num_grouped, operations=operations))
+            num_grouped = count
     return tuple(remakes)
 
 

@@ -96,12 +96,12 @@ class Room:
         if balanced.schedule not in BUILT_IN:
             yield balanced  # its bytes are known after its simulation
             return
-        seen = set[Stages]()
-        for offer in self._offers(balanced):
+        offered = set[Stages]()
+        for offer in self._fitted_orders(balanced):
             if isinstance(offer, Shortage):
                 yield offer
-            elif offer.stages not in seen:
-                seen.add(offer.stages)
+            elif offer.stages not in offered:
+                offered.add(offer.stages)
                 yield offer
 
     def recomputing(self, shape: Candidate, most_ns: float = math.inf) -> Iterator[Candidate | Shortage]:
@@ -119,7 +119,7 @@ class Room:
         if None in results and not fitting:
             return
         if not fitting:
-            full = list(self._offers(fully_recomputed(self.problem.divided(shape.head_parts), shape)))
+            full = list(self._fitted_orders(fully_recomputed(self.problem.divided(shape.head_parts), shape)))
             fitting = [self.leaner(offer) or offer for offer in full if isinstance(offer, Candidate)]
             results += full
         yield from dict.fromkeys(fitting)
@@ -134,8 +134,8 @@ class Room:
         ranks do not fit.
         """
         margin = np.maximum(lacking_bytes, 0) if lacking_bytes else None
-        for plain, again in reversed(list(self._walks_of(candidate))):
-            leaner = self._recomputing(candidate, plain, again, keeps_stages=True, margin=margin)
+        for kept_walk, remade_walk in reversed(list(self._walks_of(candidate))):
+            leaner = self._recomputing(candidate, kept_walk, remade_walk, keeps_stages=True, margin=margin)
             if isinstance(leaner, Candidate):
                 return leaner
         return None
@@ -148,16 +148,16 @@ class Room:
             return self._with_stages(candidate, candidate.stages)
         if candidate.schedule in STANDS_FOR:
             kept = own_remakes(self.problem.divided(candidate.head_parts), candidate)
-            *_, (_, again) = self._walks_of(kept)
-            if (np.add(*self._bytes(kept, again)) <= self.problem.memory_limit_bytes).all():
+            *_, (_, remade_walk) = self._walks_of(kept)
+            if (np.add(*self._bytes(kept, remade_walk)) <= self.problem.memory_limit_bytes).all():
                 return kept
         return self.leaner(candidate)
 
     def _recomputing(
         self,
         shape: Candidate,
-        plain: Walk,
-        again: Walk,
+        kept_walk: Walk,
+        remade_walk: Walk,
         *,
         keeps_stages: bool = False,
         margin: Integers | None = None,
@@ -172,10 +172,10 @@ class Room:
         margin = np.zeros(shape.mesh.pp, dtype=np.int64) if margin is None else margin
         trial, missing, target_bytes = dataclasses.replace(shape, recompute=()), 1, limit - margin
         for _ in range(1 + MOST_CORRECTIONS):
-            always, kept = self._bytes(dataclasses.replace(trial, recompute=()), plain)
+            always, kept = self._bytes(dataclasses.replace(trial, recompute=()), kept_walk)
             if not trial.recompute and (always + kept <= target_bytes).all():
                 return trial
-            _, lean = self._bytes(fully_recomputed(problem, trial), again)
+            _, lean = self._bytes(fully_recomputed(problem, trial), remade_walk)
             cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
             if not keeps_stages and not cut.can_take(most_ns):
                 return None
@@ -186,7 +186,7 @@ class Room:
                 missing = int((always + lean - limit).max())
                 break
             trial = dataclasses.replace(shape, stages=stages, recompute=remakes)
-            lacking = np.add(*self._bytes(trial, again)) - target_bytes
+            lacking = np.add(*self._bytes(trial, remade_walk)) - target_bytes
             if lacking.max() <= 0:
                 return trial
             missing, margin = int(lacking.max()), margin + np.maximum(lacking, 0)
@@ -197,8 +197,8 @@ class Room:
         that adapts to the free memory, first those of the orders in `STANDS_FOR`, then with one micro-batch at a time.
         """
         name, num_remainder_slices = str(shape.schedule), len(shape.remainder_slices)
-        enough = enough_microbatches(shape, self.receive_ahead)
-        shapes = [(schedule, enough, num_remainder_slices) for schedule in STANDS_FOR.get(name, (name,))]
+        num_microbatches = enough_microbatches(shape, self.receive_ahead)
+        shapes = [(schedule, num_microbatches, num_remainder_slices) for schedule in STANDS_FOR.get(name, (name,))]
         for shape_key in shapes + ([(name, 1, 0)] if name in STANDS_FOR else []):
             yield self._walk(shape, *shape_key), self._walk(shape, *shape_key, recomputes=True)
 
@@ -237,17 +237,17 @@ class Room:
             self._known_savings[key] = savings_of(self.problem, *key)
         return self._known_savings[key]
 
-    def _offers(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
+    def _fitted_orders(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         name, num_remainder_slices = str(balanced.schedule), len(balanced.remainder_slices)
-        enough, recomputes = enough_microbatches(balanced, self.receive_ahead), bool(balanced.recompute)
+        num_microbatches, recomputes = enough_microbatches(balanced, self.receive_ahead), bool(balanced.recompute)
         if name not in STANDS_FOR:
             yield self._fitted(
-                balanced, self._walk(balanced, name, enough, num_remainder_slices, recomputes=recomputes)
+                balanced, self._walk(balanced, name, num_microbatches, num_remainder_slices, recomputes=recomputes)
             )
             return
         leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0, recomputes=recomputes))
         for schedule in STANDS_FOR[name]:
-            walk = self._walk(balanced, schedule, enough, num_remainder_slices, recomputes=recomputes)
+            walk = self._walk(balanced, schedule, num_microbatches, num_remainder_slices, recomputes=recomputes)
             yield leanest if isinstance(leanest, Shortage) else self._fitted(balanced, walk)
         yield leanest
 

@@ -290,7 +290,9 @@ class _Search:
 
     def expected(self, outline: Outline) -> int:
         """Its estimated score, corrected by a fraction of the error of the most similar outlines."""
-        known_ratios = ((trust, self.ratios[group]) for trust, group in _alike(outline) if group in self.ratios)
+        known_ratios = (
+            (trust, self.ratios[group]) for trust, group in _similar_groups(outline) if group in self.ratios
+        )
         trust, ratio = next(known_ratios, (0.0, 1.0))
         return round((1 + trust * (ratio - 1)) * self.score(outline.mesh, outline.estimate_ns))
 
@@ -391,7 +393,7 @@ class _Search:
     def _learn(self, outline: Outline, step_ns: int) -> None:
         """Remember the smallest ratio of a simulated step to its estimate, for every group of similar outlines."""
         ratio = max(step_ns / max(outline.estimate_ns, 1), 1.0)
-        for _, group in _alike(outline):
+        for _, group in _similar_groups(outline):
             self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
     def look_around(self, actions: int) -> None:
@@ -399,21 +401,21 @@ class _Search:
         last open outlines with one slice more and one fewer if the list lacks them. ``actions`` limits the total of
         simulated actions.
         """
-        known = _by_key(self.outlines)
+        outlines_by_key = _by_key(self.outlines)
         most_candidates, visited = len(self.seen) + self.budget.neighbours, set[object]()
         while self._affordable(most_candidates, actions):
             best = min(self.fitting, key=self.rank).candidate
             key = (best.mesh, len(best.slices), best.schedule, best.head_parts, any(best.recompute))
             if key in visited:
-                for neighbour in self._between(best, known):
+                for neighbour in self._adjacent_slicings(best, outlines_by_key):
                     self.open(neighbour)
                 return
             visited.add(key)
             for group in [group for group in self.pruned if best.mesh in group]:
                 self.pruned.remove(group)
-                known = _by_key(outlines_of(self.problem, group)) | known
-            for keys in neighbours(best, known):
-                around = [outline for key in keys for outline in known.get(key, ())]
+                outlines_by_key = _by_key(outlines_of(self.problem, group)) | outlines_by_key
+            for keys in neighbours(best, outlines_by_key):
+                around = [outline for key in keys for outline in outlines_by_key.get(key, ())]
                 for neighbour in sorted(
                     around, key=lambda neighbour: self.score(neighbour.mesh, neighbour.estimate_ns)
                 ):
@@ -423,18 +425,18 @@ class _Search:
                     ):
                         self.open(neighbour)
 
-    def _between(self, best: Candidate, known: Mapping[Key, list[Outline]]) -> list[Outline]:
+    def _adjacent_slicings(self, best: Candidate, outlines_by_key: Mapping[Key, list[Outline]]) -> list[Outline]:
         """Outlines with one slice fewer and one more than the best; their estimates are taken to equal that of the
         best.
         """
         mesh, num_slices, rest = best.mesh, len(best.slices), (best.schedule, best.head_parts, any(best.recompute))
-        same_kind = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, num_slices, *rest), [])
+        same_kind = outlines_by_key.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, num_slices, *rest), [])
         if len(slice_counts(self.problem, mesh.pp)) == 1:
             return []
         most_slices = self.problem.sequence_length // self.problem.quantum
         counts = [count for count in (num_slices - 1, num_slices + 1) if 1 <= count <= most_slices]
         others = [replace(outline, num_slices=count) for count in counts for outline in same_kind]
-        return [outline for outline in others if key_of(outline) not in known]
+        return [outline for outline in others if key_of(outline) not in outlines_by_key]
 
     def _affordable(self, candidates: int, actions: int) -> bool:
         """Whether another simulation is within the limits of candidates and of actions."""
@@ -497,9 +499,9 @@ class _Search:
         """Move boundaries of the best candidate, largest steps first, as long as the simulated step gets shorter."""
         most_candidates = len(self.seen) + self.budget.moves
         for step in STEPS:
-            before = None
-            while best is not before:
-                before = best
+            previous = None
+            while best is not previous:
+                previous = best
                 for move in moves(best.candidate, self.problem, step):
                     moved = move(best.candidate)
                     moved = None if moved is None else self.judge.proposer.room.moved(moved)
@@ -522,9 +524,9 @@ class _Search:
         tried: set[Candidate] = set()
         for evaluation in self._best_kinds()[:VARIED_KINDS]:
             self._vary(evaluation, tried)
-            before = self.unmoved.get(kind_of(evaluation.candidate), evaluation)
-            if before.candidate not in tried and self._ruled_out(before.candidate) is None:
-                self._vary(before, tried)
+            unmoved = self.unmoved.get(kind_of(evaluation.candidate), evaluation)
+            if unmoved.candidate not in tried and self._ruled_out(unmoved.candidate) is None:
+                self._vary(unmoved, tried)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)
             if not best.is_exact:
@@ -563,7 +565,7 @@ class _Search:
         return NothingFitsError(*min(needs, default=(0, "")))
 
 
-def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
+def _similar_groups(outline: Outline) -> Iterator[tuple[float, object]]:
     """Groups of outlines with similar errors of estimates, narrowest first, with the fraction of the error to apply:
     the same mesh, the same degrees of parallelism, and any mesh. Only outlines of the same schedule are compared, and a
     whole head never with a divided one. Nothing is inferred from pipelines, which wait, for meshes without one.

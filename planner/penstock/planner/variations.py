@@ -161,7 +161,9 @@ CHANGES: dict[str, Change] = {
 
 def same_plan_variations(plan: Plan, spec: JobSpec, hardware: Hardware) -> tuple[Variation, ...]:
     """The gains of a predicted plan from changes that it can run in, best first."""
-    variations = (_same_plan(plan, name, *_tried(change, spec, hardware)) for name, change in SAME_PLAN.items())
+    variations = (
+        _same_plan(plan, name, *_changed_or_refusal(change, spec, hardware)) for name, change in SAME_PLAN.items()
+    )
     return _ordered(variation for variation in variations if variation is not None)
 
 
@@ -171,7 +173,7 @@ def searched_variations(
     """The gain of each change with a new plan, best first. ``reporter`` makes the reporter of a search by its name."""
     variations = []
     for name, change in CHANGES.items():
-        changed, refusal = _tried(change, spec, hardware)
+        changed, refusal = _changed_or_refusal(change, spec, hardware)
         same = _same_plan(plan, name, changed, refusal) if name in SAME_PLAN else None
         searched = _searched(plan, name, changed, refusal, reporter)
         variations.append(same if same is not None and _gain(same) >= _gain(searched) else searched)
@@ -197,7 +199,7 @@ def _reason(variations: tuple[Variation, ...]) -> tuple[str, ...]:
     return (f"what helps most of {computed} changes: {helpful.change}, {gain} ({helpful.method.value})",)
 
 
-def _tried(change: Change, spec: JobSpec, hardware: Hardware) -> tuple[Changed | None, str]:
+def _changed_or_refusal(change: Change, spec: JobSpec, hardware: Hardware) -> tuple[Changed | None, str]:
     """The changed job, or why it is impossible; neither if the change is meaningless."""
     try:
         return change(spec, hardware), ""
@@ -216,12 +218,12 @@ def _same_plan(plan: Plan, name: str, changed: Changed | None, refusal: str) -> 
     try:
         evaluation = Simulated(problem, plan.receive_ahead, placement_of(plan)).evaluate(candidate, in_full=True)
     except UserError as mistake:
-        return Variation(change=_named(name, changed), method=Method.SAME_PLAN, refusal=mistake.what)
+        return Variation(change=_change_name(name, changed), method=Method.SAME_PLAN, refusal=mistake.what)
     peak, limit = max(evaluation.peak_bytes), problem.memory_limit_bytes
     if candidate.mesh.num_microbatches != plan.num_microbatches and peak > limit:
         needed, allowed = bytes_apart(peak, limit)
         refusal = f"this plan would need {needed} on a rank, of {allowed} allowed"
-        return Variation(change=_named(name, changed), method=Method.SAME_PLAN, refusal=refusal)
+        return Variation(change=_change_name(name, changed), method=Method.SAME_PLAN, refusal=refusal)
     return _variation(plan, name, changed, Method.SAME_PLAN, plan, to_seconds(evaluation.step_ns))
 
 
@@ -254,7 +256,7 @@ def _searched(
     try:
         new = decide(problem_for(changed.spec, changed.hardware), reporter=reporter(name)).plan
     except UserError as mistake:
-        return Variation(change=_named(name, changed), method=Method.NEW_SEARCH, refusal=mistake.what)
+        return Variation(change=_change_name(name, changed), method=Method.NEW_SEARCH, refusal=mistake.what)
     assert new.prediction is not None, "a plan that was decided is predicted"
     return _variation(plan, name, changed, Method.NEW_SEARCH, new, new.prediction.step_seconds)
 
@@ -271,9 +273,9 @@ def _variation(plan: Plan, name: str, changed: Changed, method: Method, new: Pla
         peak_flops=plan.prediction.peak_flops if plan.prediction else None,
     )
     if now is None or then is None:  # the numbers are so large that a step takes no time
-        return Variation(change=_named(name, changed), method=method, step_seconds=step_seconds)
+        return Variation(change=_change_name(name, changed), method=method, step_seconds=step_seconds)
     return Variation(
-        change=_named(name, changed),
+        change=_change_name(name, changed),
         method=method,
         step_seconds=step_seconds,
         tokens_per_second_per_device=then.tokens_per_second_per_device,
@@ -283,7 +285,7 @@ def _variation(plan: Plan, name: str, changed: Changed, method: Method, new: Pla
     )
 
 
-def _named(name: str, changed: Changed) -> str:
+def _change_name(name: str, changed: Changed) -> str:
     return f"{name}, {changed.detail}" if changed.detail else name
 
 

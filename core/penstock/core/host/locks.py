@@ -28,10 +28,10 @@ class Lock:
     def take(self) -> bool:
         """Try to take the lock; return whether this object holds it."""
         if not self._held:
-            self._held = self._try()
+            self._held = self._try_lock()
         return self._held
 
-    def _try(self) -> bool:
+    def _try_lock(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -44,8 +44,8 @@ def make_folder(folder: Path) -> None:
     """Make ``folder`` and its missing parents, and flush their names to disk."""
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_folder(made.parent)
+    for created in missing:
+        sync_folder(created.parent)
 
 
 def sync_file(file: IO[Any]) -> None:

@@ -96,14 +96,14 @@ class _Representer(SafeRepresenter):
 
     def represent_text(self, text: str) -> Any:
         """A plain scalar if that is safe."""
-        style = None if text.isprintable() and not _means_something(text) else '"'
+        style = None if text.isprintable() and not _is_ambiguous(text) else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Representer.add_representer(str, _Representer.represent_text)
 
 
-def _means_something(text: str) -> bool:
+def _is_ambiguous(text: str) -> bool:
     """Whether it is not a string without quotes, by either version; Go also takes ``0X1F`` for a number."""
     return any(pattern.match(form) for *_, pattern, _ in implicit_resolvers for form in (text, text.lower()))
 

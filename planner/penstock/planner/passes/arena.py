@@ -135,23 +135,23 @@ def _stack(families: Sequence[Packing]) -> Packing:
 
 
 def _pack_family(family: Sequence[Tenant]) -> Packing:
-    enough = CLOSE * _high_water(family)
+    enough_bytes = CLOSE * _high_water(family)
     best: Packing | None = None
-    for lanes in _ways(family):
+    for lanes in _lane_sets(family):
         for packing in (_side_by_side(lanes), *_packings(lanes)):
             if best is None or packing.num_bytes < best.num_bytes:
                 best = packing
-            if best.num_bytes <= enough:
+            if best.num_bytes <= enough_bytes:
                 return best
     assert best is not None, "there always is a way by size"
     return best
 
 
-def _ways(family: Sequence[Tenant]) -> Iterator[tuple[Lane, ...]]:
+def _lane_sets(family: Sequence[Tenant]) -> Iterator[tuple[Lane, ...]]:
     yield _lanes_by_size(family)
     num_microbatches = 1 + max(tenant.name[2] for tenant in family)
-    ways = (_lanes_by_period(family, period) for period in range(1, num_microbatches + 1))
-    yield from islice(filter(None, ways), NUM_PERIODS)
+    lane_sets = (_lanes_by_period(family, period) for period in range(1, num_microbatches + 1))
+    yield from islice(filter(None, lane_sets), NUM_PERIODS)
 
 
 def _lanes_by_size(family: Sequence[Tenant]) -> tuple[Lane, ...]:

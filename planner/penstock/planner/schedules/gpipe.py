@@ -16,12 +16,12 @@ def gpipe(inputs: ScheduleInputs) -> Order:
     long; the oldest first also frees the longest held activations first. With equal stages and free messages a step
     takes M sum(f + b) + (K - 1) (max f + max b) over the slices' forwards f and backwards b (equation 5).
     """
-    return keyed_order(inputs, [(FORWARD, _first), (BACKWARD, _second)])
+    return keyed_order(inputs, [(FORWARD, _forward_key), (BACKWARD, _backward_key)])
 
 
-def _first(units: Units, rank: int) -> Units:
+def _forward_key(units: Units, rank: int) -> Units:
     return np.zeros_like(units)
 
 
-def _second(units: Units, rank: int) -> Units:
+def _backward_key(units: Units, rank: int) -> Units:
     return np.ones_like(units)

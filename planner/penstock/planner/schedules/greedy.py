@@ -87,10 +87,10 @@ def _choose(
     patience: int,
 ) -> tuple[int, int, int]:
     """The next action of ``rank`` and the index of its stage, or `NOTHING` and the time until which it waits."""
-    mine = owned[rank]
-    forward, forward_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], mine, now, F)
-    gradient, gradient_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], mine, now, I)
-    weight, is_overdue = _oldest_weight(stages, mine)
+    own_stages = owned[rank]
+    forward, forward_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], own_stages, now, F)
+    gradient, gradient_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], own_stages, now, I)
+    weight, is_overdue = _oldest_weight(stages, own_stages)
     soonest = min(forward_at, gradient_at)
     kind, place = NOTHING, 0
     if is_overdue:
@@ -98,16 +98,16 @@ def _choose(
     elif soonest <= now:
         forward_first = gradient_at > now or (forward_at <= now and ranks[rank, LAST] == I)
         kind, place = (F, forward) if forward_first else (I, gradient)
-        if not _has_room(costs, stages, ranks, mine[place], kind):
+        if not _has_room(costs, stages, ranks, own_stages[place], kind):
             if weight >= 0:
                 kind, place = W, weight
             elif forward_first and gradient_at <= now:
                 kind, place = I, gradient
             else:
                 kind = NOTHING
-                soonest = _soonest_after(stages, arrivals, receive_ahead, costs.shape[1], mine, now)
+                soonest = _soonest_after(stages, arrivals, receive_ahead, costs.shape[1], own_stages, now)
     elif weight >= 0 and (
-        soonest == NEVER or 100 * (soonest - now) >= patience * _weight_ns(costs, stages, mine[weight])
+        soonest == NEVER or 100 * (soonest - now) >= patience * _weight_ns(costs, stages, own_stages[weight])
     ):
         kind, place = W, weight
     return kind, place, soonest
@@ -115,23 +115,25 @@ def _choose(
 
 @compiled
 def _furthest(
-    stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int, kind: int
+    stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, own_stages: Ints, now: int, kind: int
 ) -> tuple[int, int]:
     """Index of the stage whose F or I goes first, and its earliest start: the one furthest along if any is ready."""
     best, best_at = 0, NEVER
-    for number in range(len(mine)):
-        place = len(mine) - 1 - number if kind == F else number
-        at = _ready(stages, arrivals, receive_ahead, num_slices, mine[place], kind)
+    for number in range(len(own_stages)):
+        place = len(own_stages) - 1 - number if kind == F else number
+        at = _ready(stages, arrivals, receive_ahead, num_slices, own_stages[place], kind)
         if at < best_at and best_at > now:
             best, best_at = place, at
     return best, best_at
 
 
 @compiled
-def _soonest_after(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int) -> int:
+def _soonest_after(
+    stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, own_stages: Ints, now: int
+) -> int:
     """The time at which the next F or I that is not ready yet becomes ready."""
     soonest = NEVER
-    for stage in mine:
+    for stage in own_stages:
         for kind in (F, I):
             at = _ready(stages, arrivals, receive_ahead, num_slices, stage, kind)
             if now < at < soonest:
@@ -140,15 +142,15 @@ def _soonest_after(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices:
 
 
 @compiled
-def _oldest_weight(stages: Ints, mine: Ints) -> tuple[int, bool]:
+def _oldest_weight(stages: Ints, own_stages: Ints) -> tuple[int, bool]:
     """The index of the stage whose W is next, -1 if none, and whether a stage lags too far behind to wait."""
     best, is_overdue = -1, False
-    for number in range(len(mine)):
-        place = len(mine) - 1 - number
-        stage = mine[place]
+    for number in range(len(own_stages)):
+        place = len(own_stages) - 1 - number
+        stage = own_stages[place]
         lag = stages[stage, NEXT_I] - stages[stage, NEXT_W]
         late = lag > stages[stage, LAG]
-        older = best < 0 or stages[stage, NEXT_W] < stages[mine[best], NEXT_W]
+        older = best < 0 or stages[stage, NEXT_W] < stages[own_stages[best], NEXT_W]
         if lag > 0 and (late > is_overdue or (late == is_overdue and older)):
             best, is_overdue = place, late
     return best, is_overdue

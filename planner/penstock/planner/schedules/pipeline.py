@@ -200,9 +200,9 @@ def _links(inputs: ScheduleInputs, owners: Ints, down: Ints, up: Ints) -> tuple[
         ((F, -1, slice(last, None, inputs.num_slices)), (I, -1, every), TO_OTHER, 0),
     )
     for before, after, column, delay in pairs:
-        for side, (here, there) in enumerate(((before, after), (after, before))):
-            links[side][(*here, ..., column)] = actions[there]
-            delays[side][(*here, ..., column)] = delay
+        for side, (origin, target) in enumerate(((before, after), (after, before))):
+            links[side][(*origin, ..., column)] = actions[target]
+            delays[side][(*origin, ..., column)] = delay
     flat, times = links.reshape(2, -1, 2), delays.reshape(2, -1, 2)
     counts = (flat >= 0).sum(axis=2, dtype=np.int8)
     return Links(flat[0], times[0], counts[1]), Links(flat[1], times[1], counts[0])

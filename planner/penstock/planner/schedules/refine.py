@@ -255,7 +255,7 @@ def _run(
 @compiled
 def _take_turns(
     word: Word, first_actions: Ints, num_units: int, is_reversed: bool, durations: Ints, stash: Ints,
-    ranks: Int32s, successors: Int32s, delays: Ints, num_awaited: npt.NDArray[np.int8], spare: Ints,
+    ranks: Int32s, successors: Int32s, delays: Ints, num_awaited: npt.NDArray[np.int8], free_stash: Ints,
     expected: Ints, patience: int, most_sent: int, clock: Clock, run: Word, starts: Ints, following: Int32s,
     heads: Ints, counts: Ints, waits: npt.NDArray[np.bool_], units: Ints, ready: Ints, ahead: Ints,
     matters: npt.NDArray[np.bool_],
@@ -272,7 +272,7 @@ def _take_turns(
             awaited = max(now, expected[action]) if num_awaited[action] else UNKNOWN if is_full else ready[action]
             step, before, soonest = _overtaking(
                 rank, word, following, step, first_actions, units, num_units, is_reversed, ahead,
-                matters, durations, stash, num_awaited, ready, spare[rank], now, awaited, patience,
+                matters, durations, stash, num_awaited, ready, free_stash[rank], now, awaited, patience,
                 most_sent, successors, ranks, starts,
             )  # fmt: skip
         waits[rank] = step < 0
@@ -282,7 +282,7 @@ def _take_turns(
             queue = word[rank, step]
             action = _action(first_actions[rank, queue], units[rank, queue], num_units, is_reversed)
             _take(rank, step, before, queue, heads, following, run, counts, units)
-            spare[rank] -= stash[action]
+            free_stash[rank] -= stash[action]
             starts[action] = now
             end = now + durations[action]
             makespan = max(makespan, end)
@@ -346,7 +346,7 @@ def _wake_sender(
 def _overtaking(
     rank: int, word: Word, following: npt.NDArray[np.int32], step: int, first_actions: Ints, units: Ints,
     num_units: int, is_reversed: bool, ahead: Ints, matters: npt.NDArray[np.bool_], durations: Ints, stash: Ints,
-    num_awaited: npt.NDArray[np.int8], ready: Ints, spare: int, now: int, awaited: int, patience: int,
+    num_awaited: npt.NDArray[np.int8], ready: Ints, free_stash: int, now: int, awaited: int, patience: int,
     most_sent: int, successors: Int32s, ranks: Int32s, starts: Ints,
 ) -> tuple[int, int, int]:  # fmt: skip
     """The place of the action that runs instead of the one at ``step`` and the place before it, -1 if none does, and
@@ -363,7 +363,7 @@ def _overtaking(
             matters[queue] = num_awaited[action] == 0 and (
                 ready[action] > now
                 or (
-                    (stash[action] <= 0 or stash[action] <= spare)
+                    (stash[action] <= 0 or stash[action] <= free_stash)
                     and now + durations[action] - patience * durations[action] // 100 <= awaited
                     and not _is_full(action, num_units, most_sent, successors, ranks, starts)
                 )
@@ -379,7 +379,7 @@ def _overtaking(
             num_left -= 1
             if ready[action] > now:
                 soonest = min(soonest, ready[action])
-            elif stash[action] <= 0 or stash[action] + most <= spare:
+            elif stash[action] <= 0 or stash[action] + most <= free_stash:
                 return step, before, soonest
         ahead[queue] += 1
         change += stash[action]

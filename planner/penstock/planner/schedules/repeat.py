@@ -73,12 +73,15 @@ def rounds(pipeline: Pipeline, run: Run, num_microbatches: int) -> Iterator[Roun
             num_microbatches=num_microbatches,
             places=first,
             actions=np.stack(
-                [_next(row, place, units_per_round, num_queues) for row, place in zip(word, first, strict=True)]
+                [
+                    _round_actions(row, place, units_per_round, num_queues)
+                    for row, place in zip(word, first, strict=True)
+                ]
             ),
         )
 
 
-def _next(row: Word, place: int, num_units: int, num_queues: int) -> Word:
+def _round_actions(row: Word, place: int, num_units: int, num_queues: int) -> Word:
     """The next ``each`` actions of every queue, in their order."""
     rest = row[place:]
     positions = np.sort(np.concatenate([np.flatnonzero(rest == queue)[:num_units] for queue in range(num_queues)]))

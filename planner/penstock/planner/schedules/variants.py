@@ -203,11 +203,11 @@ class Variants:
         depths_to_try = sorted({*fine_depths(shape.seeds.inputs), *shape.seeds.held_depths()})
         points = self._points(shape, depths_to_try, FULL)
         points.sort(key=lambda point: (sum(point.peaks), point.makespan_ns))
-        kept: list[Point] = []
+        frontier: list[Point] = []
         for point in points:
-            if not kept or point.makespan_ns < kept[-1].makespan_ns:
-                kept.append(point)
-        return tuple(kept)
+            if not frontier or point.makespan_ns < frontier[-1].makespan_ns:
+                frontier.append(point)
+        return tuple(frontier)
 
     def best_order(self, inputs: ScheduleInputs) -> Order:
         """The fastest order within the caps, with `FULL` effort; raises `UserError` if none holds one micro-batch."""
@@ -389,11 +389,11 @@ class _Shape:
         return Point(depth=depth, makespan_ns=length_ns, peaks=peaks, generate=lambda: generate(self.inputs))
 
 
-def _last_round_ns(pipeline: Pipeline, word: Word, again: Round) -> int:
+def _last_round_ns(pipeline: Pipeline, word: Word, repeated_round: Round) -> int:
     """The length of a round: the time between the starts of the last two of `NUM_TIMED` rounds."""
-    length = again.actions.shape[1]
+    length = repeated_round.actions.shape[1]
     starts = start_times(pipeline, dated(pipeline, word))
-    ranks, last = np.arange(len(word)), again.places + (NUM_TIMED - 1) * length
+    ranks, last = np.arange(len(word)), repeated_round.places + (NUM_TIMED - 1) * length
     return int((starts[ranks, last] - starts[ranks, last - length]).max())
 
 

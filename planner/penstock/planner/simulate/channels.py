@@ -37,8 +37,10 @@ class Channels:
 def channels_of(stage_ranks: Sequence[int]) -> Channels:
     """The channels between stages on these ranks."""
     pairs = list(enumerate(itertools.pairwise(stage_ranks)))
-    hops = [(here, there, "F", TO_NEXT, stage, stage + 1) for stage, (here, there) in pairs if here != there]
-    hops += [(there, here, "B", TO_PREVIOUS, stage + 1, stage) for stage, (here, there) in pairs if here != there]
+    hops = [(source, target, "F", TO_NEXT, stage, stage + 1) for stage, (source, target) in pairs if source != target]
+    hops += [
+        (target, source, "B", TO_PREVIOUS, stage + 1, stage) for stage, (source, target) in pairs if source != target
+    ]
     names = sorted({hop[:3] for hop in hops})
     sends = np.full((2, len(stage_ranks)), -1, dtype=np.int64)
     receives = sends.copy()

@@ -165,8 +165,8 @@ def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int,
     """The part of its next message's transfer that had passed before the rank came to receive it."""
     message = cells[channel, FIRST] + cells[channel, NUM_RECEIVED]
     came_at = cells[rank, SINCE] if cells[rank, NUMBER] >= 0 else now
-    seen = now - max(messages[message, SENT_AT], came_at)
-    missed: int = max(actions[messages[message, SENDER], SENDS_NS] - seen, 0)
+    passed = now - max(messages[message, SENT_AT], came_at)
+    missed: int = max(actions[messages[message, SENDER], SENDS_NS] - passed, 0)
     return missed
 
 

@@ -49,20 +49,20 @@ class Collectives:
     def hidden_ns(self, first: Nanoseconds, second: Nanoseconds) -> Nanoseconds:
         """[pairs]: hidden nanoseconds, for places [pairs, 3] of the first action and of the second."""
         pairs = list(zip(map(tuple, first.tolist()), map(tuple, second.tolist()), strict=True))
-        return np.array([self._of(*pair) for pair in pairs], dtype=np.int64)
+        return np.array([self._pair_hidden_ns(*pair) for pair in pairs], dtype=np.int64)
 
     def waited_ns(self, place: Place) -> int:
         """The action's wait for its shards, if it is not in a pair."""
-        return int(self._known(place)[:, COLLECTIVE].sum())
+        return int(self._segments_at(place)[:, COLLECTIVE].sum())
 
-    def _known(self, place: Place) -> Nanoseconds:
+    def _segments_at(self, place: Place) -> Nanoseconds:
         if place not in self._segments:
             self._segments[place] = self.segments_of(place)
         return self._segments[place]
 
-    def _of(self, first: Place, second: Place) -> int:
+    def _pair_hidden_ns(self, first: Place, second: Place) -> int:
         if (first, second) not in self._hidden:
-            passes = self._known(first), self._known(second)
+            passes = self._segments_at(first), self._segments_at(second)
             serial = sum(int(segments.sum()) for segments in passes)
             self._hidden[first, second] = serial - int(pair_ns(*passes))
         return self._hidden[first, second]

@@ -247,11 +247,11 @@ def _repeats(order: Order, linked: Linked, receive_ahead: int, cut: Cut) -> bool
     )
 
 
-def _known_times(actions: Ints, once: Ints, again: Ints, cut: Cut) -> tuple[Ints, Ints]:
+def _known_times(actions: Ints, once: Ints, repeated: Ints, cut: Cut) -> tuple[Ints, Ints]:
     """Both traces up to their time, the second shifted back by the length between them."""
-    before, after = actions[once, kernel.REACHED :], actions[again, kernel.REACHED :]
-    after = np.where(after < 0, after, np.minimum(after - cut.length_ns, cut.time_ns))
-    return np.minimum(before, cut.time_ns), after
+    first_times, second_times = actions[once, kernel.REACHED :], actions[repeated, kernel.REACHED :]
+    second_times = np.where(second_times < 0, second_times, np.minimum(second_times - cut.length_ns, cut.time_ns))
+    return np.minimum(first_times, cut.time_ns), second_times
 
 
 def _look_back(linked: Linked, receive_ahead: int, cut: Cut) -> int:
