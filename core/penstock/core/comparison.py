@@ -14,10 +14,10 @@ def prediction_error(predicted: float, measured: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
-    """Predicted bytes of one rank by cause, and the measured peak of the whole process where there is one.
+    """Predicted bytes of one rank by cause, and the measured peak of the whole process if it was measured.
 
     ``constant_bytes`` is the process before any parameter; ``state_bytes`` parameters, gradients and optimizer state;
-    ``slot_bytes`` the arena; ``transient_bytes`` the largest that an action takes beyond its slots, and the buffer in
+    ``slot_bytes`` the arena; ``transient_bytes`` the largest that an action needs beyond its slots, and the buffer in
     which shards sum gradients.
     """
 

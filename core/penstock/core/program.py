@@ -1,6 +1,7 @@
-"""A Program: the schedule lowered to what every rank does, in order, with every transfer and every byte's lifetime.
+"""A Program: the schedule lowered to the instructions of every rank, in order, with every transfer and every live
+range.
 
-Slots of one (stage, micro-batch, slice), and who holds them:
+Slots of one (stage, micro-batch, slice), and their live ranges:
 
     x      stage input                      POST_RECV (or the previous stage's F on the same rank) to I
     a      activations only I needs         F (or R) to I
@@ -12,7 +13,7 @@ Slots of one (stage, micro-batch, slice), and who holds them:
     h      gradient at the head's input     F to I, last stage only
 
 and of one (stage, micro-batch): ``kv`` from the first F to I of slice 0, ``dkv`` from the first I to I of slice 0.
-A full backward B is I and W in one action. FREE ends lifetimes; nothing else does.
+A full backward B is I and W in one action. Only FREE ends live ranges.
 """
 
 from __future__ import annotations

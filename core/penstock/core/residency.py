@@ -1,4 +1,4 @@
-"""How many communication kernels a rank's device may hold at once, whatever the speeds.
+"""The most communication kernels that may run on a rank's device at once, at any speeds.
 
 On CUDA a transfer is two NCCL kernels, one on each device. The model:
 
@@ -6,48 +6,49 @@ On CUDA a transfer is two NCCL kernels, one on each device. The model:
   one communicator. START_REDUCE and START_GATHER launch one on the stream of their group. A WAIT makes the compute
   stream wait for one.
 - A kernel can start once the compute before its launch and the kernel before it on its stream have ended. Then it
-  *spins*: it occupies multiprocessors until its peer's kernel runs too, and the transfer ends for both.
-- A device has ``K`` places for such kernels. Which of several that can start takes a free place is its own choice.
+  *spins*: it occupies multiprocessors until its peer's kernel also runs, and the transfer ends for both.
+- A device has ``K`` places for such kernels. If several kernels can start, the device chooses which takes a free place.
 
-A kernel that can start and finds no place waits for others to end, and those may be waiting for it. The rule that
-excludes this, for every choice of the device, is that no kernel ever finds no place: no execution has more than K
-kernels on one rank that are launched, can start, and have not ended. A stream lets one kernel start at a time, so these
-are the channels with a message and the groups with a reduction under way.
+A kernel that can start but finds no place waits for others to end, and those may be waiting for it. The rule that
+excludes this, for every choice of the device, is that every kernel finds a place: no execution has more than K kernels
+on one rank that are launched, can start, and have not ended. A stream lets one kernel start at a time, so these are the
+channels with a message and the groups with a reduction under way.
 
 Their number is exact and takes one pass. Let ``known(p)`` be the messages and reductions that must have ended when a
 rank passes position p: those it waited for, and all that any end of them knew at its launch (a vector clock: Fidge
-1988, Mattern 1989). The execution in which nothing else happened before p is a possible one. In it, a stream with a
-launch before p that is not known to have ended has a kernel that can start and has not ended. Every other execution has
-ended at least these at p. So the largest number over all executions is the largest over p of the streams launched on
-and not known to have ended; it only grows at a launch. Cost: instructions times streams of a rank and its neighbours.
+1988, Mattern 1989). An execution in which nothing else happened before p is possible. In it, a stream with a launch
+before p that is not known to have ended has a kernel that can start and has not ended. Every other execution has ended
+at least these at p. So the largest number over all executions is the maximum over p of the number of streams launched
+on and not known to have ended; it only grows at a launch. Cost: instructions times streams of a rank and its
+neighbours.
 
 Example, one micro-batch and slice, two ranks. Rank 0 posts the receive of its gradient, then sends its activations: two
-kernels. With one place the device hangs, since the posted receive keeps it and its message needs the activations. With
-the receive launched after the activations are known to have arrived, one place is enough.
+kernels. With one place the device hangs, since the posted receive holds it and its message needs the activations. If
+the receive is launched after the activations are known to have arrived, one place is enough.
 
-``NUM_PLACES`` is K; `penstock.trainer.comm` limits the thread blocks of each kernel so that so many fit.
+``NUM_PLACES`` is K; `penstock.trainer.comm` limits the thread blocks of each kernel so that K of them fit.
 
 Shards of a rank (`penstock.core.sharding`) also meet in collectives in the middle of actions, which are kernels that
-spin until all shards have theirs. They leave the numbers as they are, for two reasons:
+spin until all shards have theirs. They do not change the numbers, for two reasons:
 
 - Nothing more is known through them. Take a chain of waits, over messages and collectives, from an event on one shard
-  to position p of another. Leave out on which shard each event is: a message stays a message of the Program, and a
-  collective leads from an action to itself. So the chain is one of the Program alone, and what a rank knows of its own
-  streams is ``known(p)``, as if it had no shards. The kernels of channels and reductions that spin at once are at most
-  those counted here.
-- They take no place. All collectives of a rank's shards are of one communicator, hence one stream, on which one kernel
-  can start at a time. `penstock.trainer.comm` limits its thread blocks too, so that a device has multiprocessors for
-  them next to K others that spin: 32 and 8 x 4 of 108 or more. Compute that occupies some of these meanwhile waits for
-  nobody and ends.
+  to position p of another. Ignore the shard of each event: a message stays a message of the Program, and a collective
+  leads from an action to itself. So the chain is one of the Program alone, and a rank's knowledge of its own streams is
+  ``known(p)``, as if it had no shards. The kernels of channels and reductions that spin at once are at most those
+  counted here.
+- They take no place. All collectives of a rank's shards use one communicator, hence one stream, on which one kernel can
+  start at a time. `penstock.trainer.comm` also limits its thread blocks, so that a device has multiprocessors for them
+  next to K others that spin: 32 and 8 x 4 of 108 or more. Compute that occupies some of these meanwhile waits for
+  nothing and ends.
 
-An overlapped pair has up to two collectives launched at once, one of each child. They are on that one stream too, and
+An overlapped pair has up to two collectives launched at once, one of each child. They are also on that one stream, and
 the second starts when the first has ended.
 
 So no kernel that can start ever waits for one that spins, and the proof that all shards end
 (`penstock.core.invariants`), in which kernels have places, holds on devices.
 
 Considered instead: to let kernels start only in the order of their launch. That is one deterministic run for any K, but
-nothing that the hardware promises: it serves streams from several queues.
+the hardware does not guarantee it: it serves streams from several queues.
 """
 
 from __future__ import annotations

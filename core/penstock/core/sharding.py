@@ -1,6 +1,6 @@
-"""How the devices of one pipeline rank share its layers: tensor parallelism, and sequence parallelism with it.
+"""Division of a pipeline rank's layers over its devices: tensor parallelism, and with it sequence parallelism.
 
-A *shard* is one of the ``tp`` devices that hold a pipeline rank's units together. All shards run the same Program, each
+A *shard* is one of the ``tp`` devices that together hold a pipeline rank's units. All shards run the same Program, each
 on its part of every tensor (Megatron-LM, arXiv 1909.08053, section 3):
 
 - The first product of a block's unit is divided by rows (heads of q, k and v; the feed-forward width), so that each
@@ -28,13 +28,13 @@ Collectives of a unit, in order:
     I of a head's part   scatter the rows of targets               sum the rows of targets; the last part none
     W of a head's part   gather normed                             -
 
-``dy`` is gathered in place, into the ``w`` slot, where W finds it; ``normed`` is kept by tokens and gathered again for
-W, as Megatron-LM does: memory that outlives an action is one part in tp. The head also gathers, per chunk of tokens,
-each shard's maximum, sum of exponentials and target.
+``dy`` is gathered in place, into the ``w`` slot, where W reads it; ``normed`` is kept by tokens and gathered again for
+W, as in Megatron-LM: memory that outlives an action is one part in tp. The head also gathers, per chunk of tokens, each
+shard's maximum, sum of exponentials and target.
 
 Example: 10 tokens on 4 shards. ``rows(10)`` is 3, shards hold tokens 0-2, 3-5, 6-8 and 9; a gathered buffer has
 ``padded_rows(10)`` = 12 rows, of which the first 10 count. Blocks are contiguous, so a gathered buffer needs no
-reordering, and all shards' buffers are equally large, as NCCL wants them.
+reordering, and all shards' buffers are equally large, as NCCL requires.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""How fast a step is, in two numbers that compare across models, devices and software.
+"""Speed of a step, in two numbers that are comparable across models, devices and software.
 
 *Tokens per second per device*: the tokens of a step, divided by its seconds and by the devices that take part.
 
 *Model FLOP utilization* (MFU; PaLM, arXiv 2204.02311, appendix B): the FLOPs that the model itself needs for a step,
-over those that all devices would do in that time at their peak. The convention, since papers differ in it:
+over those that all devices could do in that time at their peak. The convention, since papers differ:
 
-- The model's FLOPs are forward and backward, 3 x forward (`penstock.core.model.step_flops`). What is computed a second
-  time (recomputed activations, the scores in the backward of flash attention) does not count.
+- The model's FLOPs are forward and backward, 3 x forward (`penstock.core.model.step_flops`). Repeated computation
+  (recomputed activations, the scores in the backward of flash attention) does not count.
 - Attention counts causal pairs, s (s + 1) / 2 of a sequence of s tokens. PaLM counts all s^2, so the same step has a
   higher utilization there, the more so the longer the sequence.
-- The peak is that of dense 16-bit products, as the maker states it (`penstock.core.devices`), or as a description does.
+- The peak is that of dense 16-bit products, as stated by the maker (`penstock.core.devices`) or by a description.
 
 Example: llama 7B, 1 sequence of 2,048 tokens on one A100 (312 TFLOP/s) in 0.5 s. Matrices: 6 x 6.61e9 x 2,048 = 81.2
 TFLOP; attention: 3 x 32 layers x 4 x 4,096 x 2.1e6 pairs = 3.3 TFLOP. 84.5 / (0.5 x 312) = 54.2 %, and 4,096 tokens/s.

@@ -108,9 +108,9 @@ class OperationTimes(UnitTimes, Protocol):
 class DescribedCost:
     """Costs of a described cluster: its device's times of a shard of each unit, and the collectives inside its passes.
 
-    Those are `penstock.core.sharding.unit_collectives`, and of the head each chunk's gather of what a softmax over all
-    of the vocabulary needs. The devices of a rank are neighbours, on one node or on whole ones. Where nodes are joined
-    by different links, the slowest of such groups counts, wherever a rank is placed.
+    These are `penstock.core.sharding.unit_collectives`, and for the head one gather per chunk for the softmax over the
+    whole vocabulary. The devices of a rank are adjacent, on one node or on whole nodes. If nodes have different links,
+    the slowest group counts, wherever a rank is placed.
     """
 
     model: ModelSpec
@@ -149,7 +149,7 @@ class DescribedCost:
 
     @property
     def constant_bytes(self) -> int:
-        """From the device's description."""
+        """The device's fixed bytes."""
         return self.cluster.device.constant_bytes
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
@@ -346,7 +346,7 @@ def _next_to_products(kind: Kind, sharding: Sharding) -> tuple[tuple[Collective,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenTimes:
-    """Times by the efficiency of token counts, where a device's kernels are not described.
+    """Times by an efficiency curve over token counts, for devices whose kernels are not described.
 
     A unit's time is its matrices' FLOPs at the efficiency of its token count, its attention FLOPs at the best
     efficiency, and the traffic of its hidden states, of which a shard has its rows, at memory bandwidth.
@@ -427,9 +427,9 @@ class TokenTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Links:
-    """The links of a cluster's nodes, by their exceptions: a table of all pairs of 65,536 nodes takes 64 GiB.
+    """The links between a cluster's nodes, stored as overrides: a table of all pairs of 65,536 nodes would take 64 GiB.
 
-    ``pairs`` are the numbers, ascending, of the ordered pairs of nodes with a link of their own, ``others`` its
+    ``pairs`` are the ascending numbers of the ordered pairs of nodes with a link of their own, ``others`` their
     [latency seconds, seconds per byte].
     """
 

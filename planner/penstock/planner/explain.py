@@ -34,7 +34,7 @@ LEAST_SHARE = 0.0005
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explained:
-    """A choice for people, as sentences and alternatives, and for programs."""
+    """The explanation of a plan: sentences and alternatives for people, and data for programs."""
 
     reasons: tuple[str, ...]
     alternatives: tuple[Alternative, ...]

@@ -1,7 +1,7 @@
 """Seconds of units from the shapes of their kernels, on a device whose kernels are described.
 
-The problem. A share of the peak by tokens alone makes small models too fast and large ones too slow, since a product's
-efficiency depends on all three of its dimensions, and a layer does more than products: at h = 4096 and sequences of
+The problem. A share of the peak by tokens alone makes small models too fast and large ones too slow: a product's
+efficiency depends on all three of its dimensions, and a layer does more than products. At h = 4096 and sequences of
 1,024 tokens, softmax, masks and norms take a fifth of a layer whose scores are kept.
 
 The model. Three kinds of kernel make up every pass of a unit:
@@ -24,34 +24,34 @@ The model. Three kinds of kernel make up every pass of a unit:
 
 A pass takes at least as long as the host needs to launch its kernels.
 
-The operations of a block's F (`penstock.core.layout.Operation`) share out its kernels, so their seconds add up to the
-pass's: norm, first product (and q, k and v to their places), attention, activation, and the second product with bias,
-dropout and residual. Where launching takes longer than the kernels of the whole pass, an operation takes its launches.
+The operations of a block's F (`penstock.core.layout.Operation`) divide its kernels, so their seconds add up to the
+pass's: norm, first product (and the placement of q, k and v), attention, activation, and the second product with bias,
+dropout and residual. If launching takes longer than the kernels of the whole pass, an operation takes its launches.
 
-Under tensor parallelism a shard's products, its attention and what lies between them have its part of the width or of
-the heads. Norms, residuals and dropout of hidden states are the same on all shards, or with sequence parallelism those
-of the shard's rows (`penstock.core.sharding`).
+Under tensor parallelism a shard's products, its attention and the operations between them have its part of the width or
+of the heads. Norms, residuals and dropout of hidden states are the same on all shards, or with sequence parallelism
+those of the shard's rows (`penstock.core.sharding`).
 
 A part of a divided head (`penstock.core.model.DividedModel`) multiplies twice in F, once for its logits and once for
-their addend of the gradient at its input, and once in W. F makes the softmax of its logits, which W takes as it is, and
+their addend of the gradient at its input, and once in W. F makes the softmax of its logits, which W uses as it is, and
 reads and writes the state that goes down the chain of parts. I passes the gradient on and adds the targets' rows, which
 the last part does in F. W scales the normed, and adds it to the targets' rows. The norm of the first part counts as if
-all shared it.
+all parts shared it.
 
 Example: up projection of GPT-3 6.7B (n = 16384, k = 4096) on an A100 (share 0.755 of 312e12, edge 66, depth 55). 6,144
 tokens: 824.6 GFLOP become 848.1, 3.60 ms or 229 TFLOP/s. 64 tokens: compute 75 us and memory 79 us make 97 us, and with
 the kernel itself 103 us, 84 TFLOP/s.
 
 Where the numbers come from. e, d0, the shares and the kernel seconds are fitted to public microbenchmarks of single
-products per device kind; the files in `penstock.core.devices` name them, with the error that remains (A100: 6.3 % mean
-over 36,516 measured products, 4.6 % from 2,048 tokens on). No published training step takes part. Where the smallest
-measured depth is 512, the depth of the formula is hardly determined: on V100 anything from 0 to 300 fits as well, which
-makes W of short slices up to three times as long, so it is the A100's there.
+products per kind of device; the files in `penstock.core.devices` name them, with the remaining error (A100: 6.3 % mean
+over 36,516 measured products, 4.6 % from 2,048 tokens on). No published training step is used. If the smallest measured
+depth is 512, the formula's depth is hardly determined: on V100 anything from 0 to 300 fits equally well, which makes W
+of short slices up to three times as long, so V100 has the A100's.
 
 Tried and rejected: explicit tiles, waves and split depth. Its error on A100 is the same (6.3 %), it takes many times as
-long, and its steps make the search prefer slice lengths that land on the edge of a wave, of which no measurement is
-that sure. Efficiency by tokens alone (still there for descriptions without kernels): published steps came out 21 %
-short at h = 2304 and 11 % long at h = 6144.
+long, and its steps make the search prefer slice lengths at the edge of a wave, which no measurement resolves.
+Efficiency by tokens alone (still used for descriptions without kernels): predictions of published steps were 21 % short
+at h = 2304 and 11 % long at h = 6144.
 
 Complexity: a few array operations per kernel over the *distinct* token counts; only attention looks at every slice.
 """

@@ -1,14 +1,14 @@
-"""The slicing that minimises M sum(t) + (K-1) max(t): all forward, then all backward.
+"""The slicing that minimises M sum(t) + (K-1) max(t): all forwards, then all backwards.
 
-TeraPipe (arXiv 2102.07988, eq. 6-8) tries every slice time as a ceiling t_max and solves, for each, the cheapest
-slicing that stays under it. Here most ceilings are ruled out without being tried:
+TeraPipe (arXiv 2102.07988, eq. 6-8) tries every slice time as a ceiling t_max and finds, for each, the cheapest slicing
+below it. Here most ceilings are ruled out without being tried:
 
 - a slicing whose largest slice is this one costs in total at least the cheapest way through this one;
 - a lower ceiling never makes the total smaller, so one solved ceiling bounds all those below it;
 - the slicing found under a ceiling is the answer for every ceiling down to its own largest slice.
 
-A few ceilings are solved at once, spread over those still open, until the bound of each exceeds the best. The
-result is optimal whatever the costs; with a tolerance a ceiling that can gain no more than that is not tried.
+A few ceilings are solved at once, spread over those still open, until the bound of each exceeds the best. The result is
+optimal for any costs; with a tolerance a ceiling that can gain no more than that is not tried.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Pass 2, transfers: who sends what to whom, and where every rank posts, sends and waits.
+"""Pass 2, transfers: the messages between ranks, and the places where every rank posts, sends and waits.
 
-Messages are numbered per channel in the sender's order. SEND stands directly after its producer, both of an overlapped
-pair after the pair. WAIT_RECV stands directly before its consumer, both of an overlapped pair before the pair; a
-consumer that takes messages in another order than they were sent first waits for all earlier ones, which then lie in
-their slots until they are used.
+Messages are numbered per channel in the sender's order. SEND directly follows its producer, those of an overlapped pair
+follow the pair. WAIT_RECV directly precedes its consumer, those of an overlapped pair precede the pair. A consumer that
+needs messages in another order than they were sent first waits for all earlier ones, which stay in their slots until
+they are used.
 
-A message is *due* at an action of its receiver. POST_RECV k stands before that action's WAIT_RECVs, or directly after
+A message is *due* at an action of its receiver. POST_RECV k precedes that action's WAIT_RECVs, or directly follows
 WAIT_RECV k - receive_ahead if that comes later, so that no channel has more than ``receive_ahead`` receives posted.
 
-- On the host a posted receive costs memory alone, so every message is due at its receiver's first action: the first
+- On the host a posted receive only costs memory, so every message is due at its receiver's first action: the first
   ``receive_ahead`` are posted at the start of the step, k + receive_ahead directly after WAIT_RECV k.
 - With ``late_receives``, for NCCL, message k is due at the action before the one that waits for it (at that one if it
   is the rank's first). The two ends of a transfer are kernels there, and the one that starts first spins on its device
@@ -16,39 +16,39 @@ WAIT_RECV k - receive_ahead if that comes later, so that no channel has more tha
   Posted directly before its WAIT_RECV, a receive would leave the kernel of its SEND to spin, and the transfer would
   overlap nothing.
 
-So a receive spins next to one action at most; else its rank waits for the message. A SEND spins from the end of its
-producer to the action at which its message is due, which is short where consumers follow producers. In simulated steps
-of 8 equal ranks, 16 micro-batches of 4 slices, and ``receive_ahead`` 4, so many kernels spun next to compute, on
-average over all compute, of receives and sends:
+So a receive spins next to at most one action; otherwise its rank waits for the message. A SEND spins from the end of
+its producer to the action at which its message is due, which is short if consumers follow producers. In simulated steps
+of 8 equal ranks, 16 micro-batches of 4 slices, and ``receive_ahead`` 4, the average number of kernels that spun next to
+compute, of receives and sends:
 
                      gpipe        1f1b         zb-h1        zbv
     from the start   1.04 + 0     1.61 + 0     1.54 + 0     3.23 + 0
     late             0.75 + 0     0.80 + 0     0.32 + 0     0.42 + 0.12
 
-No step took longer. To post in the round after the producer's, if that is earlier, was tried: it changes zbv alone, to
+No step took longer. Posting in the round after the producer's, if that is earlier, was tried: it only changes zbv, to
 0.46 + 0.05, and makes the place of a receive depend on another rank.
 
 Example, 1F1B on two ranks, rounds above the actions. 0B0 waits for rank 0's first gradient, and 0F1 is the action
-before, so 0POST_RECV_B0 stands directly before 0F1. At the start it would have spun during 0F0 too.
+before, so 0POST_RECV_B0 directly precedes 0F1. At the start it would have spun during 0F0 too.
 
     round    1    2    3    4    5    6
     rank 0   0F0  0F1  .    0B0  .    0B1
     rank 1   .    1F0  1B0  1F1  1B1
 
-WAIT_SEND k stands directly before SEND k + receive_ahead, or later where it could block there: after the first action
-whose round is no earlier than the *post round* of k. That is the round after the last action before the one at which k
-is due (1 if there is none), or the round of WAIT_RECV k - receive_ahead if that is later. WAIT_SENDs that are left over
-stand after the last action.
+WAIT_SEND k directly precedes SEND k + receive_ahead, or is later if it could block there: after the first action whose
+round is no earlier than the *post round* of k. That is the round after the last action before the one at which k is due
+(1 if there is none), or the round of WAIT_RECV k - receive_ahead if that is later. Remaining WAIT_SENDs follow the last
+action.
 
 Thus no order that passed pass 1 can deadlock. Give every instruction a time: (round of its action, 0) to WAIT_RECV,
 (round, 1) to the action, (round, 2) to WAIT_SEND and SEND. A POST_RECV before an action's WAIT_RECVs has the time
-(round of the action before, 3), one after a WAIT_RECV has the time of that. Left over WAIT_SENDs come after all actions
-of all ranks. Program order never goes back in time, and what is waited for comes earlier. SEND k has its producer's
-round, which is below that of every consumer from k on, hence below WAIT_RECV k's. POST_RECV k is before WAIT_SEND k: it
-has either the round before the post round, or the post round itself and 0, which is before 2. This holds wherever
-messages are due, if they are due in their order and no later than at the action that waits for them.
+(round of the action before, 3), one after a WAIT_RECV has the time of that. Remaining WAIT_SENDs come after all actions
+of all ranks. Program order never goes back in time, and every instruction that is waited for comes earlier. SEND k has
+its producer's round, which is below that of every consumer from k on, hence below WAIT_RECV k's. POST_RECV k is before
+WAIT_SEND k: it has either the round before the post round, or the post round itself and 0, which is before 2. This
+holds for any due actions, if messages are due in their order and no later than at the action that waits for them.
 
-No receive stands earlier with ``late_receives`` than without, so receivers hold no more memory. A sender may hold its
+No receive is earlier with ``late_receives`` than without, so receivers hold no more memory. A sender may hold its
 message longer, since its WAIT_SEND may come later.
 """
 
