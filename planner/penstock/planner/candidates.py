@@ -77,7 +77,7 @@ class Proposer:
             if not is_worth_it(balanced):
                 continue
             if outline.recomputes:
-                hides_collectives = outline.schedule == BRAIDED  # in pairs, so such stages may take longer
+                hides_collectives = outline.schedule == BRAIDED  # such stages take longer alone than in pairs
                 longest_ns = math.inf if hides_collectives else most_ns(outline.mesh) / outline.mesh.num_by_work
                 yield from self._recomputing(outline, balanced, longest_ns)
             else:

@@ -122,7 +122,7 @@ def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
 
 def _too_large(problem: Problem, result: Result) -> list[Evaluation]:
     """Evaluations above the problem's own limit, which may be higher than the search's."""
-    return [each for each in result.too_large if max(each.peak_bytes) > problem.memory_limit_bytes]
+    return [evaluation for evaluation in result.too_large if max(evaluation.peak_bytes) > problem.memory_limit_bytes]
 
 
 def pins(problem: Problem) -> tuple[str, ...]:

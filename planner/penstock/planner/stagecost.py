@@ -148,7 +148,7 @@ def joined(tables: Sequence[StageCosts]) -> StageCosts:
         return tables[0]
     return StageCosts(
         alone_ns=np.concatenate([table.alone_ns for table in tables], axis=2),
-        slowdown_ppm=np.concatenate([each.slowdown_ppm for each in tables], axis=2),
+        slowdown_ppm=np.concatenate([table.slowdown_ppm for table in tables], axis=2),
     )
 
 

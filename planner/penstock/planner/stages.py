@@ -144,7 +144,8 @@ def balanced_bounds(unit_ns: Sequence[int], num_stages: int) -> tuple[int, ...]:
     units[1:, kernel.FIRST_NS] = np.cumsum(unit_ns, dtype=np.int64)
     if not 1 <= num_stages <= len(unit_ns):
         raise ValueError(f"{len(unit_ns)} units cannot fill {num_stages} stages")
-    bottleneck_ns = int(float(kernel.smallest_longest(units[:, kernel.FIRST_NS].copy(), num_stages)))  # scaled
+    # Through a float, as the kernel scales times.
+    bottleneck_ns = int(float(kernel.smallest_longest(units[:, kernel.FIRST_NS].copy(), num_stages)))
     if bottleneck_ns >= kernel.FORBIDDEN:
         return tuple(len(unit_ns) * stage // num_stages for stage in range(num_stages + 1))
     stages = np.zeros((num_stages, kernel.MOST_FROM_ODD + 1), dtype=np.int64)

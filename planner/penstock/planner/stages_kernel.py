@@ -36,7 +36,7 @@ IN_FLIGHT, SLOWDOWN = range(2)
 def smallest_largest(units: Ints, stages: Ints, factors: Floats, lacking: bool, above: int) -> int:
     """The smallest cost above ``above`` that is the largest of a partition's ranges, FORBIDDEN if there is none."""
     num_places = len(units) - len(stages)
-    tails = np.full((2, num_places), FORBIDDEN, dtype=np.int64)  # all partitions, those with a cost above
+    tails = np.full((2, num_places), FORBIDDEN, dtype=np.int64)  # of all partitions, of those with a cost above
     tails[0, -1] = 0
     for stage in range(len(stages) - 1, -1, -1):
         for start in range(num_places):
@@ -82,7 +82,9 @@ def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest:
     the smallest bounds.
     """
     num_places = len(units) - len(stages)
-    best = np.full((2, len(stages) + 1, num_places), FORBIDDEN, dtype=np.int64)  # with a largest range to come, without
+    best = np.full(
+        (2, len(stages) + 1, num_places), FORBIDDEN, dtype=np.int64
+    )  # a largest range is still needed, or not
     choices = np.zeros((2, len(stages), num_places), dtype=np.int64)
     best[1, -1, -1] = 0
     for stage in range(len(stages) - 1, -1, -1):

@@ -128,7 +128,7 @@ class RunDir:
 
     def read_job(self) -> PipelineJob:
         """The job, to run it; raises `UserError` if it is missing, or invalid for this version."""
-        from penstock.core.serialization import yamltext  # most of those who name files of a run read no YAML
+        from penstock.core.serialization import yamltext  # most programs that use these paths read no YAML
 
         return PipelineJob.from_manifest(yamltext.load(_read(self.job), str(self.job)))
 
