@@ -58,7 +58,7 @@ VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERL
 """Built-in schedules that choose among several orders."""
 
 MAKING = 4
-"""Making an order from costs takes about as long as so many simulations of it, minus one."""
+"""Making an order from costs and simulating it takes about as long as so many simulations."""
 
 MOST_COMPARED_ACTIONS = 20_000
 """For longer steps the variants are not compared with each other."""
@@ -187,7 +187,7 @@ class Simulated:
         )
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with the variant of its schedule that needs least memory."""
+        """The candidate with the variant of its schedule that may use most memory (`Variants.roomiest`)."""
         if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
         if candidate not in self._roomiest:

@@ -129,7 +129,7 @@ class ProcessPlanner:
         return _Running(process, said, complaints, question, self._clock(), starts)
 
     def poll(self, key: str) -> Answer | None:
-        """Also restarts a process that was killed by a signal, up to `MOST_STARTS` times."""
+        """Also restarts a process that was killed by a signal, for at most `MOST_STARTS` starts."""
         running = self._running[key]
         code = running.process.poll()
         late = self._clock() - running.began_at > self._seconds
