@@ -7,11 +7,11 @@ from penstock.core.errors import UserError
 
 def test_what_was_told_is_told_again() -> None:
     mistake = UserError(where="spec.model.heads", what="5 is too odd", remedy="choose 4")
-    told = UserError.told(str(mistake))
-    assert (told.what, told.remedy) == ("spec.model.heads: 5 is too odd", "choose 4")
-    assert str(told) == str(mistake)
+    reported = UserError.reported(str(mistake))
+    assert (reported.what, reported.remedy) == ("spec.model.heads: 5 is too odd", "choose 4")
+    assert str(reported) == str(mistake)
 
 
 def test_a_text_without_a_remedy_is_all_what() -> None:
-    told = UserError.told("nothing fits\nat all")
-    assert (told.what, told.remedy) == ("nothing fits\nat all", "")
+    reported = UserError.reported("nothing fits\nat all")
+    assert (reported.what, reported.remedy) == ("nothing fits\nat all", "")

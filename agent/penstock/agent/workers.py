@@ -146,4 +146,4 @@ def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lam
 
 def refusal(failure: Failure) -> UserError:
     """A mistake of the user that a rank found, in the rank's words."""
-    return UserError.told(failure.message)
+    return UserError.reported(failure.message)

@@ -44,7 +44,7 @@ class UserError(PenstockError):
         return f"{place}{self.what}{cure}"
 
     @classmethod
-    def told(cls, text: str) -> UserError:
+    def reported(cls, text: str) -> UserError:
         """The mistake that another process reported as ``text``; its place stays part of ``what``."""
         what, _, remedy = text.partition(_REMEDY_LINE)
         return cls(what=what, remedy=remedy)

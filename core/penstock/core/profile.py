@@ -201,20 +201,20 @@ class Profile(Manifest):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Why predictions from this profile may be further off than its spreads say, each with a remedy."""
-        found = []
+        warnings = []
         if self.load > BUSY_SHARE * self.key.num_cores:
             cores = "1 core" if self.key.num_cores == 1 else f"{self.key.num_cores} cores"
-            found.append(
+            warnings.append(
                 f"the machine was busy before it was measured (load average {self.load:.1f} on {cores}), so predicted "
                 f"times may be too long or too short; {_REMEDY}"
             )
         bounded = [link.error for link in self.links if link.bounded]
         if bounded:
-            found.append(
+            warnings.append(
                 f"{len(bounded)} of {len(self.links)} links could not be fitted: the times of their messages spread by "
                 f"{max(bounded):.0%} and did not grow with size, so their bandwidth is only a lower bound; {_REMEDY}"
             )
-        return tuple(found)
+        return tuple(warnings)
 
     @property
     def digest(self) -> str:

@@ -162,7 +162,7 @@ class MeasuredCost:
         seconds: Floats = flops_share(spec, unit, operation, work) * (left - waiting)
         collectives = unit_collectives(unit, Kind.F, Sharding(self.tp, self.profile.sequence_parallel))
         if collectives:
-            own = sum(each in COLLECTIVES_OF.get(operation, ()) for each in collectives)
+            own = sum(collective in COLLECTIVES_OF.get(operation, ()) for collective in collectives)
             seconds = seconds + waiting * own / len(collectives)
         return seconds
 
@@ -183,15 +183,15 @@ class MeasuredCost:
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
         """That of the nearest measured point at least as large; beyond all of them in proportion to tokens."""
-        found = [
+        records = [
             r
             for r in self.profile.memory.transients
             if (r.unit, r.kind) == (unit, kind) and _belongs(r, self.tp, self.head_parts)
         ]
-        if not found:
+        if not records:
             return 0
         tokens = batch * length
-        enough = [r for r in found if r.batch * r.length >= tokens and r.prefix >= prefix] or found
+        enough = [r for r in records if r.batch * r.length >= tokens and r.prefix >= prefix] or records
         nearest = min(enough, key=lambda r: (abs(r.batch * r.length - tokens), abs(r.prefix - prefix)))
         return -(-nearest.num_bytes * max(tokens, nearest.batch * nearest.length) // (nearest.batch * nearest.length))
 

@@ -154,10 +154,10 @@ def recomputation_ns(problem: Problem, candidate: Candidate) -> tuple[Integers, 
     @functools.cache
     def until_ns(stage: tuple[int, int], remakes: Remakes) -> Integers:
         remade = remade_of(problem.model, stage, remakes)
-        return np.concatenate([remake_until_ns(cost, problem.model, stage, *each, remade) for each in shapes], axis=1)
+        return np.concatenate([remake_until_ns(cost, problem.model, stage, *shape, remade) for shape in shapes], axis=1)
 
     stages = [first_like(problem.model, stage) for stage in candidate.stages]
-    return tuple(until_ns(*each) for each in zip(stages, candidate.recompute, strict=True))
+    return tuple(until_ns(*pair) for pair in zip(stages, candidate.recompute, strict=True))
 
 
 def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:
@@ -359,7 +359,7 @@ def shards_seconds(problem: Problem, stages: Stages, mesh: Mesh) -> Floats:
         (problem.model.kv_copies(mesh.tp), memory.copied_gradient_bytes),
     ):
         distinct, places = np.unique(sizes, return_inverse=True)
-        of_sizes = [cost.all_reduce_seconds(each, range(group_size)) if each else 0.0 for each in distinct.tolist()]
+        of_sizes = [cost.all_reduce_seconds(size, range(group_size)) if size else 0.0 for size in distinct.tolist()]
         seconds += np.array(of_sizes)[places]
     return seconds
 
@@ -409,7 +409,7 @@ def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[in
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
     if candidate.zero and problem.num_places is None:
         shards = _largest_per_rank(memory.gradient_bytes // mesh.dp, stage_ranks, mesh.pp)
-        held += np.array([exchange_bytes(each, mesh.dp) for each in shards.tolist()])
+        held += np.array([exchange_bytes(shard, mesh.dp) for shard in shards.tolist()])
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     if any(candidate.recompute):
         held += _largest_per_rank(_scratch_table(problem, candidate), stage_ranks, mesh.pp)

@@ -78,7 +78,7 @@ def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Sum
 def _report_failure(status: Status) -> None:
     """Report the cause of the failure, or raise it if it is the user's mistake."""
     if status.reason in MISTAKES:
-        raise UserError.told(status.message)
+        raise UserError.reported(status.message)
     output.say_failure(status.message)
 
 
