@@ -229,6 +229,7 @@ def most_of_a_node(cluster: Cluster) -> str:
     return f"{int(amount(allocatable)) * 6 // 10 // 2**20}Mi"
 
 
+@pytest.mark.long
 def test_an_elastic_job_goes_on_with_the_nodes_left_and_grows_back(on: Installed, tmp_path: Path) -> None:
     """By an operator whose minutes are seconds. Cards are slow while two ranks train, and not while they measure.
 
