@@ -64,7 +64,7 @@ size_t type_bytes(ncclDataType_t type) {
 
 ncclResult_t launch(const char* operation, int peer, size_t count, ncclDataType_t type, const ncclComm* comm,
                     cudaStream_t stream) {
-  fakecuda_count_launch();
+  fakecuda_count_launch(stream);
   log_line(comm, stream, operation, peer, count * type_bytes(type));
   return ncclSuccess;
 }

@@ -2,7 +2,8 @@
 //
 // Device memory is address space that nothing may touch: the host crashes on it, as on a GPU's. It holds no values, and
 // what is copied from it is zero. Kernels are counted and compute nothing, and every stream is always idle: what was
-// launched has happened. Events carry the host's clock.
+// launched has happened. Events carry the host's clock. While a thread records a graph, what it launches on that stream
+// is counted for the graph; what CUDA would refuse then fails, and the recording with it.
 
 #include "fakecuda.h"
 
@@ -19,6 +20,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #if CUDART_VERSION >= 13000
 #define FAKECUDA_CAPTURE_INFO "cudaStreamGetCaptureInfo"
@@ -83,7 +85,7 @@ bool is_on_device(const void* pointer) { return device_of(pointer) >= 0; }
 
 thread_local int current_device = 0;
 std::atomic<long> next_handle{0x1000};
-std::atomic<long> num_launches{0}, num_waits{0}, num_allocations{0}, num_slow_uploads{0};
+std::atomic<long> num_launches{0}, num_waits{0}, num_allocations{0}, num_slow_uploads{0}, num_graph_launches{0};
 
 struct Launch {
   dim3 grid, block;
@@ -108,29 +110,66 @@ Events& events() {
   return *instance;
 }
 
+struct Graph {
+  size_t kernels = 0;
+  std::vector<cudaEvent_t> events;  // recorded at every launch, in this order
+};
+
+// The one that this thread records, if it records any.
+struct Recording {
+  cudaStream_t stream = nullptr;
+  Graph* graph = nullptr;
+  bool failed = false;
+};
+thread_local Recording recording;
+std::atomic<unsigned long long> num_recordings{0};
+
+bool is_recording(cudaStream_t stream) { return recording.graph && stream == recording.stream; }
+
+// Which makes the end of the recording fail too, as on a device.
+cudaError_t refused_by_recording(cudaError_t error) {
+  recording.failed = true;
+  return error;
+}
+
 cudaError_t waited() {
+  if (recording.graph) return refused_by_recording(cudaErrorStreamCaptureUnsupported);
   num_waits++;
   return cudaSuccess;
 }
 
-cudaError_t launched() {
-  num_launches++;
+cudaError_t launched(cudaStream_t stream) {
+  if (is_recording(stream))
+    recording.graph->kernels++;
+  else if (recording.graph && !stream)
+    return refused_by_recording(cudaErrorStreamCaptureImplicit);
+  else
+    num_launches++;
   return cudaSuccess;
+}
+
+void record_now(cudaEvent_t event) {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  std::lock_guard<std::mutex> lock(events().mutex);
+  events().milliseconds[event] = now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
 }
 
 }  // namespace
 
 int fakecuda_device() { return current_device; }
-void fakecuda_count_launch() { num_launches++; }
+void fakecuda_count_launch(void* stream) { launched(static_cast<cudaStream_t>(stream)); }
+void fakecuda_count_launch() { launched(recording.stream); }  // of a library whose stream is not known
 
 void fakecuda_refuse(const char* name) {
   fprintf(stderr, "fakecuda: %s was called, and tests/support/fakecuda does not implement it\n", name);
   abort();
 }
 
-// For tests, by ctypes, since the process began: kernels launched, waits of the host for the device, allocations of a
-// device's memory.
+// For tests, by ctypes, since the process began: kernels and graphs launched, graphs among these, waits of the host for
+// the device, allocations of a device's memory.
 FAKECUDA_API long fakecuda_launches() { return num_launches; }
+FAKECUDA_API long fakecuda_graph_launches() { return num_graph_launches; }
 FAKECUDA_API long fakecuda_waits() { return num_waits; }
 FAKECUDA_API long fakecuda_allocations() { return num_allocations; }
 
@@ -310,7 +349,11 @@ FAKECUDA_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attribu
 }
 
 // Nothing is written to a device, and what is read from one is zero.
-FAKECUDA_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+FAKECUDA_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                         cudaStream_t stream) {
+  // A graph would read or write the host's memory at every launch, long after its owner may have freed it.
+  if (is_recording(stream) && !(is_on_device(to) && is_on_device(from)))
+    return refused_by_recording(cudaErrorStreamCaptureUnsupported);
   if (is_on_device(to)) {
     num_slow_uploads += device_of(from) == kHost;
     return cudaSuccess;
@@ -356,50 +399,58 @@ FAKECUDA_API cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
   return cudaSuccess;
 }
 
-FAKECUDA_API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
+FAKECUDA_API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = is_recording(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
-// Its parameters after these differ between versions, and are only filled while a stream is captured.
+// Its parameters after these differ between versions, and PyTorch asks for none of them.
 extern "C" FAKECUDA_VISIBLE cudaError_t fakecuda_capture_info(cudaStream_t, cudaStreamCaptureStatus* status,
                                                               unsigned long long* id, ...)
     __asm__(FAKECUDA_CAPTURE_INFO);
 
-cudaError_t fakecuda_capture_info(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id, ...) {
-  *status = cudaStreamCaptureStatusNone;
-  if (id) *id = 0;
-  return cudaSuccess;
+cudaError_t fakecuda_capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id, ...) {
+  if (id) *id = is_recording(stream) ? num_recordings.load() : 0;
+  return cudaStreamIsCapturing(stream, status);
 }
 
 FAKECUDA_API cudaError_t cudaEventCreate(cudaEvent_t* event) { return make_handle(event); }
 FAKECUDA_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return make_handle(event); }
 FAKECUDA_API cudaError_t cudaEventSynchronize(cudaEvent_t) { return waited(); }
 
-FAKECUDA_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  std::lock_guard<std::mutex> lock(events().mutex);
-  events().milliseconds[event] = now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
+// While a graph is recorded an event is part of it only if it is external; others order streams, and have no time.
+FAKECUDA_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  bool is_external = flags & cudaEventRecordExternal;
+  if (!is_recording(stream)) {
+    if (is_external) return cudaErrorIllegalState;
+    record_now(event);
+  } else if (is_external) {
+    recording.graph->events.push_back(event);
+  }
   return cudaSuccess;
 }
 
-FAKECUDA_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
-  return cudaEventRecord(event, stream);
+FAKECUDA_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
 }
 
 FAKECUDA_API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   std::lock_guard<std::mutex> lock(events().mutex);
+  if (!events().milliseconds.count(from) || !events().milliseconds.count(to)) return cudaErrorInvalidResourceHandle;
   *milliseconds = static_cast<float>(events().milliseconds[to] - events().milliseconds[from]);
   return cudaSuccess;
 }
 
 // Kernels
 
-FAKECUDA_API cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { return launched(); }
-FAKECUDA_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return launched(); }
-FAKECUDA_API cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {
-  return launched();
+FAKECUDA_API cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t stream) {
+  return launched(stream);
+}
+FAKECUDA_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
+  return launched(config->stream);
+}
+FAKECUDA_API cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t stream) {
+  return launched(stream);
 }
 
 FAKECUDA_API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
@@ -455,6 +506,52 @@ FAKECUDA_API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* bloc
 FAKECUDA_API cudaError_t cudaGetSymbolAddress(void** address, const void*) {
   static char symbol[1 << 16];
   *address = symbol;
+  return cudaSuccess;
+}
+
+// Graphs: a recorded one and its executable form are the same here
+
+FAKECUDA_API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (!stream || recording.graph) return cudaErrorStreamCaptureUnsupported;
+  recording = {stream, new Graph, false};
+  num_recordings++;
+  return cudaSuccess;
+}
+
+FAKECUDA_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  if (!is_recording(stream)) return cudaErrorIllegalState;
+  *graph = reinterpret_cast<cudaGraph_t>(recording.failed ? nullptr : recording.graph);
+  if (recording.failed) delete recording.graph;
+  recording.graph = nullptr;
+  return recording.failed ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+}
+
+FAKECUDA_API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                                       unsigned long long) {
+  *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+
+FAKECUDA_API cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t) {
+  if (recording.graph) return refused_by_recording(cudaErrorStreamCaptureUnsupported);
+  num_launches++;
+  num_graph_launches++;
+  for (cudaEvent_t event : reinterpret_cast<Graph*>(executable)->events) record_now(event);
+  return cudaSuccess;
+}
+
+FAKECUDA_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+
+FAKECUDA_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete reinterpret_cast<Graph*>(executable);
+  return cudaSuccess;
+}
+
+FAKECUDA_API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
+  *count = reinterpret_cast<Graph*>(graph)->kernels + reinterpret_cast<Graph*>(graph)->events.size();
   return cudaSuccess;
 }
 

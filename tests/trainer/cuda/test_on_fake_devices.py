@@ -102,7 +102,7 @@ from penstock.trainer.worker import Worker, state_precision
 run = RunDir(Path(sys.argv[1]))
 runtime = ctypes.CDLL(None)
 counts = [runtime.fakecuda_waits, runtime.fakecuda_slow_uploads, runtime.fakecuda_allocations,
-          runtime.fakecuda_launches]
+          runtime.fakecuda_launches, runtime.fakecuda_graph_launches]
 device = torch.device("cuda", 0)
 torch.cuda.set_device(device)
 state_precision()

@@ -17,14 +17,17 @@ from penstock.core.layout import Remade, SlotKind
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, RankProgram
 from penstock.core.roles import G_IN, G_OUT, RA, RL, A, L, W, X, Y
-from penstock.core.schedule import Kind, Part
+from penstock.core.schedule import Action, Kind, Part
 from penstock.core.scratch import scratch_bytes
 from penstock.core.sharding import Sharding
 from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.closing import Closing
+from penstock.trainer.dtypes import accumulate_dtype
+from penstock.trainer.graphs import Graphs, Recordable, can_record
 from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pair, run_pass
+from penstock.trainer.units.cross_entropy import Scale
 from penstock.trainer.units.views import SlotViews, joined, scratch_views
 
 CPU = torch.device("cpu")
@@ -43,7 +46,8 @@ class StageExecutor:
 
     ``stages`` holds this rank's stages by number, ``shards`` is its access to those with which it shares their units.
     Tokens and labels of the step stand in ``token_ids_NS`` and ``labels_NS``, micro-batch after micro-batch, summed
-    losses of every slice in ``losses_MP``: places that never move, so that operations are bound to them once.
+    losses of every slice in ``losses_MP``: places that never move, so that operations are bound to them once. On CUDA
+    compute actions are recorded there in the warm-up, and replayed from then on (`penstock.trainer.graphs`).
     ``poison`` fills freed slots with NaN.
     """
 
@@ -70,7 +74,19 @@ class StageExecutor:
         self.labels_NS = torch.zeros(batch, dtype=torch.int64, device=device)
         losses = (plan.num_microbatches, len(plan.slices))
         self.losses_MP = torch.zeros(losses, dtype=torch.float64, device=device)
-        self.gradient_scale = 1.0
+        self._gradient_scale: Scale = 1.0
+        if device.type == "cuda":
+            self._gradient_scale = torch.ones((), dtype=accumulate_dtype(plan.precision), device=device)
+        # Shards meet in the middle of a pass, through NCCL or the host: what they do is launched kernel by kernel
+        self._graphs = Graphs(device) if plan.tp == 1 and can_record(device) else None
+        self._recordable: dict[Action, Recordable] = {}
+
+    def scale_gradients(self, scale: float) -> None:
+        """Gradients are from now on those of ``scale`` times the summed loss."""
+        if isinstance(self._gradient_scale, Tensor):
+            self._gradient_scale.fill_(scale)
+        else:
+            self._gradient_scale = scale
 
     def _make_scratch(self, device: torch.device) -> Tensor:
         """Memory for what forwards give up because a recompute follows."""
@@ -84,6 +100,16 @@ class StageExecutor:
         return (*plan.stages[stage], *shape, plan.sharding, self._remade[stage])
 
     def compute(self, instruction: Instruction) -> Operation:
+        if self._graphs is None:
+            return self._launched(instruction)
+        action = instruction.action
+        if action not in self._recordable:
+            size = max(self._num_tokens(each) for each in self._program.apart(instruction))
+            self._recordable[action] = Recordable(self._launched(instruction), size)
+        return self._recordable[action]
+
+    def _launched(self, instruction: Instruction) -> Operation:
+        """The action, kernel by kernel."""
         if instruction.action.children:
             return self._pair(instruction)
         return self._run(self._steps(instruction))
@@ -102,7 +128,7 @@ class StageExecutor:
 
     def warm_up(self, instructions: Sequence[Instruction]) -> None:
         """Run the first action of every stage, kind, slice, part and size of micro-batches on whatever its slots hold:
-        each shape once.
+        each shape once. Where actions can be recorded, record and replay all of them then.
         """
         first: dict[tuple[Kind, int, int, Part | None, bool], Instruction] = {}
         for instruction in itertools.chain.from_iterable(map(self._program.apart, instructions)):
@@ -112,7 +138,13 @@ class StageExecutor:
                 shape = (part, action.part, self._plan.is_remainder(microbatch))
                 first.setdefault((action.kind, action.stage, *shape), instruction)
         for instruction in first.values():
-            self.compute(instruction)()
+            launched = self._launched(instruction)
+            if self._graphs is None:
+                launched()
+            else:
+                self._graphs.warm_up(launched)
+        if self._graphs is not None:
+            self._graphs.record_all(self._recordable.values())
         self.losses_MP.zero_()
 
     def free(self, instruction: Instruction) -> Operation:
@@ -153,7 +185,7 @@ class StageExecutor:
         stage, views, (start, stop) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
         forward = partial(stage.forward, views, start, stop, token_ids=token_ids, labels=labels)
-        return self._keeping_loss(instruction, lambda: forward(gradient_scale=self.gradient_scale))
+        return self._keeping_loss(instruction, lambda: forward(gradient_scale=self._gradient_scale))
 
     def _run(self, make: Callable[[], Pass[_Result]]) -> Callable[[], _Result]:
         """Make the pass and run it, waiting for the other shards."""
@@ -184,13 +216,13 @@ class StageExecutor:
         stage, views, (start, stop) = self._place(instruction)
         fresh_dkv, labels = stop == self._plan.sequence_length, self._labels(instruction)
         backward = partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv, labels=labels)
-        return lambda: backward(gradient_scale=self.gradient_scale)
+        return lambda: backward(gradient_scale=self._gradient_scale)
 
     def _backward_weight(self, instruction: Instruction) -> _Steps:
         stage, views, (start, _) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
         backward = partial(stage.backward_weight, views, start, token_ids=token_ids, labels=labels)
-        return lambda: backward(gradient_scale=self.gradient_scale)
+        return lambda: backward(gradient_scale=self._gradient_scale)
 
     def _backward(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop) = self._place(instruction)
@@ -200,11 +232,16 @@ class StageExecutor:
             self._labels(instruction),
         )
         backward = partial(stage.backward, views, start, stop, fresh_dkv=fresh_dkv, token_ids=token_ids, labels=labels)
-        return lambda: backward(gradient_scale=self.gradient_scale)
+        return lambda: backward(gradient_scale=self._gradient_scale)
 
     def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int]]:
         """The stage, what the action may touch, and its tokens [start, stop)."""
         return self._stages[instruction.action.stage], self._views(instruction), self._range(instruction)
+
+    def _num_tokens(self, instruction: Instruction) -> int:
+        """Of all sequences of the micro-batch."""
+        start, stop = self._range(instruction)
+        return self._plan.size_of(_cell(instruction)[0]) * (stop - start)
 
     def _range(self, instruction: Instruction) -> tuple[int, int]:
         microbatch, part = _cell(instruction)

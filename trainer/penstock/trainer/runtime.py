@@ -108,8 +108,8 @@ class Runtime:
         """Run every kernel of a step once, so that no step loads kernels, sets up libraries or allocates for the first
         time. All ranks call it together, when no message is under way; weights and moments stay as they are.
 
-        Order: compute, on whatever lies in the arena; then the reductions, in the Program's order; then the optimizers;
-        then the gathers.
+        Order: compute, on whatever lies in the arena, where it is also recorded (`penstock.trainer.graphs`); then the
+        reductions, in the Program's order; then the optimizers; then the gathers.
         """
         instructions = self._program.instructions
         self._executor.warm_up(instructions)
@@ -142,7 +142,7 @@ class Runtime:
         """
         self._executor.token_ids_NS.copy_(batch.token_ids, non_blocking=True)
         self._executor.labels_NS.copy_(batch.labels, non_blocking=True)
-        self._executor.gradient_scale = 1.0 / batch.num_valid_tokens
+        self._executor.scale_gradients(1.0 / batch.num_valid_tokens)
         self._closing.begin(step, meanwhile)
         self._training.run(step, recorder)
         return self._closing.totals

@@ -18,6 +18,7 @@ from penstock.trainer.units.attention import Attention
 from penstock.trainer.units.backends import AttentionBackend
 from penstock.trainer.units.build import build_blocks
 from penstock.trainer.units.collectives import Pass
+from penstock.trainer.units.cross_entropy import Scale
 from penstock.trainer.units.division import Division
 from penstock.trainer.units.embedding import Embedding
 from penstock.trainer.units.frame import Frame
@@ -80,7 +81,7 @@ class Stage:
         *,
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        gradient_scale: float = 1.0,
+        gradient_scale: Scale = 1.0,
     ) -> Pass[Tensor | None]:
         """F: fill ``kv`` at [start, stop), ``a``, ``l`` and ``y``.
 
@@ -187,7 +188,7 @@ class Stage:
         *,
         fresh_dkv: bool,
         labels: Tensor | None = None,
-        gradient_scale: float = 1.0,
+        gradient_scale: Scale = 1.0,
     ) -> Pass[None]:
         """I: from ``g_in`` (the last stage: ``h``) fill ``w`` and ``g_out``; add what the prefix gets to ``dkv``.
 
@@ -209,7 +210,7 @@ class Stage:
         fresh_dkv: bool,
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        gradient_scale: float = 1.0,
+        gradient_scale: Scale = 1.0,
     ) -> Pass[None]:
         """B: I and W, unit by unit from the last, with the same results to the last bit.
 
@@ -227,7 +228,7 @@ class Stage:
             ids = _needed(token_ids, "token ids")
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
 
-    def _take_gradient(self, views: SlotViews, labels: Tensor | None, gradient_scale: float) -> Pass[None]:
+    def _take_gradient(self, views: SlotViews, labels: Tensor | None, gradient_scale: Scale) -> Pass[None]:
         """The gradient that came to the stage, or of its head, is that of its last block's output."""
         if self._parts is None:
             received = SlotKind.RECEIVED_GRADIENT if self._head is None else SlotKind.HEAD_GRADIENT
@@ -253,7 +254,7 @@ class Stage:
         *,
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        gradient_scale: float = 1.0,
+        gradient_scale: Scale = 1.0,
     ) -> Pass[None]:
         """W: add the gradients of the matrices and biases, from ``l`` and ``w`` alone, at any time after I."""
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]

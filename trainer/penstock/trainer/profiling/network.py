@@ -20,6 +20,7 @@ from penstock.core.sharding import Collective
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups
+from penstock.trainer.graphs import Graphs, can_record
 from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import FlatParameters
@@ -35,6 +36,9 @@ LONGEST_SUM_SECONDS = 0.25
 """Collectives of more bytes than one that took longer are not measured."""
 
 REPEATS = 9
+
+_KERNELS = 256
+"""Of an action of some layers, about; each adds some nanoseconds to the time for launching a graph."""
 
 _DECAYED_PER_OTHER = 256
 """Norms and biases are about this much fewer than the elements of matrices."""
@@ -169,6 +173,26 @@ def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int) -> flo
         for work in works:
             assert work is not None
             work.wait()
+    return statistics.median(taken)
+
+
+def measure_replay(device: torch.device) -> float:
+    """Seconds that replaying a recorded action (`penstock.trainer.graphs`) keeps the host; zero where none is."""
+    if not can_record(device):
+        return 0.0
+    tensor, graphs = torch.zeros(1, device=device), Graphs(device)
+
+    def action() -> None:
+        for _ in range(_KERNELS):
+            tensor.add_(1)
+
+    graphs.warm_up(action)
+    replay, taken = graphs.record(action), []
+    for _ in range(50):
+        begin = time.perf_counter()
+        replay()
+        taken.append(time.perf_counter() - begin)
+        torch.cuda.synchronize(device)
     return statistics.median(taken)
 
 

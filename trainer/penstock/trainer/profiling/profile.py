@@ -27,11 +27,17 @@ from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRe
 from penstock.core.sharding import Sharding
 from penstock.trainer.clock import Taken, action_timer, device_clock
 from penstock.trainer.comm import Mesh, shard_group
+from penstock.trainer.graphs import most_bytes
 from penstock.trainer.memory import held_bytes, release_unused
 from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, transient_grid
 from penstock.trainer.profiling.links import measure_links, message_sizes
 from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
-from penstock.trainer.profiling.network import measure_collectives, measure_instruction, measure_optimizer
+from penstock.trainer.profiling.network import (
+    measure_collectives,
+    measure_instruction,
+    measure_optimizer,
+    measure_replay,
+)
 from penstock.trainer.profiling.parts import Part, Workload, choose_parts
 from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread, steady_rounds
 from penstock.trainer.shards import shards_of
@@ -68,7 +74,8 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     available = min(gather(_available_bytes(spec, worker.device)))
     sizes = message_sizes(min(_largest_message_bytes(spec), available))
     links = concatenated(measure_links(worker.device, worker.rank, nodes, clock, sizes))
-    overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks))
+    transfer = measure_instruction(groups, worker.rank, worker.num_ranks)
+    overhead = gather(transfer + measure_replay(worker.device))
     collectives = measure_collectives(worker.num_ranks, worker.device, clock, _gradient_bytes(spec), available)
     crowded = hosts[worker.rank] == fullest_host(hosts)
     degrees = tp_degrees_to_measure(spec, hosts)
@@ -188,7 +195,8 @@ def _measure_units(
     for part in parts:
         release_unused(worker.device)  # before the next part is made
         seat = _seat(worker, part.load.sharding.tp)
-        timer = UnitTimer(part, worker.device, action_timer(worker.device), shards=seat.shards, shard=seat.shard)
+        clock = action_timer(worker.device, is_recorded=part.load.sharding.tp == 1)
+        timer = UnitTimer(part, worker.device, clock, shards=seat.shards, shard=seat.shard)
         for point in part.load.timed:
             progress(next(count), total)
             units.extend(_unit_records(timer, point, seat, crowded=crowded))
@@ -281,7 +289,7 @@ def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientReco
 
 def _constant_bytes(worker: Worker) -> int:
     """What a rank holds in addition to parameters and slots: interpreter, torch, groups, and kernels once they have
-    run; on CUDA what these take of the device.
+    run; on CUDA what these take of the device, and the most that graphs may.
     """
     release_unused(worker.device)
-    return held_bytes(worker.device)
+    return held_bytes(worker.device) + most_bytes(worker.device)

@@ -21,12 +21,15 @@ from penstock.core.model import Unit, UnitKind
 from penstock.core.remaking import SELECTIVE
 from penstock.core.schedule import Kind
 from penstock.trainer.clock import Taken, Timer
+from penstock.trainer.dtypes import accumulate_dtype
+from penstock.trainer.graphs import can_record, pool_bytes
 from penstock.trainer.memory import peak_tensor_bytes, release_unused, reset_peak, tensor_bytes
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.profiling.parts import Part
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, run_pass
+from penstock.trainer.units.cross_entropy import Scale
 from penstock.trainer.units.views import slot_views
 from penstock.trainer.units.workspace import Workspace
 
@@ -70,6 +73,10 @@ class UnitTimer:
         self._part = part
         self._stages = {unit: self._stage(unit, workspace) for unit in part.units}
         self._memory = torch.zeros(part.slot_bytes, dtype=torch.uint8, device=device)
+        self._scale: Scale = _GRADIENT_SCALE
+        if device.type == "cuda":
+            wide = accumulate_dtype(self._load.precision)
+            self._scale = torch.full((), _GRADIENT_SCALE, dtype=wide, device=device)
 
     @property
     def tp(self) -> int:
@@ -108,39 +115,46 @@ class UnitTimer:
         inputs = [bench for bench in forward if self._has_work(bench.unit, Kind.I)]
         ids, run = self._token_ids(point), self._run
         actions = [
-            *(((b.unit.kind, Kind.F), partial(run, partial(_forward, b, point, ids))) for b in forward),
-            *(((b.unit.kind, Kind.I), partial(run, partial(_backward_input, b, point, ids))) for b in reversed(inputs)),
+            *(((b.unit.kind, Kind.F), partial(run, partial(_forward, b, point, ids, self._scale))) for b in forward),
             *(
-                ((b.unit.kind, Kind.W), partial(run, partial(_backward_weight, b, point, ids)))
+                ((b.unit.kind, Kind.I), partial(run, partial(_backward_input, b, point, ids, self._scale)))
+                for b in reversed(inputs)
+            ),
+            *(
+                ((b.unit.kind, Kind.W), partial(run, partial(_backward_weight, b, point, ids, self._scale)))
                 for b in reversed(weights)
             ),
             *(((b.unit.kind, Kind.R), partial(run, partial(_recompute, b, point))) for b in body if point.whole),
         ]
-        keys, passes = [key for key, _ in actions], [action for _, action in actions]
-        return lambda: list(zip(keys, self._timer(passes), strict=True))
+        keys, take = [key for key, _ in actions], self._timer([action for _, action in actions])
+        return lambda: list(zip(keys, take(), strict=True))
 
     def transients(self, point: Point) -> Iterator[tuple[Key, int]]:
         """Bytes that F and I take beyond their slots: the declared workspace, what kernels allocate themselves, and
         what shards on the host keep for their exchanges.
 
         Passes follow each other as in a step, and the heap of the host keeps what earlier ones gave back: in pieces
-        that later ones may be too large for.
+        that later ones may be too large for. Recorded passes have a pool, next to which an evaluation's F, which is not
+        recorded, takes what its kernels allocate.
         """
         ids = self._token_ids(point)
         passes = []
         for bench in self._benches(self._part.one_of_each, point):
-            passes.append((bench, Kind.F, partial(_forward, bench, point, ids)))
+            passes.append((bench, Kind.F, partial(_forward, bench, point, ids, self._scale)))
             if bench.unit.kind is not UnitKind.EMBEDDING and self._has_work(bench.unit, Kind.I):
-                passes.append((bench, Kind.I, partial(_backward_input, bench, point, ids)))
-        if self.tp > 1:
+                passes.append((bench, Kind.I, partial(_backward_input, bench, point, ids, self._scale)))
+        if self.tp > 1 or self._device.type == "cuda":
             for _, _, make in passes:
-                self._run(make)  # what is kept for exchanges is there then
+                self._run(make)  # what is kept for exchanges, and by cuBLAS, is there then
         release_unused(self._device)
-        before = tensor_bytes(self._device)
+        before, forward = tensor_bytes(self._device), 0
         for bench, kind, make in passes:
             reset_peak(self._device)
             self._run(make)
             growth = max(peak_tensor_bytes(self._device) - before, 0)
+            if self.tp == 1 and can_record(self._device):
+                forward = growth if kind is Kind.F else forward
+                growth = forward + pool_bytes(partial(self._run, make), self._device)
             kept = 0 if self._device.type == "cuda" else self._load.exchange_bytes(bench.unit, kind, point)
             yield (bench.unit.kind, kind), self._load.workspace_bytes(bench.unit, point) + kept + growth
 
@@ -181,32 +195,30 @@ def _fill(slots: Iterator[Mapping[int, Mapping[str, Tensor]]]) -> None:
                 tensor.normal_(std=0.1)
 
 
-def _forward(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
+def _forward(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> Pass[object]:
     return bench.stage.forward(
         bench.views,
         point.prefix,
         point.prefix + point.length,
         token_ids=ids,
         labels=ids,
-        gradient_scale=_GRADIENT_SCALE,
+        gradient_scale=scale,
     )
 
 
-def _backward_input(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
+def _backward_input(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> Pass[object]:
     return bench.stage.backward_input(
         bench.views,
         point.prefix,
         point.prefix + point.length,
         fresh_dkv=False,
         labels=ids,
-        gradient_scale=_GRADIENT_SCALE,
+        gradient_scale=scale,
     )
 
 
-def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
-    return bench.stage.backward_weight(
-        bench.views, point.prefix, token_ids=ids, labels=ids, gradient_scale=_GRADIENT_SCALE
-    )
+def _backward_weight(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> Pass[object]:
+    return bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids, labels=ids, gradient_scale=scale)
 
 
 def _recompute(bench: _Bench, point: Point) -> Pass[object]:

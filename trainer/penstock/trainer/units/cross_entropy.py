@@ -18,6 +18,11 @@ from penstock.trainer.units.division import VocabularyPart
 
 _aten = torch.ops.aten
 
+Scale = float | Tensor
+"""What the gradient of the summed loss is multiplied by. On CUDA a scalar of the device in the accumulate type, which a
+recorded action reads whenever it is replayed (`penstock.trainer.graphs`); on the CPU a number, which products take.
+"""
+
 
 def cross_entropy(logits_CV: Tensor, labels_C: Tensor) -> Tensor:
     """The summed loss over labels from 0 on; leaves softmax minus one-hot, its gradient, in ``logits``.

@@ -15,7 +15,7 @@ from penstock.core.layout import HEAD_CHUNK_TOKENS
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.collectives import Gather, Pass, Sum
-from penstock.trainer.units.cross_entropy import cross_entropy, divided_cross_entropy
+from penstock.trainer.units.cross_entropy import Scale, cross_entropy, divided_cross_entropy
 from penstock.trainer.units.division import Division, vocabulary_parts
 from penstock.trainer.units.linear import accumulate_product
 from penstock.trainer.units.norm import Statistics, build_norm
@@ -37,7 +37,7 @@ class Head:
         self._division = division
         self._workspace = workspace
 
-    def forward(self, x_RH: Tensor, labels_BN: Tensor, gradient_scale: float, dx_RH: Tensor) -> Pass[Tensor]:
+    def forward(self, x_RH: Tensor, labels_BN: Tensor, gradient_scale: Scale, dx_RH: Tensor) -> Pass[Tensor]:
         """F with everything backward: write the gradient of x, add the head's own; return the summed loss (a scalar).
 
         Gradients are those of gradient_scale times the sum. Labels below 0 are left out. The first shard returns the
@@ -53,11 +53,10 @@ class Head:
         loss = torch.zeros((), dtype=self._wide, device=x_RH.device)
         for chunk, narrow_CV, logits_CV in self._chunks(normed_TH):
             loss += yield from self._cross_entropy(logits_CV, labels_T[chunk], shared)
-            if narrow_CV is not logits_CV:
-                narrow_CV.copy_(logits_CV)
-            dnormed_TH[chunk].addmm_(narrow_CV, self._weight_VH, beta=0, alpha=gradient_scale)
+            left_scale = _narrow(logits_CV, narrow_CV, gradient_scale)
+            dnormed_TH[chunk].addmm_(narrow_CV, self._weight_VH, beta=0, alpha=left_scale)
             seen_CH = normed_TH[chunk].mul_(valid_T1[chunk])
-            accumulate_product(self._weight_gradient_VH, narrow_CV, seen_CH, gradient_scale)
+            accumulate_product(self._weight_gradient_VH, narrow_CV, seen_CH, left_scale)
         dnormed_TH.mul_(valid_T1)
         dnormed_UH = yield from division.summed(dnormed_PH, dx_RH, num_tokens)
         x_UH, dx_UH = division.own(x_RH, num_tokens), division.own(dx_RH, num_tokens)
@@ -154,3 +153,17 @@ class Head:
 
     def _counted(self, loss: Tensor) -> Tensor:
         return loss if self._division.shard == 0 else torch.zeros_like(loss)
+
+
+def _narrow(wide_CV: Tensor, narrow_CV: Tensor, scale: Scale) -> float:
+    """Bring logits' gradients to the compute type; the part of the scale that is left to the products that use them.
+
+    A product takes a number of the host. A scalar of the device multiplies on the way to the narrow type, before the
+    one rounding that there is in any case.
+    """
+    if isinstance(scale, Tensor):
+        torch.mul(wide_CV, scale, out=narrow_CV)
+        return 1.0
+    if narrow_CV is not wide_CV:
+        narrow_CV.copy_(wide_CV)
+    return scale

@@ -36,7 +36,7 @@ from penstock.core.layout import HEAD_CHUNK_TOKENS, NUM_OWN_STATISTICS, NUM_STAT
 from penstock.core.model import Family, ModelSpec, Unit
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.collectives import Gather, Pass
-from penstock.trainer.units.cross_entropy import softmax_without_targets
+from penstock.trainer.units.cross_entropy import Scale, softmax_without_targets
 from penstock.trainer.units.division import Division, vocabulary_parts
 from penstock.trainer.units.linear import accumulate_product
 from penstock.trainer.units.norm import build_norm
@@ -69,7 +69,7 @@ class HeadParts:
         self._division, self._workspace = division, workspace
         self._first, self._last = units[0].index, units[-1].index
 
-    def forward(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: float) -> Pass[Tensor | None]:
+    def forward(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: Scale) -> Pass[Tensor | None]:
         """F: fill what the parts keep, and ``y``, or after the last part ``h`` with the gradient of ``scale`` times the
         summed loss, which is returned then (a scalar; zero but on the first shard, so that a sum counts it once).
         """
@@ -135,7 +135,7 @@ class HeadParts:
                 part.project(views[SlotKind.LINEAR_INPUTS][index], normed_TH, labels_T, chunk, wide)
 
     def backward_input(
-        self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: float, dx_RH: Tensor | None
+        self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: Scale, dx_RH: Tensor | None
     ) -> Pass[None]:
         """I: from ``g_in``, or after the last part ``h``, the gradient of x in ``dx``, or ``g_out``; W's statistics."""
         received = views[SlotKind.HEAD_GRADIENT if self.has_last else SlotKind.RECEIVED_GRADIENT][self._last]
@@ -156,7 +156,7 @@ class HeadParts:
             x_UH, dx_UH = (division.own(_needed(each), num_tokens) for each in (x_RH, dx_RH))
             self._norm.backward(dnormed_UH, x_UH, self._statistics(views, num_tokens), None, dx_UH)
 
-    def backward_weight(self, views: SlotViews, labels_BN: Tensor, scale: float) -> Pass[None]:
+    def backward_weight(self, views: SlotViews, labels_BN: Tensor, scale: Scale) -> Pass[None]:
         """W: add the gradients of the parts' rows."""
         labels_T = labels_BN.reshape(-1)
         normed_TH = yield from self._kept_normed(views, len(labels_T))
@@ -281,7 +281,7 @@ class HeadParts:
         highest_C = highest_SC.amax(0)
         return torch.stack([highest_C, (highest_SC - highest_C).exp_().mul_(sum_SC).sum(0), target_SC.sum(0)])
 
-    def _target_rows(self, like_RH: Tensor, statistics_3T: Tensor, labels_T: Tensor, scale: float) -> Pass[Tensor]:
+    def _target_rows(self, like_RH: Tensor, statistics_3T: Tensor, labels_T: Tensor, scale: Scale) -> Pass[Tensor]:
         """The rows [U, H] of targets that these parts have, times their coefficients, in the workspace."""
         division, num_tokens = self._division, len(labels_T)
         rows_PH = division.take(num_tokens, like_RH.shape[1], like_RH.dtype).zero_()
