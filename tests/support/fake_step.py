@@ -15,6 +15,8 @@ from or to the device. A fake tensor has no values: zeros are read. Nor can it b
 torch 2.11 takes the formula of ``addmm`` also for its overload with the type of a result, which has one argument more.
 On a device it does what is right; here the overload gets a formula of its own.
 
+Graphs need CUDA itself, so here no action is recorded: what is counted is what a graph of it would hold.
+
 The counts depend on torch, which decides what a composite operation consists of: there is one table per minor version.
 """
 
@@ -51,7 +53,7 @@ from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.core.sharding import Sharding
 from penstock.planner.realise import program_of
 from penstock.planner.schedules.registry import find
-from penstock.trainer import memory
+from penstock.trainer import executor, memory
 from penstock.trainer.closing import Closing
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, open_transport
 from penstock.trainer.data.feed import BatchFeed
@@ -269,6 +271,7 @@ def _fake_world(case: Case, watch: _Watch) -> Iterator[FakeTensorMode]:
             mock.patch.object(memory, "staging", watch.staging),
             mock.patch.object(memory, "reset_peak", return_value=None),
             mock.patch.object(memory, "peak_bytes", return_value=1),
+            mock.patch.object(executor, "can_record", return_value=False),
             torch.no_grad(),
             _right_formulas(),
             FakeTensorMode(allow_non_fake_inputs=True) as mode,
@@ -344,9 +347,9 @@ def take_actions(case: Case, sharding: Sharding, shard: int) -> Tally:
     with _fake_world(case, watch):
         stages = build_stages(plan, own, shard=shard, device=CUDA, seed=0)
         closing = cast(Closing, None)  # compute actions reduce nothing
-        executor = StageExecutor(plan, own, stages, closing, device=CUDA, shards=_IdleShards())
+        own_executor = StageExecutor(plan, own, stages, closing, device=CUDA, shards=_IdleShards())
         with watch:
-            executor.warm_up(own.instructions)
+            own_executor.warm_up(own.instructions)
     return watch.tallies[BATCH]
 
 

@@ -60,12 +60,12 @@ runtime = ctypes.CDLL(None)
 old, new = torch.device("cuda", 1), torch.device("cuda", 0)
 chosen = [type(build_backend(device, torch.bfloat16, 64, 128)).__name__ for device in (old, new)]
 
-timer, tensor = action_timer(new), torch.ones(4, device=new)
+timer, tensor = action_timer(new, is_recorded=False), torch.ones(4, device=new)
 launches, waits, seen = runtime.fakecuda_launches(), runtime.fakecuda_waits(), []
 def action(name):
     seen.append((name, runtime.fakecuda_waits() - waits))
     tensor.add_(1)
-taken = timer([functools.partial(action, name) for name in "abc"])
+taken = timer([functools.partial(action, name) for name in "abc"])()
 timing = {
     "timer": type(timer).__name__, "seen": seen, "launches": runtime.fakecuda_launches() - launches,
     "waits": runtime.fakecuda_waits() - waits, "device": [t.device for t in taken], "host": [t.host for t in taken],
@@ -89,8 +89,66 @@ print(json.dumps({
 }))
 """
 
+GRAPHS = """
+import ctypes, functools, json, torch
+from unittest import mock
+from penstock.trainer import graphs as module
+from penstock.trainer.clock import action_timer
+from penstock.trainer.graphs import Graphs, Recordable, pool_bytes
+
+MIB, runtime, device = 2**20, ctypes.CDLL(None), torch.device("cuda", 0)
+torch.cuda.set_device(device)
+tensor = torch.ones(4 * MIB, device=device)
+
+def counts():
+    return [runtime.fakecuda_launches(), runtime.fakecuda_graph_launches(), runtime.fakecuda_waits()]
+
+def since(before):
+    return [now - earlier for now, earlier in zip(counts(), before)]
+
+def action(num_kernels=2):
+    for _ in range(num_kernels):
+        torch.mm((tensor * 2).view(2048, 2048), tensor.view(2048, 2048))
+
+graphs, before = Graphs(device), counts()
+graphs.warm_up(action)
+warmed, before = since(before), counts()
+replay = graphs.record(action)
+recorded, pool = since(before), torch.cuda.memory_reserved(device)
+others = [graphs.record(functools.partial(action, count)) for count in (1, 3)]
+shared, before = torch.cuda.memory_reserved(device) - pool, counts()
+replay()
+replayed = since(before)
+
+def refused(what):
+    try:
+        Graphs(device).record(what)
+    except RuntimeError:
+        return True
+    return False
+
+take, before = action_timer(device)([functools.partial(action, count) for count in (5, 1, 5)]), counts()
+taken = [take() for _ in range(2)]
+timed = since(before)
+
+with mock.patch.object(module, "held_bytes", side_effect=[MIB * count for count in (0, 0, 4, 8, 9)]):
+    with mock.patch.object(torch.cuda, "memory_reserved", return_value=0):
+        actions = [Recordable(action, size) for size in (1, 4, 3, 2, 5)]
+        Graphs(device).record_all(actions)
+sizes = [each.size for each in actions if each.run is not action]
+pool = pool_bytes(functools.partial(action, 1), device)
+refusals = [refused(what) for what in (
+    lambda: tensor.sum().item(), lambda: tensor.cpu(), lambda: tensor[tensor > 1], torch.cuda.synchronize)]
+print(json.dumps({
+    "warmed": warmed, "recorded": recorded, "shared": shared, "replayed": replayed, "refusals": refusals, "pool": pool,
+    "sizes": sizes, "timed": timed, "seconds": [[each.device for each in one] for one in taken],
+    "same": all(each.device == each.host for one in taken for each in one),
+}))
+"""
+
 STEPPING = """
 import ctypes, json, os, sys, torch, torch.distributed as dist
+from itertools import pairwise
 from pathlib import Path
 from penstock.trainer.comm import ProcessGroups
 from penstock.trainer.loop import Stopwatch
@@ -120,7 +178,19 @@ with torch.no_grad():
         before = [count() for count in counts]
         stopwatch.step(step)
         steps.append([count() - earlier for count, earlier in zip(counts, before)])
+
+    class Tally:
+        marks = []
+
+        def mark(self, position):
+            self.marks.append([runtime.fakecuda_launches(), runtime.fakecuda_graph_launches()])
+
+    session.runtime.train_step(5, session.batch(5), Tally())
+    launched = [[later - earlier for earlier, later in zip(*pair)] for pair in pairwise(Tally.marks)]
+    is_compute = [each.action.is_compute for each in session.program.ranks[0].instructions]
 print(json.dumps({
+    "compute": [each for each, computes in zip(launched, is_compute) if computes],
+    "graphs_of_others": sum(graphs for (_, graphs), computes in zip(launched, is_compute) if not computes),
     "warmed": warmed, "steps": steps, "precision": torch.get_float32_matmul_precision(),
     "tf32": torch.backends.cuda.matmul.allow_tf32,
 }))
@@ -208,12 +278,30 @@ def test_a_step_waits_once_and_does_nothing_for_the_first_time(
     run = make_run(tmp_path / "run", job, tiny_plan(job, pp=1, schedule="zb-h1"))
     seen = _run(STEPPING, environment(devices=1, device_bytes=2**30), str(run.root))
     assert (seen["precision"], seen["tf32"]) == ("highest", False)
-    waits, slow_uploads, allocations, launches = zip(*seen["steps"], strict=True)
+    waits, slow_uploads, allocations, launches, graphs = zip(*seen["steps"], strict=True)
     assert waits == (1, 1, 1, 1, 3)
     assert slow_uploads == (0,) * 5, "batches come from pinned memory"
     assert allocations == (0,) * 5, "what a step takes of the device was allocated by the warm-up"
     assert len(set(launches)) == 1
-    assert launches[0] / 4 < seen["warmed"] < launches[0], "one micro-batch of four, and the end of a step"
+    assert seen["compute"] == [[1, 1]] * graphs[0], "each action is one graph, and no kernel beside it"
+    assert set(graphs) == {len(seen["compute"])}
+    assert seen["graphs_of_others"] == 0
+    assert seen["warmed"] > launches[0], "each shape kernel by kernel, then every graph, and the end of a step"
+
+
+def test_actions_are_recorded_into_one_pool_and_replayed_by_one_launch() -> None:
+    seen = _run(GRAPHS, environment(devices=1, device_bytes=2**30))
+    assert seen["warmed"] == [4, 0, 0], "two passes over the tensor and two products"
+    assert seen["recorded"] == [0, 0, 0], "nothing runs"
+    assert seen["shared"] == 0, "the second graph finds the memory of the first one"
+    assert seen["replayed"] == [1, 1, 0]
+    assert seen["refusals"] == [True] * 4, "what waits for the device cannot be recorded"
+    assert seen["timed"] == [2, 2, 2], "a visit is one graph, and one wait"
+    assert [len(one) for one in seen["seconds"]] == [3, 3]
+    assert min(map(min, seen["seconds"])) >= 0
+    assert seen["same"]
+    assert seen["pool"] == 32 * 2**20, "two temporaries of 16 MiB"
+    assert seen["sizes"] == [4, 3, 5], "the largest first, until graphs take 8 MiB, a 128th of the device"
 
 
 def test_memory_and_times_come_from_torch_itself() -> None:
@@ -230,7 +318,7 @@ def test_memory_and_times_come_from_torch_itself() -> None:
 
 def test_a_function_that_is_not_implemented_aborts_with_its_name() -> None:
     variables = environment(devices=1, device_bytes=2**29)
-    script = "import torch\nwith torch.cuda.stream(torch.cuda.Stream()): torch.cuda.CUDAGraph().capture_begin()"
+    script = "import torch\ntorch.zeros(1, device='cuda')\ntorch.cuda.cudart().cudaProfilerStart()"
     done = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
