@@ -25,6 +25,7 @@ from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.backends import AttentionBackend
 from penstock.trainer.units.collectives import NO_SHARDS, Shards, run_pass
+from penstock.trainer.units.cross_entropy import Scale
 from penstock.trainer.units.views import SlotViews, UnitViews, joined, scratch_views, slot_views
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
@@ -128,7 +129,7 @@ class HandPipeline:
         """All gradients by global name, the copies of a tied matrix summed."""
         return joined_over_stages((s.parameters.declared, s.parameters.gradients) for s in self.stages)
 
-    def step(self, ids: Tensor, labels: Tensor, scale: float, weight_order: WeightOrder | None = None) -> Tensor:
+    def step(self, ids: Tensor, labels: Tensor, scale: Scale, weight_order: WeightOrder | None = None) -> Tensor:
         """Forward and backward of all micro-batches of ``ids`` [M B, s]; the summed loss.
 
         ``weight_order`` permutes all (micro-batch, slice, stage) of W, run at the end; without it W follows its I.
@@ -151,7 +152,7 @@ class HandPipeline:
         assert not self._slots, f"never freed: {list(self._slots)}"
         return loss
 
-    def _forward(self, microbatch: int, part: int, ids: Tensor, labels: Tensor, scale: float) -> float:
+    def _forward(self, microbatch: int, part: int, ids: Tensor, labels: Tensor, scale: Scale) -> float:
         start, stop = self.bounds[part], self.bounds[part + 1]
         loss = None
         for index, stage in enumerate(self.stages):
@@ -172,7 +173,7 @@ class HandPipeline:
         return loss.item()
 
     def _backward_input(
-        self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: float
+        self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: Scale
     ) -> None:
         stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
         own_labels = labels[:, start:stop] if stage.needs_labels else None
@@ -200,7 +201,7 @@ class HandPipeline:
             self._free(kind, index, microbatch, part)
 
     def _backward_weight(
-        self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: float
+        self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: Scale
     ) -> None:
         stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
         views = self._views(Kind.W, index, microbatch, part)

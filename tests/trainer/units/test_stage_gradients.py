@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.core.layout import Precision, SlotKind
 from penstock.core.model import Family, ModelSpec
+from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.units.backends import PlainAttention
 from penstock.trainer.units.collectives import NO_SHARDS, run_pass
 from tests.support.reference_model import reference_gradients
@@ -51,6 +52,24 @@ def check_against_reference(pipeline: HandPipeline, ids: Tensor, labels: Tensor,
     expected_loss, expected = reference_gradients(pipeline.spec, weights, ids, labels, scale)
     torch.testing.assert_close(loss, expected_loss, rtol=limit, atol=limit)
     assert gradient_error(pipeline.gradients, expected) <= limit
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("head_parts", [1, 2])
+@pytest.mark.parametrize("precision", [Precision.FP64, Precision.BF16])
+def test_a_scale_that_lies_on_the_device_does_what_a_number_does(
+    spec: ModelSpec, head_parts: int, precision: Precision
+) -> None:
+    """A power of two rounds nothing, so that gradients have the same bits wherever it is multiplied in."""
+    ids, labels = sample(spec, 2)
+    divided = spec.divided(head_parts)
+    number, tensor = (
+        HandPipeline(divided, [0, 3, divided.num_units], [0, 5, 12], batch=2, precision=precision) for _ in range(2)
+    )
+    scale = torch.full((), 2.0**-7, dtype=accumulate_dtype(precision))
+    assert torch.equal(tensor.step(ids, labels, scale), number.step(ids, labels, 2.0**-7))
+    for name, gradient in number.gradients.items():
+        assert torch.equal(tensor.gradients[name], gradient), name
 
 
 @pytest.mark.parametrize("spec", SPECS)
