@@ -145,10 +145,10 @@ def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
         )
         plan = small_plan(family=family, dp=dp, zero=zero, pp=2, num_stages=4, num_microbatches=2, schedule=order)
     run: list[tuple[Kind, int, int | None, Part | None]] = []  # of all ranks' threads: an append is atomic
-    compute = StageExecutor.compute
+    launched = StageExecutor.launched
 
     def counting(self: StageExecutor, instruction: Instruction) -> Operation:
-        operation, action = compute(self, instruction), instruction.action
+        operation, action = launched(self, instruction), instruction.action
 
         def counted() -> None:
             run.append((action.kind, action.stage, action.slice, action.part))
@@ -167,7 +167,7 @@ def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     cold = weights_after_three_steps(warm=False)
     warm = weights_after_three_steps(warm=True)
     assert all(torch.equal(one, other) for one, other in zip(cold, warm, strict=True))
-    monkeypatch.setattr(StageExecutor, "compute", counting)
+    monkeypatch.setattr(StageExecutor, "launched", counting)
     program = ThreadedRun(plan).program
     threads = ThreadedRun(plan)
     threads.on_every_rank(lambda rank, runtime: runtime.warm_up())

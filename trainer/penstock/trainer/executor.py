@@ -101,14 +101,14 @@ class StageExecutor:
 
     def compute(self, instruction: Instruction) -> Operation:
         if self._graphs is None:
-            return self._launched(instruction)
+            return self.launched(instruction)
         action = instruction.action
         if action not in self._recordable:
             size = max(self._num_tokens(each) for each in self._program.apart(instruction))
-            self._recordable[action] = Recordable(self._launched(instruction), size)
+            self._recordable[action] = Recordable(self.launched(instruction), size)
         return self._recordable[action]
 
-    def _launched(self, instruction: Instruction) -> Operation:
+    def launched(self, instruction: Instruction) -> Operation:
         """The action, kernel by kernel."""
         if instruction.action.children:
             return self._pair(instruction)
@@ -138,7 +138,7 @@ class StageExecutor:
                 shape = (part, action.part, self._plan.is_remainder(microbatch))
                 first.setdefault((action.kind, action.stage, *shape), instruction)
         for instruction in first.values():
-            launched = self._launched(instruction)
+            launched = self.launched(instruction)
             if self._graphs is None:
                 launched()
             else:
