@@ -53,6 +53,7 @@ from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh
 from penstock.trainer.dtypes import compute_dtype
 from penstock.trainer.local_transport import Fabric
+from penstock.trainer.memory import held_bytes
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.runtime import Runtime
@@ -165,18 +166,26 @@ def host(case: Case) -> Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicedStep:
-    """Medians of a step; ``launch_seconds`` until the host has launched all of it."""
+    """Medians of a step; ``launch_seconds`` until the host has launched all of it. ``graph_bytes`` are what the warm-up
+    took of the device beyond tensors, with graphs of all actions; for the first plan also with kernels.
+    """
 
     num_actions: int
     launch_seconds: float
     step_seconds: float
     launch_seconds_per_action: float
+    warm_up_seconds: float
+    graph_bytes: int
 
 
 def _sliced_steps(case: Case, model: ModelSpec) -> dict[int, SlicedStep]:
     counts = (1, 2, 4) if case.small else (1, 2, 4, 8, 16)
     plans = {count: _plan(case, model, count) for count in counts}
-    runtimes = {count: _runtime(case, plan) for count, plan in plans.items()}
+    runtimes, warm_ups = {}, {}
+    for count, plan in plans.items():
+        begin, bytes_before = time.perf_counter(), _bytes_beside_tensors(case)
+        runtimes[count] = _runtime(case, plan)
+        warm_ups[count] = time.perf_counter() - begin, _bytes_beside_tensors(case) - bytes_before
     batch = batch_of(torch.randint(model.vocab, (2, case.length + 1)))
     taken: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     for _ in range(case.rounds):
@@ -185,14 +194,20 @@ def _sliced_steps(case: Case, model: ModelSpec) -> dict[int, SlicedStep]:
             begin = time.perf_counter()
             runtime.train_step(0, batch, meanwhile=partial(_mark, launched))
             taken[count].append((launched[0] - begin, time.perf_counter() - begin))
-    return {count: _sliced_step(plans[count], times) for count, times in taken.items()}
+    return {count: _sliced_step(plans[count], times, *warm_ups[count]) for count, times in taken.items()}
+
+
+def _bytes_beside_tensors(case: Case) -> int:
+    """What is taken of the device and not by PyTorch's allocator."""
+    reserved = torch.cuda.memory_reserved(case.device) if case.device.type == "cuda" else 0
+    return held_bytes(case.device) - reserved
 
 
 def _mark(marks: list[float]) -> None:
     marks.append(time.perf_counter())
 
 
-def _sliced_step(plan: Plan, times: list[tuple[float, float]]) -> SlicedStep:
+def _sliced_step(plan: Plan, times: list[tuple[float, float]], warm_up_seconds: float, graph_bytes: int) -> SlicedStep:
     launch_seconds, step_seconds = map(statistics.median, zip(*times, strict=True))
     num_actions = sum(instruction.action.is_compute for instruction in program_of(plan).ranks[0].instructions)
     return SlicedStep(
@@ -200,6 +215,8 @@ def _sliced_step(plan: Plan, times: list[tuple[float, float]]) -> SlicedStep:
         launch_seconds=launch_seconds,
         step_seconds=step_seconds,
         launch_seconds_per_action=launch_seconds / num_actions,
+        warm_up_seconds=warm_up_seconds,
+        graph_bytes=graph_bytes,
     )
 
 

@@ -30,13 +30,13 @@ pool: no kernel runs. Each graph is then replayed once, because the driver bring
 
 Still launched kernel by kernel: passes of several shards, which meet in the middle, through NCCL or the host;
 evaluation and sampling, which are no part of a step; reductions and the optimizer, which are few. An overlapped pair of
-one shard is recorded like any other action. Marks between actions (`penstock.trainer.recorder`) are events on the stream of the
-replays. Those that time parts of one graph (`penstock.trainer.clock`) have to be external: then they are nodes of it.
+one shard is recorded like any other action. Marks between actions (`penstock.trainer.recorder`) are events on the
+stream of the replays. Those that time parts of one graph (`penstock.trainer.clock`) are external: nodes of the graph.
 
-Memory. Besides the pool a graph takes of the device what the driver keeps per kernel; between some hundred bytes and
-64 KiB, by its version. A rank with 256 actions of 300 kernels has 77,000 of them. So graphs may take at most
-``1 / SHARE`` of the device (`most_bytes`), which profiles count as part of what every rank holds; actions beyond that
-are launched kernel by kernel, as if there were no graphs. The largest are recorded first, so those are small ones.
+Memory. Besides the pool a graph takes of the device what the driver keeps of every kernel, which depends on its version;
+a rank with 256 actions of 300 kernels has 77,000 of them. So graphs may take at most ``1 / SHARE`` of the device
+(`most_bytes`), which profiles count as part of what every rank holds; actions beyond that are launched kernel by kernel,
+as if there were no graphs. The largest are recorded first, so those are small ones.
 
 Rejected: one graph for actions that use the same slots. Of the 256 actions of a rank in the middle of four, with 32
 micro-batches of 4 slices, 74 to 87 are different in 1f1b; but 668 of 768 in zbv, and all in gpipe and at both ends of
