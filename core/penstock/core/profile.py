@@ -55,9 +55,10 @@ class UnitRecord(Manifest):
     twentieth; ``samples`` counts the runs alone, and together every rank made as many. ``spread`` is the interquartile
     range over the mean of the runs alone, ``together_spread`` of the others; profiles measured before it was kept lack
     it. ``held_out`` points test the fit and take no part in it. ``host_seconds`` is what launching the pass takes the
-    host, where its kernels are launched one by one; a pass goes on no faster than its slower side. With ``tp`` shards it is the pass of
-    one of them, its collectives included: alone means that all other ranks than these shards are idle. Of a head that
-    is divided into ``head_parts`` units it is the pass of one of these (`penstock.core.model.DividedModel`).
+    host, where its kernels are launched one by one; a pass goes on no faster than its slower side. With ``tp`` shards
+    it is the pass of one of them, its collectives included: alone means that all other ranks than these shards are
+    idle. Of a head that is divided into ``head_parts`` units it is the pass of one of these
+    (`penstock.core.model.DividedModel`).
     """
 
     unit: UnitKind

@@ -33,10 +33,10 @@ evaluation and sampling, which are no part of a step; reductions and the optimiz
 one shard is recorded like any other action. Marks between actions (`penstock.trainer.recorder`) are events on the
 stream of the replays. Those that time parts of one graph (`penstock.trainer.clock`) are external: nodes of the graph.
 
-Memory. Besides the pool a graph takes of the device what the driver keeps of every kernel, which depends on its version;
-a rank with 256 actions of 300 kernels has 77,000 of them. So graphs may take at most ``1 / SHARE`` of the device
-(`most_bytes`), which profiles count as part of what every rank holds; actions beyond that are launched kernel by kernel,
-as if there were no graphs. The largest are recorded first, so those are small ones.
+Memory. Besides the pool a graph takes of the device what the driver keeps of every kernel, which depends on its
+version; a rank with 256 actions of 300 kernels has 77,000 of them. So graphs may take at most ``1 / SHARE`` of the
+device (`most_bytes`), which profiles count as part of what every rank holds. Actions beyond that are launched kernel by
+kernel, as if there were no graphs.
 
 Rejected: one graph for actions that use the same slots. Of the 256 actions of a rank in the middle of four, with 32
 micro-batches of 4 slices, 74 to 87 are different in 1f1b; but 668 of 768 in zbv, and all in gpipe and at both ends of
