@@ -226,9 +226,8 @@ class MeasuredCost:
             return 0.0 if is_sum else self._collective_seconds(Collective.SUM, num_bytes, num_devices) / 2
         nearest = min({record.num_ranks for record in records}, key=lambda count: (abs(count - num_devices), -count))
         points = sorted((record.num_bytes, record.seconds) for record in records if record.num_ranks == nearest)
-        largest_bytes, _ = points[-1]
-        seconds = float(np.interp(num_bytes, *zip(*points, strict=True)))
-        return seconds * max(num_bytes / largest_bytes, 1.0)
+        sizes, seconds = np.array(points, dtype=np.float64).T
+        return float(np.interp(num_bytes, sizes, seconds)) * max(num_bytes / float(sizes[-1]), 1.0)
 
     def optimizer_seconds(self, num_parameters: int) -> float:
         """Interpolated over the measured sizes; beyond them on the line of the nearest two, never below nothing."""

@@ -546,6 +546,7 @@ FAKECUDA_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 FAKECUDA_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  if (recording.graph) return refused_by_recording(cudaErrorStreamCaptureUnsupported);
   delete reinterpret_cast<Graph*>(executable);
   return cudaSuccess;
 }

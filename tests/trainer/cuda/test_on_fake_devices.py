@@ -90,7 +90,7 @@ print(json.dumps({
 """
 
 GRAPHS = """
-import ctypes, functools, json, torch
+import ctypes, functools, gc, json, torch
 from unittest import mock
 from penstock.trainer import graphs as module
 from penstock.trainer.clock import action_timer
@@ -137,12 +137,19 @@ with mock.patch.object(module, "held_bytes", side_effect=[MIB * count for count 
         Graphs(device).record_all(actions)
 sizes = [each.size for each in actions if each.run is not action]
 pool = pool_bytes(functools.partial(action, 1), device)
+
+garbage, thresholds = [graphs.record(action)], gc.get_threshold()
+garbage.append(garbage)
+del garbage  # which the collector alone finds, at its next turn
+graphs.record(lambda: (gc.set_threshold(1), action(), [[] for _ in range(1000)]))
+gc.set_threshold(*thresholds)
+collects = gc.isenabled()
 refusals = [refused(what) for what in (
     lambda: tensor.sum().item(), lambda: tensor.cpu(), lambda: tensor[tensor > 1], torch.cuda.synchronize)]
 print(json.dumps({
     "warmed": warmed, "recorded": recorded, "shared": shared, "replayed": replayed, "refusals": refusals, "pool": pool,
     "sizes": sizes, "timed": timed, "seconds": [[each.device for each in one] for one in taken],
-    "same": all(each.device == each.host for one in taken for each in one),
+    "collects": collects, "same": all(each.device == each.host for one in taken for each in one),
 }))
 """
 
@@ -302,6 +309,7 @@ def test_actions_are_recorded_into_one_pool_and_replayed_by_one_launch() -> None
     assert [len(one) for one in seen["seconds"]] == [3, 3]
     assert min(map(min, seen["seconds"])) >= 0
     assert seen["same"]
+    assert seen["collects"], "no graph was destroyed while another was recorded, and the collector goes on"
     assert seen["pool"] == 32 * 2**20, "two temporaries of 16 MiB"
     assert seen["sizes"] == [4, 3, 5], "the largest first, until graphs take 8 MiB, a 128th of the device"
 

@@ -18,6 +18,7 @@ What a pass must not do, so that it can be recorded:
 - copy from memory of the host;
 - draw random numbers. PyTorch would launch two kernels more before every replay to bring its generator's state to the
   device. FlashAttention without dropout asks for no such state;
+- destroy another graph: Python's collector stands still meanwhile;
 - leave behind memory that it allocated. Kernels allocate their temporaries while they are recorded, as ever, but from a
   pool that belongs to the graphs and stays theirs. All graphs of a rank share it, because they run one after the other
   and nothing outlives an action but what lies in slots: the next one finds the last one's memory free again. So the
@@ -48,8 +49,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -110,6 +112,20 @@ class Recorded:
         self.graph.replay()
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's collector stands still: where it finds a graph that is no longer used, to destroy it ends the recording
+    that is under way.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
 class Graphs:
     """Records actions on ``device``, into one pool of memory. What it recorded keeps the pool."""
 
@@ -129,7 +145,7 @@ class Graphs:
     def record(self, action: Operation) -> Recorded:
         """What replays the action on the current stream; nothing runs before that."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with _nothing_collected(), torch.cuda.stream(self._stream):
             # Threads of NCCL ask for the state of events meanwhile, which only this mode lets them
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

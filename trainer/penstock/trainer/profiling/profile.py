@@ -26,7 +26,7 @@ from penstock.core.layout import num_parameters
 from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
 from penstock.core.sharding import Sharding
 from penstock.trainer.clock import Taken, action_timer, device_clock
-from penstock.trainer.comm import Mesh, shard_group
+from penstock.trainer.comm import Mesh, everyone, shard_group
 from penstock.trainer.graphs import most_bytes
 from penstock.trainer.memory import held_bytes, release_unused
 from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, transient_grid
@@ -83,6 +83,7 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
     release_unused(worker.device)
     optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
+    groups.open(iter([everyone(Mesh(dp=1, pp=worker.num_ranks))]))  # of every plan; NCCL's takes hundreds of MB
     constant = max(gather(_constant_bytes(worker)))
     if worker.rank != 0:
         return None
