@@ -97,6 +97,8 @@ def test_directly_before_its_backward_more_is_exposed() -> None:
 def test_recomputations_stand_ahead_of_their_backwards_where_that_is_faster() -> None:
     plan = planned(8, 8)
     assert plan.recompute_ahead > 0
+    (sentence,) = (reason for reason in plan.reasons if reason.startswith("recomputation: "))
+    assert f", begun up to {plan.recompute_ahead} actions before its backward" in sentence
     assert Plan.from_manifest(plan.to_manifest()) == plan
     on_demand = planned(8, 8, on_demand=True)
     assert on_demand.recompute_ahead == 0

@@ -260,6 +260,8 @@ def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tupl
         return ()
     remakes = f"recomputation: {_made_again(problem, candidate)}"
     cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
+    if candidate.recompute_ahead:
+        cost += f", begun up to {format_count(candidate.recompute_ahead, 'action')} before its backward"
     is_imported = imported is not None and bool(imported.recomputed_stages)
     if pinned_operations(problem.pinned.recompute):
         return (f"{remakes}: pinned{', and as the schedule has it' if is_imported else ''}, {cost}",)
