@@ -1,1 +1,1 @@
-"""The running: stages, communication, data, checkpoints and measurement."""
+"""Training on real devices: stages, communication, data, checkpoints and measurement."""

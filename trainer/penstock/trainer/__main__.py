@@ -1,7 +1,8 @@
-"""What every rank runs: ``python -m penstock.trainer profile|train|rehearse --run-dir DIR``, started by torchrun.
+"""The command of every rank: ``python -m penstock.trainer profile|train|rehearse --run-dir DIR``, started by torchrun.
 
-Everything comes from the run directory, and everything goes there. Exit codes: 0 done, 1 failed, 2 the user's mistake.
-A rehearsal loads only what it needs: what writes checkpoints takes as long to load as torch itself.
+Input and output lie in the run directory. Exit codes: 0 done, 1 failed, 2 a mistake of the user. Each command imports
+its modules when it runs: a rehearsal does not need the modules that write checkpoints, which take as long to load as
+torch itself.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: Command, run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
-    """Run ``command`` where the rank's device has the memory that the job may take: a pod asks only here."""
+    """Run ``command`` after checking that the device has the memory that the job may use. A pod checks it only here."""
     if worker.device.type == "cuda":
         total = torch.cuda.get_device_properties(worker.device).total_memory
         require_device_memory(run.read_job().spec.resources.memory_per_rank, total)
@@ -58,13 +59,13 @@ def _run(command: Command, run: RunDir, options: argparse.Namespace, worker: Wor
 
 
 def _take_seats(plan: Plan) -> None:
-    """Before CUDA is first asked, which looks only then."""
+    """Set the visible devices before the first CUDA call, which is the only time that CUDA reads them."""
     if plan.placement:
         os.environ[VISIBLE] = seated(plan.devices, os.environ.get(VISIBLE))
 
 
 def _take_rank(plan: Plan) -> int:
-    """The plan's rank for this process, instead of torchrun's, which counts devices."""
+    """Set this process's rank to that of the plan; torchrun numbers ranks by device."""
     rank = ranks_of_devices(plan.devices, int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(plan.num_ranks))
     return rank

@@ -1,4 +1,4 @@
-"""One allocation for all slots of a rank, and the slots as tensors in it, exactly as core's layout declares them."""
+"""One allocation for all slots of a rank, and views of the slots as tensors at the offsets of core's layout."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ SlotTensors = Mapping[int, Mapping[str, Tensor]]
 
 
 class Arena:
-    """``program.arena_bytes`` on ``device``, committed at once, so that no step pays for a first touch.
+    """``program.arena_bytes`` on ``device``, written once at the start, so that no step pays for page faults.
 
-    Raises `RunError` if a slot's bytes are not those of the ``plan``'s layout: it is of another Program or model.
+    Raises `RunError` if the size of a slot differs from the ``plan``'s layout: the Program then belongs to another
+    plan.
     """
 
     def __init__(self, program: RankProgram, plan: Plan, device: torch.device) -> None:
@@ -37,9 +38,9 @@ class Arena:
         tokens = sum(slices) if slot.kind in _WHOLE_SEQUENCE else slices[slot.slice or 0]
         layout = (slot.kind, plan.size_of(slot.microbatch), tokens, plan.sharding, self._remade[slot.stage])
         shape = (*plan.stages[slot.stage], *layout)
-        needed = stage_slot_bytes(plan.model, plan.precision, *shape)
-        if slot.num_bytes != needed:
-            raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed}")
+        needed_bytes = stage_slot_bytes(plan.model, plan.precision, *shape)
+        if slot.num_bytes != needed_bytes:
+            raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed_bytes}")
         return slot_views(self._bytes(slot), plan.model, plan.precision, *shape)
 
     def _bytes(self, slot: Slot) -> Tensor:
@@ -50,13 +51,15 @@ class Arena:
         return self._tensors[index]
 
     def message(self, index: int) -> Tensor:
-        """What a slot that is sent or received carries: its one hidden state [rows, h], or the bytes of all tensors."""
+        """The content of a slot that is sent or received: its only hidden state [rows, h], or the bytes of all its
+        tensors.
+        """
         (unit,) = self._tensors[index].values()
         first, *others = unit.values()
         return self._bytes(self.slots[index]) if others else first
 
     def poison(self, indices: Iterable[int]) -> None:
-        """Fill slots with NaN, so that whatever reads them after their lives shows."""
+        """Fill slots with NaN, so that a read after the end of a live range shows in the results."""
         for index in indices:
             for unit in self._tensors[index].values():
                 for tensor in unit.values():

@@ -1,15 +1,16 @@
-"""Checkpoints: torch's distributed format keyed by global names, complete or not there at all.
+"""Checkpoints in PyTorch's distributed format, keyed by global names. A checkpoint is complete or does not exist.
 
-    <root>/a<attempt>/step-<step>/   the tensors, their index.json, and manifest.json, written last
+    <root>/a<attempt>/step-<step>/   the tensors, their index.json, and manifest.json, which is written last
 
-Nothing in a checkpoint is run as code (`penstock.trainer.checkpoint_index`).
+Reading a checkpoint runs no code of it (`penstock.trainer.checkpoint_index`).
 
-A checkpoint is written beside its place and renamed into it once every rank is done, so a folder of that name is whole.
-An attempt writes only below its own folder and prunes other attempts' only after it has committed one itself. Any
-number of stages, replicas or shards reads any checkpoint: what is stored are tensors by global name, each element once.
+A checkpoint is written to a partial folder next to its final place and renamed once every rank is done, so a folder
+with the final name is complete. An attempt writes only below its own folder. It prunes checkpoints of other attempts
+only after it has committed one itself. A run with any number of stages, replicas or shards can read any checkpoint: it
+stores tensors by global name, each element once.
 
-One that turns out corrupt is set aside under a name that is no checkpoint's (see `penstock.trainer.restoring`), and
-removed like other leftovers of an earlier attempt.
+A corrupt checkpoint is renamed so that it no longer counts as one (`penstock.trainer.restoring`), and removed with the
+other leftovers of earlier attempts.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ from penstock.trainer.together import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
-"""A hundred thousand ranks, with a file each."""
+"""Enough for a hundred thousand ranks with a file each."""
 _FOLDER = re.compile(r"^a(\d+)/step-(\d+)$")
 _PARTIAL, _CORRUPT = ".partial-", ".corrupt-"
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
-"""Kind (``weights``, ``exp_avg``, ``exp_avg_sq``) -> global name, or the rank's own (`HeldShard`) -> its tensor."""
+"""Kind (``weights``, ``exp_avg``, ``exp_avg_sq``) -> name, global or the rank's own (`HeldShard`) -> tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,7 @@ class StoredFile(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointManifest(Manifest):
-    """What a checkpoint holds: the model after ``step`` steps. Its file also has a digest of itself, ``sha256``."""
+    """Content of a checkpoint: the model after ``step`` steps. The file also has a digest of itself, ``sha256``."""
 
     step: int
     model: ModelSpec
@@ -90,7 +91,7 @@ class CheckpointManifest(Manifest):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint; a later step is newer, and of equal steps the later attempt's."""
+    """A complete checkpoint. The order is by step, then by attempt; the largest is the newest."""
 
     step: int
     attempt: int
@@ -98,28 +99,28 @@ class Checkpoint:
 
 
 class CorruptError(UserError):
-    """A checkpoint is not, or cannot be read, as it was written."""
+    """A checkpoint cannot be read, or differs from what was written."""
 
 
 def find_checkpoints(root: Path) -> list[Checkpoint]:
     """The complete checkpoints below ``root``, newest first."""
-    found = []
+    checkpoints = []
     for manifest in root.glob(f"a*/step-*/{MANIFEST}"):
         match = _FOLDER.match(manifest.parent.relative_to(root).as_posix())
         if match:
             attempt, step = map(int, match.groups())
-            found.append(Checkpoint(step=step, attempt=attempt, folder=manifest.parent))
-    return sorted(found, reverse=True)
+            checkpoints.append(Checkpoint(step=step, attempt=attempt, folder=manifest.parent))
+    return sorted(checkpoints, reverse=True)
 
 
 # Reading
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of the checkpoint in ``folder``.
+    """Return the manifest of the checkpoint in ``folder``.
 
     Raises:
-        CorruptError: it is missing or not what was written.
+        CorruptError: the manifest is missing or differs from what was written.
         UserError: another version of penstock wrote it.
     """
     with _corrupt_if_failed(folder):
@@ -128,7 +129,7 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 
 
 def _read_content(folder: Path) -> dict[str, Any]:
-    """The manifest's plain form, as it was written."""
+    """The content of the manifest file, after a check of its digest."""
     try:
         content = jsontext.load(read_limited(folder / MANIFEST, MAX_MANIFEST_BYTES))
     except OSError as error:
@@ -160,7 +161,7 @@ def _corrupt_if_failed(folder: Path) -> Iterator[None]:
 
 
 def verify(folder: Path) -> CheckpointManifest:
-    """The manifest, after every file was compared with it; raises `CorruptError` naming the first that differs."""
+    """Compare every file with the manifest and return it; raises `CorruptError` naming the first difference."""
     manifest = read_manifest(folder)
     with _corrupt_if_failed(folder):
         _check_files(folder, manifest.files)
@@ -171,8 +172,8 @@ def _check_files(folder: Path, files: Sequence[StoredFile]) -> None:
     for stored in files:
         path = folder / stored.name
         try:
-            found = path.stat()
-            is_right = stat.S_ISREG(found.st_mode) and found.st_size == stored.num_bytes
+            status = path.stat()
+            is_right = stat.S_ISREG(status.st_mode) and status.st_size == stored.num_bytes
             is_same = is_right and _sha256(path) == stored.sha256
         except FileNotFoundError:
             raise FailedError(f"is corrupt: {stored.name} is missing") from None
@@ -195,12 +196,12 @@ def load(
     shard: HeldShard | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> CheckpointManifest:
-    """Fill ``tensors`` in place, which are whole or those of a ``shard``; all ranks of ``group`` call it together, and
-    what it raises all of them raise.
+    """Fill ``tensors`` in place: whole tensors, or those of a ``shard``. Collective over ``group``; an error on one
+    rank is raised on all ranks.
 
     Raises:
-        CorruptError: the checkpoint is not what was written.
-        UserError: it is of another model than ``model``, or of another type of number.
+        CorruptError: the checkpoint differs from what was written.
+        UserError: the checkpoint belongs to another ``model``, or has another data type.
     """
     manifest = _verify_together(folder, group)
     _require_model(folder, manifest.model, model)
@@ -222,7 +223,7 @@ def _index(folder: Path, manifest: CheckpointManifest) -> dict[str, Parts]:
 
 
 def _verify_together(folder: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
-    """The manifest as the first rank reads it, after each rank compared its share of the files."""
+    """Return the manifest that the first rank reads, after every rank has verified its share of the files."""
     with _corrupt_if_failed(folder):
         content, *_ = together(lambda: _read_content(folder) if rank_in(group) == 0 else {}, group)
     manifest = _interpreted(folder, content)
@@ -233,11 +234,15 @@ def _verify_together(folder: Path, group: dist.ProcessGroup | None) -> Checkpoin
 
 
 def _require_model(folder: Path, stored: ModelSpec, wanted: ModelSpec) -> None:
-    """Rotary positions are no part of a llama's weights: it may go on with another bound."""
+    """Raise `UserError` for a checkpoint of another model. A llama may differ in ``positions``, which no weight depends
+    on.
+    """
     for field in dataclasses.fields(ModelSpec):
-        theirs, ours = getattr(stored, field.name), getattr(wanted, field.name)
-        if theirs != ours and not (field.name == "positions" and wanted.family is Family.LLAMA):
-            raise _unusable(folder, f"is of another model: its {camel(field.name)} is {theirs}, here it is {ours}")
+        stored_value, wanted_value = getattr(stored, field.name), getattr(wanted, field.name)
+        if stored_value != wanted_value and not (field.name == "positions" and wanted.family is Family.LLAMA):
+            raise _unusable(
+                folder, f"is of another model: its {camel(field.name)} is {stored_value}, here it is {wanted_value}"
+            )
 
 
 def _check_types(index: Mapping[str, Parts], wanted: Sequence[tuple[str, Held]]) -> None:
@@ -256,7 +261,7 @@ def _fill(folder: Path, index: Mapping[str, Parts], wanted: Sequence[tuple[str, 
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint by global name, in one process; raises `CorruptError` if it is corrupt."""
+    """Return all weights of a checkpoint by global name, in one process; raises `CorruptError` if it is corrupt."""
     manifest = verify(folder)
     with _corrupt_if_failed(folder):
         index = {name: parts for name, parts in _index(folder, manifest).items() if name.startswith("weights/")}
@@ -280,39 +285,39 @@ def save(
     shard: HeldShard | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Checkpoint:
-    """Write a checkpoint from all ranks of ``group`` and prune old ones down to ``keep``. A rank's ``tensors`` are
+    """Write a checkpoint from all ranks of ``group`` and prune old ones down to ``keep``. The ``tensors`` of a rank are
     whole, or those of a ``shard``.
 
-    Raises `RunError` on every rank if any rank could not write; what was there before is untouched. A later attempt of
-    the job may be the reason: it removes what this one has not finished (`prune`).
+    Raises `RunError` on every rank if any rank could not write; earlier checkpoints are then untouched. One cause is a
+    later attempt of the job, which removes unfinished checkpoints of this one (`prune`).
     """
     folder = root / f"a{attempt}" / f"step-{step}"
     partial = folder.with_name(f"{_PARTIAL}{folder.name}")
-    first = rank_in(group) == 0
+    is_first_rank = rank_in(group) == 0
     try:
-        together(lambda: _make_empty(partial) if first else None, group)
+        together(lambda: _make_empty(partial) if is_first_rank else None, group)
         written = together(lambda: _write(partial, _flat(tensors, shard), group), group)
         files = tuple(file for owned in written for file in owned)
         manifest = CheckpointManifest(step=step, model=model, precision=precision, files=files)
-        together(lambda: _commit(partial, folder, manifest) if first else None, group)
+        together(lambda: _commit(partial, folder, manifest) if is_first_rank else None, group)
     except FailedError as error:
-        if first:
+        if is_first_rank:
             shutil.rmtree(partial, ignore_errors=True)
         raise RunError(
             f"the checkpoint of step {step} was not written to {root}: {error}{_taken_over(root, attempt)}; "
             "earlier checkpoints are untouched"
         ) from None
     saved = Checkpoint(step=step, attempt=attempt, folder=folder)
-    if first:
+    if is_first_rank:
         prune(root, saved, keep)
     return saved
 
 
 def _taken_over(root: Path, attempt: int) -> str:
-    """That a later attempt has gone on from here, if one has; this one was cut off and taken for lost."""
+    """Part of an error message: names a later attempt, if this one lost its connection and was taken for dead."""
     latest = attempt
     with contextlib.suppress(OSError):
-        latest = max((each.attempt for each in find_checkpoints(root)), default=attempt)
+        latest = max((checkpoint.attempt for checkpoint in find_checkpoints(root)), default=attempt)
     return f" (attempt {latest} has taken over this job)" if latest > attempt else ""
 
 
@@ -323,7 +328,7 @@ def _make_empty(folder: Path) -> None:
 
 
 def _write(partial: Path, held: Sequence[tuple[str, Held]], group: dist.ProcessGroup | None) -> list[StoredFile]:
-    """Write one rank's part and describe its files."""
+    """Write one rank's part of a checkpoint and describe its files."""
     writer, planner = IndexWriter(partial), PiecePlanner(held)
     try:
         _quietly(state_dict_saver.save, {}, storage_writer=writer, planner=planner, process_group=group)
@@ -338,7 +343,7 @@ def _write(partial: Path, held: Sequence[tuple[str, Held]], group: dist.ProcessG
 
 
 def _flat(tensors: Tensors, shard: HeldShard | None) -> list[tuple[str, Held]]:
-    """By names of the checkpoint; of one tensor there may be several parts."""
+    """The tensors by their checkpoint names. Several parts of the same tensor may occur."""
     named = [(kind, name, tensor) for kind, by_name in tensors.items() for name, tensor in by_name.items()]
     if shard is None:
         return [(f"{kind}/{name}", Held.whole(tensor)) for kind, name, tensor in named]
@@ -359,40 +364,41 @@ def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:
 
 
 def prune(root: Path, saved: Checkpoint, keep: int) -> None:
-    """Keep the newest ``keep`` checkpoints, and nothing of what earlier attempts left unfinished or corrupt.
+    """Keep the newest ``keep`` checkpoints; remove unfinished and corrupt ones of earlier attempts.
 
-    ``saved`` was just committed, so those of earlier attempts than its own count as well; later attempts' are not
-    touched. It stays itself, though an earlier attempt that was cut off from us may still go on and be at later steps.
+    ``saved`` was just committed, so checkpoints of earlier attempts count as well. Those of later attempts are not
+    touched. ``saved`` is never removed: an earlier attempt without a connection may still run and have reached later
+    steps.
     """
     for old in find_checkpoints(root)[keep:]:
         if old.attempt <= saved.attempt and old != saved:
             _remove(old.folder)
     for earlier, prefix in itertools.product(range(saved.attempt), (_PARTIAL, _CORRUPT)):
-        for left in root.glob(f"a{earlier}/{prefix}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in root.glob(f"a{earlier}/{prefix}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def set_aside(folder: Path) -> None:
-    """Rename a corrupt checkpoint, so that it counts as none; a later attempt's first checkpoint has it removed."""
+    """Rename a corrupt checkpoint, so that it no longer counts. The first checkpoint of a later attempt removes it."""
     aside = folder.with_name(f"{_CORRUPT}{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
 
 
 def _remove(folder: Path) -> None:
-    """The manifest goes first: what is half removed must not look whole."""
+    """Remove the manifest first: a half-removed checkpoint must not look complete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reason(error: CheckpointException) -> str:
-    """The first rank's own exception, in one line."""
+    """The exception of the first failed rank, in one line."""
     rank, (failure, _) = min(error.failures.items(), key=lambda item: item[0])
     return f"rank {rank}: {failure}".splitlines()[0]
 
 
-def _quietly(function: Callable[..., object], *arguments: object, **named: object) -> None:
-    """Without torch's warning that it is alone, which is no news to the caller."""
+def _quietly(function: Callable[..., object], *arguments: object, **keywords: object) -> None:
+    """Call ``function`` without torch's warning that there is no process group, which is expected here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        function(*arguments, **named)
+        function(*arguments, **keywords)

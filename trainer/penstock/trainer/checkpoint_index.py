@@ -1,43 +1,43 @@
 """The index of a checkpoint: which bytes of which file hold which tensor, or which part of one.
 
-A checkpoint is data that one user may hand to another, so reading one must not run code. PyTorch's distributed format
-keeps its index, ``.metadata``, as a pickle, and every tensor as a small archive with a pickle in it. Unpickling calls
-what the file names.
+A checkpoint is data that one user may give to another, so reading one must not run code. PyTorch's distributed format
+stores its index, ``.metadata``, as a pickle, and every tensor as a small archive with a pickle in it. Unpickling calls
+functions that the file names.
 
-Checkpoints are therefore written with a JSON index, ``index.json``, in place of the pickle. The tensors stay as
-PyTorch writes them, one archive after the other in a rank's ``.distcp`` file:
+Penstock therefore writes a JSON index, ``index.json``, in place of the pickle. The tensors are as PyTorch writes them,
+one archive after the other in the ``.distcp`` file of a rank:
 
     {"tensors": [{"name": "weights/head.weight", "dtype": "float32", "shape": [257, 16],
                   "file": "__1_0.distcp", "offset": 4096, "numBytes": 17872}, ...]}
 
-Of a tensor that tensor parallelism divided, each shard writes the pieces that it owns. Their entries have the tensor's
-name and whole shape too, and say which rows (axis 0) or columns (axis 1) of it their archive holds:
+Where tensor parallelism divides a tensor, each shard writes the pieces that it owns. Their entries have the name and
+the whole shape of the tensor, and the rows (axis 0) or columns (axis 1) that the archive holds:
 
     {"name": "weights/head.weight", "dtype": "float32", "shape": [257, 16],
      "part": {"axis": 0, "start": 128, "stop": 257}, "file": "__3_0.distcp", ...}
 
-Where replicas divide the optimizer's state, each writes a stretch of the elements of these pieces: some rows, and at
-its ends parts of a row, whose entries name the columns, too:
+Where replicas divide the optimizer state, each writes a range of the elements of these pieces: some whole rows, and at
+the ends parts of a row, whose entries also name the columns:
 
      "part": {"axis": 0, "start": 130, "stop": 131, "columns": [0, 12]}
 
-Together the parts of a tensor must make up all of it, each element once. Nothing says which run wrote them: a rank of
-any other fills what it holds (`penstock.trainer.checkpoint_shards`) from the parts that have something of it.
+Together the parts of a tensor must cover it, each element once. The index does not say which mesh wrote the parts: a
+rank of any other mesh reads the parts that overlap with its own tensors (`penstock.trainer.checkpoint_shards`).
 
-A tensor is read without its pickle: an archive is a zip file, its entry ``data/0`` is the tensor's memory, stored as it
-is. Type and shape come from the index. The entry must have exactly their size. It goes into the target in small pieces,
-so that reading needs no second copy of a tensor. Rows that are not needed are not read. Of columns that are far apart
-only those are read that are needed; where little lies between them it is read along, since a file system reads a long
-stretch faster than many short ones (data sieving: Thakur, Gropp and Lusk, "Data Sieving and Collective I/O in ROMIO",
-1999).
+A tensor is read without its pickle. An archive is a zip file whose entry ``data/0`` is the uncompressed memory of the
+tensor. Type and shape come from the index, and the entry must have exactly the size that they give. It is copied to its
+target in small pieces, so reading needs no second copy of a tensor. Rows that are not needed are not read. Columns that
+are far apart are read one by one. Columns with a small gap between them are read with the gap, since a file system
+reads one long range faster than many short ones (data sieving: Thakur, Gropp and Lusk, "Data Sieving and Collective I/O
+in ROMIO", 1999).
 
-Checkpoints without ``index.json`` are of version 0.1.0. Their ``.metadata`` is interpreted by `_MetadataReader`: the
-names it may mention are listed, and each stands for an inert record instead of the class of that name. Nothing that the
-file names is ever imported or called. The interpreter of pickles is the one that is written in Python, because the one
-in C allocates tables of any size that a file of a few bytes asks for.
+Checkpoints without ``index.json`` were written by version 0.1.0. `_MetadataReader` interprets their ``.metadata``. It
+knows a list of allowed class names, and puts an inert record in place of an object of each class. It never imports or
+calls anything that the file names. It uses the pickle interpreter that is written in Python: the one in C allocates
+tables of any size that a file of a few bytes asks for.
 
-Sizes are limited before anything is read. Shapes, places and parts are compared with the files and with each other
-before anything is allocated.
+Sizes are limited before anything is read. Shapes, offsets and parts are checked against the files and each other before
+anything is allocated.
 """
 
 from __future__ import annotations
@@ -80,13 +80,14 @@ from penstock.trainer.together import FailedError
 INDEX, OLD_INDEX = "index.json", ".metadata"
 
 MAX_INDEX_BYTES = 64 * 2**20
-"""A third of a million parts: with its two moments a model of 7,000 blocks, or divided over 8 shards, of 1,600."""
+"""A third of a million parts: a model of 7,000 blocks with both moments, or of 1,600 blocks divided over 8 shards."""
 
 _PIECE_BYTES = 4 * 2**20
 _GAP_BYTES = 256 * 2**10
-"""What lies between two stretches that are needed and is read along with them."""
+"""Largest gap between two needed ranges that is read with them."""
 _LOCAL_HEADER, _NAME_LENGTHS = 30, struct.Struct("<2H")
-"""Bytes of an archive's entry before its name; the lengths of that and of what follows it are the last of them."""
+"""Bytes of a zip entry's header before its name. The last of them are the lengths of the name and of the extra field.
+"""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\.metadata")
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -94,7 +95,9 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part(Manifest):
-    """Rows (axis 0) or columns (axis 1) [start, stop) of a tensor, or of these rows some ``columns`` [first, last)."""
+    """Rows (axis 0) or columns (axis 1) [start, stop) of a tensor; with ``columns`` only columns [first, last) of the
+    rows.
+    """
 
     axis: int
     start: int
@@ -111,8 +114,8 @@ _LINES = ("rows", "columns")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor(Manifest):
-    """A tensor by its global name and shape, or a ``part`` of it, and the archive that holds that: ``num_bytes`` of
-    ``file`` from ``offset`` on.
+    """A tensor, or a ``part`` of it, by global name and shape, and its archive: ``num_bytes`` of ``file`` from
+    ``offset``.
     """
 
     name: str
@@ -141,12 +144,12 @@ class StoredTensor(Manifest):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of its numbers."""
+        """The data type of its elements."""
         return _DTYPES[self.dtype]
 
     @property
     def box(self) -> Box:
-        """What the archive holds of the tensor."""
+        """The rows and columns of the tensor that the archive holds."""
         if self.part is None:
             return Box.of(self.shape)
         box = Box.of(self.shape, self.part.axis, self.part.start, self.part.stop)
@@ -154,7 +157,7 @@ class StoredTensor(Manifest):
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of the archive's numbers."""
+        """Bytes of the elements in the archive."""
         return self.box.size * self.torch_dtype.itemsize
 
 
@@ -166,7 +169,7 @@ class StoredTensors(Manifest):
 
 
 Parts = tuple[StoredTensor, ...]
-"""All of one tensor: in one archive, or the parts that it is divided into, in their order."""
+"""All archives of one tensor: one with all of it, or its parts in order."""
 
 
 def _wrong(what: str) -> UserError:
@@ -174,12 +177,12 @@ def _wrong(what: str) -> UserError:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a file of that name lies in the checkpoint's own folder."""
+    """Whether ``name`` is a file directly in the checkpoint's folder."""
     return _PLAIN_NAME.fullmatch(name) is not None
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """The content of a file of at most ``limit`` bytes; raises `FailedError` for a larger one, OSError as usual."""
+    """Read a file of at most ``limit`` bytes; raises `FailedError` for a larger one, and OSError."""
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -191,10 +194,10 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 class IndexWriter(FileSystemWriter):
-    """PyTorch's writer, with a JSON index in place of the pickle."""
+    """PyTorch's writer with a JSON index in place of the pickle."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index of all ranks' tensors; the first rank is asked to."""
+        """Write the index of all ranks' tensors. PyTorch calls this on the first rank."""
         tensors = [_described(metadata, result) for written in results for result in written]
         index = StoredTensors(tensors=tuple(sorted(tensors, key=lambda tensor: (tensor.name, _start(tensor)))))
         with (Path(self.path) / INDEX).open("w") as file:
@@ -218,7 +221,7 @@ def _described(metadata: Metadata, result: WriteResult) -> StoredTensor:
 
 
 def part_of(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> Part | None:
-    """What an index says of a part of a tensor; nothing of all of it."""
+    """Describe a part of a tensor for the index; None for a whole tensor."""
     stops = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
     divided = [axis for axis, size in enumerate(shape) if sizes[axis] != size]
     if not divided:
@@ -228,8 +231,8 @@ def part_of(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) 
 
 
 class PiecePlanner(DefaultSavePlanner):
-    """PyTorch's planner for ranks that hold parts of tensors: it writes each part that its rank owns by itself. What
-    equal ranks of replicas own, one of them writes.
+    """PyTorch's planner for ranks that hold parts of tensors: it writes every part that its rank owns. If ranks of
+    several replicas own the same part, one of them writes it.
     """
 
     def __init__(self, held: Sequence[tuple[str, Held]]) -> None:
@@ -238,7 +241,7 @@ class PiecePlanner(DefaultSavePlanner):
         self._memory: dict[tuple[str, torch.Size], Tensor] = {}
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank offers to write."""
+        """Plan the parts that this rank can write."""
         items = []
         for name, held in self._held:
             for box, memory_rc in held.owned():
@@ -252,7 +255,7 @@ class PiecePlanner(DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """The memory of one of them."""
+        """Return the memory of a planned part."""
         assert index.offset is not None, "an index of a tensor has one"
         return _writable(self._memory[index.fqn, index.offset])
 
@@ -270,7 +273,7 @@ def _item(name: str, size: torch.Size, offsets: torch.Size, memory: Tensor) -> W
 
 
 def _writable(tensor: Tensor) -> Tensor:
-    """The same memory as a tensor of its own: PyTorch's writer copies what is part of something larger."""
+    """The same memory as a tensor with a storage of its own: PyTorch's writer copies views of larger storages."""
     whole = tensor.contiguous()
     return torch.from_numpy(whole.numpy()) if whole.device.type == "cpu" else whole
 
@@ -279,9 +282,9 @@ def _writable(tensor: Tensor) -> Tensor:
 
 
 def read_index(folder: Path, sizes: Mapping[str, int]) -> dict[str, Parts]:
-    """The tensors in ``folder`` by name; ``sizes`` are those of its files, as they are.
+    """Return the tensors in ``folder`` by name; ``sizes`` are the actual sizes of its files in bytes.
 
-    Raises `FailedError` for an index that is missing, is not what `penstock` writes, or does not fit the files.
+    Raises `FailedError` for an index that is missing, malformed, or inconsistent with the files.
     """
     try:
         tensors = _read(folder, sizes)
@@ -300,7 +303,7 @@ def read_index(folder: Path, sizes: Mapping[str, int]) -> dict[str, Parts]:
 
 
 def _in_order(parts: Sequence[StoredTensor]) -> Parts:
-    """The parts of a tensor; raises `FailedError` unless they make up all of it, each element once."""
+    """Return the parts of a tensor in order; raises `FailedError` unless they cover it, each element once."""
     first = parts[0]
     if any((part.dtype, part.shape) != (first.dtype, first.shape) for part in parts):
         raise FailedError(f"is corrupt: its index gives {first.name} two types or shapes")
@@ -316,21 +319,23 @@ def _in_order(parts: Sequence[StoredTensor]) -> Parts:
     if len({part.axis for part in divided}) > 1:
         raise FailedError(f"is corrupt: its index names a tensor twice, {first.name}")
     axis = divided[0].axis
-    end, reached = first.shape[axis], 0
+    end, covered = first.shape[axis], 0
     for part in (*divided, Part(axis=axis, start=end, stop=end)):
-        if part.start > reached:
-            gap = Part(axis=axis, start=reached, stop=part.start)
+        if part.start > covered:
+            gap = Part(axis=axis, start=covered, stop=part.start)
             raise FailedError(f"is corrupt: its index lacks {gap} of {first.name}")
-        if part.start < reached:
-            both = Part(axis=axis, start=part.start, stop=min(part.stop, reached))
+        if part.start < covered:
+            both = Part(axis=axis, start=part.start, stop=min(part.stop, covered))
             raise FailedError(f"is corrupt: its index has {both} of {first.name} twice")
-        reached = part.stop
+        covered = part.stop
     return tuple(ordered)
 
 
 def _require_tiling(tensor: StoredTensor, boxes: Sequence[Box]) -> None:
-    """Raise `FailedError` unless the boxes make up all of the tensor, each element once. From row to row it keeps the
-    columns that boxes cover, in order: time grows with the number of boxes and its logarithm.
+    """Raise `FailedError` unless the boxes cover the whole tensor, each element once.
+
+    The sweep goes over the rows and keeps the column ranges of the boxes in the current row, sorted: O(n log n) for n
+    boxes.
     """
     events = [(box.rows.start, 1, box.columns) for box in boxes] + [(box.rows.stop, 0, box.columns) for box in boxes]
     starts: list[int] = []
@@ -363,8 +368,8 @@ def _read(folder: Path, sizes: Mapping[str, int]) -> tuple[StoredTensor, ...]:
 
 
 def _require_fit(tensor: StoredTensor, sizes: Mapping[str, int]) -> None:
-    available = sizes.get(tensor.file, 0) if is_plain_name(tensor.file) else 0
-    if tensor.offset + tensor.num_bytes > available or tensor.content_bytes > tensor.num_bytes:
+    available_bytes = sizes.get(tensor.file, 0) if is_plain_name(tensor.file) else 0
+    if tensor.offset + tensor.num_bytes > available_bytes or tensor.content_bytes > tensor.num_bytes:
         raise FailedError(f"is corrupt: its index places {tensor.name} where no file of it has so many bytes")
 
 
@@ -377,9 +382,9 @@ def _read_new(path: Path) -> tuple[StoredTensor, ...]:
 
 
 def fill(folder: Path, stored: StoredTensor, held: Held) -> None:
-    """Read what ``held`` has of ``stored``, whose shape and type it has, into its tensor.
+    """Copy the parts of ``held`` that are in ``stored`` from the file into its tensor. Shape and type must be the same.
 
-    Raises `FailedError` if its place holds something else.
+    Raises `FailedError` if the file does not hold that tensor at that offset.
     """
     wanted = list(held.common(stored.box))
     if not wanted:
@@ -393,7 +398,7 @@ def fill(folder: Path, stored: StoredTensor, held: Held) -> None:
                     raise FailedError(f"is corrupt: {stored.name} is not of the size that its index says")
                 with archive.open(entry) as content:
                     if [box for box, _ in wanted] == [stored.box]:
-                        _copy(content, stored, *wanted[0])  # to its end, where the archive's checksum is compared
+                        _copy(content, stored, *wanted[0])  # reading to the end checks the archive's checksum
                         return
                 start = section.start + _content_start(section, entry)
             for box, target_rc in wanted:
@@ -403,7 +408,7 @@ def fill(folder: Path, stored: StoredTensor, held: Held) -> None:
 
 
 def _content_start(section: _Section, entry: zipfile.ZipInfo) -> int:
-    """Where an entry's content begins: after its own header, which has been compared with the archive's list."""
+    """Offset of an entry's content: after its local header, which zipfile has compared with the central directory."""
     section.seek(entry.header_offset)
     name, extra = _NAME_LENGTHS.unpack(section.read(_LOCAL_HEADER)[-_NAME_LENGTHS.size :])
     start: int = entry.header_offset + _LOCAL_HEADER + name + extra
@@ -411,7 +416,7 @@ def _content_start(section: _Section, entry: zipfile.ZipInfo) -> int:
 
 
 def _copy(content: IO[bytes] | _Section, stored: StoredTensor, box: Box, target_rc: Tensor) -> None:
-    """Copy a box of the whole tensor from ``content``, the memory of what is stored of it, row after row."""
+    """Copy a box of the whole tensor from ``content``, which is the memory of the stored part, row by row."""
     within, width, dtype = box.within(stored.box), len(stored.box.columns), stored.torch_dtype
     for piece in _pieces(within, width, dtype.itemsize):
         num_rows, num_columns = len(piece.rows), len(piece.columns)
@@ -424,8 +429,8 @@ def _copy(content: IO[bytes] | _Section, stored: StoredTensor, box: Box, target_
 
 
 def _pieces(box: Box, width: int, itemsize: int) -> Iterator[Box]:
-    """What is read at once of rows of ``width`` elements, in the order of a file: some `_PIECE_BYTES`, of several rows
-    if no more than `_GAP_BYTES` lie between what is needed of them.
+    """The boxes that are read at once from rows of ``width`` elements, in file order: about `_PIECE_BYTES` each, and
+    several rows only if the gap between their needed columns is at most `_GAP_BYTES`.
     """
     most = max(_PIECE_BYTES // itemsize, 1)
     is_sieved = (width - len(box.columns)) * itemsize <= _GAP_BYTES
@@ -437,27 +442,27 @@ def _pieces(box: Box, width: int, itemsize: int) -> Iterator[Box]:
 
 
 def _stretches(lines: range, most: int) -> Iterator[range]:
-    """A range in parts of at most so many."""
+    """Split a range into parts of at most ``most``."""
     for start in range(lines.start, lines.stop, most):
         yield range(start, min(start + most, lines.stop))
 
 
 class _Section(io.RawIOBase):
-    """``size`` bytes of a file, from ``start`` on, as a file."""
+    """``size`` bytes of a file, from ``start`` on, as a file of their own."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file, self.start, self._size, self._place = file, start, size, 0
 
     def readable(self) -> bool:
-        """It can be read."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """It can be read from anywhere."""
+        """True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go on from another place."""
+        """Move to another position."""
         place = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence] + offset
         if place < 0:
             raise ValueError("a place before the start")
@@ -465,14 +470,14 @@ class _Section(io.RawIOBase):
         return place
 
     def tell(self) -> int:
-        """The place from which it goes on."""
+        """The current position."""
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        """Read what fits."""
-        wanted = max(min(len(buffer), self._size - self._place), 0)
+        """Read as much as fits into ``buffer``."""
+        num_bytes = max(min(len(buffer), self._size - self._place), 0)
         self._file.seek(self.start + self._place)
-        content = self._file.read(wanted)
+        content = self._file.read(num_bytes)
         buffer[: len(content)] = content
         self._place += len(content)
         return len(content)
@@ -499,7 +504,7 @@ _ALLOWED = {
 
 
 class _Record:
-    """Stands for an object of a listed class: what it was made from, and its state."""
+    """An inert record in place of an object: its constructor arguments and its state."""
 
     def __new__(cls, *values: Any) -> _Record:
         record = super().__new__(cls)
@@ -513,19 +518,19 @@ class _Record:
         self.state = state
 
     def field(self, name: str) -> Any:
-        """A field of the object."""
+        """A field of the object that this record replaces."""
         return self.state[name]
 
 
 class _MetadataReader(pickle._Unpickler):
-    """Interprets a ``.metadata`` without importing or calling anything that it names."""
+    """Interpreter of a ``.metadata`` that imports and calls nothing that the file names."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
         self._classes: dict[tuple[str, str], Any] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """A class of records, or the name of a type of numbers; raises `FailedError` for what is not listed."""
+        """Return a record class, or the name of a data type; raises `FailedError` for a name that is not allowed."""
         if (module, name) not in _ALLOWED:
             raise FailedError(f"is refused: its {OLD_INDEX} names {module}.{name}, which no checkpoint needs")
         if name in _DTYPES:
@@ -547,7 +552,7 @@ def _read_old(path: Path) -> tuple[StoredTensor, ...]:
 
 
 def _converted(name: Any, stored: _Record, place: _Record) -> StoredTensor:
-    """Of the tensor, which is one chunk: its properties' state begins with the type."""
+    """Convert a tensor of one chunk. The state of its properties begins with the data type."""
     (chunk,) = stored.field("chunks")
     shape = _size(stored.field("size"))
     if _size(chunk.field("sizes")) != shape or any(_size(chunk.field("offsets"))):

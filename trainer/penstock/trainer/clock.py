@@ -1,9 +1,9 @@
-"""Seconds for measurements. On CUDA the host only launches, so what the device takes is not what the host does.
+"""Clocks for measurements. On CUDA the host only launches work, so device time and host time are measured separately.
 
-A step replays its actions, each a recorded graph (`penstock.trainer.graphs`), so passes are timed inside of one: the
-device goes from one kernel to the next, and no pass waits for its launch. What the host takes to replay counts once per
-action (`penstock.trainer.profiling.network.measure_replay`). Passes of several shards are launched kernel by kernel, in
-a step and here.
+A training step replays its actions, each a recorded graph (`penstock.trainer.graphs`). Passes are therefore timed
+inside one graph: the device runs kernel after kernel, and no pass waits for its launch. The host time of a replay is
+counted once per action (`penstock.trainer.profiling.network.measure_replay`). Passes of several shards are launched
+kernel by kernel, in training and here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from penstock.trainer.interpreter import Operation
 Clock = Callable[[], float]
 
 HEAD_START_CYCLES = 20_000_000
-"""That the device spins before actions are timed, about 10 ms: the host gets ahead, so no launch is waited for."""
+"""Cycles that the device spins before actions are timed, about 10 ms: the host gets ahead, so no launch delays the
+device.
+"""
 
 
 def device_clock(device: torch.device) -> Clock:
-    """A monotonic clock that waits for ``device`` first."""
+    """A monotonic clock that first waits for ``device``."""
     if device.type == "cpu":
         return time.perf_counter
 
@@ -40,8 +42,8 @@ def device_clock(device: torch.device) -> Clock:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds that one action took the device, and the host to launch it; the same where no action is launched by
-    itself: on the CPU, and in a graph.
+    """Seconds that one action took on the device, and on the host to launch it. Both are equal where actions are not
+    launched one by one: on the CPU, and in a graph.
     """
 
     device: float
@@ -49,28 +51,27 @@ class Taken:
 
 
 class Timer(Protocol):
-    """Takes the times of actions that follow each other."""
+    """Measures the times of consecutive actions."""
 
     def __call__(self, actions: Sequence[Callable[[], object]]) -> Callable[[], list[Taken]]:
-        """What runs all in order, as often as wanted, and gives what each took."""
+        """Return a function that runs all actions in order and returns their times. It may be called repeatedly."""
         ...
 
 
 def action_timer(device: torch.device, *, is_recorded: bool = True) -> Timer:
-    """The timer that suits ``device``, and actions that a step has recorded, if it can record any, or launches."""
+    """The timer for ``device``: recorded graphs if the device has them and ``is_recorded``, else single kernels."""
     if device.type == "cpu":
         return HostTimer(time.perf_counter)
     return GraphTimer(device) if is_recorded and can_record(device) else CudaTimer(device)
 
 
 class HostTimer:
-    """Every action by a clock of the host."""
+    """Times every action with a host clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     def __call__(self, actions: Sequence[Callable[[], object]]) -> Callable[[], list[Taken]]:
-        """See `Timer`."""
         return partial(self._take, actions)
 
     def _take(self, actions: Sequence[Callable[[], object]]) -> list[Taken]:
@@ -84,17 +85,16 @@ class HostTimer:
 
 
 class CudaTimer:
-    """The device by events between actions that are queued ahead, the host by its own clock.
+    """Device time from events between actions that are queued ahead; host time from the host's clock.
 
-    As in a step nothing waits between actions. The device is kept busy first, so that events stand for the device's
-    time and not for when the host launched. The device is waited for once, at the end.
+    As in training, nothing waits between actions. The device is kept busy first, so that the events measure the device
+    and not the host's launches. The host waits for the device once, at the end.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def __call__(self, actions: Sequence[Callable[[], object]]) -> Callable[[], list[Taken]]:
-        """See `Timer`."""
         return partial(self._take, actions)
 
     def _take(self, actions: Sequence[Callable[[], object]]) -> list[Taken]:
@@ -112,17 +112,16 @@ class CudaTimer:
 
 
 class GraphTimer:
-    """All actions as one graph, in which events between them are nodes too."""
+    """Records all actions as one graph, with the events between them as nodes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def __call__(self, actions: Sequence[Callable[[], object]]) -> Callable[[], list[Taken]]:
-        """See `Timer`."""
         events = [_timing_event(external=True) for _ in range(len(actions) + 1)]
         run, graphs = partial(_run_between, actions, events), Graphs(self._device)
         graphs.warm_up(run)
-        torch.cuda.empty_cache()  # the pool takes the place of what the first run kept
+        torch.cuda.empty_cache()  # frees what the first run cached, for the graphs' pool
         return partial(self._take, graphs.record(run), events)
 
     def _take(self, replay: Operation, events: Sequence[torch.cuda.Event]) -> list[Taken]:

@@ -1,20 +1,23 @@
-"""The end of a step on one rank: gradients reduced, the global norm, the optimizers, and what the step came to.
+"""The end of a step on one rank: gradient reductions, the global norm, the optimizers, and the step's totals.
 
-Where replicas divide the optimizer's state (`penstock.core.replicas`), gradients are reduce-scattered, each replica
-takes the norm of its sums and steps its shard, and the new parameters are gathered over replicas.
+Where replicas divide the optimizer state (`penstock.core.replicas`), gradients are reduce-scattered. Each replica
+computes the norm of its sums and updates its part, and the new parameters are gathered over replicas.
 
-Gradients that shards have only an addend of are many and small: a stage's are packed into one buffer, summed and
-unpacked, those of all shards and then those of the shards that hold copies of the same key/value heads.
+Some gradients are partial sums on each shard. They are many and small: those of a stage are packed into one buffer,
+summed and unpacked. First come those that all shards hold, then those of the shards that hold copies of the same
+key/value heads.
 
-One vector is summed over all ranks; each rank fills its own cells, so one message both adds and gathers:
+One vector is summed over all ranks. Each rank fills only its own elements, so one message both adds and gathers:
 
     limbs of the squared gradient norm | summed loss | ranks asked to stop | peak bytes of rank 0, 1, ...
 
-The host reads it at the very end of the step, after the optimizers were launched: the one time in a step that it waits
-for the device. What clips, and what keeps weights from a norm that is not finite, is computed on the device. While the
-device works on the rest of the step, the host may do something else: ``meanwhile`` of `Closing.begin`. Of the norm,
-which is added up exactly (`penstock.trainer.squared_norm`), each element of the model counts once, on the shard that
-owns it and the first replica that has its sum, of the loss each token once, on the first shard.
+The host reads the vector at the very end of the step, after launching the optimizers. This is the only time in a step
+that the host waits for the device. The clipping factor, and the check that keeps weights unchanged if the norm is not
+finite, are computed on the device. While the device finishes the step, the host can do other work: ``meanwhile`` of
+`Closing.begin`.
+
+The norm is summed exactly (`penstock.trainer.squared_norm`). It counts every element of the model once: on the shard
+that owns it, and on the first replica that has its sum. The loss counts every token once, on the first shard.
 """
 
 from __future__ import annotations
@@ -44,22 +47,22 @@ from penstock.trainer.units.collectives import Work
 _TIED = "embedding.weight"
 _LOSS, _STOP, _NUM_SUMS = NUM_LIMBS, NUM_LIMBS + 1, NUM_LIMBS + 2
 _SQUARED_NORM = 0
-"""Where the limbs were, once they are added up."""
+"""Index of the squared norm, once the limbs are added up."""
 
 
 class Optimizer(Protocol):
-    """Steps one stage's parameters and clears their gradients."""
+    """Updates the parameters of one stage and clears their gradients."""
 
     def step(self, step: int, squared_norm: Tensor) -> None:
-        """Update from the gradients; ``squared_norm`` is the whole model's, a scalar on the device. Without a finite
-        root, which a warm-up has none of, nothing but the gradients changes.
+        """Update from the gradients. ``squared_norm`` is that of the whole model, a scalar on the device. If its root
+        is not finite, as in a warm-up, only the gradients change.
         """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """A step over all ranks. ``peak_bytes`` per global rank: the most held in this step up to its reduction, or in the
-    whole of the step before; what happens between steps does not count.
+    """Totals of a step over all ranks. ``peak_bytes`` per global rank is the maximum over this step up to its reduction
+    and the whole previous step; the time between steps does not count.
     """
 
     loss_sum: float
@@ -69,7 +72,7 @@ class Totals:
 
 
 class _Packed:
-    """``views`` of gradients, summed as one tensor in ``memory``, which other sums use before and after."""
+    """``views`` of gradients that are summed as one tensor in ``memory``, which several sums share in turn."""
 
     def __init__(self, views: Sequence[Tensor], memory: Tensor) -> None:
         stops = list(accumulate(view.numel() for view in views))
@@ -79,7 +82,7 @@ class _Packed:
         self._work: Work | None = None
 
     def start(self, start: Callable[[Tensor], Work]) -> Work:
-        """Pack and ``start`` the sum; of no views there is none."""
+        """Pack the gradients and ``start`` the sum; without views there is nothing to sum."""
         for view, part in self._pairs:
             part.copy_(view)
         self._work = start(self._flat) if self._pairs else None
@@ -95,8 +98,8 @@ class _Packed:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Tie:
-    """The gradient of rows of a tied matrix that a stage shares with another one: on pipeline rank ``peer``, or if that
-    is this rank, ``other``.
+    """The gradient of rows of a tied matrix that this stage shares with another: on pipeline rank ``peer``, or if that
+    is this rank, in ``other``.
     """
 
     peer: int
@@ -105,9 +108,10 @@ class _Tie:
 
 
 class Closing:
-    """Reductions and step of the stages that one rank holds, by stage number; ``stage_ranks`` has the rank of each.
+    """Reductions and optimizer step of the stages of one rank, by stage number; ``stage_ranks`` has the rank of every
+    stage.
 
-    ``stop_requested`` is asked once a step; one rank's yes stops all.
+    ``stop_requested`` is called once a step; if it is true on one rank, all ranks stop.
     """
 
     def __init__(
@@ -130,9 +134,11 @@ class Closing:
         self._parameters, self._is_divided = parameters, plan.zero > 0
         self._tied = list(_ties(plan, mesh, rank, stage_ranks, parameters))
         self._ties_with_norm = plan.dp == 1 and all(tie.other is not None for tie in self._tied)
-        views = [each for own in parameters.values() for each in (own.shared_gradients, own.copied_gradients)]
-        most = max((sum(view.numel() for view in each) for each in views), default=0)
-        memory = torch.empty(most, dtype=accumulate_dtype(plan.precision), device=device)
+        views = [
+            tensors for stage in parameters.values() for tensors in (stage.shared_gradients, stage.copied_gradients)
+        ]
+        most_elements = max((sum(view.numel() for view in tensors) for tensors in views), default=0)
+        memory = torch.empty(most_elements, dtype=accumulate_dtype(plan.precision), device=device)
         self._shared = {stage: _Packed(own.shared_gradients, memory) for stage, own in parameters.items()}
         self._copied = {stage: _Packed(own.copied_gradients, memory) for stage, own in parameters.items()}
         self._squared_norm = SquaredNorm(
@@ -151,7 +157,7 @@ class Closing:
         self._meanwhile: Callable[[], object] = _nothing
 
     def begin(self, step: int, meanwhile: Callable[[], object] | None = None) -> None:
-        """A step begins; ``meanwhile`` is called once all of it was launched, before its end is waited for."""
+        """Begin a step. ``meanwhile`` is called once the whole step is launched, before the wait for its end."""
         self._step, self._meanwhile = step, meanwhile or _nothing
         self._earlier_peak_bytes = self.life_peak_bytes()
         memory.reset_peak(self._device)
@@ -162,7 +168,7 @@ class Closing:
 
     @property
     def totals(self) -> Totals:
-        """Of the newest step."""
+        """The totals of the newest step."""
         loss_sum, stop, *peaks = self._values[_LOSS:]
         return Totals(
             loss_sum=loss_sum,
@@ -172,7 +178,7 @@ class Closing:
         )
 
     def reduction(self, action: Action, losses: Tensor) -> Callable[[], Work]:
-        """What starts the reduction of ``action``; ``losses`` holds this rank's part of the loss."""
+        """Return a function that starts the reduction of ``action``; ``losses`` holds this rank's part of the loss."""
         if action.group is Group.DP:
             flat = self._parameters[action.stage].gradient_flat
             if self._is_divided:
@@ -186,7 +192,7 @@ class Closing:
         return partial(self._start_norm, losses)
 
     def step(self) -> None:
-        """The optimizers' step, which ends the step where no gathers follow."""
+        """Run the optimizers. This ends the step unless gathers follow."""
         self._sums[_SQUARED_NORM] = self._squared_norm.total(self._sums[:NUM_LIMBS])
         for optimizer in self._optimizers:
             optimizer.step(self._step, self._sums[_SQUARED_NORM])
@@ -194,31 +200,33 @@ class Closing:
         self._end_if_over()
 
     def gather(self, stage: int) -> Callable[[], Work]:
-        """What starts the exchange of a stage's parameters over the replicas that have stepped them. The last one that
-        is waited for ends the step.
+        """Return a function that starts the gather of a stage's parameters over the replicas that updated them. Waiting
+        for the last gather ends the step.
         """
         start = partial(self._start_gather, self._parameters[stage])
         return lambda: _Gather(start(), partial(self._gathered, stage))
 
     def gather_all(self) -> None:
-        """Exchange the parameters of all stages, where replicas divide them; all ranks call it together."""
+        """Gather the parameters of all stages if replicas divide them; collective over all ranks."""
         for stage in sorted(self._parameters) if self._is_divided else ():
             self._start_gather(self._parameters[stage]).wait()
 
     def refresh_compute(self) -> None:
-        """Renew what products use of this rank's masters."""
+        """Update the compute copies of this rank's master weights."""
         for parameters in self._parameters.values():
             parameters.refresh_compute()
 
     def warm_up(self) -> None:
-        """Let the optimizers run once without a change of weights, moments or counts; gradients are cleared."""
+        """Run the optimizers once without changing weights, moments or step counts; gradients are cleared."""
         self._sums.fill_(math.nan)
         for optimizer in self._optimizers:
             optimizer.step(0, self._sums[_SQUARED_NORM])
         self._sums.tolist()
 
     def _start_gather(self, parameters: StageParameters) -> Work:
-        """What products use and, where norms use wider weights, those: each is zero but where it was stepped."""
+        """Gather the compute weights, and sum the wider weights of norms if there are any: they are zero outside the
+        own part.
+        """
         works = [self._transport.all_gather(parameters.compute_flat)]
         if parameters.wide_flat is not None:
             works.append(self._transport.all_reduce(Group.DP, parameters.wide_flat))
@@ -237,8 +245,10 @@ class Closing:
         self._gradient_norm = finite_norm(self._step, self._values[_SQUARED_NORM])
 
     def _start_tied(self) -> Work:
-        """Between this rank's stages, then with each other rank that has the same rows, in the order of stages and one
-        after the other: the proof counts one kernel of the tie's that is under way (`penstock.core.residency`).
+        """Sum tied gradients between this rank's stages, then with every other rank that holds the same rows, in stage
+        order.
+
+        One sum runs at a time: the proof of `penstock.core.residency` allows for one kernel of ties under way.
         """
         self._sum_own_copies()
         ties = [tie for tie in self._tied if tie.other is None]
@@ -246,7 +256,7 @@ class Closing:
         return in_turn(starts) if starts else AllOf([])
 
     def _start_shared(self, stage: int) -> Work:
-        """One sum after the other, so that of the two one kernel is under way."""
+        """Start one sum after the other, so that one kernel of the two is under way at a time."""
         first = self._shared[stage].start(partial(self._transport.all_reduce, Group.TP))
         return InTurn(first, lambda: self._copied[stage].start(self._transport.sum_copies))
 
@@ -259,19 +269,19 @@ class Closing:
         sums[:NUM_LIMBS] = self._squared_norm.limbs()
         if self._mesh.shard(self._rank) == 0:
             sums[_LOSS] = losses.sum()
-        sums[_STOP].fill_(self._stop_requested())  # an assignment would copy a number of the host, and wait
+        sums[_STOP].fill_(self._stop_requested())  # an assignment would copy a host number, and wait for the device
         sums[_NUM_SUMS + self._rank].fill_(max(self._peak_bytes, memory.peak_bytes(self._device)))
         return self._transport.all_reduce(Group.NORM, sums)
 
     def _sum_own_copies(self) -> None:
-        """Sum the rows that two stages of this rank share."""
+        """Sum the gradients of rows that two stages of this rank share."""
         for tie in self._tied:
             if tie.other is not None:
                 tie.gradient.add_(tie.other)
         self._match_own_copies()
 
     def _match_own_copies(self) -> None:
-        """Make them equal to the last bit: an all-reduce may have added them up in different orders."""
+        """Make both copies equal to the last bit: an all-reduce may have added their terms in different orders."""
         for tie in self._tied:
             if tie.other is not None:
                 tie.other.copy_(tie.gradient)
@@ -279,7 +289,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """A gather under way; ``over`` is called once it was waited for."""
+    """A gather under way; ``over`` is called after the wait for it."""
 
     work: Work
     over: Callable[[], None]
@@ -290,10 +300,10 @@ class _Gather:
 
 
 def finite_norm(step: int, squared_norm: float) -> float:
-    """The gradient's norm before clipping, from the sum of squares over all ranks.
+    """The gradient norm before clipping, from the sum of squares over all ranks.
 
-    Raises `UserError` if it is not finite, since a retry would come to the same; `RunError` if the sum is negative,
-    which no sum of squares is: a device or the network gave wrong values, as NCCL may once a peer is gone.
+    Raises `UserError` if it is not finite, since a retry would give the same. Raises `RunError` if the sum is negative:
+    no sum of squares is, so a device or the network returned wrong values, as NCCL may after losing a peer.
     """
     if squared_norm < 0:
         raise RunError(f"the sum of squared gradients over all ranks is {squared_norm}, which no computation gives")
@@ -312,14 +322,14 @@ def _nothing() -> None:
 
 
 def loss_of(totals: Totals, num_valid_tokens: int) -> float:
-    """Nats per token; not a number if nothing counted."""
+    """Loss in nats per token; NaN if no token counts."""
     return totals.loss_sum / num_valid_tokens if num_valid_tokens else math.nan
 
 
 def _ties(
     plan: Plan, mesh: Mesh, rank: int, stage_ranks: Sequence[int], parameters: Mapping[int, StageParameters]
 ) -> Iterator[_Tie]:
-    """What this rank's stages share of a tied matrix, in the order of the stages that share it with the first one."""
+    """The rows of a tied matrix that this rank's stages share with others, in the order of those stages."""
     own, first = mesh.pipeline_rank(rank), stage_ranks[0]
     for stage in tied_stages(plan.model, plan.stages)[1:]:
         owner = stage_ranks[stage]

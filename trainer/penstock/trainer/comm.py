@@ -1,16 +1,16 @@
-"""How ranks talk: messages on channels, sums over groups. A narrow seam with two sides.
+"""Communication of ranks: messages on channels, and sums over groups, behind one interface.
 
-`ProcessGroupTransport` is the real one (gloo on CPU, NCCL on CUDA); `penstock.trainer.local_transport` is an in-process
-one for tests. Both ends know every size from the Program, so nothing but the tensors themselves is sent.
+`ProcessGroupTransport` uses gloo on CPU and NCCL on CUDA. `penstock.trainer.local_transport` works within a process,
+for tests. Both ends know every size from the Program, so only the tensors themselves are sent.
 
-One process group of two ranks serves each channel. On NCCL a group is one communicator with one stream, in which
-operations run in the order of their launch: two directions, or activations and gradients, in one group could wait for
-each other forever. On gloo it keeps the channels' messages apart.
+Each channel has its own process group of two ranks. An NCCL group is one communicator with one stream, which runs
+operations in launch order. If one group carried two directions, or activations and gradients, operations could wait for
+each other forever. On gloo separate groups keep the messages of channels apart.
 
-Shards of a rank (`penstock.core.sharding`) exchange messages with their like alone: every channel, copy of a tied
-matrix and set of replicas exists once for each shard. One group joins the shards of a rank, in the middle of actions
-(`penstock.trainer.shards`) and for reductions over tp; where several hold the same key/value heads, one more joins
-these.
+A shard of a rank (`penstock.core.sharding`) exchanges messages only with the same shard of other ranks: every channel,
+copy of a tied matrix and set of replicas exists once per shard. One group joins the shards of a rank, for collectives
+within actions (`penstock.trainer.shards`) and for reductions over tp. Where several shards hold the same key/value
+heads, one more group joins these.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from penstock.trainer.shards import irecv, isend, shards_of, under_way
 from penstock.trainer.units.collectives import NO_SHARDS, Gather, Scatter, Shards, Work
 
 MAX_BLOCKS = 4
-"""Thread blocks of one kernel that sends or receives on CUDA. `penstock.core.residency.NUM_PLACES` of them spin at once
-at most: 32 blocks, which leave most of a device's multiprocessors (108 on an A100, 132 on an H100) to compute.
+"""Thread blocks of a CUDA kernel that sends or receives. At most `penstock.core.residency.NUM_PLACES` of these kernels
+spin at a time: 32 blocks, which leaves most of a device's multiprocessors (108 on an A100, 132 on an H100) for compute.
 """
 
 MAX_SHARD_BLOCKS = 32
-"""Thread blocks of a collective of shards, of which one spins at once next to the kernels that send and receive
-(`penstock.core.residency`). As many as NCCL takes at most by itself (``ncclConfig_t.maxCTAs``): shards wait for them.
+"""Thread blocks of a collective of shards. One of these spins at a time, next to the kernels that send and receive
+(`penstock.core.residency`). NCCL's own maximum (``ncclConfig_t.maxCTAs``), since shards wait for them.
 """
 
 _CHANNELS = ("F", "B")
 
 
 class Messages(Protocol):
-    """One rank's access to its channels. Messages of a channel arrive in the order they were sent."""
+    """One rank's access to its channels. Messages of a channel arrive in the order in which they were sent."""
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> Work:
         """Receive the channel's next message into ``tensor``, which must have exactly its size."""
@@ -59,35 +59,37 @@ class Transport(Messages, Protocol):
 
     @property
     def shards(self) -> Shards:
-        """Access to the other shards of its pipeline rank, where there are others."""
+        """Access to the other shards of this pipeline rank, if there are any."""
 
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
-        """Replace ``tensor`` by its sum over the group's ranks, which must not change until the work is done. NORM is
-        every rank of every replica; TIE has groups of two (`sum_tied`).
+        """Replace ``tensor`` by its sum over the ranks of ``group``; it must not change until the work is done. NORM
+        contains every rank of every replica. TIE has groups of two (`sum_tied`).
         """
 
     def reduce_scatter(self, tensor: Tensor) -> Work:
-        """Replace this replica's part of ``tensor``, of equal parts in the order of replicas, by its sum over them. It
-        must not change until the work is done, and what the other parts hold is of no use then.
+        """Replace this replica's part of ``tensor`` by the sum over replicas; the parts are equal and in the order of
+        replicas. ``tensor`` must not change until the work is done. Afterwards its other parts are undefined.
         """
 
     def all_gather(self, tensor: Tensor) -> Work:
-        """Replace the other replicas' parts of ``tensor`` by theirs, of equal parts in the order of replicas."""
+        """Fill the other replicas' parts of ``tensor`` from those replicas; the parts are equal and in the order of
+        replicas.
+        """
 
     def sum_copies(self, tensor: Tensor) -> Work:
-        """The same over the shards that hold copies of the same key/value heads, where there are copies."""
+        """All-reduce over the shards that hold copies of the same key/value heads, if there are copies."""
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:
-        """The same over two ranks that hold the same rows of a tied matrix: this one and another, of which one has the
-        first stage.
+        """All-reduce over this rank and ``pipeline_rank``, which hold the same rows of a tied matrix. One of them has
+        the first stage.
         """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """The global ranks of a run: ``rank = (replica * pp + pipeline rank) * tp + shard``, so shards are neighbours.
+    """The global ranks of a run: ``rank = (replica * pp + pipeline rank) * tp + shard``. Shards are adjacent.
 
-    ``kv_copies`` neighbouring shards hold copies of the same key/value heads.
+    ``kv_copies`` adjacent shards hold copies of the same key/value heads.
     """
 
     dp: int
@@ -97,24 +99,24 @@ class Mesh:
 
     @classmethod
     def of(cls, plan: Plan) -> Mesh:
-        """The mesh that a plan runs on."""
+        """The mesh of a plan."""
         return cls(dp=plan.dp, tp=plan.tp, pp=plan.pp, kv_copies=plan.model.kv_copies(plan.tp))
 
     @property
     def num_ranks(self) -> int:
-        """All of them: dp x tp x pp."""
+        """Number of ranks: dp x tp x pp."""
         return self.dp * self.tp * self.pp
 
     def replica(self, rank: int) -> int:
-        """The replica that ``rank`` works in."""
+        """The replica of ``rank``."""
         return rank // (self.pp * self.tp)
 
     def pipeline_rank(self, rank: int) -> int:
-        """The rank's place in its replica's pipeline."""
+        """The position of ``rank`` in the pipeline of its replica."""
         return rank // self.tp % self.pp
 
     def shard(self, rank: int) -> int:
-        """Which of its pipeline rank's shards ``rank`` is."""
+        """The shard of its pipeline rank that ``rank`` is."""
         return rank % self.tp
 
     def rank(self, replica: int, pipeline_rank: int, shard: int = 0) -> int:
@@ -122,7 +124,7 @@ class Mesh:
         return (replica * self.pp + pipeline_rank) * self.tp + shard
 
     def ranks(self, replica: int, pipeline_ranks: tuple[int, ...], shard: int = 0) -> tuple[int, ...]:
-        """The global ranks of one shard of some pipeline ranks of one replica."""
+        """The global ranks of one shard of several pipeline ranks of one replica."""
         return tuple(self.rank(replica, pipeline_rank, shard) for pipeline_rank in pipeline_ranks)
 
     def peers(self, pipeline_rank: int, shard: int = 0) -> tuple[int, ...]:
@@ -130,25 +132,25 @@ class Mesh:
         return tuple(self.rank(replica, pipeline_rank, shard) for replica in range(self.dp))
 
     def shards(self, replica: int, pipeline_rank: int) -> tuple[int, ...]:
-        """The global ranks that share the units of a pipeline rank."""
+        """The global ranks of all shards of a pipeline rank."""
         return tuple(self.rank(replica, pipeline_rank, shard) for shard in range(self.tp))
 
     def copies(self, rank: int) -> tuple[int, ...]:
-        """The global ranks that hold the same key/value heads as ``rank``, of its shards."""
+        """The global ranks among the shards of ``rank`` that hold the same key/value heads."""
         first = rank - self.shard(rank) % self.kv_copies
         return tuple(range(first, first + self.kv_copies))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupName:
-    """What a process group is for: a channel's text or a `Group`, and the global ranks, the sender first."""
+    """The purpose of a process group, a channel's direction or a `Group`, and its global ranks, the sender first."""
 
     purpose: str
     ranks: tuple[int, ...]
 
 
 def group_names(program: Program, mesh: Mesh) -> Iterator[GroupName]:
-    """Every group of a run, in the one order in which all ranks make them; some perhaps more than once."""
+    """Every group of a run, in the order in which all ranks create them; names may repeat."""
     for rank in range(mesh.num_ranks) if mesh.tp > 1 else ():
         yield shard_group(mesh, rank)
         if mesh.kv_copies > 1:
@@ -168,13 +170,15 @@ def group_names(program: Program, mesh: Mesh) -> Iterator[GroupName]:
 
 
 def tied_pairs(program: Program, reduction: Reduction) -> list[tuple[int, int]]:
-    """The pipeline ranks that sum rows of a tied matrix: that of the first stage with each other one."""
+    """The pipeline ranks that sum rows of a tied matrix: the rank of the first stage with every other one."""
     first = program.stage_ranks[0]
     return [(first, other) for other in reduction.ranks if other != first]
 
 
 def tied_peers(program: Program, pipeline_rank: int) -> dict[int, tuple[int, int]]:
-    """The pipeline ranks with which one sums rows of a tied matrix (`Transport.sum_tied`), each with its pair."""
+    """The pipeline ranks with which ``pipeline_rank`` sums rows of a tied matrix (`Transport.sum_tied`), each with the
+    pair.
+    """
     ties = [reduction for reduction in program.reductions if reduction.group is Group.TIE]
     pairs = [pair for reduction in ties for pair in tied_pairs(program, reduction) if pipeline_rank in pair]
     return {pair[pair[0] == pipeline_rank]: pair for pair in pairs}
@@ -186,12 +190,14 @@ def channel_group(channel: Channel, mesh: Mesh, replica: int, shard: int = 0) ->
 
 
 def shard_group(mesh: Mesh, rank: int) -> GroupName:
-    """The group of the shards of ``rank``, a global one."""
+    """The group of all shards of the pipeline rank of ``rank``, a global rank."""
     return GroupName(Group.TP, mesh.shards(mesh.replica(rank), mesh.pipeline_rank(rank)))
 
 
 def copies_group(mesh: Mesh, rank: int) -> GroupName:
-    """The group of those that hold copies of its key/value heads; of all its shards, where all do."""
+    """The group of the shards that hold copies of the key/value heads of ``rank``; if all hold them, the group of all
+    shards.
+    """
     return GroupName(Group.TP, mesh.copies(rank))
 
 
@@ -201,9 +207,10 @@ def everyone(mesh: Mesh) -> GroupName:
 
 
 class ProcessGroups:
-    """Process groups by name, each made and warmed once.
+    """Process groups by name, each created and warmed up once.
 
-    All ranks of the default process group call `open` with the same names in the same order, members or not.
+    All ranks of the default process group call `open` with the same names in the same order, whether or not they are
+    members.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -211,7 +218,7 @@ class ProcessGroups:
         self._groups: dict[GroupName, dist.ProcessGroup | None] = {}
 
     def open(self, names: Iterator[GroupName]) -> None:
-        """Make the groups that do not exist yet, then let each carry one element, so that no step pays for set-up."""
+        """Create the missing groups and send one element over each, so that no step pays for set-up."""
         missing = [name for name in dict.fromkeys(names) if name not in self._groups]
         for name in missing:
             group = dist.new_group(sorted(name.ranks), backend=self._backend(name), pg_options=self._options(name))
@@ -221,13 +228,15 @@ class ProcessGroups:
                 self._warm(name)
 
     def _backend(self, name: GroupName) -> str:
-        """The group of all ranks also carries what lives on the host, such as recorded times."""
+        """The backend of a group. The group of all ranks also carries host tensors, such as recorded times."""
         if self.device.type != "cuda":
             return "gloo"
         return "cpu:gloo,cuda:nccl" if name.purpose == Group.NORM else "nccl"
 
     def _options(self, name: GroupName) -> Any:
-        """NCCL's settings for channels and shards, whose kernels spin next to others; its own choice for all else."""
+        """NCCL settings for channels and shards, whose kernels spin next to others; None, NCCL's defaults, for all
+        else.
+        """
         blocks = {**dict.fromkeys(_CHANNELS, MAX_BLOCKS), Group.TP: MAX_SHARD_BLOCKS}
         if self.device.type != "cuda" or name.purpose not in blocks:
             return None
@@ -236,7 +245,9 @@ class ProcessGroups:
         return options
 
     def _warm(self, name: GroupName) -> None:
-        """Every rank takes its groups in the same order, so the earliest unfinished exchange can always go on."""
+        """Send one element. Every rank warms its groups in the same order, so the earliest unfinished exchange can
+        proceed.
+        """
         one = torch.ones(1, device=self.device)
         group = self[name]
         if name.purpose not in _CHANNELS:
@@ -256,7 +267,7 @@ class ProcessGroupTransport:
     """`Transport` over `torch.distributed`; ``groups`` must have opened ``group_names(program, mesh)``."""
 
     def __init__(self, groups: ProcessGroups, program: Program, mesh: Mesh, rank: int) -> None:
-        """``rank`` is the global one."""
+        """``rank`` is a global rank."""
         replica, pipeline_rank, shard = mesh.replica(rank), mesh.pipeline_rank(rank), mesh.shard(rank)
         self._replica, self._num_replicas = replica, mesh.dp
         self._ends: dict[Channel, tuple[int, dist.ProcessGroup]] = {}
@@ -310,6 +321,6 @@ class ProcessGroupTransport:
 
 
 def open_transport(program: Program, mesh: Mesh, rank: int, groups: ProcessGroups) -> ProcessGroupTransport:
-    """Make every group of the run, on all ranks, and give this rank's transport."""
+    """Create every group of the run, on all ranks, and return this rank's transport."""
     groups.open(group_names(program, mesh))
     return ProcessGroupTransport(groups, program, mesh, rank)

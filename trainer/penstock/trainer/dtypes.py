@@ -10,10 +10,10 @@ _COMPUTE = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Preci
 
 
 def compute_dtype(precision: Precision) -> torch.dtype:
-    """The type of activations and of the weights in products."""
+    """Data type of activations and of weights in matrix products."""
     return _COMPUTE[precision]
 
 
 def accumulate_dtype(precision: Precision) -> torch.dtype:
-    """The type of gradients, statistics, accumulators and master weights."""
+    """Data type of gradients, statistics, accumulators and master weights."""
     return torch.float64 if precision is Precision.FP64 else torch.float32

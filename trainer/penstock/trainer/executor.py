@@ -1,6 +1,6 @@
-"""What the compute actions of one rank do: they call stages on the arena's tensors.
+"""The compute actions of one rank: each calls its stage on tensors of the arena.
 
-Shape letters: M micro-batches, B sequences of one, N sequences of all, S tokens of a sequence, P slices.
+Shape letters: M micro-batches, B sequences of one micro-batch, N sequences of all, S tokens of a sequence, P slices.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ CPU = torch.device("cpu")
 _Result = TypeVar("_Result")
 
 _Steps = Callable[[], Pass[object]]
-"""Makes the pass of an action, ready to run."""
+"""Creates the pass of an action, ready to run."""
 
 _OF_STAGE = {RA: A, RL: L}
-"""Under which name a stage knows the buffers of a slot, which has no need to know what R makes again."""
+"""Slot kinds that a stage knows by another name: it does not distinguish buffers that R recomputes."""
 
 
 class StageExecutor:
     """`penstock.trainer.interpreter.Executor` on real tensors.
 
-    ``stages`` holds this rank's stages by number, ``shards`` is its access to those with which it shares their units.
-    Tokens and labels of the step stand in ``token_ids_NS`` and ``labels_NS``, micro-batch after micro-batch, summed
-    losses of every slice in ``losses_MP``: places that never move, so that operations are bound to them once. On CUDA
-    compute actions are recorded there in the warm-up, and replayed from then on (`penstock.trainer.graphs`).
-    ``poison`` fills freed slots with NaN.
+    ``stages`` holds this rank's stages by number. ``shards`` is the access to the shards that share their units.
+    ``token_ids_NS`` and ``labels_NS`` hold the step's tokens and labels, one micro-batch after the other, and
+    ``losses_MP`` the summed loss of every slice. These tensors never move, so operations are bound to them once. On
+    CUDA compute actions are recorded in the warm-up and replayed from then on (`penstock.trainer.graphs`). ``poison``
+    fills freed slots with NaN.
     """
 
     def __init__(
@@ -69,30 +69,31 @@ class StageExecutor:
         self._remade = plan.remade
         self._recomputed = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
         self._scratch = self._make_scratch(device)
-        batch = (plan.num_sequences, plan.sequence_length)
-        self.token_ids_NS = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.labels_NS = torch.zeros(batch, dtype=torch.int64, device=device)
-        losses = (plan.num_microbatches, len(plan.slices))
-        self.losses_MP = torch.zeros(losses, dtype=torch.float64, device=device)
+        batch_shape = (plan.num_sequences, plan.sequence_length)
+        self.token_ids_NS = torch.zeros(batch_shape, dtype=torch.int64, device=device)
+        self.labels_NS = torch.zeros(batch_shape, dtype=torch.int64, device=device)
+        losses_shape = (plan.num_microbatches, len(plan.slices))
+        self.losses_MP = torch.zeros(losses_shape, dtype=torch.float64, device=device)
         self._gradient_scale: Scale = 1.0
         if device.type == "cuda":
             self._gradient_scale = torch.ones((), dtype=accumulate_dtype(plan.precision), device=device)
-        # Shards meet in the middle of a pass, through NCCL or the host: what they do is launched kernel by kernel
+        # Shards communicate in the middle of a pass, through NCCL or the host: such passes are launched kernel by
+        # kernel
         self._graphs = Graphs(device) if plan.tp == 1 and can_record(device) else None
         self._recordable: dict[Action, Recordable] = {}
 
     def scale_gradients(self, scale: float) -> None:
-        """Gradients are from now on those of ``scale`` times the summed loss."""
+        """From now on gradients are those of ``scale`` times the summed loss."""
         if isinstance(self._gradient_scale, Tensor):
             self._gradient_scale.fill_(scale)
         else:
             self._gradient_scale = scale
 
     def _make_scratch(self, device: torch.device) -> Tensor:
-        """Memory for what forwards give up because a recompute follows."""
+        """Memory for buffers that a forward does not keep because R recomputes them."""
         layouts = {self._scratch_layout(*cell) for cell in self._recomputed}
-        needed = [scratch_bytes(self._plan.model, self._plan.precision, *layout) for layout in layouts]
-        return torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
+        needed_bytes = [scratch_bytes(self._plan.model, self._plan.precision, *layout) for layout in layouts]
+        return torch.empty(max(needed_bytes, default=0), dtype=torch.uint8, device=device)
 
     def _scratch_layout(self, stage: int, microbatch: int, part: int) -> tuple[int, int, int, int, Sharding, Remade]:
         plan = self._plan
@@ -104,12 +105,12 @@ class StageExecutor:
             return self.launched(instruction)
         action = instruction.action
         if action not in self._recordable:
-            size = max(self._num_tokens(each) for each in self._program.apart(instruction))
-            self._recordable[action] = Recordable(self.launched(instruction), size)
+            num_tokens = max(self._num_tokens(part) for part in self._program.apart(instruction))
+            self._recordable[action] = Recordable(self.launched(instruction), num_tokens)
         return self._recordable[action]
 
     def launched(self, instruction: Instruction) -> Operation:
-        """The action, kernel by kernel."""
+        """The action, launched kernel by kernel."""
         if instruction.action.children:
             return self._pair(instruction)
         return self._run(self._steps(instruction))
@@ -118,7 +119,7 @@ class StageExecutor:
         return _COMPUTE[instruction.action.kind](self, instruction)
 
     def _pair(self, instruction: Instruction) -> Operation:
-        """Both children in turns, each with a lane of the workspace that all stages share."""
+        """Both children of a pair in turns, each in its own lane of the workspace that all stages share."""
         first, second = map(self._steps, self._program.apart(instruction))
         shards, enter = self._shards, self._stages[instruction.action.stage].workspace.enter
         return lambda: run_pair(first(), second(), shards, enter)
@@ -127,8 +128,8 @@ class StageExecutor:
         return self._arena.message(slot)
 
     def warm_up(self, instructions: Sequence[Instruction]) -> None:
-        """Run the first action of every stage, kind, slice, part and size of micro-batches on whatever its slots hold:
-        each shape once. Where actions can be recorded, record and replay all of them then.
+        """Run one action of each stage, kind, slice, part and micro-batch size on whatever its slots hold, so that
+        every shape runs once. If actions can be recorded, record and replay all of them.
         """
         first: dict[tuple[Kind, int, int, Part | None, bool], Instruction] = {}
         for instruction in itertools.chain.from_iterable(map(self._program.apart, instructions)):
@@ -148,11 +149,11 @@ class StageExecutor:
         self.losses_MP.zero_()
 
     def free(self, instruction: Instruction) -> Operation:
-        """Nothing to do, since a slot's place is the Program's affair; poisons when asked to."""
+        """The Program manages slots, so there is nothing to do unless slots are poisoned."""
         return partial(self._arena.poison, instruction.frees) if self._poison else nothing
 
     def reduction(self, instruction: Instruction) -> Callable[[], Work]:
-        """What starts a sum of the rank's gradients, or of what the norm is made of."""
+        """Return a function that starts a reduction: of gradients, or of the vector with the norm."""
         return self._closing.reduction(instruction.action, self.losses_MP)
 
     def step(self, instruction: Instruction) -> Operation:
@@ -162,22 +163,22 @@ class StageExecutor:
         return self._closing.gather(instruction.action.stage)
 
     def evaluate(self, instruction: Instruction) -> Operation:
-        """F without gradients, for the same instruction."""
+        """F without gradients."""
         stage, views, (start, stop) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
         evaluate = partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels)
         return self._run(self._keeping_loss(instruction, evaluate))
 
     def logits_after(self, instruction: Instruction, position: Callable[[], int]) -> Callable[[], Tensor | None]:
-        """F without gradients; the last stage's first shard gives the logits that follow ``position``, or its slice's
-        last token.
+        """F without gradients. On the last stage's first shard it returns the logits that follow ``position``, or the
+        slice's last token.
         """
         stage, views, (start, stop) = self._place(instruction)
         forward = partial(stage.logits_after, views, start, stop, token_ids=self._token_ids(instruction))
         return self._run(lambda: forward(position=min(position(), stop - 1)))
 
     def logit_rows(self, instruction: Instruction) -> tuple[int, slice]:
-        """The size of the vocabulary, and the rows of it that the instruction's stage has logits of."""
+        """The size of the vocabulary, and the rows of it that the instruction's stage computes logits for."""
         rows = self._stages[instruction.action.stage].logit_rows
         return self._plan.model.vocab, slice(rows.start, rows.stop)
 
@@ -188,7 +189,7 @@ class StageExecutor:
         return self._keeping_loss(instruction, lambda: forward(gradient_scale=self._gradient_scale))
 
     def _run(self, make: Callable[[], Pass[_Result]]) -> Callable[[], _Result]:
-        """Make the pass and run it, waiting for the other shards."""
+        """Create the pass and run it, waiting for the other shards."""
         shards = self._shards
         return lambda: run_pass(make(), shards)
 
@@ -196,12 +197,12 @@ class StageExecutor:
         if not self._stages[instruction.action.stage].returns_loss:
             return forward
         microbatch, part = _cell(instruction)
-        place = self.losses_MP[microbatch, part]
+        slice_loss = self.losses_MP[microbatch, part]
 
         def keep() -> Pass[None]:
             loss = yield from forward()
             assert loss is not None, "the last stage gives a loss"
-            place.copy_(loss)
+            slice_loss.copy_(loss)
 
         return keep
 
@@ -235,11 +236,11 @@ class StageExecutor:
         return lambda: backward(gradient_scale=self._gradient_scale)
 
     def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int]]:
-        """The stage, what the action may touch, and its tokens [start, stop)."""
+        """The stage, its views for the action, and the slice's tokens [start, stop)."""
         return self._stages[instruction.action.stage], self._views(instruction), self._range(instruction)
 
     def _num_tokens(self, instruction: Instruction) -> int:
-        """Of all sequences of the micro-batch."""
+        """Number of tokens in all sequences of the micro-batch."""
         start, stop = self._range(instruction)
         return self._plan.size_of(_cell(instruction)[0]) * (stop - start)
 
@@ -250,26 +251,26 @@ class StageExecutor:
         return start, start + slices[part]
 
     def rows_of(self, microbatch: int) -> slice:
-        """Where the micro-batch's sequences are among those of all."""
+        """The range of the micro-batch's sequences among all sequences."""
         start = microbatch * self._plan.microbatch
         return slice(start, start + self._plan.size_of(microbatch))
 
     def _token_ids(self, instruction: Instruction) -> Tensor | None:
-        """[B, n] for the first stage."""
-        embeds = self._stages[instruction.action.stage].has_embedding
-        return self._tokens_of(instruction, self.token_ids_NS) if embeds else None
+        """Token ids [B, n] on the first stage, else None."""
+        has_embedding = self._stages[instruction.action.stage].has_embedding
+        return self._tokens_of(instruction, self.token_ids_NS) if has_embedding else None
 
     def _labels(self, instruction: Instruction) -> Tensor | None:
-        """[B, n] for the last stage, or all that have a part of the head."""
-        predicts = self._stages[instruction.action.stage].needs_labels
-        return self._tokens_of(instruction, self.labels_NS) if predicts else None
+        """Labels [B, n] on the last stage and on all stages with a part of the head, else None."""
+        needs_labels = self._stages[instruction.action.stage].needs_labels
+        return self._tokens_of(instruction, self.labels_NS) if needs_labels else None
 
     def _tokens_of(self, instruction: Instruction, tokens_NS: Tensor) -> Tensor:
         microbatch, _ = _cell(instruction)
         return tokens_NS[self.rows_of(microbatch), slice(*self._range(instruction))]
 
     def _views(self, instruction: Instruction) -> dict[SlotKind, SlotTensors]:
-        """What the action may touch, under the names by which its own stage knows it."""
+        """The tensors that the action may access, under the slot names of its own stage."""
         action = instruction.action
         stage = self._stages[action.stage]
         views: dict[SlotKind, SlotTensors] = {A: {}, L: {}, W: {}}
@@ -302,7 +303,7 @@ _COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], _Steps]] = {
 
 
 class EvaluationExecutor:
-    """The forwards of a `StageExecutor` without gradients, for Programs that hold nothing but these and transfers."""
+    """The forwards of a `StageExecutor` without gradients, for Programs with forwards and transfers only."""
 
     def __init__(self, training: StageExecutor) -> None:
         self._training = training
@@ -312,27 +313,27 @@ class EvaluationExecutor:
         return self._training.evaluate(instruction)
 
     def free(self, instruction: Instruction) -> Operation:
-        """No part of evaluation."""
+        """Evaluation has no such action."""
         raise _not_evaluated(instruction)
 
     def reduction(self, instruction: Instruction) -> Callable[[], Work]:
-        """No part of evaluation."""
+        """Evaluation has no such action."""
         raise _not_evaluated(instruction)
 
     def step(self, instruction: Instruction) -> Operation:
-        """No part of evaluation."""
+        """Evaluation has no such action."""
         raise _not_evaluated(instruction)
 
     def gather(self, instruction: Instruction) -> Callable[[], Work]:
-        """No part of evaluation."""
+        """Evaluation has no such action."""
         raise _not_evaluated(instruction)
 
 
 class SamplingExecutor(EvaluationExecutor):
-    """An evaluation that keeps logits in place of losses.
+    """An evaluation that computes logits instead of losses.
 
-    After a pass, the first shard that holds the head has the ``logits`` [V] that it was for, on the CPU; one that holds
-    some parts of it has theirs, and zeros for the others.
+    After a pass, the first shard with the head holds the ``logits`` [V] of the requested position on the CPU. A shard
+    with some parts of the head holds their logits, and zeros for the other parts.
     """
 
     def __init__(self, training: StageExecutor) -> None:
@@ -341,7 +342,7 @@ class SamplingExecutor(EvaluationExecutor):
         self.logits: Tensor | None = None
 
     def begin(self, position: int) -> None:
-        """The next pass is for the logits after token ``position``."""
+        """Request the logits after token ``position`` from the next pass."""
         self._position, self.logits = position, None
 
     def compute(self, instruction: Instruction) -> Operation:
@@ -362,7 +363,7 @@ def _not_evaluated(instruction: Instruction) -> ValueError:
 
 
 def _cell(instruction: Instruction) -> tuple[int, int]:
-    """Micro-batch and slice."""
+    """Micro-batch and slice of an instruction."""
     action = instruction.action
     assert action.microbatch is not None, f"{action} names no micro-batch"
     assert action.slice is not None, f"{action} names no slice"
@@ -370,6 +371,6 @@ def _cell(instruction: Instruction) -> tuple[int, int]:
 
 
 def _renamed(tensors: SlotTensors, own: SlotKind, other: SlotKind) -> Mapping[str, Tensor]:
-    """What a slot of a neighbour's kind ``own`` holds, by the names that this stage's kind ``other`` has for it."""
+    """The tensors of a neighbour's slot of kind ``own``, with the buffer renamed to this stage's kind ``other``."""
     (named,) = tensors.values()
     return {other.value if name == own.value else name: tensor for name, tensor in named.items()}

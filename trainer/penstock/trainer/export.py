@@ -1,6 +1,6 @@
-"""A trained model as a folder that transformers reads: safetensors, its configuration and, if there is one, tokenizer.
+"""Export of a trained model for transformers: safetensors, its configuration and, if available, its tokenizer.
 
-The names and layouts on the other side are those of ``LlamaForCausalLM`` and ``GPT2LMHeadModel``.
+Tensor names and layouts are those of ``LlamaForCausalLM`` and ``GPT2LMHeadModel``.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ Weights = Mapping[str, Tensor]
 
 
 def export(checkpoint_folder: Path, target_folder: Path, tokenizer: Tokenizer | None, sequence_length: int) -> None:
-    """Write ``model.safetensors``, ``config.json`` and, if the tokenizer has such a file, ``tokenizer.json``.
+    """Write ``model.safetensors``, ``config.json`` and, if the tokenizer has one, ``tokenizer.json``.
 
-    Weights have the type in which the model computed. A llama's ``max_position_embeddings`` is ``sequence_length``, the
-    longest sequence that it was trained on. Raises `UserError` if the checkpoint is corrupt or the target cannot be
-    written.
+    Weights have the compute type of the training. ``max_position_embeddings`` of a llama is ``sequence_length``, the
+    longest sequence of the training. Raises `UserError` if the checkpoint is corrupt or the target cannot be written.
     """
     weights, manifest = read_weights(checkpoint_folder), read_manifest(checkpoint_folder)
     spec, dtype = manifest.model, compute_dtype(manifest.precision)
     tensors = {name: t.to(dtype).contiguous().clone() for name, t in _TENSORS[spec.family](spec, weights).items()}
-    own = {
+    own_config = {
         "dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": None,
         "eos_token_id": None if tokenizer is None else tokenizer.separator,
     }
     if spec.family is Family.LLAMA:
-        own["max_position_embeddings"] = sequence_length
+        own_config["max_position_embeddings"] = sequence_length
     try:
         target_folder.mkdir(parents=True, exist_ok=True)
         if tokenizer is not None:
             _write_tokenizer(target_folder, tokenizer, sequence_length)
-        _write_json(target_folder / "config.json", {**_CONFIGS[spec.family](spec), **own})
+        _write_json(target_folder / "config.json", {**_CONFIGS[spec.family](spec), **own_config})
         path = target_folder / "model.safetensors"
         save_file(tensors, path, metadata={"format": "pt"})
-        path.chmod((target_folder / "config.json").stat().st_mode)  # safetensors makes it for its owner alone
+        path.chmod((target_folder / "config.json").stat().st_mode)  # safetensors restricts it to its owner
     except (OSError, SafetensorError) as error:
         raise UserError(
             what=f"cannot be written: {getattr(error, 'strerror', None) or error}",
@@ -58,10 +57,10 @@ def export(checkpoint_folder: Path, target_folder: Path, tokenizer: Tokenizer | 
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, sequence_length: int) -> None:
-    """Write it, if it has a file, so that transformers turns text into the ids that the model was trained on.
+    """Write the tokenizer, if it has a file, so that transformers encodes text as it was encoded for training.
 
-    Training adds no token at the start or end of a text, so what would add one is left out; and text that spells a
-    special token stays text.
+    Training adds no token at the start or end of a document, so the post-processor is left out. Special tokens that are
+    spelled out in text stay text.
     """
     content = tokenizer.to_json()
     if content is None:
@@ -81,28 +80,30 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _llama_tensors(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
-    """The joint projections in their parts."""
-    found = {
+    """The tensors of a llama, with joint projections split."""
+    tensors = {
         "model.embed_tokens.weight": weights["embedding.weight"],
         "model.norm.weight": weights["head.norm.weight"],
         "lm_head.weight": weights["head.weight"],
     }
     for layer in range(spec.layers):
-        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        q, k, v = torch.split(weights[f"{ours}.attention.qkv.weight"], [spec.hidden, spec.kv_hidden, spec.kv_hidden])
-        gate, up = weights[f"{ours}.mlp.gate_up.weight"].chunk(2)
-        found |= {
-            f"{theirs}.input_layernorm.weight": weights[f"{ours}.attention.norm.weight"],
-            f"{theirs}.self_attn.q_proj.weight": q,
-            f"{theirs}.self_attn.k_proj.weight": k,
-            f"{theirs}.self_attn.v_proj.weight": v,
-            f"{theirs}.self_attn.o_proj.weight": weights[f"{ours}.attention.out.weight"],
-            f"{theirs}.post_attention_layernorm.weight": weights[f"{ours}.mlp.norm.weight"],
-            f"{theirs}.mlp.gate_proj.weight": gate,
-            f"{theirs}.mlp.up_proj.weight": up,
-            f"{theirs}.mlp.down_proj.weight": weights[f"{ours}.mlp.down.weight"],
+        own_prefix, exported_prefix = f"layers.{layer}", f"model.layers.{layer}"
+        q, k, v = torch.split(
+            weights[f"{own_prefix}.attention.qkv.weight"], [spec.hidden, spec.kv_hidden, spec.kv_hidden]
+        )
+        gate, up = weights[f"{own_prefix}.mlp.gate_up.weight"].chunk(2)
+        tensors |= {
+            f"{exported_prefix}.input_layernorm.weight": weights[f"{own_prefix}.attention.norm.weight"],
+            f"{exported_prefix}.self_attn.q_proj.weight": q,
+            f"{exported_prefix}.self_attn.k_proj.weight": k,
+            f"{exported_prefix}.self_attn.v_proj.weight": v,
+            f"{exported_prefix}.self_attn.o_proj.weight": weights[f"{own_prefix}.attention.out.weight"],
+            f"{exported_prefix}.post_attention_layernorm.weight": weights[f"{own_prefix}.mlp.norm.weight"],
+            f"{exported_prefix}.mlp.gate_proj.weight": gate,
+            f"{exported_prefix}.mlp.up_proj.weight": up,
+            f"{exported_prefix}.mlp.down_proj.weight": weights[f"{own_prefix}.mlp.down.weight"],
         }
-    return found
+    return tensors
 
 
 def _llama_config(spec: ModelSpec) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def _llama_config(spec: ModelSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": spec.norm_epsilon,
-        "rope_theta": spec.rope_theta,  # up to version 4
+        "rope_theta": spec.rope_theta,  # transformers 4
         "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
         "attention_bias": False,
         "mlp_bias": False,
@@ -137,19 +138,19 @@ _GPT2_PARTS = {
 
 
 def _gpt2_tensors(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
-    """Matrices are [in, out] there; the head is the embedding and not written again."""
-    found = {
+    """The tensors of a GPT-2. Matrices are [in, out]; the head is the embedding and not written again."""
+    tensors = {
         "transformer.wte.weight": weights["embedding.weight"],
         "transformer.wpe.weight": weights["embedding.position"],
         "transformer.ln_f.weight": weights["head.norm.weight"],
         "transformer.ln_f.bias": weights["head.norm.bias"],
     }
     for layer in range(spec.layers):
-        for ours, theirs in _GPT2_PARTS.items():
+        for own_part, exported_part in _GPT2_PARTS.items():
             for kind in ("weight", "bias"):
-                tensor = weights[f"layers.{layer}.{ours}.{kind}"]
-                found[f"transformer.h.{layer}.{theirs}.{kind}"] = tensor.T if tensor.dim() == 2 else tensor
-    return found
+                tensor = weights[f"layers.{layer}.{own_part}.{kind}"]
+                tensors[f"transformer.h.{layer}.{exported_part}.{kind}"] = tensor.T if tensor.dim() == 2 else tensor
+    return tensors
 
 
 def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one run, served by its first rank on an address the job was given."""
+"""Prometheus metrics of one run, served by its first rank at the configured address."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ GAUGES = {
     "peak_bytes": "Most memory any rank used in the newest step",
     "tokens_per_second": "Tokens per second in the newest step",
 }
-"""Fields of `StepMetrics` whose newest value is shown, as ``penstock_<field>``."""
+"""Fields of `StepMetrics`, exported with their newest value as ``penstock_<field>``."""
 
 SPEEDS = {
     "tokens_per_second_per_device": "Tokens per second and device in the newest step",
     "model_flops_utilization": "Share of the devices' peak that the model's FLOPs take, where the peak is known",
 }
-"""The same of `Speed`; there is none of a number that is not known."""
+"""Fields of `Speed`, exported likewise; an unknown number is not exported."""
 
 
 class Exporter:
-    """A run's progress; `serve` makes it visible."""
+    """Metrics of a run; `serve` publishes them."""
 
     def __init__(self, job: str) -> None:
         labels: dict[str, Any] = {"labelnames": ["job_name"], "registry": CollectorRegistry()}
@@ -52,11 +52,11 @@ class Exporter:
             ) from None
 
     def predict(self, step_seconds: float) -> None:
-        """State the plan's promise."""
+        """Export the step time that the plan predicts."""
         self._predicted.set(step_seconds)
 
     def update(self, metrics: StepMetrics, speed: Speed | None = None) -> None:
-        """Take in one step, and its ``speed``."""
+        """Record one step and its ``speed``."""
         for name, gauge in self._gauges.items():
             value = getattr(metrics, name)
             if value is not None:

@@ -1,4 +1,4 @@
-"""Text from a trained model: one process, one slice for the prompt, then one token at a time."""
+"""Text generation in one process: one slice for the prompt, then one token at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CPU = torch.device("cpu")
 
 
 class Generator:
-    """A whole model in fp32 in one process; ``length`` bounds prompt and continuation together, in tokens.
+    """A whole model in fp32 in one process; ``length`` limits prompt and continuation together, in tokens.
 
-    Raises `UserError` if the weights are not the model's, or if the model has fewer positions than ``length``.
+    Raises `UserError` if the weights do not fit the model, or if the model has fewer positions than ``length``.
     """
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], length: int) -> None:
@@ -36,13 +36,18 @@ class Generator:
         self._spec, self._length = spec, length
         parameters = StageParameters(spec, 0, spec.num_units, precision=Precision.FP32, device=CPU, seed=0)
         parameters.load(weights, where="checkpoint")
-        size = workspace_bytes(spec, Precision.FP32, 0, spec.num_units, length)
+        workspace_size = workspace_bytes(spec, Precision.FP32, 0, spec.num_units, length)
         self._stage = Stage(
-            spec, 0, spec.num_units, parameters=parameters, workspace=Workspace(size, CPU), sequence_length=length
+            spec,
+            0,
+            spec.num_units,
+            parameters=parameters,
+            workspace=Workspace(workspace_size, CPU),
+            sequence_length=length,
         )
         self._keys_values = self._slot(SlotKind.KEYS_VALUES)
-        needed = scratch_bytes(spec, Precision.FP32, 0, spec.num_units, 1, length)
-        self._scratch = torch.empty(needed, dtype=torch.uint8)
+        scratch_size = scratch_bytes(spec, Precision.FP32, 0, spec.num_units, 1, length)
+        self._scratch = torch.empty(scratch_size, dtype=torch.uint8)
 
     def _slot(self, slot: SlotKind) -> dict[int, dict[str, Tensor]]:
         shape = (self._spec, Precision.FP32, 0, self._spec.num_units, slot, 1, self._length)
@@ -50,10 +55,10 @@ class Generator:
         return slot_views(memory, *shape)
 
     def continue_from(self, prompt: Sequence[int], *, temperature: float, seed: int) -> Iterator[int]:
-        """Token ids after ``prompt`` until the length is reached; temperature 0 takes the likeliest.
+        """Generate token ids after ``prompt`` until the length is reached; temperature 0 takes the most likely token.
 
-        Of a prompt that fills the length only the end is read, so that there is always room for one token. Raises
-        `UserError` for an empty prompt.
+        Only the end of a long prompt is used, so that at least one token can follow. Raises `UserError` for an empty
+        prompt.
         """
         if not prompt:
             raise UserError(what="is empty", where="prompt", remedy="give at least one token to begin with")
@@ -74,7 +79,7 @@ class Generator:
 
 
 def choose(logits: Tensor, temperature: float, chooser: torch.Generator) -> int:
-    """A token by the logits [V] on the CPU; temperature 0 takes the most likely one."""
+    """Choose a token by its logits [V] on the CPU; temperature 0 takes the most likely one."""
     if temperature == 0:
         return int(logits.argmax())
     return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=chooser))

@@ -1,8 +1,7 @@
-"""Running one rank's Program: a table from action kind to method, resolved once, then a loop of calls.
+"""Interpreter of one rank's Program: a table from action kind to method, resolved once, then a loop of calls.
 
-What an action does is the executor's business: real tensors (`penstock.trainer.executor`) or waiting for the predicted
-time (`penstock.trainer.rehearse`). Transfers and the waits for
-reductions are the same for both and live here.
+An executor implements the actions: on real tensors (`penstock.trainer.executor`), or by waiting for the predicted time
+(`penstock.trainer.rehearse`). Transfers and waits for reductions are the same for both and live here.
 """
 
 from __future__ import annotations
@@ -20,36 +19,36 @@ from penstock.trainer.comm import Messages
 from penstock.trainer.units.collectives import Work
 
 Operation = Callable[[], object]
-"""An action with everything it needs, ready to be called once per step."""
+"""An action bound to all its arguments, called once per step."""
 
 
 class Executor(Protocol):
-    """What the actions of one rank do. Every method binds: it is called once per instruction, before the first step."""
+    """The actions of one rank. Every method binds: it is called once per instruction, before the first step."""
 
     def compute(self, instruction: Instruction) -> Operation:
-        """F, B, I, W or R, or a pair of a forward and a backward."""
+        """Bind F, B, I, W or R, or a pair of a forward and a backward."""
 
     def message(self, slot: int) -> Tensor:
-        """The tensor that is sent from, or received into, one of the rank's slots."""
+        """The tensor to send from, or to receive into, one of the rank's slots."""
 
     def free(self, instruction: Instruction) -> Operation:
-        """The end of slots' lives."""
+        """Bind the end of live ranges of slots."""
 
     def reduction(self, instruction: Instruction) -> Callable[[], Work]:
-        """What starts the sum over a group's ranks."""
+        """Return a function that starts the sum over a group's ranks."""
 
     def step(self, instruction: Instruction) -> Operation:
-        """The optimizer's step."""
+        """Bind the optimizer step."""
 
     def gather(self, instruction: Instruction) -> Callable[[], Work]:
-        """What starts the exchange of parameters over replicas."""
+        """Return a function that starts the gather of parameters over replicas."""
 
 
 class Recorder(Protocol):
-    """Keeps the times at which instructions begin and end."""
+    """Records the times at which instructions begin and end."""
 
     def mark(self, position: int) -> None:
-        """The instruction before ``position`` ended and the one at ``position`` begins."""
+        """The instruction before ``position`` has ended and the one at ``position`` begins."""
 
 
 class _Silent:
@@ -58,13 +57,13 @@ class _Silent:
 
 
 SILENT: Recorder = _Silent()
-"""Keeps nothing."""
+"""Records nothing."""
 
 
 class Interpreter:
-    """The given instructions of one rank, bound; ``(index, instruction)`` pairs, so that a part of a Program can run.
+    """Some instructions of one rank, bound; ``(index, instruction)`` pairs, so that a part of a Program can run.
 
-    ``rank`` is the global one, for messages. ``cursor`` is told which instruction is at hand.
+    ``rank`` is the global one, for messages. ``cursor`` receives the step and the index of the current instruction.
     """
 
     def __init__(
@@ -85,9 +84,9 @@ class Interpreter:
         self._calls = tuple((index, self._bind(instruction)) for index, instruction in self._instructions)
 
     def run(self, step: int, recorder: Recorder = SILENT) -> None:
-        """Run all instructions once, in order; raises `RunError` naming the action that failed, and its channel.
+        """Run all instructions once, in order; raises `RunError` naming the failed action and its channel.
 
-        A mistake of the user's stays one, with rank and step: another attempt would end in the same way.
+        A `UserError` stays one, with rank and step added: another attempt would fail in the same way.
         """
         cursor, mark = self._cursor, recorder.mark
         cursor[0] = step
@@ -193,7 +192,7 @@ _TABLE: dict[Kind, Callable[[Interpreter, Instruction], Operation]] = {
 
 
 def nothing() -> None:
-    """The operation of an instruction that needs none."""
+    """The operation of an instruction without work."""
 
 
 def _channel(instruction: Instruction) -> Channel:
@@ -206,7 +205,7 @@ def _transfer(instruction: Instruction) -> tuple[Channel, int]:
 
 
 def _collective(start: Kind, instruction: Instruction) -> tuple[Kind, Group, int]:
-    """The kind that starts it, group and stage, which no other reduction or gather of the rank has."""
+    """The kind that starts the collective, its group and its stage: unique among the collectives of a rank."""
     action = instruction.action
     assert action.group is not None, f"{action} names no group"
     return start, action.group, action.stage

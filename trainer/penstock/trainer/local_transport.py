@@ -1,7 +1,7 @@
-"""The in-process `penstock.trainer.comm.Transport`: ranks are threads of one process. For tests and small proofs.
+"""The in-process `penstock.trainer.comm.Transport`: ranks are threads of one process. For tests.
 
-It is stricter than the real ones: nothing is buffered, so a send is done only once its receive was posted (rendezvous),
-and a message of another shape than its receiver is refused, as is a collective that its ranks do not agree on.
+It is stricter than the real ones. Nothing is buffered: a send is done only once its receive is posted (rendezvous).
+Messages of a shape that the receiver does not expect fail, and so do collectives on whose arguments the ranks disagree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.trainer.units.collectives import NO_SHARDS, Gather, Request, Scatt
 
 @dataclass(slots=True)
 class LocalWork:
-    """One end of a transfer; ``refusal`` says why it cannot be done."""
+    """One end of a transfer; ``refusal`` says why it failed."""
 
     channel: Channel
     tensor: Tensor
@@ -32,7 +32,7 @@ class LocalWork:
     done: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
-        """Block until both ends have met; raises `RunError` if they do not in time, or disagree."""
+        """Block until both ends have met; raises `RunError` on a timeout, or if they disagree."""
         if not self.done.wait(self.timeout_seconds):
             raise RunError(f"{self.channel} carried nothing for {self.timeout_seconds:g} s")
         if self.refusal:
@@ -41,9 +41,9 @@ class LocalWork:
 
 @dataclass(slots=True)
 class LocalMeeting:
-    """One collective over ``ranks``, in their order, so that it does not depend on who came first.
+    """One collective over ``ranks``, computed in their order, so that the result does not depend on arrival order.
 
-    ``refusal`` says why it cannot be done: what the ranks ask for differs.
+    ``refusal`` says why it failed: the ranks request different things.
     """
 
     ranks: tuple[int, ...]
@@ -53,7 +53,7 @@ class LocalMeeting:
     done: threading.Event = field(default_factory=threading.Event)
 
     def finish(self) -> None:
-        """Move the data; the last rank's part."""
+        """Move the data; called by the last rank to arrive."""
         requests = [self.requests[rank] for rank in self.ranks]
         shapes = {_shape(request) for request in requests}
         if len(shapes) == 1:
@@ -63,9 +63,7 @@ class LocalMeeting:
         self.done.set()
 
     def wait(self) -> None:
-        """Block until it is done; raises `RunError` if not all ranks come in time, or if they ask for different
-        things.
-        """
+        """Block until it is done; raises `RunError` on a timeout, or if ranks request different things."""
         if not self.done.wait(self.timeout_seconds):
             raise RunError(f"not all of ranks {list(self.ranks)} came to a collective in {self.timeout_seconds:g} s")
         if self.refusal:
@@ -73,7 +71,7 @@ class LocalMeeting:
 
 
 def _shape(request: Request) -> str:
-    """What all ranks have to agree on, for people."""
+    """Description of the properties on which all ranks have to agree."""
     match request:
         case Gather(tensor) | Sum(tensor):
             shapes = [list(tensor.shape)]
@@ -83,15 +81,15 @@ def _shape(request: Request) -> str:
 
 
 def _meet(requests: Sequence[Request]) -> None:
-    """Do what all ask for, on the tensors of each."""
+    """Carry out the requests on the tensors of all ranks."""
     _gather([request.all_PH.chunk(len(requests)) for request in requests if isinstance(request, Gather)])
     _scatter([request for request in requests if isinstance(request, Scatter)])
     _sum([request.tensor for request in requests if isinstance(request, Sum)])
 
 
-def _gather(blocks_of: Sequence[Sequence[Tensor]]) -> None:
-    for rank, own_blocks in enumerate(blocks_of):
-        for other, blocks in enumerate(blocks_of):
+def _gather(blocks_of_rank: Sequence[Sequence[Tensor]]) -> None:
+    for rank, own_blocks in enumerate(blocks_of_rank):
+        for other, blocks in enumerate(blocks_of_rank):
             if other != rank:
                 own_blocks[other].copy_(blocks[other])
 
@@ -109,7 +107,7 @@ def _sum(tensors: Sequence[Tensor]) -> None:
 
 
 def _total(addends: Sequence[Tensor]) -> Tensor:
-    """Their sum, in order."""
+    """The sum of all addends, in order."""
     total = addends[0].clone()
     for addend in addends[1:]:
         total += addend
@@ -117,7 +115,7 @@ def _total(addends: Sequence[Tensor]) -> Tensor:
 
 
 class Fabric:
-    """What the transports of all ranks share. A wait of more than ``timeout_seconds`` raises, so a deadlock ends."""
+    """Shared state of the transports of all ranks. A wait of more than ``timeout_seconds`` raises, so deadlocks end."""
 
     def __init__(self, program: Program, mesh: Mesh, timeout_seconds: float = 30.0) -> None:
         self.program, self.mesh = program, mesh
@@ -133,7 +131,7 @@ class Fabric:
         return LocalTransport(self, rank)
 
     def meet(self, ranks: tuple[int, ...], rank: int, request: Request) -> LocalMeeting:
-        """Meet the other ranks; once all are there, each has what it asks for."""
+        """Join the collective of ``ranks``; the last rank to arrive completes it."""
         with self._lock:
             number = self._num_meetings[ranks, rank]
             self._num_meetings[ranks, rank] += 1
@@ -155,7 +153,7 @@ class LocalShards:
     rank: int
 
     def start(self, request: Request) -> LocalMeeting:
-        """Begin what is asked for."""
+        """Start the requested collective."""
         mesh = self.fabric.mesh
         members = mesh.shards(mesh.replica(self.rank), mesh.pipeline_rank(self.rank))
         return self.fabric.meet(members, self.rank, request)
@@ -194,7 +192,7 @@ class LocalTransport:
         return self._fabric.meet(self._fabric.mesh.copies(self._rank), self._rank, Sum(tensor))
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> LocalMeeting:
-        """Sum over the two ranks, which meet in memory."""
+        """Sum over the two ranks."""
         mesh = self._fabric.mesh
         pair = tuple(sorted((mesh.rank(self._replica, pipeline_rank, self._shard), self._rank)))
         return self._fabric.meet(pair, self._rank, Sum(tensor))
@@ -210,7 +208,7 @@ class LocalTransport:
 
 
 class _Line:
-    """Sends and receives of one channel that have not met. Whoever comes second moves the data."""
+    """Unmatched sends and receives of one channel. The second end of a pair to arrive moves the data."""
 
     def __init__(self) -> None:
         self._sends: deque[LocalWork] = deque()
@@ -229,7 +227,7 @@ def _deliver(send: LocalWork, receive: LocalWork) -> None:
     if send.tensor.shape == receive.tensor.shape:
         receive.tensor.copy_(send.tensor)
     else:
-        brought, expected = list(send.tensor.shape), list(receive.tensor.shape)
-        send.refusal = receive.refusal = f"{send.channel} brings {brought} where {expected} is expected"
+        sent_shape, expected_shape = list(send.tensor.shape), list(receive.tensor.shape)
+        send.refusal = receive.refusal = f"{send.channel} brings {sent_shape} where {expected_shape} is expected"
     send.done.set()
     receive.done.set()

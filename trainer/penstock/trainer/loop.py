@@ -1,4 +1,4 @@
-"""The training loop of one rank: steps, validation, checkpoints, and now and then a timeline of all ranks."""
+"""The training loop of one rank: steps, validation, checkpoints, and timelines of sampled steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.trainer.session import Session
 from penstock.trainer.teller import Teller
 
 TIMELINES = 8
-"""Steps whose timeline is taken, spread over the run."""
+"""Number of steps with a timeline, spread over the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How an attempt ended: after how many steps, and whether because somebody asked it to."""
+    """The end of an attempt: the number of steps, and whether it was stopped on request."""
 
     step: int
     stopped: bool
@@ -29,11 +29,12 @@ class Outcome:
 
 
 def train(session: Session, attempt: int, teller: Teller) -> Outcome:
-    """Steps from the newest whole checkpoint to the last, or until any rank is asked to stop; a checkpoint either way.
+    """Train from the newest complete checkpoint to the last step, or until any rank is asked to stop. Ends with a
+    checkpoint.
 
     Steps count from 0; a checkpoint of step s holds the model after s steps.
     """
-    training, every = session.job.spec.training, session.job.spec.checkpoint.every_steps
+    training, checkpoint_every = session.job.spec.training, session.job.spec.checkpoint.every_steps
     stopwatch = Stopwatch(session)
     restored = session.restore()
     session.warm_up()
@@ -45,44 +46,44 @@ def train(session: Session, attempt: int, teller: Teller) -> Outcome:
         stopped = totals.stop and step < training.steps
         validation = _validation(session, step) if not stopped else None
         teller.stepped(_metrics(session, step - 1, totals, seconds, validation, attempt), timeline)
-        if stopped or step == training.steps or step % every == 0:
+        if stopped or step == training.steps or step % checkpoint_every == 0:
             teller.saving()
             teller.saved(session.save(step, attempt).step)
     if validation is None and not stopped:
-        validation = session.validation_loss(step)  # an earlier attempt took the last step, but did not get this far
+        validation = session.validation_loss(step)  # an earlier attempt ended before it
     return Outcome(step=step, stopped=stopped, validation_loss=validation)
 
 
 def _validation(session: Session, step: int) -> float | None:
     training = session.job.spec.training
-    due = training.validate_every and step % training.validate_every == 0
-    return session.validation_loss(step) if due or step == training.steps else None
+    is_due = training.validate_every and step % training.validate_every == 0
+    return session.validation_loss(step) if is_due or step == training.steps else None
 
 
 def sampled_steps(num_steps: int) -> frozenset[int]:
-    """The steps whose timeline is taken: spread evenly, the last one among them."""
+    """The steps with a timeline: spread evenly, including the last one."""
     return frozenset(max(num_steps * (i + 1) // TIMELINES - 1, 0) for i in range(TIMELINES))
 
 
 class Stopwatch:
-    """Takes steps and their times; of sampled steps also every rank's timeline, on one clock."""
+    """Takes steps and their times; for sampled steps also a timeline of all ranks, on one clock."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._sampled = sampled_steps(session.job.spec.training.steps)
-        own = session.program.ranks[session.mesh.pipeline_rank(session.worker.rank)]
+        own_program = session.program.ranks[session.mesh.pipeline_rank(session.worker.rank)]
         shards = session.runtime.shards
-        self._recorder = make_recorder(len(own.instructions), session.worker.device, lambda: shards.waited_ns)
+        self._recorder = make_recorder(len(own_program.instructions), session.worker.device, lambda: shards.waited_ns)
 
     def step(self, step: int) -> tuple[Totals, float, Timeline | None]:
-        """One step, its seconds on this rank, and its timeline if it is sampled."""
-        session, sampled = self._session, step in self._sampled
-        begin = time.perf_counter()  # a step begins and ends with an idle device
+        """Take one step. Returns its totals, its seconds on this rank, and a timeline if the step is sampled."""
+        session, is_sampled = self._session, step in self._sampled
+        begin = time.perf_counter()  # the device is idle at the begin and the end of a step
         totals = session.runtime.train_step(
-            step, session.batch(step), self._recorder if sampled else SILENT, partial(session.read_ahead, step + 1)
+            step, session.batch(step), self._recorder if is_sampled else SILENT, partial(session.read_ahead, step + 1)
         )
         seconds = time.perf_counter() - begin
-        return totals, seconds, self._timeline(step, totals) if sampled else None
+        return totals, seconds, self._timeline(step, totals) if is_sampled else None
 
     def _timeline(self, step: int, totals: Totals) -> Timeline:
         program, mesh = self._session.program, self._session.mesh

@@ -1,4 +1,4 @@
-"""Peak memory of a rank, by one name on every device: the most bytes held since the last reset."""
+"""Peak memory of a rank, with the same functions for every device: the most bytes held since the last reset."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _RESET_PEAK_RSS = "5"
 def reset_peak(device: torch.device) -> None:
     """Start a new measurement.
 
-    On CPU the kernel's high-water mark of resident memory is set to what is resident now (proc(5), clear_refs); a
-    sandbox that forbids it leaves the mark of the whole process, which is never too low.
+    On CPU this resets the kernel's high-water mark of resident memory (proc(5), clear_refs). If a sandbox forbids it,
+    the mark stays that of the whole process, which is never too low.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -28,8 +28,8 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Bytes at the worst moment since the last reset: resident memory on CPU; on CUDA what the allocator had reserved,
-    and all else that is taken of the device.
+    """Largest number of bytes since the last reset. On CPU: resident memory. On CUDA: the allocator's reserved memory
+    and all other memory in use on the device.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) + held_bytes(device) - torch.cuda.memory_reserved(device)
@@ -37,8 +37,8 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Bytes of this rank now: resident memory on CPU; on CUDA all that is taken of its device, which no other rank has:
-    the context, kernels, NCCL's buffers, and what the allocator keeps.
+    """Bytes in use now. On CPU: resident memory. On CUDA: everything in use on the device, which belongs to this rank
+    alone, including the context, kernels, NCCL's buffers, and the allocator's cache.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -47,22 +47,22 @@ def held_bytes(device: torch.device) -> int:
 
 
 def tensor_bytes(device: torch.device) -> int:
-    """Bytes now, as far as they grow with tensors: resident memory on CPU, live allocations on CUDA."""
+    """Bytes in use now that grow with tensors. On CPU: resident memory. On CUDA: live allocations."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
 
 
 def peak_tensor_bytes(device: torch.device) -> int:
-    """`tensor_bytes` at the worst moment since the last reset."""
+    """Maximum of `tensor_bytes` since the last reset."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status_bytes("VmHWM")
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of the host from which ``device`` copies while the host goes on: pinned for CUDA. Nothing else pins."""
+    """Host memory from which ``device`` copies asynchronously: pinned for CUDA. Nothing else is pinned."""
     return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def release_unused(device: torch.device) -> None:
-    """Give back what allocators keep of freed memory, so that the next measurement counts only what is in use."""
+    """Return freed memory that allocators cache, so that the next measurement counts only memory in use."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

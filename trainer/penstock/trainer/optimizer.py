@@ -13,36 +13,36 @@ from penstock.core.job import Decay, TrainingSpec
 from penstock.trainer.parameters import FlatParameters
 
 Flats = Sequence[Tensor]
-"""Masters, gradients and both moments of the same elements."""
+"""Master weights, gradients and both moments of the same elements."""
 
 _VECTOR = 64
-"""Elements: as many as any CPU's vector register holds, and more."""
+"""A number of elements that is a multiple of any CPU's vector register size."""
 
 
 def learning_rate(training: TrainingSpec, step: int) -> float:
-    """The rate of ``step`` (from 0): linear warm-up to the peak, then constant, cosine (arXiv 1608.03983), or
-    warm-up-stable-decay (arXiv 2404.06395) with a linear fall. The last step has the least rate.
+    """The learning rate of ``step`` (from 0): linear warm-up to the peak, then constant, cosine (arXiv 1608.03983), or
+    warm-up-stable-decay (arXiv 2404.06395) with linear decay. The last step has the lowest rate.
     """
-    peak = training.optimizer.learning_rate
-    least = peak * training.min_learning_rate
+    peak_rate = training.optimizer.learning_rate
+    least_rate = peak_rate * training.min_learning_rate
     if step < training.warmup_steps:
-        return peak * (step + 1) / training.warmup_steps
+        return peak_rate * (step + 1) / training.warmup_steps
     if training.schedule is Decay.CONSTANT:
-        return peak
-    begin = training.warmup_steps
+        return peak_rate
+    decay_begin = training.warmup_steps
     if training.schedule is Decay.WSD:
-        begin = max(begin, round(training.steps * (1 - training.decay_share)))
-    done = min(max((step - begin) / max(training.steps - 1 - begin, 1), 0.0), 1.0)
+        decay_begin = max(decay_begin, round(training.steps * (1 - training.decay_share)))
+    decay_done = min(max((step - decay_begin) / max(training.steps - 1 - decay_begin, 1), 0.0), 1.0)
     if training.schedule is Decay.WSD:
-        return peak + (least - peak) * done
-    return least + (peak - least) * (1 + math.cos(math.pi * done)) / 2
+        return peak_rate + (least_rate - peak_rate) * decay_done
+    return least_rate + (peak_rate - least_rate) * (1 + math.cos(math.pi * decay_done)) / 2
 
 
 class AdamW:
-    """AdamW over two flat ranges of what this replica steps: the matrices, which decay, and the rest.
+    """AdamW over two flat ranges of this replica's part: the matrices with weight decay, and all else without.
 
-    ``moments`` are laid out like the parameters' ``master_flat``. The kernel is torch's own and called directly:
-    ``torch.optim`` would load a compiler, five seconds and 160 MB in every rank, before its first step.
+    ``moments`` have the layout of the parameters' ``master_flat``. The class calls torch's kernel directly:
+    ``torch.optim`` would load a compiler before the first step, which takes five seconds and 160 MB in every rank.
     """
 
     def __init__(self, parameters: FlatParameters, training: TrainingSpec) -> None:
@@ -63,13 +63,13 @@ class AdamW:
         self._num_steps.fill_(count)
 
     def step(self, step: int, squared_norm: Tensor) -> None:
-        """Clip by the global norm, update, clear the gradient; the host never waits for the device.
+        """Clip by the global norm, update the weights, and clear the gradients, without waiting for the device.
 
-        ``squared_norm``, a scalar on the parameters' device, is the sum over all ranks of squared gradients, tied
-        copies counted once. If it has no finite root, weights, moments and the number of steps stay as they were.
+        ``squared_norm``, a scalar on the parameters' device, is the sum of squared gradients over all ranks; tied
+        copies count once. If its root is not finite, weights, moments and the number of steps stay unchanged.
         """
         norm = _root(squared_norm)
-        clip = torch.full_like(norm, self._training.clip)  # a number over a tensor would be rounded twice
+        clip = torch.full_like(norm, self._training.clip)  # dividing a number by a tensor would round twice
         factor = torch.where(norm > clip, clip / (norm + 1e-6), 1.0)
         self.parameters.own_gradient_flat.mul_(factor)
         is_unusable = torch.logical_not(norm.isfinite()).to(self._num_steps.dtype)
@@ -98,11 +98,11 @@ class AdamW:
 
 
 class _Range:
-    """A range of masters, gradients and moments, updated in the same way wherever its elements lie.
+    """A range of masters, gradients and moments whose update does not depend on how replicas divide it.
 
-    On CPUs the kernel updates the last few elements, less than a vector register, by other instructions, which round
-    otherwise. Replicas that divide the range would update others in this way than one that has all of it. So what is
-    left of a multiple of `_VECTOR` elements is updated in memory that is one.
+    On CPUs the kernel updates the last elements of a tensor, fewer than a vector register holds, with other
+    instructions that round differently. With the range divided over replicas, other elements would be last. So the
+    remainder modulo `_VECTOR` elements is updated in a padded buffer of that size.
     """
 
     def __init__(self, flats: Flats) -> None:
@@ -113,7 +113,7 @@ class _Range:
         self._padded = [flat.new_zeros(_VECTOR) for flat in flats]
 
     def update(self, update: Callable[[Flats], None]) -> None:
-        """Call ``update`` with all of it."""
+        """Call ``update`` on the whole range."""
         if len(self._whole[0]):
             update(self._whole)
         if len(self._rest[0]):
@@ -126,10 +126,11 @@ class _Range:
 
 
 def _root(value: Tensor) -> Tensor:
-    """The square root of a scalar, correctly rounded everywhere, so that machines clip alike; NaN of a negative number.
+    """The square root of a scalar, correctly rounded everywhere, so that all machines clip alike; NaN for negative
+    numbers.
 
-    On CPUs torch takes the root of MKL, whose last bit is sometimes wrong. CUDA rounds as IEEE 754 says, and the host
-    need not wait for it.
+    On CPUs torch uses MKL's root, whose last bit is sometimes wrong. CUDA rounds as IEEE 754 requires, and there the
+    host need not wait for the value.
     """
     if value.device.type != "cpu":
         return value.sqrt()

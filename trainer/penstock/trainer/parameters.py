@@ -1,6 +1,7 @@
-"""A stage's trained tensors in flat buffers: master weights, gradients, and what products use.
+"""The trained tensors of a stage in flat buffers: master weights, gradients, and compute weights.
 
-Of tensors that shards divide (`penstock.core.sharding`) a shard has its pieces, one after the other; names are global.
+Of a tensor that shards divide (`penstock.core.sharding`), a shard has its pieces, one after the other. Names are
+global.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ _RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight")
 
 
 class FlatParameters:
-    """What an optimizer steps: flat buffers of ``total`` elements, of which weight decay applies to the first
-    ``num_decayed``.
+    """Flat buffers for an optimizer: ``total`` elements, of which the first ``num_decayed`` have weight decay.
 
-    ``own`` is the range of them that this replica steps, by default all. ``master_flat`` has that alone, as
-    `own_gradient_flat` has its gradients; ``gradient_flat`` and ``compute_flat`` have everything. ``compute_flat`` is
-    what products use: the masters themselves and those of other replicas, or bf16 copies, of which `refresh_compute`
-    renews this replica's after every change of its masters.
+    ``own`` is the range that this replica updates, by default everything. ``master_flat`` covers that range, and
+    `own_gradient_flat` its gradients; ``gradient_flat`` and ``compute_flat`` cover everything. Matrix products use
+    ``compute_flat``: it is either the masters themselves, together with those of other replicas, or bf16 copies.
+    `refresh_compute` updates this replica's copies after every change of its masters.
     """
 
     def __init__(
@@ -49,26 +49,26 @@ class FlatParameters:
 
     @property
     def own_gradient_flat(self) -> Tensor:
-        """The gradients of what this replica steps."""
+        """The gradients of the range that this replica updates."""
         return self.gradient_flat[self.own]
 
     @property
     def own_decayed(self) -> int:
-        """To how many of the first elements of the masters weight decay applies."""
+        """The number of elements with weight decay, the first of the masters."""
         return min(max(self.num_decayed - self.own.start, 0), self.own.stop - self.own.start)
 
     @property
     def is_divided(self) -> bool:
-        """Whether other replicas step parts of it."""
+        """Whether other replicas update parts of the buffers."""
         return len(self.master_flat) < len(self.gradient_flat)
 
     @property
     def has_copy(self) -> bool:
-        """Whether products use a copy of another type than the masters'."""
+        """Whether compute weights are copies, of another type than the masters."""
         return self.compute_flat.dtype != self.master_flat.dtype
 
     def refresh_compute(self) -> None:
-        """Renew what products use of this replica's masters; nothing to do where it is the masters themselves."""
+        """Update the compute copies of this replica's masters; nothing to do where they are the masters themselves."""
         if self.has_copy:
             self.compute_flat[self.own].copy_(self.master_flat)
 
@@ -76,13 +76,14 @@ class FlatParameters:
 class StageParameters(FlatParameters):
     """The parameters of units [first, stop) that one shard holds, by global name.
 
-    ``gradients`` and ``compute`` are views of the flat buffers: decayed tensors first, then the others, each in the
-    units' order. ``declared`` says what they are parts of, and of which shape. Of ``dp`` replicas that divide the
-    optimizer's state this is ``replica``; by default it is not divided (`penstock.core.replicas`).
+    ``gradients`` and ``compute`` are views of the flat buffers: tensors with weight decay first, then the others, each
+    in the order of units. ``declared`` has their shapes and the whole tensors that they are parts of. If ``dp``
+    replicas divide the optimizer state, this is ``replica``; by default it is not divided (`penstock.core.replicas`).
 
-    ``master`` has the views that are as wide as the masters: of all tensors, but where other replicas have the masters
-    of products' copies. Then it has those without weight decay, norms and biases, which the host's norms use: they are
-    of ``wide_flat``, of which each replica renews its own part. On CUDA norms use ``compute``, and there are none.
+    ``master`` has the views with the masters' precision: of all tensors, unless compute weights are copies and other
+    replicas have part of the masters. In that case it has the tensors without weight decay, norms and biases, which
+    norms on the host use. These are views of ``wide_flat``, of which each replica updates its own part. On CUDA norms
+    use ``compute``, and ``master`` is empty.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class StageParameters(FlatParameters):
         device: torch.device,
         seed: int,
     ) -> None:
-        """Initialised from (seed, name) alone, so that every partition starts from the same weights."""
+        """Initial values depend on (seed, name) alone, so every partition starts from the same weights."""
         self.sharding, self.shard = sharding, shard
         self.declared = _in_flat_order(spec, first, stop)
         self._shapes = {name: p.shard_shape(sharding.tp, shard) for name, p in self.declared.items()}
@@ -127,11 +128,11 @@ class StageParameters(FlatParameters):
         return wide_flat, {name: self._view(name, wide_flat, start) for name in names}
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a buffer that is laid out like `gradient_flat`."""
+        """Views of a buffer with the layout of `gradient_flat`."""
         return {name: self._view(name, flat) for name in self._shapes}
 
     def _view(self, name: str, flat: Tensor, start: int = 0) -> Tensor:
-        """That of a tensor, of a buffer that begins at element ``start`` of the others."""
+        """The view of a tensor in a buffer that begins at element ``start`` of the layout."""
         place = self._place(name)
         return flat[place.start - start : place.stop - start].view(self._shapes[name])
 
@@ -140,8 +141,8 @@ class StageParameters(FlatParameters):
         return slice(offset, offset + math.prod(self._shapes[name]))
 
     def own_parts(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a buffer that is laid out like `master_flat`: whole tensors or, where it is divided, what it has of
-        them, flat, from element `starts` on.
+        """Views of a buffer with the layout of `master_flat`: whole tensors or, if it is divided, flat parts of them
+        that begin at element `starts`.
         """
         if not self.is_divided:
             return self.by_name(flat)
@@ -151,12 +152,12 @@ class StageParameters(FlatParameters):
 
     @property
     def starts(self) -> dict[str, int]:
-        """Where the parts of tensors begin that this replica steps, in elements; none where it steps all of them."""
+        """First elements of the parts of tensors that this replica updates; empty if it updates all of them."""
         places = self._own_places() if self.is_divided else ()
         return {name: part.start - self._offsets[name] for name, part in places}
 
     def _own_places(self) -> Iterator[tuple[str, slice]]:
-        """What this replica steps of the tensors, by their places in the flat buffers."""
+        """The parts of tensors that this replica updates, as ranges of the flat buffers."""
         for name in self._shapes:
             place = self._place(name)
             part = slice(max(place.start, self.own.start), min(place.stop, self.own.stop))
@@ -164,7 +165,9 @@ class StageParameters(FlatParameters):
                 yield name, part
 
     def refresh_compute(self) -> None:
-        """Renew also the wide copy of norms and biases: zero where it is not this replica's, to be summed over all."""
+        """Update also the wide copy of norms and biases; it is zero outside of this replica's part, to be summed over
+        replicas.
+        """
         super().refresh_compute()
         if self.wide_flat is not None:
             start, stop = (max(bound - self.num_decayed, 0) for bound in (self.own.start, self.own.stop))
@@ -172,10 +175,10 @@ class StageParameters(FlatParameters):
             self.wide_flat[start:stop].copy_(self.master_flat[self.own_decayed :])
 
     def load(self, tensors: Mapping[str, Tensor], where: str = "") -> None:
-        """Copy the shard's part of the named tensors, which are whole, to masters and copies; ``tensors`` may hold more
-        than this stage needs.
+        """Copy the shard's part of the named whole tensors to masters and copies; ``tensors`` may hold more than this
+        stage needs.
 
-        Raises UserError, before anything is changed, for a missing name or another shape.
+        Raises UserError, before anything is changed, for a missing name or a wrong shape.
         """
         for name, parameter in self.declared.items():
             if name not in tensors:
@@ -192,7 +195,7 @@ class StageParameters(FlatParameters):
             self._set(name, tensors[name])
 
     def _set(self, name: str, whole: Tensor) -> None:
-        """Copy the shard's part of a tensor to wherever it stands."""
+        """Copy the shard's part of a whole tensor to every buffer that has it."""
         value = self._own_part(self.declared[name], whole).to(self.master_flat.dtype)
         self.compute[name].copy_(value)
         if name in self.master:
@@ -210,8 +213,8 @@ class StageParameters(FlatParameters):
 
     @property
     def shared_gradients(self) -> tuple[Tensor, ...]:
-        """Gradients of which every shard has an addend, to be summed over all shards: with sequence parallelism those
-        of tensors that are not divided, since each shard adds its own tokens.
+        """Gradients to be summed over all shards: with sequence parallelism those of undivided tensors, since each
+        shard adds only the terms of its own tokens.
         """
         if not self.sharding.by_tokens:
             return ()
@@ -219,8 +222,8 @@ class StageParameters(FlatParameters):
 
     @property
     def copied_gradients(self) -> tuple[Tensor, ...]:
-        """Gradients to be summed over the `ModelSpec.kv_copies` neighbouring shards that hold the same key/value heads,
-        since each adds what its own query heads give: views of the rows of k and of v.
+        """Gradients to be summed over the `ModelSpec.kv_copies` adjacent shards with the same key/value heads: views of
+        the rows of k and v. Each shard adds only the terms of its own query heads.
         """
         tp = self.sharding.tp
         return tuple(
@@ -232,9 +235,10 @@ class StageParameters(FlatParameters):
         )
 
     def counted_stretches(self) -> Iterator[Stretch]:
-        """The gradients that this shard counts in the model's norm, of those that this replica has the sums of, so that
-        all stages, shards and, where they divide them, replicas together count every element once: what it holds first
-        of all shards.
+        """The gradients that this shard counts in the model's norm, among those for which this replica has the sums.
+
+        All stages, shards and dividing replicas together count every element once: the first shard that holds an
+        element counts it.
         """
         for name, part in self._own_places():
             for counted in self._counted(name):
@@ -243,8 +247,8 @@ class StageParameters(FlatParameters):
                     yield Stretch(self.gradient_flat, self._offsets[name], start, stop)
 
     def _counted(self, name: str) -> Iterator[slice]:
-        """Which parts of a tensor this shard counts, by their places in the flat buffers. Tensors with pieces that
-        other shards hold, too, are divided by rows.
+        """The parts of a tensor that this shard counts, as ranges of the flat buffers. If other shards hold some of its
+        pieces too, it is counted piece by piece, by rows.
         """
         parameter, place = self.declared[name], self._place(name)
         if parameter.is_copy:
@@ -261,7 +265,7 @@ class StageParameters(FlatParameters):
             start = stop
 
     def _parts(self, name: str) -> tuple[Tensor, ...]:
-        """Views of a gradient's pieces."""
+        """Views of the pieces of a gradient."""
         parameter = self.declared[name]
         sizes = [piece.size for piece in parameter.pieces(self.sharding.tp, self.shard)]
         return torch.split(self.gradients[name], sizes, dim=parameter.axis)
@@ -272,10 +276,10 @@ def _in_flat_order(spec: ModelSpec, first: int, stop: int) -> dict[str, Paramete
 
 
 def initial_value(spec: ModelSpec, parameter: Parameter, seed: int) -> Tensor:
-    """The starting value of one parameter, fp32 on the CPU, the same in every precision and on every device.
+    """The initial value of one parameter, fp32 on the CPU, the same in every precision and on every device.
 
-    Matrices are normal with deviation 0.02, those that write to the residual stream 0.02 / sqrt(2 layers), learned
-    positions 0.01, norms 1 and biases 0 (GPT-2, Radford et al. 2019, section 2.3, and its released code).
+    Matrices are normal with standard deviation 0.02, those that write to the residual stream 0.02 / sqrt(2 layers),
+    learned positions 0.01. Norms are 1 and biases 0 (GPT-2, Radford et al. 2019, section 2.3, and its released code).
     """
     if parameter.name.endswith(".bias"):
         return torch.zeros(parameter.shape)

@@ -42,7 +42,6 @@ class HostRecorder:
         self._clock, self._waited_ns = clock, waited_ns
 
     def mark(self, position: int) -> None:
-        """See `penstock.trainer.interpreter.Recorder`."""
         self._times[position] = self._clock()
         self._waits[position] = self._waited_ns()
 
@@ -64,7 +63,7 @@ class CudaRecorder:
         self._start_ns = 0
 
     def mark(self, position: int) -> None:
-        """See `penstock.trainer.interpreter.Recorder`. The first mark drains the device, to know when it happened."""
+        """Record an event; the first mark waits for the device, so that its time on the host's clock is known."""
         if position == 0:
             torch.cuda.synchronize()
             self._start_ns = self._clock()

@@ -66,14 +66,14 @@ def load_newest(
 
 def _newest(root: Path, passed_over: Collection[Path], group: dist.ProcessGroup | None) -> Path | None:
     """As the first rank sees it; hosts that share a folder may see changes at different times."""
-    folders = (found.folder for found in find_checkpoints(root))
+    folders = (checkpoint.folder for checkpoint in find_checkpoints(root))
     newest, *_ = gather(next((folder for folder in folders if folder not in passed_over), None), group)
     return newest
 
 
 def _is_there(folder: Path, group: dist.ProcessGroup | None) -> bool:
-    found, *_ = gather((folder / MANIFEST).exists(), group)
-    return found
+    exists, *_ = gather((folder / MANIFEST).exists(), group)
+    return exists
 
 
 def _set_aside(folders: Sequence[Path], group: dist.ProcessGroup | None) -> None:

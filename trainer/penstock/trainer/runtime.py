@@ -129,7 +129,11 @@ class Runtime:
 
         Gradients grow by what they make of it.
         """
-        compute = ((index, each) for index, each in enumerate(self._program.instructions) if each.action.is_compute)
+        compute = (
+            (index, instruction)
+            for index, instruction in enumerate(self._program.instructions)
+            if instruction.action.is_compute
+        )
         return self._bind(compute, executor=self._executor)
 
     def train_step(
@@ -232,8 +236,8 @@ def _forward_of_first(program: RankProgram, num_slices: int | None = None) -> It
     In program order no slot of these is reused while one of them still needs it; every channel keeps its order.
     """
     for index, instruction in enumerate(program.instructions):
-        for each in program.apart(instruction):
-            action = each.action
+        for part in program.apart(instruction):
+            action = part.action
             is_wanted = num_slices is None or (action.slice or 0) < num_slices
             if action.kind in _FORWARD and action.microbatch == 0 and is_wanted:
-                yield index, each
+                yield index, part

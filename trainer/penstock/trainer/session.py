@@ -184,7 +184,9 @@ class Session:
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and moments of this rank by stage and global name."""
-        return rank_tensors(self._parameters, {number: each.moments for number, each in self._optimizers.items()})
+        return rank_tensors(
+            self._parameters, {number: optimizer.moments for number, optimizer in self._optimizers.items()}
+        )
 
     @property
     def _parameters(self) -> dict[int, StageParameters]:

@@ -30,12 +30,16 @@ def build_stages(
     time, but for those of pairs. ``replica`` matters where replicas divide the optimizer's state.
     """
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}
-    longest = max(plan.size_of(each) * max(plan.slices_of(each)) for each in (0, plan.num_microbatches - 1))
+    longest = max(
+        plan.size_of(microbatch) * max(plan.slices_of(microbatch)) for microbatch in (0, plan.num_microbatches - 1)
+    )
     needed = {
         number: workspace_bytes(plan.model, plan.precision, *units, longest, plan.sharding)
         for number, units in ranges.items()
     }
-    seconds = {each.action.children[1].stage for each in program.instructions if each.action.children}
+    seconds = {
+        instruction.action.children[1].stage for instruction in program.instructions if instruction.action.children
+    }
     workspace = Workspace(max(needed.values()), device, max([needed[number] for number in seconds], default=0))
     return {
         number: Stage(

@@ -63,8 +63,8 @@ class Announcer(Teller):
             sync_file(self._metrics)
 
     def began(self, restored: Restored) -> None:
-        for each in restored.corrupt:
-            self._warn(f"checkpoint {each}; it was set aside, and the run goes on from step {restored.step}")
+        for description in restored.corrupt:
+            self._warn(f"checkpoint {description}; it was set aside, and the run goes on from step {restored.step}")
 
     def _warn(self, text: str) -> None:
         """Into the rank's log, from where a shipper takes it, and to whoever watches the run directory."""

@@ -36,7 +36,7 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 def concatenated(values: Sequence[T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's values in one list, in the order of ranks; collective."""
-    return [value for each in gather(list(values), group) for value in each]
+    return [value for rank_values in gather(list(values), group) for value in rank_values]
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
@@ -51,7 +51,7 @@ def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) ->
     except (OSError, FailedError) as error:
         problem = str(error)
     gathered = gather((result, problem), group)
-    for _, each in gathered:
-        if each:
-            raise FailedError(each)
-    return [typing.cast(T, each) for each, _ in gathered]
+    for _, message in gathered:
+        if message:
+            raise FailedError(message)
+    return [typing.cast(T, value) for value, _ in gathered]

@@ -37,11 +37,13 @@ def newest(run: RunDir, *, attempt: int | None = None, step: int | None = None) 
     place, known = f"run directory {run.root}", find_checkpoints(run.checkpoints)
     if not known:
         raise UserError(what="has no checkpoint yet", where=place, remedy="train it first: penstock run JOB")
-    found = [each for each in known if attempt in (None, each.attempt) and step in (None, each.step)]
-    if not found:
-        there = ", ".join(f"attempt {each.attempt} step {each.step}" for each in known)
+    candidates = [
+        checkpoint for checkpoint in known if attempt in (None, checkpoint.attempt) and step in (None, checkpoint.step)
+    ]
+    if not candidates:
+        there = ", ".join(f"attempt {checkpoint.attempt} step {checkpoint.step}" for checkpoint in known)
         raise UserError(what="has no such checkpoint", where=place, remedy=f"there are {there}")
-    return found[0]
+    return candidates[0]
 
 
 def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed: int) -> Written:
@@ -54,7 +56,7 @@ def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed
             where="spec.data.tokenizer",
             remedy="name the tokenizer.json that the tokens were made with, and run again",
         )
-    ids = [int(each) for each in next(tokenizer.encode([prompt]))] or [tokenizer.separator]
+    ids = [int(token) for token in next(tokenizer.encode([prompt]))] or [tokenizer.separator]
     length = len(ids) + tokens
     if spec.family is Family.GPT2:
         length = min(length, spec.positions)

@@ -63,10 +63,10 @@ def _token_files(source: Path) -> list[Path]:
     train, validation = (folder / f"{split}.bin" for split in ("train", "validation"))
     if not train.is_file():
         return []
-    found = [train, validation] if validation.is_file() else [train]
-    for file in found:
+    files = [train, validation] if validation.is_file() else [train]
+    for file in files:
         require_inside(file.resolve(), folder, file)
-    return found
+    return files
 
 
 def _describe(file: Path) -> str:

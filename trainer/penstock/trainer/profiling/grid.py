@@ -90,10 +90,10 @@ def _add_whole_microbatch(points: dict[Point, None], sequence_length: int, large
 
 def halvings(sequence_length: int) -> list[int]:
     """The sequence length and its halves, down to a thirty-second."""
-    found = [sequence_length]
-    while len(found) < NUM_LENGTHS and found[-1] // 2 >= SHORTEST_LENGTH:
-        found.append(found[-1] // 2)
-    return found
+    lengths = [sequence_length]
+    while len(lengths) < NUM_LENGTHS and lengths[-1] // 2 >= SHORTEST_LENGTH:
+        lengths.append(lengths[-1] // 2)
+    return lengths
 
 
 def _between(sequence_length: int) -> list[tuple[int, int]]:

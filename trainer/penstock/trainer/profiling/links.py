@@ -68,7 +68,7 @@ def undisturbed(pairs: Sequence[tuple[int, int]], nodes: Sequence[Hashable]) -> 
     for pair in pairs:
         ends = {nodes[rank] for rank in pair}
         cards = ends if len(ends) > 1 else set()
-        free = next((each for each in rounds if not each[0] & cards), None)
+        free = next((round_ for round_ in rounds if not round_[0] & cards), None)
         if free is None:
             rounds.append(free := (set(), []))
         free[0].update(cards)
@@ -130,7 +130,6 @@ class Line:
     device: torch.device
 
     def lead(self, size: int, count: int, times: int) -> Iterator[Callable[[], None]]:
-        """See `Channel`."""
         self._order(size, count, times)
         message, small = self._message(size), self._message(SMALLEST_BYTES)
 
@@ -142,7 +141,6 @@ class Line:
             yield exchange
 
     def end(self) -> None:
-        """See `Channel`."""
         self._order(*_END)
 
     def answer(self) -> None:
@@ -225,7 +223,7 @@ def fitted_link(source: int, target: int, times: Times) -> LinkRecord | None:
     rows = {size: statistics.median(row) for size, row in times.rows.items()}
     in_rows = {size: max(row - round_trip, 0.0) / ROW for size, row in rows.items()}
     sizes = (SMALLEST_BYTES, *in_rows)
-    seconds = (round_trip / 2, *(round_trip / 2 + each for each in in_rows.values()))
+    seconds = (round_trip / 2, *(round_trip / 2 + row_seconds for row_seconds in in_rows.values()))
     latency, per_byte = fit_line(sizes, seconds)
     smallest, largest = min(in_rows), max(in_rows)
     explained = per_byte * ROW * largest
@@ -238,8 +236,8 @@ def fitted_link(source: int, target: int, times: Times) -> LinkRecord | None:
 def bounded_link(source: int, target: int, attempts: Sequence[Times]) -> LinkRecord:
     """What is certain of a link that no line could be fitted to: it was as fast as its largest messages were."""
     largest = min(max(times.rows) for times in attempts)
-    rows = [each for times in attempts for each in times.rows[largest]]
-    round_trips = [each for times in attempts for each in times.round_trips]
+    rows = [seconds for times in attempts for seconds in times.rows[largest]]
+    round_trips = [seconds for times in attempts for seconds in times.round_trips]
     middle = statistics.median(rows)
     low, _, high = statistics.quantiles(rows, n=4)
     error = max((high - low) / middle, LEAST_BOUNDED_ERROR)

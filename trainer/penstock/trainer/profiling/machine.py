@@ -81,7 +81,7 @@ def trainer_digest(package: Path = _PACKAGE, others: Sequence[str] = _OUTSIDE) -
 
     ``others`` are modules outside of ``package`` that ranks are as fast as.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     files = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*.py"))}
     for name in others:
         spec = find_spec(name)
@@ -90,9 +90,9 @@ def trainer_digest(package: Path = _PACKAGE, others: Sequence[str] = _OUTSIDE) -
         files[name] = Path(spec.origin)
     for name, path in files.items():
         text = path.read_bytes()
-        found.update(f"{name} {len(text)}\n".encode())
-        found.update(text)
-    return found.hexdigest()[:12]
+        digest.update(f"{name} {len(text)}\n".encode())
+        digest.update(text)
+    return digest.hexdigest()[:12]
 
 
 def num_cores(quota: Path = _QUOTA) -> int:

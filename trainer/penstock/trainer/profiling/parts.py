@@ -63,7 +63,7 @@ class Workload:
         num_bytes = self.sharding.padded_rows(point.tokens) * self.model.hidden * self.precision.compute_bytes
         parts = self.model.head_parts
         collectives = unit_collectives(unit.kind, kind, self.sharding, head_parts=parts, part=unit.part)
-        return max((exchange_bytes(each, num_bytes, self.sharding.tp) for each in collectives), default=0)
+        return max((exchange_bytes(collective, num_bytes, self.sharding.tp) for collective in collectives), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -98,7 +98,7 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
         collectives=tuple(collectives),
         optimizer=tuple(optimizer),
         memory=MemoryRecord(constant_bytes=constant, transients=tuple(transients)),
-        action_overhead_seconds=statistics.median(each for each in overhead if not math.isnan(each)),
+        action_overhead_seconds=statistics.median(seconds for seconds in overhead if not math.isnan(seconds)),
         load=load,
         method=METHOD,
         hosts=hosts if len(set(hosts)) > 1 else (),
@@ -242,10 +242,10 @@ def _total_seconds(samples: Samples) -> float:
 
 
 def _by_key(samples: Samples) -> dict[Key, list[Taken]]:
-    found: dict[Key, list[Taken]] = {}
+    samples_of: dict[Key, list[Taken]] = {}
     for key, taken in samples:
-        found.setdefault(key, []).append(taken)
-    return found
+        samples_of.setdefault(key, []).append(taken)
+    return samples_of
 
 
 def _record(timer: UnitTimer, point: Point, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:

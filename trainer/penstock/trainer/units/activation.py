@@ -48,11 +48,9 @@ class FusedGelu:
     """0.5 x (1 + tanh(k (x + c x^3))) by PyTorch's kernels, which keep fp32 inside for narrower types."""
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        """See `Activation`."""
         _aten.gelu.out(risen_TR, approximate="tanh", out=out_TF)
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """See `Activation`."""
         _aten.gelu_backward.grad_input(dy_TF, risen_TR, approximate="tanh", grad_input=out_TR)
 
 
@@ -70,13 +68,12 @@ class SigmoidGelu:
         self._k = torch.tensor(self._K, dtype=dtype)
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        """See `Activation`."""
         for x_CF, out_CF in _blocks(risen_TR, out_TF):
             torch.addcmul(self._k, x_CF, x_CF, value=self._K * self._C, out=out_CF)
             out_CF.mul_(x_CF).sigmoid_().mul_(x_CF)
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """See `Activation`; overwrites ``dy``."""
+        """``out`` = the gradient of ``risen``; overwrites ``dy``."""
         for dy_CF, x_CF, y_CF, out_CF in _blocks(dy_TF, risen_TR, activated_TF, out_TR):
             torch.addcmul(self._k, x_CF, x_CF, value=3 * self._K * self._C, out=out_CF)
             slope_CF = out_CF.mul_(x_CF - y_CF)
@@ -92,14 +89,13 @@ class SwiGlu:
         self._one = torch.ones((), dtype=dtype, device=device)
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        """See `Activation`."""
         for risen_CR, out_CF in _blocks(risen_TR, out_TF):
             gate_CF, up_CF = risen_CR.chunk(2, dim=1)
             _aten.silu.out(gate_CF, out=out_CF)
             out_CF.mul_(up_CF)
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """See `Activation`; silu' = s + silu (1 - s), interpolation from s to 1 at silu: one exponential will do."""
+        """Gradients of gate and up: silu' = s + silu (1 - s), from s to 1 at silu, takes one exponential."""
         for dy_CF, risen_CR, out_CR in _blocks(dy_TF, risen_TR, out_TR):
             gate_CF, up_CF = risen_CR.chunk(2, dim=1)
             dgate_CF, dup_CF = out_CR.chunk(2, dim=1)

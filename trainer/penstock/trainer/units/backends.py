@@ -119,7 +119,6 @@ class CpuFlash:
         return {"is_causal": False, "attn_mask": self._mask.window(num_queries, num_keys)}
 
     def forward(self, operands: Operands) -> None:
-        """See `AttentionBackend`."""
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
         for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
             some_out, some_lse = _aten._scaled_dot_product_flash_attention_for_cpu(
@@ -131,7 +130,6 @@ class CpuFlash:
     def backward(
         self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
-        """See `AttentionBackend`."""
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
         dout = dout_BNAD.transpose(1, 2)
         for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
@@ -152,18 +150,16 @@ class CudaFlash:
         self._no_dropout_state = torch.zeros(2, dtype=torch.uint64, device=device)
 
     def forward(self, operands: Operands) -> None:
-        """See `AttentionBackend`."""
         q, k, v, out, lse_BNA = operands
-        found, lse_BAN, *_ = _aten._flash_attention_forward(
+        result, lse_BAN, *_ = _aten._flash_attention_forward(
             q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False
         )
-        out.copy_(found)
+        out.copy_(result)
         lse_BNA.copy_(lse_BAN.transpose(1, 2))
 
     def backward(
         self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
-        """See `AttentionBackend`."""
         q, k, v, out, lse_BNA = operands
         lse_BAN, state = lse_BNA.transpose(1, 2).contiguous(), self._no_dropout_state
         dq, dk, dv = _aten._flash_attention_backward(
@@ -185,7 +181,6 @@ class PlainAttention:
         self._mask = _CausalMask(sequence_length, self._wide, device)
 
     def forward(self, operands: Operands) -> None:
-        """See `AttentionBackend`."""
         for rows, end in _blocks(operands):
             q, k, v, _, _ = self._block(operands, rows, end)
             scores = self._scores(q, k)
@@ -198,7 +193,6 @@ class PlainAttention:
     def backward(
         self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
-        """See `AttentionBackend`."""
         for rows, end in _blocks(operands):
             first = fresh and end == operands.k.shape[1]
             q, k, v, out, lse_BNGR1 = self._block(operands, rows, end)

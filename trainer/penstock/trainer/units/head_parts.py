@@ -153,7 +153,7 @@ class HeadParts:
             sent["statistics"].copy_(statistics_3T)
         elif len(dnormed_UH):
             assert self._norm is not None
-            x_UH, dx_UH = (division.own(_needed(each), num_tokens) for each in (x_RH, dx_RH))
+            x_UH, dx_UH = (division.own(_needed(tensor), num_tokens) for tensor in (x_RH, dx_RH))
             self._norm.backward(dnormed_UH, x_UH, self._statistics(views, num_tokens), None, dx_UH)
 
     def backward_weight(self, views: SlotViews, labels_BN: Tensor, scale: Scale) -> Pass[None]:

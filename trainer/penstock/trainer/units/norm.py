@@ -102,7 +102,6 @@ class RmsNorm:
         self._workspace = workspace
 
     def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
-        """See `Norm`."""
         rstd_T = statistics["rstd"]
         x_TH = x_TH.to(rstd_T.dtype)
         torch.linalg.vector_norm(x_TH, dim=-1, out=rstd_T)
@@ -115,7 +114,7 @@ class RmsNorm:
     def backward(
         self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
     ) -> None:
-        """See `Norm`; dx = rstd (w dy - x rstd^2 mean(w dy x)) and dw = sum over tokens of rstd x dy."""
+        """Gradients: dx = rstd (w dy - x rstd^2 mean(w dy x)) and dw = sum over tokens of rstd x dy."""
         rstd_T = statistics["rstd"]
         x_TH, dy_TH = x_TH.to(rstd_T.dtype), dy_TH.to(rstd_T.dtype)
         product_TH = torch.mul(dy_TH, x_TH, out=self._workspace.take(*x_TH.shape, dtype=rstd_T.dtype))
@@ -136,7 +135,6 @@ class FusedRmsNorm:
         self._epsilon = epsilon
 
     def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
-        """See `Norm`."""
         y_TH, rstd_T1 = _aten._fused_rms_norm(x_TH, [x_TH.shape[-1]], self._weight_H, self._epsilon)
         out_TH.copy_(y_TH)
         statistics["rstd"].copy_(rstd_T1[:, 0])
@@ -144,7 +142,6 @@ class FusedRmsNorm:
     def backward(
         self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
     ) -> None:
-        """See `Norm`."""
         dx_TH, dweight_H = _aten._fused_rms_norm_backward(
             dy_TH, x_TH, [x_TH.shape[-1]], statistics["rstd"][:, None], self._weight_H, [True, True]
         )
@@ -163,7 +160,6 @@ class LayerNorm:
         self._epsilon = epsilon
 
     def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
-        """See `Norm`."""
         mean_T1, rstd_T1 = statistics["mean"][:, None], statistics["rstd"][:, None]
         _aten.native_layer_norm.out(
             x_TH, [x_TH.shape[-1]], self._weight_H, self._bias_H, self._epsilon, out0=out_TH, out1=mean_T1, out2=rstd_T1
@@ -172,7 +168,6 @@ class LayerNorm:
     def backward(
         self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
     ) -> None:
-        """See `Norm`."""
         mean_T1, rstd_T1 = statistics["mean"][:, None], statistics["rstd"][:, None]
         dx_TH, dweight_H, dbias_H = _aten.native_layer_norm_backward(
             dy_TH, x_TH, [x_TH.shape[-1]], mean_T1, rstd_T1, self._weight_H, self._bias_H, [True, True, True]
