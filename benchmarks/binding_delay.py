@@ -78,8 +78,8 @@ class Places:
     def of(self, job_uid: str) -> dict[str, Place]:
         """The pods of a job that have an address, the last one last."""
         with self._lock:
-            found = [(uid, place) for uid, place in self.pods.items() if place.job_uid == job_uid and place.address_at]
-        return dict(sorted(found, key=lambda each: each[1].address_at or 0.0))
+            of_job = [(uid, place) for uid, place in self.pods.items() if place.job_uid == job_uid and place.address_at]
+        return dict(sorted(of_job, key=lambda entry: entry[1].address_at or 0.0))
 
 
 class Bench:
@@ -119,7 +119,7 @@ class Bench:
     def result(self, name: str, epoch: int) -> dict[str, Any]:
         """Seconds from the address of the job's last pod until it saw that binding, and until all of them did."""
 
-        def found() -> dict[str, Any] | None:
+        def read_delays() -> dict[str, Any] | None:
             pods = self._places.of(self._uids[name])
             seen = {uid: self._seen(uid, epoch) for uid in pods}
             if len(pods) < len(NODES) or not all(seen.values()):
@@ -130,7 +130,7 @@ class Bench:
             assert first.address_at is not None
             assert last.address_at is not None
             assert last.told_at is not None
-            everywhere = max(each["seen_at"] for each in seen.values() if each)
+            everywhere = max(delays["seen_at"] for delays in seen.values() if delays)
             return {
                 "epoch": epoch,
                 "first_waited_seconds": last.address_at - first.address_at,
@@ -140,15 +140,15 @@ class Bench:
                 "all_seconds": everywhere - last.address_at,
             }
 
-        measured: dict[str, Any] = self._cluster.wait(found, PATIENCE_SECONDS)
+        measured: dict[str, Any] = self._cluster.wait(read_delays, PATIENCE_SECONDS)
         return measured
 
     def _seen(self, pod_uid: str, epoch: int) -> dict[str, float] | None:
         with contextlib.suppress(FileNotFoundError):
             for line in (self.out / f"{pod_uid}.jsonl").read_text().splitlines():
-                told: dict[str, float] = json.loads(line)
-                if told["epoch"] == epoch:
-                    return told
+                update: dict[str, float] = json.loads(line)
+                if update["epoch"] == epoch:
+                    return update
         return None
 
     def remove(self, name: str) -> None:
@@ -207,7 +207,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
         watcher.stop()
 
 
-def _ignore(found: Object) -> None:
+def _ignore(message: Object) -> None:
     """Nobody asks."""
 
 
@@ -226,14 +226,14 @@ def _epoch(number: int) -> int:
 
 def together(bench: Bench) -> list[dict[str, Any]]:
     """Jobs whose pods come at the same time, one job after the other."""
-    found = []
+    results = []
     for number in range(AT_ONCE):
         name = f"together-{number}"
         bench.submit(name, _epoch(number), NODES)
-        found.append(bench.result(name, _epoch(number)))
+        results.append(bench.result(name, _epoch(number)))
         bench.remove(name)
         rest()
-    return found
+    return results
 
 
 def rest() -> None:
@@ -249,24 +249,24 @@ def late(bench: Bench) -> list[dict[str, Any]]:
         bench.close(NODES[0], name)
         rest()
     time.sleep(max(WAIT_SECONDS - BETWEEN_SECONDS[0] * WAITING, 0.0))
-    found = []
+    results = []
     for number, name in enumerate(names):
         bench.let_on(NODES[1], name)
-        found.append(bench.result(name, _epoch(number)))
+        results.append(bench.result(name, _epoch(number)))
         bench.remove(name)
         rest()
-    return found
+    return results
 
 
 def table(results: Mapping[str, Any]) -> str:
     """The results as Markdown."""
     rows = [
-        _row(f"{said}, {what}", [each for each in results[group] if each["epoch"] == epoch])
+        _row(f"{said}, {what}", [result for result in results[group] if result["epoch"] == epoch])
         for group, said in (("together", "both pods come together"), ("late", "the second pod comes late"))
         for epoch, what in ((MEASURE_EPOCH, "to measure"), (TRAIN_EPOCH, "to train by a plan that is known"))
     ]
-    waited = min(each["first_waited_seconds"] for each in results["late"])
-    everything = [each["last_seconds"] for group in ("together", "late") for each in results[group]]
+    waited = min(result["first_waited_seconds"] for result in results["late"])
+    everything = [result["last_seconds"] for group in ("together", "late") for result in results[group]]
     lines = [
         "# From a pod's address to its binding",
         "",
@@ -286,12 +286,12 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(what: str, found: Sequence[Mapping[str, float]]) -> str:
+def _row(what: str, results: Sequence[Mapping[str, float]]) -> str:
     names = ("told_seconds", "last_seconds", "all_seconds", "since_start_seconds")
-    told, last, everywhere, started = ([each[name] for each in found] for name in names)
-    figures = [statistics.median(told), _p99(told), statistics.median(last), _p99(last), max(last), _p99(everywhere)]
+    seen, last, everywhere, started = ([result[name] for result in results] for name in names)
+    figures = [statistics.median(seen), _p99(seen), statistics.median(last), _p99(last), max(last), _p99(everywhere)]
     figures += [statistics.median(started), _p99(started)]
-    return f"| {what} | {len(found)} | {' | '.join(f'{figure:.2f}' for figure in figures)} |"
+    return f"| {what} | {len(results)} | {' | '.join(f'{figure:.2f}' for figure in figures)} |"
 
 
 def _p99(values: Sequence[float]) -> float:

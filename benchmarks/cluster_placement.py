@@ -50,11 +50,11 @@ def measured(on: Installed) -> dict[str, Any]:
     plan, profile = job.run(1).read_plan(), job.run(1).read_profile()
     steps = placed_everywhere(plan, profile)
     placements = {"the planner's": plan.placement, "the worst": max(steps, key=lambda devices: steps[devices])}
-    found: dict[str, list[float]] = {name: [] for name in placements}
+    step_seconds: dict[str, list[float]] = {name: [] for name in placements}
     for visit in range(VISITS):
         for number, (name, devices) in enumerate(placements.items()):
             timeline = rehearsed(on, f"p{number}-v{visit}", dataclasses.replace(plan, placement=devices), profile)
-            found[name].append(timeline.step_ns / 1e9)
+            step_seconds[name].append(timeline.step_ns / 1e9)
     trained = usual([step.step_seconds for step in job.metrics(1)])
     return {
         "plan": status.plan.summary,
@@ -64,7 +64,7 @@ def measured(on: Installed) -> dict[str, Any]:
                 "name": name,
                 "nodes": [nodes_of(profile)[device] for device in devices],
                 "predicted_seconds": steps[devices],
-                "rehearsed_seconds": found[name],
+                "rehearsed_seconds": step_seconds[name],
             }
             for name, devices in placements.items()
         ],
@@ -96,28 +96,28 @@ def measured_again(on: Installed, first: ClusterJob) -> bool:
     return status.profile != first.status().profile or "Profiling" in str(second.events())
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """The results for people."""
-    best, worst = found["placements"]
+    best, worst = results["placements"]
     predicted = worst["predicted_seconds"] / best["predicted_seconds"]
     real = median(worst["rehearsed_seconds"]) / median(best["rehearsed_seconds"])
-    again = "measured AGAIN" if found["measured_again"] else "went by the same measurement"
+    again = "measured AGAIN" if results["measured_again"] else "went by the same measurement"
     return f"""# Unequal cards
 
-{found["machine"]}; a control plane and three nodes, whose cards are shaped to {", ".join(RATES.values())}.
+{results["machine"]}; a control plane and three nodes, whose cards are shaped to {", ".join(RATES.values())}.
 
 | link | shaped, Mbit/s | measured, Mbit/s | error (target 15 %) | latency, ms |
 |---|---:|---:|---:|---:|
-{chr(10).join(map(_link_row, found["links"]))}
+{chr(10).join(map(_link_row, results["links"]))}
 
-{found["plan"]}, predicted and rehearsed with messages between pods of the three nodes, {VISITS} times by turns:
+{results["plan"]}, predicted and rehearsed with messages between pods of the three nodes, {VISITS} times by turns:
 
 | placement | stages on | predicted | rehearsed, median | from | to | error |
 |---|---|---:|---:|---:|---:|---:|
-{chr(10).join(map(_placement_row, found["placements"]))}
+{chr(10).join(map(_placement_row, results["placements"]))}
 | ratio | | {predicted:.3f} | {real:.3f} | | | {predicted / real - 1:+.1%} (target 15 %) |
 
-Trained for a few steps where the planner put it, a step took {found["trained_seconds"]:.3f} s. The next job {again}.
+Trained for a few steps where the planner put it, a step took {results["trained_seconds"]:.3f} s. The next job {again}.
 """
 
 

@@ -53,30 +53,30 @@ def measured(on: Installed) -> dict[str, Any]:
         alone = run_here(Path(folder), example["spec"], job.run(1))
     return {
         "plan": status.plan.summary,
-        "nodes": sorted({each["spec"]["nodeName"] for each in job.pods()}),
+        "nodes": sorted({pod["spec"]["nodeName"] for pod in job.pods()}),
         "profile": job.run(1).read_profile().to_manifest(),
         "predicted_seconds": status.plan.step_seconds,
-        "step_seconds": [each.step_seconds for each in job.metrics(1)[WARM_UP_STEPS:]],
-        "alone_seconds": [each.step_seconds for each in alone[WARM_UP_STEPS:]],
+        "step_seconds": [metrics.step_seconds for metrics in job.metrics(1)[WARM_UP_STEPS:]],
+        "alone_seconds": [metrics.step_seconds for metrics in alone[WARM_UP_STEPS:]],
         "losses": job.losses(),
-        "same_losses": job.losses() == [each.loss for each in alone],
+        "same_losses": job.losses() == [metrics.loss for metrics in alone],
     }
 
 
-def table(found: dict[str, Any]) -> str:
-    """The results for people."""
-    there, alone = (statistics.median(found[name]) for name in ("step_seconds", "alone_seconds"))
-    error = found["predicted_seconds"] / there - 1
-    same = "the same as" if found["same_losses"] else "NOT the same as"
+def table(data: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    there, alone = (statistics.median(data[name]) for name in ("step_seconds", "alone_seconds"))
+    error = data["predicted_seconds"] / there - 1
+    same = "the same as" if data["same_losses"] else "NOT the same as"
     return f"""# The example on two nodes of a cluster
 
-{found["machine"]}; a control plane, a rank on each of {" and ".join(found["nodes"])}, service and operator share it.
+{data["machine"]}; a control plane, a rank on each of {" and ".join(data["nodes"])}, service and operator share it.
 
-| plan | predicted | measured, median of {len(found["step_seconds"])} steps | error (target 15 %) | without a cluster |
+| plan | predicted | measured, median of {len(data["step_seconds"])} steps | error (target 15 %) | without a cluster |
 |---|---:|---:|---:|---:|
-| {found["plan"]} | {found["predicted_seconds"]:.3f} s | {there:.3f} s | {error:+.1%} | {alone:.3f} s |
+| {data["plan"]} | {data["predicted_seconds"]:.3f} s | {there:.3f} s | {error:+.1%} | {alone:.3f} s |
 
-The loss went from {found["losses"][0]:.2f} to {found["losses"][-1]:.2f}. All {len(found["losses"])} losses are {same}
+The loss went from {data["losses"][0]:.2f} to {data["losses"][-1]:.2f}. All {len(data["losses"])} losses are {same}
 those of a run without a cluster, by the same plan.
 """
 

@@ -53,13 +53,13 @@ def _suspend(job: ClusterJob) -> int:
     return job.checkpoints()[0][1]
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """The results for people."""
-    stops: Sequence[int] = found["suspended_at"]
-    same = "the same as" if found["same_losses"] else "NOT the same as"
+    stops: Sequence[int] = results["suspended_at"]
+    same = "the same as" if results["same_losses"] else "NOT the same as"
     return f"""# A job that is suspended again and again
 
-{found["machine"]}; a control plane, two nodes with a rank each, service and operator share it.
+{results["machine"]}; a control plane, two nodes with a rank each, service and operator share it.
 
 The job was suspended {len(stops)} times, at steps {", ".join(map(str, stops))}. All losses are {same} those of one
 that was not suspended.

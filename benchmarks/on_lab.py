@@ -39,9 +39,9 @@ def quiet_lab(name: str, num_nodes: int = 3) -> Iterator[Cluster]:
     cores = busy_cores(LOOK_SECONDS)
     if cores >= MOST_CORES:
         sys.exit(f"the machine is busy: {cores:.1f} cores are used, and it has to be less than {MOST_CORES}")
-    found = lab.up(lab.Wanted(name=name, num_nodes=num_nodes))
+    started_lab = lab.up(lab.Wanted(name=name, num_nodes=num_nodes))
     try:
-        yield of(found)
+        yield of(started_lab)
     finally:
         lab.down(name)
 
@@ -54,6 +54,6 @@ def busy_cores(seconds: float) -> float:
 
 
 def _busy_ticks() -> int:
-    """See proc_stat(5): all but idle, waiting, and guests, who are counted as users already."""
+    """Ticks of all processors but idle, waiting, and guest ticks, which user ticks contain already (proc_stat(5))."""
     ticks = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
     return sum(ticks) - sum(ticks[_IDLE])

@@ -106,11 +106,11 @@ class Cluster:
     def wait(self, happened: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:
         """What is not nothing, as soon as there is something; raises TimeoutError after so long."""
         deadline = time.monotonic() + seconds
-        while not (found := happened()):
+        while not (value := happened()):
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"nothing after {seconds:.0f} s")
             time.sleep(0.05)
-        return found
+        return value
 
     def create(self, resource: Resource, manifest: dict[str, Any]) -> None:
         """Make something."""
@@ -163,7 +163,7 @@ class Cluster:
     def remove_jobs(self) -> None:
         """All of them, and wait until nothing of theirs is left."""
         self._kube.call("DELETE", JOBS.path(NAMESPACE))
-        while any(self._kube.list(each, NAMESPACE, UID_LABEL).objects for each in (JOBSETS, PODS, CONFIG_MAPS)):
+        while any(self._kube.list(resource, NAMESPACE, UID_LABEL).objects for resource in (JOBSETS, PODS, CONFIG_MAPS)):
             time.sleep(0.5)
 
     def jobs(self) -> list[Object]:
@@ -172,7 +172,7 @@ class Cluster:
 
     def names(self, plural: str) -> list[str]:
         """Of everything of a kind."""
-        return [each["metadata"]["name"] for each in self._kube.list(RESOURCES[plural], NAMESPACE).objects]
+        return [item["metadata"]["name"] for item in self._kube.list(RESOURCES[plural], NAMESPACE).objects]
 
     def delete_pods(self, count: int) -> list[str]:
         """Remove pods of so many jobs; the jobs' names."""
@@ -184,10 +184,10 @@ class Cluster:
     @contextlib.contextmanager
     def watching(self, plural: str) -> Iterator[Watching]:
         """Watch a kind during the block."""
-        resource, found, ended = RESOURCES[plural], Watching(), threading.Event()
+        resource, watched, ended = RESOURCES[plural], Watching(), threading.Event()
         listing = self._kube.list(resource, NAMESPACE)
-        for each in listing.objects:
-            found.saw(each["metadata"]["name"])
+        for item in listing.objects:
+            watched.saw(item["metadata"]["name"])
 
         def follow() -> None:
             version = listing.version
@@ -196,12 +196,12 @@ class Cluster:
                     for change in self._kube.watch(resource, version, NAMESPACE):
                         version = change.version
                         if change.found is not None and not change.removed:
-                            found.saw(change.found["metadata"]["name"])
+                            watched.saw(change.found["metadata"]["name"])
                         if ended.is_set():
                             return
 
         threading.Thread(target=follow, daemon=True).start()
-        yield found
+        yield watched
         ended.set()
 
     # The service's part
@@ -219,7 +219,9 @@ class Cluster:
         told_at: dict[str, float] = {}
         for step in itertools.count(1):
             self._renew_lease()
-            phases = {each["metadata"]["name"]: each.get("status", {}).get("phase") for each in self.jobs()}
+            phases = {
+                job_object["metadata"]["name"]: job_object.get("status", {}).get("phase") for job_object in self.jobs()
+            }
             if set(phases.values()) == {"Running"}:
                 return
             if time.monotonic() >= deadline:
@@ -252,10 +254,10 @@ class Cluster:
         thread.join()
 
     def _report_all(self, names: Sequence[str], **progress: Any) -> None:
-        told = {"attempt": 1, "reportedAt": format_instant(time.time()), **progress}
+        progress_report = {"attempt": 1, "reportedAt": format_instant(time.time()), **progress}
 
         def report(name: str) -> None:
-            body = job(name, status={"progress": told})
+            body = job(name, status={"progress": progress_report})
             query = {"fieldManager": "penstock-service", "force": "true"}
             self._kube.call("PATCH", JOBS.path(NAMESPACE, name, "status"), body=body, query=query, content_type=APPLY)
 

@@ -41,10 +41,10 @@ def main() -> int:
             folder = Path(name) / "sieve"
             folder.mkdir()
             with sieve(on, measured, folder) as there:
-                found = [_sieved(there, kind) for kind in (KILL, CONFLICT, FAILURE)]
+                troubles = [_sieved(there, kind) for kind in (KILL, CONFLICT, FAILURE)]
     finally:
         lab.down(LAB)
-    write_results("operator_kills", json.dumps({"troubles": found}), table)
+    write_results("operator_kills", json.dumps({"troubles": troubles}), table)
     return 0
 
 
@@ -66,15 +66,15 @@ def _sieved(there: Sieve, kind: str) -> dict[str, Any]:
 NAMES = {KILL: "made, and the operator killed", CONFLICT: "409, not made", FAILURE: "500, made"}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """The results for people."""
     rows = "\n".join(
-        f"| {NAMES[each['kind']]} | {len(each['writes'])} | {_verbs(each['writes'])} | {each['seconds']:.0f} s |"
-        for each in found["troubles"]
+        f"| {NAMES[row['kind']]} | {len(row['writes'])} | {_verbs(row['writes'])} | {row['seconds']:.0f} s |"
+        for row in results["troubles"]
     )
     return f"""# An operator whose writes go wrong
 
-{found["machine"]}; a control plane and three nodes with real kubelets share it.
+{results["machine"]}; a control plane and three nodes with real kubelets share it.
 
 For every write of a job's life one life was lived in which that write went wrong. Every one came to the same end: three
 attempts, one failure, Succeeded, one JobSet of each name ever, those of attempts before removed.

@@ -58,16 +58,16 @@ class Operator:
     @contextlib.contextmanager
     def weighed(self) -> Iterator[list[int]]:
         """Bytes that the process holds together with what plans for it, ten times a second during the block."""
-        found, ended = [self.held_bytes], threading.Event()
+        samples, ended = [self.held_bytes], threading.Event()
 
         def weigh() -> None:
             while not ended.wait(LOOK_SECONDS):
-                found.append(self.held_bytes)
+                samples.append(self.held_bytes)
 
         thread = threading.Thread(target=weigh)
         thread.start()
         try:
-            yield found
+            yield samples
         finally:
             ended.set()
             thread.join()
@@ -85,11 +85,11 @@ class Operator:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    children = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += [int(each) for each in path.read_text().split()]
-    return found
+            children += [int(child) for child in path.read_text().split()]
+    return children
 
 
 def _resident_bytes(pid: int) -> int:

@@ -77,12 +77,12 @@ def run_all(cluster: Cluster, operator: Operator) -> dict[str, Any]:
         until_running = time.monotonic() - began
         with cluster.progressing(PROGRESS_SECONDS) as reports:
             time.sleep(10.0)
-            cpu, told, at = operator.cpu_seconds, reports.count, time.monotonic()
+            cpu, count_before, at = operator.cpu_seconds, reports.count, time.monotonic()
             time.sleep(STEADY_SECONDS)
             seconds = time.monotonic() - at
             steady = {
                 "cores": (operator.cpu_seconds - cpu) / seconds,
-                "reports_per_second": (reports.count - told) / seconds,
+                "reports_per_second": (reports.count - count_before) / seconds,
             }
     return {
         "jobs": len(cluster.jobs()),
@@ -104,7 +104,7 @@ def restart(cluster: Cluster) -> dict[str, Any]:
             jobsets.wait_until(lambda names: wanted <= names, PATIENCE_SECONDS)
             seconds = time.monotonic() - began
             time.sleep(5.0)
-    held = [each.rpartition("-a")[0] for each in cluster.names("jobsets")]
+    held = [jobset_name.rpartition("-a")[0] for jobset_name in cluster.names("jobsets")]
     return {"seconds": seconds, "jobs": len(cluster.jobs()), "duplicates": len(held) - len(set(held))}
 
 

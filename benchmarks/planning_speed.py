@@ -118,12 +118,12 @@ def plan_once(case: Case) -> None:
     except UserError as error:
         print(json.dumps({"plan": f"refused: {error.what}", "digest": str(error), "num_judged": 0}))
         return
-    found = {
+    outcome = {
         "plan": decision.plan.reasons[0],
         "digest": decision.plan.digest,
         "num_judged": decision.result.num_judged,
     }
-    print(json.dumps(found))
+    print(json.dumps(outcome))
 
 
 def measure(case: Case, cache: Path) -> dict[str, Any]:
@@ -151,9 +151,9 @@ def measurements() -> Iterator[dict[str, Any]]:
         for name, case in CASES.items():
             measure(case, Path(folder))
             warm = [measure(case, Path(folder)) for _ in range(REPEATS)]
-            if len({each["digest"] for each in warm}) != 1:
+            if len({result["digest"] for result in warm}) != 1:
                 raise SystemExit(f"equal inputs gave different plans: {name}")
-            warm.sort(key=lambda each: each["processor_seconds"])
+            warm.sort(key=lambda result: result["processor_seconds"])
             yield {"name": name, "state": "warm", "target_seconds": case.target_seconds, **warm[REPEATS // 2]}
 
 

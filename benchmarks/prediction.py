@@ -133,7 +133,7 @@ class Bench:
 
     def contenders(self) -> list[Contender]:
         """Pinned plans, the planner's choice, and what it ranked next."""
-        plans = {each.name: each.plan for each in self.pinned(PINNED)}
+        plans = {contender.name: contender.plan for contender in self.pinned(PINNED)}
         choice, others = self._decide(self._pinned(ParallelismSpec()))
         plans = {name: plan for name, plan in plans.items() if plan.program_digest != choice.program_digest}
         plans |= {CHOICE: choice, **{f"its alternative {i + 1}": plan for i, plan in enumerate(others)}}
@@ -146,27 +146,31 @@ class Bench:
         problem = problem_from_profile(job.spec, self.profile)
         decision = decide(problem)
         judge = Simulated(problem)
-        others = [self._realised(judge, decision.result, each) for each in decision.result.others[:FINALISTS]]
+        others = [
+            self._realised(judge, decision.result, evaluation) for evaluation in decision.result.others[:FINALISTS]
+        ]
         return decision.plan, others
 
-    def _realised(self, judge: Simulated, result: Any, each: Evaluation) -> Plan:
-        return realised(judge, replace(result, best=each, others=()), judge.problem).plan
+    def _realised(self, judge: Simulated, result: Any, evaluation: Evaluation) -> Plan:
+        return realised(judge, replace(result, best=evaluation, others=()), judge.problem).plan
 
     def predict(self, contenders: list[Contender]) -> None:
         """Anew, by all that was measured."""
-        for each in contenders:
-            again, _ = self._decide(pinned(self.job, each.plan))
-            assert again.program_digest == each.plan.program_digest, each.name
-            each.prediction = _prediction(again)
+        for contender in contenders:
+            again, _ = self._decide(pinned(self.job, contender.plan))
+            assert again.program_digest == contender.plan.program_digest, contender.name
+            contender.prediction = _prediction(again)
 
     def visit(self, contenders: list[Contender], enough: int = STEPS_PER_PLAN) -> int:
         """Adds to the steps of those that have fewer than enough; how many did not count."""
-        waiting = [each for each in contenders if len(each.step_seconds) < enough]
-        write_json(self._run.root / "visits.json", {each.name: each.plan.to_manifest() for each in waiting})
-        found = self._task("visits")["steps"]
-        for each in waiting:
-            each.step_seconds += found[each.name]
-        return STEPS_PER_VISIT * sum(not steps for steps in found.values())
+        waiting = [contender for contender in contenders if len(contender.step_seconds) < enough]
+        write_json(
+            self._run.root / "visits.json", {contender.name: contender.plan.to_manifest() for contender in waiting}
+        )
+        steps_of = self._task("visits")["steps"]
+        for contender in waiting:
+            contender.step_seconds += steps_of[contender.name]
+        return STEPS_PER_VISIT * sum(not steps for steps in steps_of.values())
 
     def fill(self, contenders: list[Contender], enough: int = STEPS_PER_PLAN, most_rounds: int = MOST_ROUNDS) -> int:
         """Visits, with a profile after each, until every plan has enough steps; how many steps did not count. Ends the
@@ -176,21 +180,21 @@ class Bench:
         for _ in range(most_rounds):
             rejected += self.visit(contenders, enough)
             self.measure()
-            if all(len(each.step_seconds) >= enough for each in contenders):
+            if all(len(contender.step_seconds) >= enough for contender in contenders):
                 return rejected
         raise SystemExit(UNSTEADY)
 
     def weigh(self, contenders: list[Contender]) -> None:
         """Fills in their memory."""
-        for each in contenders:
-            write_json(self._run.plan, each.plan.to_manifest())
-            each.peak_bytes = _by_pipeline_rank(each.plan, self._task("memory")["peak_bytes"])
-            sys.stderr.write(f"{_line(each)}\n")
+        for contender in contenders:
+            write_json(self._run.plan, contender.plan.to_manifest())
+            contender.peak_bytes = _by_pipeline_rank(contender.plan, self._task("memory")["peak_bytes"])
+            sys.stderr.write(f"{_line(contender)}\n")
 
     def _task(self, name: str) -> Mapping[str, Any]:
         self._launch("benchmarks.prediction_rank", str(self._run.root), name)
-        found: Mapping[str, Any] = json.loads((self._run.root / "found.json").read_text())
-        return found
+        result: Mapping[str, Any] = json.loads((self._run.root / "found.json").read_text())
+        return result
 
     def _launch(self, module: str, *arguments: str) -> None:
         logs = self._run.logs / str(time.monotonic_ns())
@@ -218,14 +222,14 @@ def main() -> int:
         rejected = bench.fill(contenders)
         bench.predict(contenders)
         bench.weigh(contenders)
-        found = {
+        results = {
             "model": described(contenders[0].plan),
             "rejected": rejected,
             "profiles": bench.num_profiles,
             "constant_bytes": bench.profile.memory.constant_bytes,
-            "plans": [_result(each) for each in contenders],
+            "plans": [_result(contender) for contender in contenders],
         }
-        write_results("prediction", json.dumps(found), table)
+        write_results("prediction", json.dumps(results), table)
     return 0
 
 
@@ -321,7 +325,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "",
         f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
         f"The medians of {results['profiles']} profiles, and of at least "
-        f"{min(len(each['step_seconds']) for each in results['plans'])} steps of each plan, "
+        f"{min(len(plan['step_seconds']) for plan in results['plans'])} steps of each plan, "
         f"in blocks of {STEPS_PER_VISIT}, plans in turn; "
         f"{results['rejected']} more did not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less "
         "time after their block than before it.",
@@ -329,7 +333,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "| plan | predicted s | measured s | error | predicted MiB | measured MiB | error | above the constant |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     )
-    rows = [_Row(each, results["constant_bytes"]) for each in results["plans"]]
+    rows = [_Row(plan_result, results["constant_bytes"]) for plan_result in results["plans"]]
     yield from (row.text for row in rows)
     best = min(rows, key=lambda row: row.measured)
     choice = next(row for row in rows if row.name == CHOICE)

@@ -22,15 +22,15 @@ STEPS_PER_VISIT = 10
 def visits(run: RunDir, worker: Worker) -> None:
     """A block of steps of each plan; those during which the machine drifted do not count."""
     plans: dict[str, object] = json.loads((run.root / "visits.json").read_text())
-    found: dict[str, list[float]] = {}
+    steps_of: dict[str, list[float]] = {}
     for name, plan in plans.items():
         steps, before, after = visit(run, plan, worker)
         kept = not is_drift(before, after)
-        found[name] = steps if kept else []
+        steps_of[name] = steps if kept else []
         if worker.rank == 0:
             kernel = f"kernel {1000 * before:.2f} and {1000 * after:.2f} ms"
             print(f"{name}: {statistics.median(steps):.3f} s, {kernel}, {'kept' if kept else 'rejected'}", flush=True)
-    _write(run, worker, {"steps": found})
+    _write(run, worker, {"steps": steps_of})
 
 
 def visit(run: RunDir, plan: object, worker: Worker) -> tuple[list[float], float, float]:
@@ -56,9 +56,9 @@ def _stopwatch(run: RunDir, plan: object, worker: Worker) -> Stopwatch:
     return Stopwatch(Session(run, worker))
 
 
-def _write(run: RunDir, worker: Worker, found: dict[str, object]) -> None:
+def _write(run: RunDir, worker: Worker, result: dict[str, object]) -> None:
     if worker.rank == 0:
-        (run.root / "found.json").write_text(json.dumps(found))
+        (run.root / "found.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def measured(name: str, shape: Shape, folder: Path) -> dict[str, Any]:
     rejected = bench.fill(contenders, STEPS, MOST_ROUNDS)
     bench.predict(contenders)
     bench.weigh(contenders)
-    rows = [_row(plan_name, each) for plan_name, each in zip(shape.plans, contenders, strict=True)]
+    rows = [_row(plan_name, contender) for plan_name, contender in zip(shape.plans, contenders, strict=True)]
     return {"name": name, "model": described(contenders[0].plan), "rejected": rejected, "rows": rows}
 
 
@@ -127,13 +127,13 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
     for shape in shapes:
         for row in shape["rows"]:
             seconds, num_bytes = ((row[f"predicted_{what}"], row[f"measured_{what}"]) for what in ("seconds", "bytes"))
-            errors.append([predicted / found - 1 for predicted, found in (seconds, num_bytes)])
+            errors.append([predicted / measured_value - 1 for predicted, measured_value in (seconds, num_bytes)])
             cells = (
                 f"{shape['name']}: {shape['model']}",
                 row["plan"],
-                *(f"{each:.3f}" for each in seconds),
+                *(f"{value:.3f}" for value in seconds),
                 f"{errors[-1][0]:+.1%}",
-                *(f"{each / 2**20:.0f}" for each in num_bytes),
+                *(f"{value / 2**20:.0f}" for value in num_bytes),
                 f"{errors[-1][1]:+.1%}",
             )
             yield f"| {' | '.join(cells)} |"
@@ -148,11 +148,11 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     """Measure every shape, and write the table."""
-    found = []
+    shapes = []
     for name, shape in SHAPES.items():
         with tempfile.TemporaryDirectory() as folder:
-            found.append(measured(name, shape, Path(folder)))
-    write_results("prediction_shapes", json.dumps({"shapes": found}), table)
+            shapes.append(measured(name, shape, Path(folder)))
+    write_results("prediction_shapes", json.dumps({"shapes": shapes}), table)
     return 0
 
 

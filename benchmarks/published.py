@@ -138,8 +138,8 @@ def best_order(problem: Problem, candidate: Candidate) -> Evaluation:
     quick = judge.evaluate(candidate, in_full=True)
     others = {with_h1(quick.candidate), judge.best_variant(quick.candidate)} - {quick.candidate}
     every = [quick, *(judge.evaluate(other, in_full=True) for other in others)]
-    fitting = [each for each in every if max(each.peak_bytes) <= problem.memory_limit_bytes]
-    return min(fitting or every, key=lambda each: each.step_ns)
+    fitting = [evaluation for evaluation in every if max(evaluation.peak_bytes) <= problem.memory_limit_bytes]
+    return min(fitting or every, key=lambda evaluation: evaluation.step_ns)
 
 
 def a100_rows(folder: Path) -> Iterator[Row]:
@@ -247,8 +247,12 @@ def rivals(problem: Problem, slices: tuple[int, ...]) -> dict[str, float]:
     """Seconds of the same slices under other schedules, in the memory that TeraPipe's own takes."""
     limit = max(terapipe_evaluation(problem, 1, slices).peak_bytes)
     alike = dataclasses.replace(problem, memory_limit_bytes=limit)
-    found = {schedule: terapipe_evaluation(alike, 1, slices, schedule) for schedule in ("1f1b", "zb")}
-    return {schedule: each.step_ns / 1e9 for schedule, each in found.items() if max(each.peak_bytes) <= limit}
+    evaluations = {schedule: terapipe_evaluation(alike, 1, slices, schedule) for schedule in ("1f1b", "zb")}
+    return {
+        schedule: evaluation.step_ns / 1e9
+        for schedule, evaluation in evaluations.items()
+        if max(evaluation.peak_bytes) <= limit
+    }
 
 
 def terapipe_step(problem: Problem, microbatch: int, slices: tuple[int, ...]) -> float:
@@ -324,7 +328,8 @@ def measure(folder: Path) -> dict[str, Any]:
         "mean_memory_error": statistics.fmean(memory),
         "sweep": [{**dataclasses.asdict(row), "error": row.error} for row in sweep(folder)],
         "settings": [
-            {**dataclasses.asdict(each), "speedup_error": each.speedup_error} for each in terapipe_settings(folder)
+            {**dataclasses.asdict(setting), "speedup_error": setting.speedup_error}
+            for setting in terapipe_settings(folder)
         ],
         **published_shards.measure(folder),
         **published_heads.measure(folder),
@@ -378,7 +383,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "| setting | published s | simulated s | speed-up | simulated | off | slices | simulated | same memory |",
         "|---|---|---|---:|---:|---:|---|---|---:|",
     ]
-    lines += [_setting_line(each) for each in results["settings"]]
+    lines += [_setting_line(setting) for setting in results["settings"]]
     lines += ["", *(f"- {number}: {reason}." for number, reason in REASONS.items())]
     lines += [
         f"- Held to the bar of {BAR['speed-up']:.0%}: {', '.join(map(str, COUNTED))}. "
@@ -400,15 +405,15 @@ def _summary_line(name: str, errors: Mapping[str, float], mean: str, worst: str)
     return f"| {name} | {errors['mean']:.1%} | {errors['worst']:.1%} | {errors['bias']:+.1%} | {bar} |"
 
 
-def _setting_line(each: Mapping[str, Any]) -> str:
-    (plain, sliced), (known_plain, known_sliced) = each["predicted"], each["published"]
-    slices = each["slices"]
+def _setting_line(setting: Mapping[str, Any]) -> str:
+    (plain, sliced), (known_plain, known_sliced) = setting["predicted"], setting["published"]
+    slices = setting["slices"]
     shape = f"{len(slices)} ({slices[0]} to {slices[-1]})"
-    others = ", ".join(f"{name} {seconds:.3f}" for name, seconds in each["rivals"].items())
+    others = ", ".join(f"{name} {seconds:.3f}" for name, seconds in setting["rivals"].items())
     return (
-        f"| {each['number']} ({each['model']}) | {known_plain} / {known_sliced} | {plain:.3f} / {sliced:.3f} "
-        f"| {known_plain / known_sliced:.2f} | {plain / sliced:.2f} | {each['speedup_error']:+.0%} "
-        f"| {each['published_slices'] or '-'} | {shape} | {others} |"
+        f"| {setting['number']} ({setting['model']}) | {known_plain} / {known_sliced} | {plain:.3f} / {sliced:.3f} "
+        f"| {known_plain / known_sliced:.2f} | {plain / sliced:.2f} | {setting['speedup_error']:+.0%} "
+        f"| {setting['published_slices'] or '-'} | {shape} | {others} |"
     )
 
 

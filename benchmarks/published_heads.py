@@ -74,8 +74,8 @@ def layer_cuts(row: Mapping[str, str]) -> Iterator[tuple[float, ...]]:
     """Whole layers per stage: fewer in the last one, which has the head, the others as even as can be."""
     layers, ranks = int(row["layers"]), int(row["num_gpus"])
     for last in range(layers // ranks + 1):
-        each, more = divmod(layers - last, ranks - 1)
-        yield (*[each + 1.0] * more, *[float(each)] * (ranks - 1 - more), float(last))
+        num_layers, more = divmod(layers - last, ranks - 1)
+        yield (*[num_layers + 1.0] * more, *[float(num_layers)] * (ranks - 1 - more), float(last))
 
 
 def step_seconds(plan: Plan) -> float:
@@ -119,8 +119,8 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def measure(folder: Path) -> dict[str, Any]:
     """Under 1F1B as in the paper, and under any schedule, as data."""
     return {
-        "heads_1f1b": [dataclasses.asdict(each) for each in heads(folder, "1f1b")],
-        "heads": [dataclasses.asdict(each) for each in heads(folder, most_gpus=8)],
+        "heads_1f1b": [dataclasses.asdict(row) for row in heads(folder, "1f1b")],
+        "heads": [dataclasses.asdict(row) for row in heads(folder, most_gpus=8)],
     }
 
 

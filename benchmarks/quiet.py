@@ -43,7 +43,7 @@ def is_drift(before: float, after: float) -> bool:
 def typical_profile(profiles: Sequence[Profile]) -> Profile:
     """Of every record and overhead the median of several profiles."""
 
-    def each(name: str, *fields: str) -> tuple[Any, ...]:
+    def medians(name: str, *fields: str) -> tuple[Any, ...]:
         records = zip(*(getattr(profile, name) for profile in profiles), strict=True)
         return tuple(
             replace(
@@ -54,9 +54,9 @@ def typical_profile(profiles: Sequence[Profile]) -> Profile:
 
     return replace(
         profiles[0],
-        units=each("units", "alone_seconds", "together_seconds"),
-        collectives=each("collectives", "seconds"),
-        optimizer=each("optimizer", "seconds"),
-        links=each("links", "latency_seconds"),
+        units=medians("units", "alone_seconds", "together_seconds"),
+        collectives=medians("collectives", "seconds"),
+        optimizer=medians("optimizer", "seconds"),
+        links=medians("links", "latency_seconds"),
         action_overhead_seconds=statistics.median(profile.action_overhead_seconds for profile in profiles),
     )

@@ -50,7 +50,10 @@ MEMORY_BYTES = 2**32
 SETS: dict[str, Sequence[Operation]] = {
     "selective (norm, activate)": SELECTIVE,
     "full": tuple(Operation),
-    **{each.value: (each,) for each in (Operation.NORM, Operation.PROJECT, Operation.ATTEND, Operation.ACTIVATE)},
+    **{
+        operation.value: (operation,)
+        for operation in (Operation.NORM, Operation.PROJECT, Operation.ATTEND, Operation.ACTIVATE)
+    },
     "output": (Operation.OUTPUT,),
 }
 CPU = torch.device("cpu")
@@ -112,7 +115,9 @@ def measured() -> dict[str, Any]:
     job = example_job()
     model, length = job.spec.model, job.spec.data.sequence_length
     slicings = [equal_slices(length, count) for count in NUM_SLICES]
-    sets = {name: remade_of(model, STAGE, uniform_remakes(model, STAGE, each)) for name, each in SETS.items()}
+    sets = {
+        name: remade_of(model, STAGE, uniform_remakes(model, STAGE, operations)) for name, operations in SETS.items()
+    }
     load = Workload(
         model=model,
         precision=Precision.FP32,
@@ -129,8 +134,8 @@ def measured() -> dict[str, Any]:
         for point in load.timed:
             visit = timer.visit(point)
             visit()
-            for key, each in visit() if number else ():
-                samples.setdefault((point, key), []).append(each.device)
+            for key, timing in visit() if number else ():
+                samples.setdefault((point, key), []).append(timing.device)
         for name, remade in sets.items():
             for blocks, slices in zip(stages, slicings, strict=True):
                 seconds = blocks.recompute(remade)
@@ -188,8 +193,8 @@ def _row(
 ) -> dict[str, Any]:
     older = replace(profile, units=tuple(unit for unit in profile.units if unit.kind is not Kind.R))
     by_profile, by_flops = (
-        float(remake_until_ns(measured_cost(each), model, STAGE, slices, 1, remade)[-1].sum()) / 1e9
-        for each in (profile, older)
+        float(remake_until_ns(measured_cost(fitted_profile), model, STAGE, slices, 1, remade)[-1].sum()) / 1e9
+        for fitted_profile in (profile, older)
     )
     low, _, high = statistics.quantiles(taken, n=4)
     return {
@@ -222,7 +227,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         seconds = row["measured_seconds"]
         errors = (row[f"predicted{by}_seconds"] / seconds - 1 for by in ("", "_by_flops"))
         times = f"{1e3 * seconds:.2f} | {1e3 * row['predicted_seconds']:.2f}"
-        yield f"| {row['operations']} | {row['slices']} | {times} | {' | '.join(f'{each:+.1%}' for each in errors)} |"
+        yield f"| {row['operations']} | {row['slices']} | {times} | {' | '.join(f'{error:+.1%}' for error in errors)} |"
 
 
 def main() -> int:

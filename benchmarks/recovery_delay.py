@@ -73,11 +73,11 @@ def delay(on: Installed, number: int, what: str) -> float:
     job = trained(on, f"{what.split()[-1]}-{number}", ENDLESS)
     with surroundings(on):
         visible_at = lose(on, job)
-        found = job.jobset_made_at(2) - visible_at
+        delay_seconds = job.jobset_made_at(2) - visible_at
         job.wait_for(Phase.RUNNING, attempt=2)
     on.kubectl("delete", "pj", job.name)
     job.wait(lambda: not job.pods(), "its pods stay")
-    return found
+    return delay_seconds
 
 
 def delay_with_operator(space: JobSpace, installation: Installation, number: int) -> float:
@@ -158,8 +158,8 @@ def table(results: Mapping[str, Any]) -> str:
         f"| what | times | median | most (wanted {WANTED_SECONDS:.0f}) |",
         "|---|---:|---:|---:|",
         *(
-            f"| {what} | {len(found)} | {statistics.median(found):.0f} | {max(found):.0f} |"
-            for what, found in delays.items()
+            f"| {what} | {len(values)} | {statistics.median(values):.0f} | {max(values):.0f} |"
+            for what, values in delays.items()
         ),
         "",
         f"While operator and service run on other nodes: {most:.0f} s at most. With their node:",

@@ -51,7 +51,7 @@ def measure(
         "services": len(services),
         "kills": survived.num_kills,
         "acknowledged": len(survived.sending.sent),
-        "sent_again": sum(each.tries > 1 for each in survived.sending.sent),
+        "sent_again": sum(request.tries > 1 for request in survived.sending.sent),
         "wrong": survived.kept.missing(load),
         "real": len(statuses),
         "succeeded": sum(status["phase"] == "Succeeded" for status in statuses),
@@ -72,8 +72,8 @@ def started(ends: ExitStack, folder: Path, url: str, cache: Path | None) -> list
 
 def phase(services: Sequence[Served], job: str) -> str:
     """The job's, as the first service tells."""
-    found: str = services[0].status(job)["phase"]
-    return found
+    job_phase: str = services[0].status(job)["phase"]
+    return job_phase
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -102,10 +102,10 @@ def markdown(results: dict[str, Any]) -> str:
 
 def main() -> int:
     """Kill, count and write both files; fewer kills are only shown."""
-    asked = argparse.ArgumentParser(prog="service_kills")
-    asked.add_argument("--kills", type=int, default=NUM_KILLS)
-    asked.add_argument("--on", choices=KINDS)
-    options = asked.parse_args(sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="service_kills")
+    parser.add_argument("--kills", type=int, default=NUM_KILLS)
+    parser.add_argument("--on", choices=KINDS)
+    options = parser.parse_args(sys.argv[1:])
     load_before = os.getloadavg()[0]
     rows = [measure(kind, options.kills) for kind in ([options.on] if options.on else KINDS)]
     text = json.dumps({"load_before": load_before, "rows": rows})

@@ -50,9 +50,9 @@ def measure(kind: str, load: Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder, database(kind) as url:
         target = prepare(load, Path(folder), url)
         with lone_services(target, 1 if kind == "sqlite" else 2) as services:
-            found = put_under(load, target, services)
+            figures = put_under(load, target, services)
         counted = kept(load, target)
-    return {"database": kind, "services": len(services), "wrong": counted.missing(load), **found}
+    return {"database": kind, "services": len(services), "wrong": counted.missing(load), **figures}
 
 
 def put_under(load: Load, target: Target, services: Sequence[LoneService]) -> dict[str, Any]:
@@ -73,20 +73,22 @@ def put_under(load: Load, target: Target, services: Sequence[LoneService]) -> di
         shared["end"] = time.monotonic() + AFTERWARDS_SECONDS
         heard = hearing.result()
         peak = max(service.memory_bytes("VmHWM") for service in services)
-    latencies = [1000 * (each.ended - each.began) for each in sent.sent]
-    late = [1000 * each.late for each in sent.sent]
+    latencies = [1000 * (request.ended - request.began) for request in sent.sent]
+    late = [1000 * request.late for request in sent.sent]
     return {
         "requests": len(sent.sent),
         "requests_per_second": len(sent.sent) / load.seconds,
         "ingest_milliseconds": summary(latencies),
         "sent_late_milliseconds": summary(late),
-        "job_delivery_seconds": summary(deliveries(sent.sent, (each for each in heard.heard if not each.of_list))),
-        "list_delivery_seconds": summary(deliveries(sent.sent, (each for each in heard.heard if each.of_list))),
-        "list_sends_per_second": fastest(each for each in heard.heard if each.of_list),
+        "job_delivery_seconds": summary(
+            deliveries(sent.sent, (report for report in heard.heard if not report.of_list))
+        ),
+        "list_delivery_seconds": summary(deliveries(sent.sent, (report for report in heard.heard if report.of_list))),
+        "list_sends_per_second": fastest(report for report in heard.heard if report.of_list),
         "streams_ended": heard.num_ended,
         "slow_reader_dropped": heard.slow_dropped,
         "peak_bytes": peak,
-        "service_cores": [each / load.seconds for each in took],
+        "service_cores": [core_seconds / load.seconds for core_seconds in took],
         "generator_cores": (sent.processor_seconds + heard.processor_seconds) / load.seconds,
         "machine_cores": busy / load.seconds,
     }
@@ -100,22 +102,22 @@ def busy_seconds() -> float:
 
 def summary(values: Iterable[float]) -> dict[str, float]:
     """Median, 99th percentile and greatest."""
-    found = sorted(values)
-    if not found:
+    ordered = sorted(values)
+    if not ordered:
         return {"num": 0, "p50": float("nan"), "p99": float("nan"), "max": float("nan")}
     return {
-        "num": len(found),
-        "p50": statistics.median(found),
-        "p99": found[min(int(0.99 * len(found)), len(found) - 1)],
-        "max": found[-1],
+        "num": len(ordered),
+        "p50": statistics.median(ordered),
+        "p99": ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)],
+        "max": ordered[-1],
     }
 
 
 def deliveries(sent: Sequence[Sent], streams: Iterable[Heard]) -> Iterator[float]:
     """How long after its acknowledgement each report was heard, on each stream that told of its job."""
     acknowledged: dict[int, list[Sent]] = {}
-    for each in sent:
-        acknowledged.setdefault(each.job, []).append(each)
+    for request in sent:
+        acknowledged.setdefault(request.job, []).append(request)
     for heard in streams:
         of_job: dict[int, tuple[list[int], list[float]]] = {}
         for job, step, at in zip(heard.jobs, heard.steps, heard.at, strict=True):
@@ -123,9 +125,9 @@ def deliveries(sent: Sequence[Sent], streams: Iterable[Heard]) -> Iterator[float
             steps.append(step)
             times.append(at)
         for job, (steps, times) in of_job.items():
-            for each in acknowledged.get(job, ()):
-                place = bisect_left(steps, (each.report + 1) * STEPS)
-                yield max(times[place] - each.ended, 0.0) if place < len(times) else float("inf")
+            for request in acknowledged.get(job, ()):
+                place = bisect_left(steps, (request.report + 1) * STEPS)
+                yield max(times[place] - request.ended, 0.0) if place < len(times) else float("inf")
 
 
 def fastest(streams: Iterable[Heard]) -> float:
@@ -174,7 +176,7 @@ FIGURES: tuple[tuple[str, Callable[[dict[str, Any]], str], str], ...] = (
     ("streams that ended", lambda row: str(row["streams_ended"]), "0"),
     ("slow reader dropped", lambda row: "yes" if row["slow_reader_dropped"] else "no", "yes"),
     ("peak RSS of a service, MB", lambda row: f"{row['peak_bytes'] / 1e6:.0f}", "under 300"),
-    ("cores: services", lambda row: " + ".join(f"{each:.2f}" for each in row["service_cores"]), ""),
+    ("cores: services", lambda row: " + ".join(f"{cores:.2f}" for cores in row["service_cores"]), ""),
     ("cores: generator", lambda row: f"{row['generator_cores']:.2f}", ""),
     ("cores: whole machine, others included", lambda row: f"{row['machine_cores']:.2f}", ""),
 )
@@ -182,10 +184,10 @@ FIGURES: tuple[tuple[str, Callable[[dict[str, Any]], str], str], ...] = (
 
 def main() -> int:
     """Measure; all of it is written down, a part only shown."""
-    asked = argparse.ArgumentParser(prog="service_load")
-    asked.add_argument("--seconds", type=float, default=SECONDS)
-    asked.add_argument("--on", choices=KINDS)
-    options = asked.parse_args(sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="service_load")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--on", choices=KINDS)
+    options = parser.parse_args(sys.argv[1:])
     load = Load(num_reports=max(round(options.seconds / 5), 1))
     about = {"load_before": os.getloadavg()[0], "jobs": load.num_jobs, "period_seconds": load.period_seconds}
     rows = [measure(kind, load) for kind in ([options.on] if options.on else KINDS)]

@@ -74,11 +74,11 @@ def _copy(connection: Connection) -> None:
     del first["number"]
     others = range(1, NUM_JOBS)
     named = [{"uid": uid_of(job), "name": f"job-{job}", "phase": PHASES[job % len(PHASES)]} for job in others]
-    connection.execute(insert(jobs), [{**first, **each, "priority": i % 7} for i, each in enumerate(named)])
+    connection.execute(insert(jobs), [{**first, **row, "priority": i % 7} for i, row in enumerate(named)])
     labels = [{"uid": uid_of(job), "key": "team", "value": f"t{job % NUM_TEAMS}"} for job in others]
     connection.execute(insert(job_labels), labels)
-    told = {"attempt": 1, "step": 5, "loss": 2.0, "step_seconds": 1.0, "reported_at": RECORDED_AT}
-    connection.execute(insert(progress), [{"uid": uid_of(job), **told} for job in others])
+    report = {"attempt": 1, "step": 5, "loss": 2.0, "step_seconds": 1.0, "reported_at": RECORDED_AT}
+    connection.execute(insert(progress), [{"uid": uid_of(job), **report} for job in others])
 
 
 def _plan_and_report(connection: Connection) -> None:
@@ -90,7 +90,10 @@ def _plan_and_report(connection: Connection) -> None:
     ]
     contents.append({"timeline": timeline})
     same: dict[str, Any] = {"uid": uid_of(0), "attempt": 1, "source": "rank-0", "recorded_at": RECORDED_AT}
-    records = [Record(**same, sequence=i, kind=RecordKind(next(iter(each))), **each) for i, each in enumerate(contents)]
+    records = [
+        Record(**same, sequence=i, kind=RecordKind(next(iter(content))), **content)
+        for i, content in enumerate(contents)
+    ]
     assert take(connection, [Batch.of(records, RECORDED_AT)]) == [NUM_LINES]
 
 
@@ -123,19 +126,19 @@ def measure(kind: str) -> dict[str, Any]:
 def _pages(client: httpx.Client) -> Iterator[tuple[str, str, list[float]]]:
     """Of each sort and filter the first page's times and, where there is one, those of the page after it."""
     for sort, (name, wanted) in product(SORTS, FILTERS.items()):
-        asked = {"sort": sort, "limit": 50, **wanted}
-        following = client.get("/v1/jobs", params=asked).raise_for_status().json()["next"]
+        query = {"sort": sort, "limit": 50, **wanted}
+        following = client.get("/v1/jobs", params=query).raise_for_status().json()["next"]
         cursors = [{}] if following is None else [{}, {"cursor": following}]
         yield (
             sort,
             name,
-            [_milliseconds(client, "/v1/jobs", **asked, **each) for each in cursors for _ in range(REPEATS)],
+            [_milliseconds(client, "/v1/jobs", **query, **cursor) for cursor in cursors for _ in range(REPEATS)],
         )
 
 
-def _milliseconds(client: httpx.Client, path: str, **asked: Any) -> float:
+def _milliseconds(client: httpx.Client, path: str, **query: Any) -> float:
     begin = time.perf_counter()
-    client.get(path, params=asked or None).raise_for_status()
+    client.get(path, params=query or None).raise_for_status()
     return 1000 * (time.perf_counter() - begin)
 
 

@@ -85,8 +85,8 @@ def measure(name: str, programs: Path) -> dict[str, Any]:
     return {
         "environment": name,
         "first_seconds": first["seconds"],
-        "seconds": statistics.median(each["seconds"] for each in more),
-        "resident_bytes": max(each["resident_bytes"] for each in (first, *more)),
+        "seconds": statistics.median(start["seconds"] for start in more),
+        "resident_bytes": max(start["resident_bytes"] for start in (first, *more)),
         "plans": plans(programs),
     }
 

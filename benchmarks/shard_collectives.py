@@ -59,7 +59,7 @@ def measure(rank: int, num_shards: int, port: int, answer: mp.SimpleQueue[Any]) 
                 begin = time.perf_counter()
                 act()
                 taken[name].append(time.perf_counter() - begin)
-        slowest = torch.tensor([each[WARM_UP:] for each in taken.values()])
+        slowest = torch.tensor([samples[WARM_UP:] for samples in taken.values()])
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
         tenth = slowest.quantile(0.1, dim=1)
         rows += [(num_bytes, name, 1e6 * seconds) for name, seconds in zip(taken, tenth.tolist(), strict=True)]

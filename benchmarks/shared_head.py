@@ -66,7 +66,7 @@ def measured(folder: Path) -> dict[str, Any]:
     bench.weigh(contenders)
     plan = contenders[0].plan
     share = head_share(plan.model.whole, plan.sequence_length)
-    rows = {each.name: _row(each) for each in contenders}
+    rows = {contender.name: _row(contender) for contender in contenders}
     return {"model": described(plan), "head_share": share, "rejected": rejected, "rows": rows}
 
 

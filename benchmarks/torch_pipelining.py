@@ -84,9 +84,9 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _rows(case: dict[str, Any]) -> Iterator[str]:
-    for name, each in case["contenders"].items():
-        seconds = statistics.median(each["seconds"])
-        yield f"| {case['sequences']} | {name} | {seconds:.3f} | {each['loss']:.6f} | {_ratio(case, name):.2f}x |"
+    for name, contender in case["contenders"].items():
+        seconds = statistics.median(contender["seconds"])
+        yield f"| {case['sequences']} | {name} | {seconds:.3f} | {contender['loss']:.6f} | {_ratio(case, name):.2f}x |"
 
 
 def _distances(cases: list[dict[str, Any]]) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _ratio(case: dict[str, Any], name: str) -> float:
 
 def _summary(case: dict[str, Any]) -> str:
     """The plan, what was predicted of it, and what two ranks could do at best."""
-    torch = {name: each for name, each in case["contenders"].items() if name.startswith("torch")}
+    torch = {name: contender for name, contender in case["contenders"].items() if name.startswith("torch")}
     best = min(torch, key=lambda name: statistics.median(torch[name]["seconds"]))
     floor = _never_waiting(case["parts"])
     predicted = case["predicted_unsliced_seconds"] / case["predicted_seconds"]

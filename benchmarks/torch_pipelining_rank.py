@@ -80,7 +80,6 @@ class Kept:
     gradient: Tensor
 
     def step(self, step: int, squared_norm: Tensor) -> None:
-        """See `penstock.trainer.closing.Optimizer`."""
         self.gradient.zero_()
 
 
@@ -105,8 +104,10 @@ class Penstock:
         self._stages = build_stages(plan, program.ranks[worker.rank], device=CPU, seed=0)
         self._runtime = runtime_of(plan, program, worker.rank, self._stages, transport, CPU)
         self._batch = batch_of(ids)
-        self._compute = [number for number, each in enumerate(self._instructions) if each.action.is_compute]
-        self._closing = [n for n, each in enumerate(self._instructions) if each.action.kind in _CLOSING]
+        self._compute = [
+            number for number, instruction in enumerate(self._instructions) if instruction.action.is_compute
+        ]
+        self._closing = [n for n, instruction in enumerate(self._instructions) if instruction.action.kind in _CLOSING]
         self._recorder = HostRecorder(len(self._instructions))
         self._alone_recorder = HostRecorder(len(self._compute))
         self._without_messages = self._runtime.without_messages()
@@ -141,7 +142,7 @@ class Penstock:
 
     def measured_steps(self) -> list[dict[str, float]]:
         """For every step but the first, the seconds of every action of all ranks; collective."""
-        return [self._of_all_ranks([1e-9 * each for each in times.tolist()]) for times in self._together_ns[1:]]
+        return [self._of_all_ranks([1e-9 * time_ns for time_ns in times.tolist()]) for times in self._together_ns[1:]]
 
     def _of_all_ranks(self, seconds: Sequence[float]) -> dict[str, float]:
         """By action, of all ranks; ``seconds`` are those of this rank's compute actions. Collective."""
@@ -158,7 +159,7 @@ _CLOSING = frozenset({Kind.START_REDUCE, Kind.STEP})
 
 
 def _medians(times_ns: list[Tensor]) -> list[float]:
-    return [1e-9 * statistics.median(each) for each in torch.stack(times_ns).T.tolist()]
+    return [1e-9 * statistics.median(action_times) for action_times in torch.stack(times_ns).T.tolist()]
 
 
 def compare(result: Path, worker: Worker) -> None:
@@ -174,7 +175,7 @@ def _measured(sequences: int, worker: Worker) -> Profile:
     """What the first rank wrote down, on all ranks."""
     wanted = job(sequences, ParallelismSpec())
     taken = [measure(wanted, worker, time.time()) for _ in range(PROFILES)]
-    box = [typical_profile([each for each in taken if each is not None]) if worker.rank == 0 else None]
+    box = [typical_profile([profile for profile in taken if profile is not None]) if worker.rank == 0 else None]
     dist.broadcast_object_list(box, src=0)
     assert box[0] is not None
     return box[0]
@@ -325,14 +326,14 @@ def _torch_contenders(sequences: int, ids: Tensor, weights: dict[str, Tensor], w
 def _stages(
     rank: int, ranges: Sequence[tuple[int, int]], owners: Sequence[int], weights: dict[str, Tensor]
 ) -> list[PipelineStage]:
-    found = []
+    stages = []
     for number, (first, stop) in enumerate(ranges):
         if owners[number] == rank:
             part = Part(SPEC, first, stop)
             part.load(weights)
             part.requires_grad_(True)
-            found.append(PipelineStage(part, number, len(ranges), CPU))
-    return found
+            stages.append(PipelineStage(part, number, len(ranges), CPU))
+    return stages
 
 
 def _torch_step(schedule: Any, stages: list[PipelineStage], ids: Tensor, rank: int, last: int) -> Step:

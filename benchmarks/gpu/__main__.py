@@ -91,8 +91,8 @@ def _run(part: Part, options: argparse.Namespace, device: str) -> str:
         answer = Path(scratch) / "answer.json"
         command = [sys.executable, "-m", "benchmarks.gpu.measure", part.name, scratch, options.device]
         status, output = _bounded([*command, "small"] if options.small else command)
-        found: Any = json.loads(answer.read_text()) if answer.exists() else None
-    if status == PASSED and (found is None or not found["passed"]):
+        answer_found: Any = json.loads(answer.read_text()) if answer.exists() else None
+    if status == PASSED and (answer_found is None or not answer_found["passed"]):
         status = FAILED
     result = {
         "part": part.name,
@@ -102,7 +102,7 @@ def _run(part: Part, options: argparse.Namespace, device: str) -> str:
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": machine(),
         "seconds": round(time.monotonic() - begin, 1),
-        "found": found,
+        "found": answer_found,
         "output": [] if status == PASSED else output.splitlines()[-LAST_LINES:],
     }
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,8 @@ def memory(case: Case) -> Answer:
     contenders = bench.pinned(pins)
     bench.weigh(contenders)
     peaks = {
-        each.name: {"predicted": each.prediction.peak_bytes[0], "measured": each.peak_bytes[0]} for each in contenders
+        contender.name: {"predicted": contender.prediction.peak_bytes[0], "measured": contender.peak_bytes[0]}
+        for contender in contenders
     }
     return {"passed": True, "constant_bytes": bench.profile.memory.constant_bytes, "peak_bytes": peaks}
 
@@ -144,7 +145,7 @@ def units(case: Case) -> Answer:
     bench = Bench(case.folder / "run", _job(case, ranks=1))
     bench.measure()
     reports = measured_cost(bench.profile).reports
-    errors = {f"{each.unit.value} {each.kind.value}": _or_none(each.held_out_error) for each in reports}
+    errors = {f"{report.unit.value} {report.kind.value}": _or_none(report.held_out_error) for report in reports}
     return {"passed": True, "held_out_errors": errors, "profile": bench.profile.to_manifest()}
 
 
@@ -154,9 +155,9 @@ def _or_none(figure: float) -> float | None:
 
 def slices(case: Case) -> Answer:
     """Steps in more and more slices, in turn, without a pipeline that would gain from them."""
-    found = _sliced_steps(case, case.model())
-    efficiency = {count: found[1].step_seconds / each.step_seconds for count, each in found.items()}
-    return {"passed": True, "tokens": case.length, "efficiency": efficiency, "steps": _plain(found)}
+    steps = _sliced_steps(case, case.model())
+    efficiency = {count: steps[1].step_seconds / step.step_seconds for count, step in steps.items()}
+    return {"passed": True, "tokens": case.length, "efficiency": efficiency, "steps": _plain(steps)}
 
 
 def host(case: Case) -> Answer:
@@ -220,8 +221,8 @@ def _sliced_step(plan: Plan, times: list[tuple[float, float]], warm_up_seconds: 
     )
 
 
-def _plain(found: Mapping[int, SlicedStep]) -> dict[int, Any]:
-    return {count: dataclasses.asdict(each) for count, each in found.items()}
+def _plain(steps: Mapping[int, SlicedStep]) -> dict[int, Any]:
+    return {count: dataclasses.asdict(step) for count, step in steps.items()}
 
 
 def pair(case: Case) -> Answer:
@@ -287,16 +288,16 @@ def _user_run(case: Case, job: PipelineJob, name: str, changes: Mapping[str, Any
 
 def described(case: Case) -> Answer:
     """What units of llama-8B take on the device, next to what the kind's description says they take."""
-    found = {}
+    rows_of_length = {}
     name = next((name for name in device_kinds() if device_kind(name).reported_name == _device_name(case)), "h100")
     for length in (case.length, 4 * case.length):
         job = _job(case, ranks=1, model=_wide(case, length))
         bench = Bench(case.folder / str(length), job)
         bench.measure()
         cost = problem_from_cluster(job.spec, cluster_of(device_kind(name), 1)).cost_of(1)
-        found[length] = [_compared(record, job.spec.model, cost) for record in bench.profile.units]
-    ratios = [row["measured"] / row["described"] for rows in found.values() for row in rows]
-    return {"passed": True, "kind": name, "median_ratio": statistics.median(ratios), "units": found}
+        rows_of_length[length] = [_compared(record, job.spec.model, cost) for record in bench.profile.units]
+    ratios = [row["measured"] / row["described"] for rows in rows_of_length.values() for row in rows]
+    return {"passed": True, "kind": name, "median_ratio": statistics.median(ratios), "units": rows_of_length}
 
 
 def _device_name(case: Case) -> str:

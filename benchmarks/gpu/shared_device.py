@@ -41,7 +41,7 @@ class Arrival:
         self._work, self._host, self._tensor = work, host, tensor
 
     def wait(self) -> None:
-        """See `penstock.trainer.comm.Work`."""
+        """Wait for the message, then copy it to the device."""
         self._work.wait()
         self._tensor.copy_(self._host)
 

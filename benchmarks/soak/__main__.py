@@ -93,7 +93,7 @@ def run(part: str, options: argparse.Namespace) -> list[str]:
     report, began = Reporter(part), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as folder:
         (Path(folder) / part).mkdir()
-        found = PARTS[part](options, Path(folder) / part, report)
+        figures = PARTS[part](options, Path(folder) / part, report)
     loads = [*report.loads, os.getloadavg()[0]]
     result = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -101,36 +101,36 @@ def run(part: str, options: argparse.Namespace) -> list[str]:
         "load": {"first": loads[0], "most": max(loads), "last": loads[-1]},
         "minutes": round((time.monotonic() - began) / 60, 1),
         "seed": options.seed,
-        **found,
+        **figures,
     }
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / f"soak_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
-    violations: list[str] = found["violations"]
-    for each in violations:
-        report(f"does not hold: {each}")
+    violations: list[str] = figures["violations"]
+    for violation in violations:
+        report(f"does not hold: {violation}")
     report(f"{len(violations)} violations; the result is in {options.results / f'soak_{part}.json'}")
     return violations
 
 
 def main() -> int:
     """Run the parts that are asked for."""
-    asked = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
-    asked.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans")
+    parser = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans")
     today = int(dt.datetime.now(dt.UTC).strftime("%Y%m%d"))
-    asked.add_argument("--seed", type=int, default=today, help=f"today's date ({today})")
-    asked.add_argument("--first", type=int, default=0, help="the number of the first planning problem (0)")
-    asked.add_argument(
+    parser.add_argument("--seed", type=int, default=today, help=f"today's date ({today})")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first planning problem (0)")
+    parser.add_argument(
         "--count",
         type=int,
         help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), problems ({PROBLEMS}; small {SMALL_PROBLEMS:,})",
     )
-    asked.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
-    asked.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
-    options = asked.parse_args()
+    parser.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
+    options = parser.parse_args()
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
-        asked.error(f"no part {', '.join(unknown)}: one of {', '.join(PARTS)}")
-    violations = [each for part in options.parts or PARTS for each in run(part, options)]
+        parser.error(f"no part {', '.join(unknown)}: one of {', '.join(PARTS)}")
+    violations = [violation for part in options.parts or PARTS for violation in run(part, options)]
     return int(bool(violations))
 
 

@@ -89,36 +89,36 @@ def _cell(chance: random.Random, cell: str) -> str:
         digits = str(number)
     except ValueError:
         digits = "9" * 4400
-    found: tuple[str, ...] = (
+    cells: tuple[str, ...] = (
         f"{digits}F0.0", f"0F{digits}.0", f"0F0.{digits}", f"0B{digits}", f"{digits}W0.1", "", cell * 2, cell.lower(),
         f"({cell};{cell})OVERLAP_F_B", "(" * 500 + cell + ")" * 500, "0SEND_F0", "0UNSHARD", "0REDUCE_GRAD", '"',
         f'"{cell}\n"',
         chance.choice(mutating.STRINGS),
     )  # fmt: skip
-    return chance.choice(found)
+    return chance.choice(cells)
 
 
 def _object(good: Callable[[], dict[str, Any]], *parts: str) -> Callable[[random.Random], bytes]:
     """An object as an apiserver sends it: only ``parts`` are wrong, and all of it is JSON."""
 
     def make(chance: random.Random) -> bytes:
-        found = good()
+        request = good()
         part = chance.choice(parts)
-        found[part] = mutating.document(chance, found.get(part) or {})
-        return json.dumps(_sendable(found)).encode()
+        request[part] = mutating.document(chance, request.get(part) or {})
+        return json.dumps(_sendable(request)).encode()
 
     return make
 
 
-def _sendable(found: Any) -> Any:
+def _sendable(document: Any) -> Any:
     """Without what JSON has no word for."""
-    if isinstance(found, float) and (found != found or abs(found) == float("inf")):
+    if isinstance(document, float) and (document != document or abs(document) == float("inf")):
         return None
-    if isinstance(found, str):
-        return found.encode(errors="replace").decode()
-    if isinstance(found, dict):
-        return {_sendable(str(name)): _sendable(value) for name, value in found.items()}
-    return [_sendable(value) for value in found] if isinstance(found, list) else found
+    if isinstance(document, str):
+        return document.encode(errors="replace").decode()
+    if isinstance(document, dict):
+        return {_sendable(str(name)): _sendable(value) for name, value in document.items()}
+    return [_sendable(value) for value in document] if isinstance(document, list) else document
 
 
 # Readers
@@ -210,11 +210,11 @@ def _operator_profile() -> Iterator[Read]:
     from tests.support.operating import Operating
 
     operating = Operating(FakePlanner())
-    found: dict[str, Any] = {"metadata": {"name": "measured", "namespace": "default"}, "binaryData": {}}
-    operating.kube.add(CONFIG_MAPS, found)
+    config_map: dict[str, Any] = {"metadata": {"name": "measured", "namespace": "default"}, "binaryData": {}}
+    operating.kube.add(CONFIG_MAPS, config_map)
 
     def read(content: bytes) -> None:
-        found["binaryData"][PROFILE_FILE] = content.decode(errors="replace")
+        config_map["binaryData"][PROFILE_FILE] = content.decode(errors="replace")
         operating.actions.profile("default", "measured")
 
     yield read
@@ -254,8 +254,8 @@ def _timeline() -> Any:
 def _full() -> dict[str, Any]:
     from penstock.core.serialization import yamltext
 
-    found: dict[str, Any] = yamltext.load(FULL)
-    return found
+    manifest: dict[str, Any] = yamltext.load(FULL)
+    return manifest
 
 
 def _cluster() -> dict[str, Any]:

@@ -51,15 +51,15 @@ class Reading:
 def fuzz(folder: Path, seed: int, seconds: float, report: Report = quiet) -> dict[str, Any]:
     """All of it; sentences of all that does not hold are in ``violations``."""
     rest = fuzz_rest(folder / "rest", seed, REST_SHARE * seconds, report)
-    found: dict[str, Any] = {"seed": seed, "rest": rest, "readers": {}}
-    violations = [f"REST: {each}" for each in rest.pop("violations")]
+    results: dict[str, Any] = {"seed": seed, "rest": rest, "readers": {}}
+    violations = [f"REST: {violation}" for violation in rest.pop("violations")]
     for kind in KINDS:
         reading = read(kind, seed, folder, seconds=(1 - REST_SHARE) * seconds / len(KINDS))
         report(f"{kind}: {reading.cases} inputs, {len(reading.violations)} violations")
-        violations += [f"{kind}: {each}" for each in reading.violations]
-        found["readers"][kind] = {"cases": reading.cases, "peakBytes": reading.peak_bytes}
-    cases = rest["cases"] + sum(each["cases"] for each in found["readers"].values())
-    return {**found, "cases": cases, "violations": violations}
+        violations += [f"{kind}: {violation}" for violation in reading.violations]
+        results["readers"][kind] = {"cases": reading.cases, "peakBytes": reading.peak_bytes}
+    cases = rest["cases"] + sum(reader["cases"] for reader in results["readers"].values())
+    return {**results, "cases": cases, "violations": violations}
 
 
 def fuzz_rest(
@@ -153,10 +153,10 @@ class _Child:
         cases = self._reading.cases
         for line in self._output.read_text(errors="replace").splitlines():
             try:
-                told = json.loads(line)
+                report = json.loads(line)
             except ValueError:
                 continue
-            self._violated(told["number"], f"raised {told['what']}")
+            self._violated(report["number"], f"raised {report['what']}")
         self._reading.cases = cases
         if self._reading.peak_bytes > PEAK_BYTES:
             peak = self._reading.peak_bytes / 1e6
@@ -174,6 +174,6 @@ def _processor_seconds(pid: int) -> float:
 def keep(name: str, content: bytes) -> Path:
     """Where an input lies that broke something."""
     FAILURES.mkdir(parents=True, exist_ok=True)
-    path = FAILURES / "".join(each if each.isalnum() else "-" for each in name)
+    path = FAILURES / "".join(character if character.isalnum() else "-" for character in name)
     path.write_bytes(content)
     return path.relative_to(ROOT)

@@ -120,7 +120,9 @@ def survive(
                 service, name, strikes(seed, number, survived.num_kills, count - survived.num_kills), poller, survived
             )
         uid = service.uid(name)
-        survived.violations += [f"job {name}: {each}" for each in _wrong(service, name, uid, undisturbed, survived)]
+        survived.violations += [
+            f"job {name}: {mistake}" for mistake in _wrong(service, name, uid, undisturbed, survived)
+        ]
         survived.jobs, survived.seconds = survived.jobs + 1, time.monotonic() - began
         number += 1
         report(_progress(survived, count, len(survived.violations) - before))
@@ -149,7 +151,7 @@ def _watched(service: Served, name: str, survived: Survived) -> Iterator[Poller]
     headers = {"Authorization": service.client.headers["Authorization"], "Accept": "application/json"}
     with Poller(f"http://127.0.0.1:{service.port}", headers, paths).polling() as poller:
         yield poller
-    survived.violations += [f"job {name}: {each}" for each in poller.violations]
+    survived.violations += [f"job {name}: {violation}" for violation in poller.violations]
     survived.requests += poller.seconds
 
 
@@ -252,6 +254,6 @@ def tracebacks(service: Served) -> Iterator[str]:
         lines = path.read_text(errors="replace").splitlines()
         for number, line in enumerate(lines):
             if TRACEBACK in line:
-                last = next((each for each in lines[number + 1 :] if each and not each.startswith(" ")), "")
+                last = next((text for text in lines[number + 1 :] if text and not text.startswith(" ")), "")
                 if not (LOGS in path.parts and PEER_LOST.search(last)):
                     yield f"{path.relative_to(service.folder)}:{number + 1} has a traceback: {last}"

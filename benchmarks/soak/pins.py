@@ -104,7 +104,7 @@ def _of_terapipe() -> Iterator[tuple[int, int, int, int, str]]:
 
 def _count(lengths: str) -> int:
     """Of slices written as in "4x120+64": lengths, or how many of a length; 0 if there are none."""
-    return sum(int(each.partition("x")[0]) if "x" in each else 1 for each in lengths.split("+") if each)
+    return sum(int(part.partition("x")[0]) if "x" in part else 1 for part in lengths.split("+") if part)
 
 
 def _rows(name: str) -> list[dict[str, str]]:

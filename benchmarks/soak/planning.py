@@ -64,7 +64,9 @@ def answers(questions: Sequence[Question]) -> Iterator[Answer]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.soak.planning"])
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for done in as_completed([threads.submit(_answer_in_fresh_process, context, each) for each in questions]):
+        for done in as_completed(
+            [threads.submit(_answer_in_fresh_process, context, question) for question in questions]
+        ):
             yield done.result()
 
 

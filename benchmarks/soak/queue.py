@@ -63,10 +63,10 @@ Report = Callable[[str], None]
 
 def queue(folder: Path, count: int, seconds: float, report: Report = quiet) -> dict[str, Any]:
     """Both figures of both programs, each over so many seconds."""
-    found = {"service": _service(folder / "service", count, seconds, report)}
-    found["operator"] = _operator(folder / "operator", count, seconds, report)
-    violations = [f"{name}: {each}" for name, part in found.items() for each in part.pop("violations")]
-    return {"jobs": count, **found, "violations": violations}
+    results = {"service": _service(folder / "service", count, seconds, report)}
+    results["operator"] = _operator(folder / "operator", count, seconds, report)
+    violations = [f"{name}: {violation}" for name, part in results.items() for violation in part.pop("violations")]
+    return {"jobs": count, **results, "violations": violations}
 
 
 def _judged(health: dict[str, float], seen: dict[str, float], errors: list[str], log: Path) -> list[str]:

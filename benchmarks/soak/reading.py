@@ -26,13 +26,13 @@ ADDRESS_SPACE_BYTES = 4 * 2**30
 
 def main() -> None:
     """Read cases from ``--first`` on, until ended or ``--count`` are read."""
-    asked = argparse.ArgumentParser(prog="reading")
-    asked.add_argument("kind", choices=list(KINDS))
-    asked.add_argument("--seed", type=int, required=True)
-    asked.add_argument("--first", type=int, required=True)
-    asked.add_argument("--count", type=int, default=sys.maxsize)
-    asked.add_argument("--progress", type=Path, required=True)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(prog="reading")
+    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--first", type=int, required=True)
+    parser.add_argument("--count", type=int, default=sys.maxsize)
+    parser.add_argument("--progress", type=Path, required=True)
+    options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     logging.disable(logging.CRITICAL)
     progress = os.open(options.progress, os.O_WRONLY | os.O_CREAT)

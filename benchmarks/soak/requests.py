@@ -65,17 +65,21 @@ class Answer:
 
 def operations() -> list[Operation]:
     """Every operation of the document, and the pages."""
-    found = [
+    operations_found = [
         Operation(
             method=method.upper(),
             path=path,
-            query=tuple(each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"),
+            query=tuple(
+                parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"
+            ),
             has_body="requestBody" in operation,
         )
         for path, methods in json.loads(OPENAPI.read_text())["paths"].items()
         for method, operation in methods.items()
     ]
-    return found + [Operation(method="GET", path=path, query=("job", "uid", "namespace", "limit")) for path in PAGES]
+    return operations_found + [
+        Operation(method="GET", path=path, query=("job", "uid", "namespace", "limit")) for path in PAGES
+    ]
 
 
 def request(chance: random.Random, operation: Operation, known: Known) -> bytes:

@@ -60,7 +60,7 @@ def known_of(service: Served) -> Known:
     ]
     spare = client.post("/v1/tokens", json={"name": "spare", "role": "viewer", "namespace": None}).json()
     plan = client.post("/v1/plans", json={"job": served_job("tiny"), "cluster": None})
-    records = [each.to_manifest() for each in step_records(uids[0], range(5))]
+    records = [record.to_manifest() for record in step_records(uids[0], range(5))]
     values = {
         "namespace": ("default", "default", "team"),
         "name": ("tiny", "tiny", "other"),
@@ -83,7 +83,7 @@ def known_of(service: Served) -> Known:
     _run_elsewhere(service, uids[0])
     first = client.post("/v1/ingest", content=squeezed(records), headers=_ingesting(made[-1]["token"]))
     assert first.status_code == 200, first.text
-    tokens = [each["token"] for each in made]
+    tokens = [token["token"] for token in made]
     return Known(values=values, tokens=tokens, records=records, host=f"127.0.0.1:{service.port}")
 
 
@@ -106,7 +106,7 @@ class RestFuzz:
     def __init__(self, service: Served, seed: int, keep: Callable[[str, bytes], Path]) -> None:
         self._service, self._seed, self._keep = service, seed, keep
         self._operations, self._known = operations(), known_of(service)
-        self._with_body = [each for each in self._operations if each.has_body]
+        self._with_body = [operation for operation in self._operations if operation.has_body]
         self.statuses: Counter[int] = Counter()
         self.seconds: list[float] = []
         self.violations: list[str] = []

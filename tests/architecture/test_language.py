@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.repository import ROOT
 
-CLEAN: Final = ("agent", "api", "cli", "client", "core", "kube", "operator", "planner", "view")
+CLEAN: Final = ("agent", "api", "benchmarks", "cli", "client", "core", "kube", "operator", "planner", "trainer", "view")
 """The components without such names and docstrings; others are added once they have none."""
 
 NAMES_WITHOUT_CONTENT: Final = frozenset({"asked", "each", "found", "looked", "told"})
