@@ -28,6 +28,7 @@ CORES = 4
 """That a node offers: a pod asks for a core for each of its two ranks, and for a little more."""
 
 
+@pytest.mark.long
 def test_a_job_of_shards_goes_on_after_a_pod_is_lost(on: Installed, tmp_path: Path) -> None:
     with offering(on, CORES), paced(on):
         job = submitted(on, "shards", **SHARDED)
