@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from penstock.core.layout import Precision, parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Plan
 from penstock.core.profile import UnitRecord
-from penstock.core.remaking import SELECTIVE
+from penstock.core.remaking import SELECTIVE, Recompute
 from penstock.core.run.folder import RunDir
 from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.core.serialization import yamltext
@@ -53,7 +53,7 @@ from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh
 from penstock.trainer.dtypes import compute_dtype
 from penstock.trainer.local_transport import Fabric
-from penstock.trainer.memory import held_bytes
+from penstock.trainer.memory import bytes_beside_tensors
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.runtime import Runtime
@@ -66,8 +66,6 @@ DEVICE_SHARE = 0.9
 
 MOST_LOSS_ERROR = 0.02
 """Relative, of losses in bf16 that are computed in another order."""
-
-POLICIES = ("none", "selective", "full")
 
 Answer = dict[str, Any]
 
@@ -184,9 +182,9 @@ def _sliced_steps(case: Case, model: ModelSpec) -> dict[int, SlicedStep]:
     plans = {count: _plan(case, model, count) for count in counts}
     runtimes, warm_ups = {}, {}
     for count, plan in plans.items():
-        begin, bytes_before = time.perf_counter(), _bytes_beside_tensors(case)
+        begin, bytes_before = time.perf_counter(), _graph_bytes(case)
         runtimes[count] = _runtime(case, plan)
-        warm_ups[count] = time.perf_counter() - begin, _bytes_beside_tensors(case) - bytes_before
+        warm_ups[count] = time.perf_counter() - begin, _graph_bytes(case) - bytes_before
     batch = batch_of(torch.randint(model.vocab, (2, case.length + 1)))
     taken: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     for _ in range(case.rounds):
@@ -198,10 +196,9 @@ def _sliced_steps(case: Case, model: ModelSpec) -> dict[int, SlicedStep]:
     return {count: _sliced_step(plans[count], times, *warm_ups[count]) for count, times in taken.items()}
 
 
-def _bytes_beside_tensors(case: Case) -> int:
-    """What is taken of the device and not by PyTorch's allocator."""
-    reserved = torch.cuda.memory_reserved(case.device) if case.device.type == "cuda" else 0
-    return held_bytes(case.device) - reserved
+def _graph_bytes(case: Case) -> int:
+    """Where graphs are; the CPU has none."""
+    return bytes_beside_tensors(case.device) if case.device.type == "cuda" else 0
 
 
 def _mark(marks: list[float]) -> None:
@@ -250,15 +247,16 @@ def pair(case: Case) -> Answer:
 def user_run(case: Case) -> Answer:
     """`penstock run` on one rank, as a user types it: all kept, some made again, all made again, and a resumed run."""
     job, half = _job(case, ranks=1), case.rounds // 2
+    checkpoint = {"everySteps": half, "keep": 3}
     runs = {
-        policy: _user_run(
-            case, job, policy, {"parallelism": {"recompute": policy}, "checkpoint": {"everySteps": half, "keep": 3}}
+        policy.value: _user_run(
+            case, job, policy.value, {"parallelism": {"recompute": policy.value}, "checkpoint": checkpoint}
         )
-        for policy in POLICIES
+        for policy in Recompute
     }
-    middle = case.folder / POLICIES[0] / "checkpoints" / "a1" / f"step-{half}"
+    middle = case.folder / Recompute.NONE.value / "checkpoints" / "a1" / f"step-{half}"
     resumed = _user_run(case, job, "resumed", {"checkpoint": {"everySteps": 1000, "resumeFrom": str(middle)}})
-    kept = runs[POLICIES[0]]["losses"]
+    kept = runs[Recompute.NONE.value]["losses"]
     error = max(
         _difference(ours, theirs)
         for losses, expected in (*((run["losses"], kept) for run in runs.values()), (resumed["losses"], kept[half:]))
@@ -287,21 +285,37 @@ def _user_run(case: Case, job: PipelineJob, name: str, changes: Mapping[str, Any
 
 
 def described(case: Case) -> Answer:
-    """What units of llama-8B take on the device, next to what the kind's description says they take."""
-    rows_of_length = {}
-    name = next((name for name in device_kinds() if device_kind(name).reported_name == _device_name(case)), "h100")
+    """What units of llama-8B take on the device, over what its kind is described to take."""
+    kind, rows_of_length = _kind(case), {}
     for length in (case.length, 4 * case.length):
         job = _job(case, ranks=1, model=_wide(case, length))
         bench = Bench(case.folder / str(length), job)
         bench.measure()
-        cost = problem_from_cluster(job.spec, cluster_of(device_kind(name), 1)).cost_of(1)
+        cost = problem_from_cluster(job.spec, cluster_of(device_kind(kind), 1)).cost_of(1)
         rows_of_length[length] = [_compared(record, job.spec.model, cost) for record in bench.profile.units]
-    ratios = [row["measured"] / row["described"] for rows in rows_of_length.values() for row in rows]
-    return {"passed": True, "kind": name, "median_ratio": statistics.median(ratios), "units": rows_of_length}
+    rows = [row for rows in rows_of_length.values() for row in rows]
+    return {"passed": True, "kind": kind, "ratios": ratios(rows, case.length // 4), "units": rows_of_length}
 
 
-def _device_name(case: Case) -> str:
-    return torch.cuda.get_device_name(0) if case.device.type == "cuda" else ""
+def ratios(rows: Sequence[Mapping[str, Any]], fewest_tokens: int) -> Answer:
+    """By pass the median, least and most of measured over described, over points of at least so many tokens."""
+    ratios_of: dict[str, list[float]] = {}
+    for row in rows:
+        batch, length, _ = row["point"]
+        if batch * length >= fewest_tokens:
+            ratios_of.setdefault(row["unit"], []).append(row["measured"] / row["described"])
+    return {unit: (statistics.median(values), min(values), max(values)) for unit, values in ratios_of.items()}
+
+
+def _kind(case: Case) -> str:
+    """The described kind that the device is of; any where only its running matters."""
+    if case.small:
+        return "h100"
+    device = torch.cuda.get_device_name(case.device)
+    kinds = [name for name in device_kinds() if device_kind(name).reported_name == device]
+    if not kinds:
+        raise SystemExit(f"no kind of device is described for {device}: penstock cluster list shows those there are")
+    return kinds[0]
 
 
 def _wide(case: Case, length: int) -> ModelSpec:

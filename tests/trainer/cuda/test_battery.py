@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.gpu import __main__ as battery
-from benchmarks.gpu.measure import MEASURES
+from benchmarks.gpu.measure import MEASURES, ratios
 from benchmarks.gpu.parts import PARTS
 
 from tests.support.fakecuda.build import environment
@@ -65,6 +65,12 @@ def test_a_part_that_takes_too_long_is_cut_off_with_all_that_it_started(monkeypa
     assert status == battery.CUT_OFF
     command_line = Path(f"/proc/{int(output)}/cmdline")  # empty of a process that ended and is not reaped yet
     wait_until(lambda: not command_line.exists() or not command_line.read_text(), 10.0)
+
+
+def test_ratios_are_over_points_of_enough_tokens() -> None:
+    points = [((1, 8, 0), 9.0), ((2, 8, 0), 1.0), ((1, 16, 4), 2.0), ((1, 32, 0), 6.0)]
+    rows = [{"unit": "mlp F", "point": point, "measured": seconds, "described": 2.0} for point, seconds in points]
+    assert ratios(rows, 16) == {"mlp F": (1.0, 0.5, 3.0)}
 
 
 @pytest.mark.timeout(600)

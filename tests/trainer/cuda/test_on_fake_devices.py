@@ -131,10 +131,9 @@ take, before = action_timer(device)([functools.partial(action, count) for count 
 taken = [take() for _ in range(2)]
 timed = since(before)
 
-with mock.patch.object(module, "held_bytes", side_effect=[MIB * count for count in (0, 0, 4, 8, 9)]):
-    with mock.patch.object(torch.cuda, "memory_reserved", return_value=0):
-        actions = [Recordable(action, size) for size in (1, 4, 3, 2, 5)]
-        Graphs(device).record_all(actions)
+with mock.patch.object(module, "bytes_beside_tensors", side_effect=[MIB * count for count in (0, 0, 4, 8, 9)]):
+    actions = [Recordable(action, size) for size in (1, 4, 3, 2, 5)]
+    Graphs(device).record_all(actions)
 sizes = [each.size for each in actions if each.run is not action]
 pool = pool_bytes(functools.partial(action, 1), device)
 
@@ -290,7 +289,7 @@ def test_a_step_waits_once_and_does_nothing_for_the_first_time(
     assert slow_uploads == (0,) * 5, "batches come from pinned memory"
     assert allocations == (0,) * 5, "what a step takes of the device was allocated by the warm-up"
     assert len(set(launches)) == 1
-    assert seen["compute"] == [[1, 1]] * graphs[0], "each action is one graph, and no kernel beside it"
+    assert seen["compute"] == [[1, 1]] * graphs[0], "each action launches one graph and nothing else"
     assert set(graphs) == {len(seen["compute"])}
     assert seen["graphs_of_others"] == 0
     assert seen["warmed"] > launches[0], "each shape kernel by kernel, then every graph, and the end of a step"

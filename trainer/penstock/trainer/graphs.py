@@ -60,7 +60,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.trainer.interpreter import Operation
-from penstock.trainer.memory import held_bytes
+from penstock.trainer.memory import bytes_beside_tensors
 
 SHARE = 128
 """Graphs of a rank use at most this fraction, ``1 / SHARE``, of device memory besides their pool."""
@@ -163,13 +163,9 @@ class Graphs:
     def record_all(self, actions: Iterable[Recordable]) -> None:
         """Record all actions, the largest first, and replay each once, until graphs use `most_bytes`."""
         torch.cuda.empty_cache()  # frees what eager runs cached, for the pool
-        limit_bytes = most_bytes(self._device) + self._bytes_beside_tensors()
+        limit_bytes = most_bytes(self._device) + bytes_beside_tensors(self._device)
         for action in sorted(actions, key=lambda action: -action.size):
-            if self._bytes_beside_tensors() > limit_bytes:
+            if bytes_beside_tensors(self._device) > limit_bytes:
                 break
             action.run = self.record(action.run)
             action.run()
-
-    def _bytes_beside_tensors(self) -> int:
-        """Bytes in use on the device outside of PyTorch's allocator, which includes the pool."""
-        return held_bytes(self._device) - torch.cuda.memory_reserved(self._device)

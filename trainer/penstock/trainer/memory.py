@@ -32,7 +32,7 @@ def peak_bytes(device: torch.device) -> int:
     and all other memory in use on the device.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) + held_bytes(device) - torch.cuda.memory_reserved(device)
+        return torch.cuda.max_memory_reserved(device) + bytes_beside_tensors(device)
     return _status_bytes("VmHWM")
 
 
@@ -44,6 +44,11 @@ def held_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return total - free
     return _status_bytes("VmRSS")
+
+
+def bytes_beside_tensors(device: torch.device) -> int:
+    """Of `held_bytes` on CUDA those that PyTorch's allocator has not reserved: the context, kernels, NCCL, graphs."""
+    return held_bytes(device) - torch.cuda.memory_reserved(device)
 
 
 def tensor_bytes(device: torch.device) -> int:

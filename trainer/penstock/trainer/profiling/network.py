@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -62,20 +62,13 @@ def measure_collectives(
         summed_bytes = gradient_bytes // mesh.pp
         sizes = reduced_sizes(summed_bytes, available_bytes)
         for collective, start in _collectives(own, device).items():
-            seconds = 0.0
-            for num_bytes in sizes if collective is Collective.SUM else sizes_of_halves(sizes, summed_bytes):
-                if seconds > LONGEST_SUM_SECONDS:
-                    break
-                tensor = torch.zeros(max(num_bytes // 4 // size, 1) * size, device=device)
-                seconds, spread = _repeated(partial(_finish, start, tensor), clock)
+            own_sizes = sizes if collective is Collective.SUM else sizes_of_halves(sizes, summed_bytes)
+            for num_bytes, seconds, spread in _timed(start, own_sizes, size, device, clock):
                 records.append(
                     CollectiveRecord(
                         num_ranks=size, num_bytes=num_bytes, seconds=seconds, spread=spread, collective=collective
                     )
                 )
-                seconds = max(gather(seconds))  # so that all ranks go on, or none
-                del tensor  # or it would be held while the next is made
-                release_unused(device)
         dist.destroy_process_group(own)
     return records
 
@@ -92,6 +85,20 @@ def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[Collect
         Collective.SCATTER: scatter if device.type == "cuda" else HostReduceScatter(group).start,
         Collective.GATHER: lambda tensor: shards.start(Gather(tensor)),
     }
+
+
+def _timed(
+    start: Callable[[Tensor], Work], sizes: Sequence[int], num_ranks: int, device: torch.device, clock: Clock
+) -> Iterator[tuple[int, float, float]]:
+    """Bytes, seconds and spread of a collective, until one takes longer than `LONGEST_SUM_SECONDS` on any rank."""
+    for num_bytes in sizes:
+        tensor = torch.zeros(max(num_bytes // 4 // num_ranks, 1) * num_ranks, device=device)
+        seconds, spread = _repeated(partial(_finish, start, tensor), clock)
+        yield num_bytes, seconds, spread
+        del tensor  # or it would be held while the next is made
+        release_unused(device)
+        if max(gather(seconds)) > LONGEST_SUM_SECONDS:
+            return
 
 
 def _finish(start: Callable[[Tensor], Work], tensor: Tensor) -> None:

@@ -83,7 +83,7 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
     release_unused(worker.device)
     optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
-    groups.open(iter([everyone(Mesh(dp=1, pp=worker.num_ranks))]))  # of every plan; NCCL's takes hundreds of MB
+    groups.open(iter([everyone(Mesh(dp=1, pp=worker.num_ranks))]))  # every plan opens this group
     constant = max(gather(_constant_bytes(worker)))
     if worker.rank != 0:
         return None
