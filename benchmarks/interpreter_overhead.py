@@ -25,7 +25,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Channel, Instruction, Program
 from penstock.core.run.rank_status import StatusFile
 from penstock.core.schedule import Group, ScheduleSpec
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Operation, Recorder, nothing
 from penstock.trainer.recorder import HostRecorder

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.profile import Profile
-from penstock.trainer.together import gather
+from penstock.trainer.collectives import gather
 
 MOST_DRIFT = 0.03
 KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 70

@@ -41,14 +41,15 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.program import Program
 from penstock.core.schedule import Kind, parse_action
+from penstock.planner.compile import program_of, schedule_of
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.order import KINDS
-from penstock.planner.realise import program_of, schedule_of
 from penstock.planner.replay import candidate_of
 from penstock.planner.simulate.costs import MILLION, Costs
 from penstock.planner.simulate.simulation import simulate
+from penstock.trainer.collectives import gather
 from penstock.trainer.comm import Mesh, Transport, open_transport
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.profiling.profile import measure
@@ -56,7 +57,6 @@ from penstock.trainer.recorder import HostRecorder
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from penstock.trainer.stages import build_stages
-from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker, run_worker
 
 SPEC = ModelSpec(family=Family.GPT2, layers=8, hidden=512, heads=8, vocab=4096, positions=1024)

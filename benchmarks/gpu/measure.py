@@ -42,12 +42,12 @@ from penstock.core.run.folder import RunDir
 from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
+from penstock.planner.compile import program_of
 from penstock.planner.cost import CostModel
 from penstock.planner.decide import decide
 from penstock.planner.fit import measured_cost
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
-from penstock.planner.realise import program_of
 from penstock.planner.work import Work
 from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh

@@ -150,7 +150,7 @@ def _plan_file(path: Path) -> None:
     A rank's Program is as large as the plan says, which has a maximum and is the job's own memory.
     """
     from penstock.core.run.documents import read_plan
-    from penstock.planner.realise import program_of
+    from penstock.planner.compile import program_of
     from penstock.planner.replay import MOST_ACTIONS, num_actions
     from penstock.planner.worker.__main__ import answer
     from penstock.planner.worker.questions import Question

@@ -14,8 +14,8 @@ import pytest
 from penstock.agent.executor import Executor
 from penstock.agent.launch import Failure, Outcome
 from penstock.agent.progress_files import newest_checkpoint_step
+from penstock.agent.run_observer import Show
 from penstock.agent.run_state import PhaseChange, RunState, read_state
-from penstock.agent.show import Show
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import StopRequests
 from penstock.core.job import PipelineJob

@@ -20,7 +20,7 @@ from penstock.agent.launch import MALLOC, RANKS_FILE, Failure, LaunchSpec, Nodes
 from penstock.core.errors import UserError
 from penstock.core.run.rank_status import State, StatusFile, status_path
 from penstock.core.schedule import parse_action
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.launched_rank import FATAL_STEP, plan_for
 from tests.support.repository import ROOT
 

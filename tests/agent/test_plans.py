@@ -17,12 +17,12 @@ from penstock.agent.plans import LocalDecider, serves
 from penstock.agent.probe import Identity
 from penstock.agent.profiles import Profiles, require_fit, unfit
 from penstock.core.errors import UserError
-from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.host.stopping import StopRequestedError, listening
 from penstock.core.job import JobSpec, ParallelismSpec, PipelineJob
 from penstock.core.layout import Operation, Precision
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.remaking import Recompute, uniform_remakes
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json

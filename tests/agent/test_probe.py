@@ -10,10 +10,10 @@ import pytest
 from penstock.agent import probe
 from penstock.agent.probe import Identity, identify
 from penstock.core.errors import UserError
-from penstock.core.fitness import model_digest
 from penstock.core.job import Device
 from penstock.core.layout import Precision
 from penstock.core.probe import Answer, Question
+from penstock.core.profile_matching import model_digest
 from tests.support.local_run import local_job
 from tests.support.sample_run import sample_machine, sample_model
 

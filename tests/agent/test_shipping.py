@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.agent.posting import Reply
+from penstock.agent.record_upload import Reply
 from penstock.agent.shipping import MOST_BYTES, MOST_RECORDS, Shipper
 from penstock.core.run.outbox import read_records
 from tests.support.outboxes import fill, log, opened, reply

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.agent import shipping
-from penstock.agent.posting import Post, Reply, http_post
+from penstock.agent.record_upload import Post, Reply, http_post
 from penstock.agent.shipping import Orphaned, ship
 from penstock.core.host.stopping import StopRequests, listening
 from penstock.core.run.folder import RunDir

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.agent import shipping
-from penstock.agent.posting import Reply
+from penstock.agent.record_upload import Reply
 from penstock.core.run.outbox import read_records
 from tests.support.outboxes import log, opened, reply
 from tests.support.ship_bench import LOST, Bench

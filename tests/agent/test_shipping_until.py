@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.agent.posting import Reply
+from penstock.agent.record_upload import Reply
 from penstock.agent.shipping import DRAIN_SECONDS, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, POLL_SECONDS
 from tests.support.outboxes import fill, reply
 from tests.support.ship_bench import LOST, Bench

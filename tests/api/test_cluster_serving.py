@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.agent.posting import http_post
+from penstock.agent.record_upload import http_post
 from penstock.agent.shipping import Shipper
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.settings import Settings

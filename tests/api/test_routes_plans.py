@@ -17,9 +17,9 @@ from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import plan_requests
 from penstock.api.store.plan_requests import Wanted
-from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.layout import Precision
 from penstock.core.plan import Plan
+from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.serialization import yamltext
 from penstock.planner.worker.__main__ import answer as answer_to
 from penstock.planner.worker.process import ProcessPlanner

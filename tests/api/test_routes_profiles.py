@@ -9,9 +9,9 @@ from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
 from penstock.api.service import Service
-from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.model import UnitKind
 from penstock.core.profile import LinkRecord, MemoryRecord, Profile, TransientRecord
+from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.schedule import Kind
 from tests.support.planning import profile_for
 from tests.support.sample_run import sample_profile

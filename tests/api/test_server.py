@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.agent.posting import http_post
+from penstock.agent.record_upload import http_post
 from penstock.api.auth.identity import Role
 from penstock.api.http.credentials import COOKIE
 from penstock.api.service import Service

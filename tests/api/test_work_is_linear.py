@@ -22,7 +22,7 @@ from penstock.api.http import dependencies
 from penstock.api.http.routes import ingest
 from penstock.api.schemas.examples import EXAMPLE_RECORD
 from penstock.api.store.plan_requests import Wanted
-from penstock.api.store.storable import require_storable
+from penstock.api.store.sanitize import require_storable
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob

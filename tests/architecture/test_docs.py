@@ -20,12 +20,12 @@ from penstock.cli.main import app, main
 from penstock.core.cluster import ClusterSpec, DeviceSpec, KernelSpec, LinkSpec, SoftwareSpec
 from penstock.core.cluster_profile import ClusterProfile, ClusterProfileSpec
 from penstock.core.cost_table import CostRow
+from penstock.core.field_docs import MEANINGS
 from penstock.core.invariants import prove
 from penstock.core.job import JobSpec, Metadata, PipelineJob
 from penstock.core.layout import SlotKind
 from penstock.core.lifecycle import TRANSITIONS, Phase
 from penstock.core.manifest import camel, write_dataclass
-from penstock.core.meanings import MEANINGS
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.planner.lowering import lower

@@ -15,7 +15,7 @@ import pytest
 
 from penstock import core
 from penstock.agent.probe import Identity
-from penstock.cli.local.deciding import plan_lines
+from penstock.cli.local.planning_commands import plan_lines
 from penstock.cli.main import main
 from penstock.core import limits
 from penstock.core.bubble import Lost
@@ -47,7 +47,7 @@ Captured = pytest.CaptureFixture[str]
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.cli.local.deciding.identify", _identify)
+    monkeypatch.setattr("penstock.cli.local.planning_commands.identify", _identify)
 
 
 def _identify(spec: JobSpec) -> Identity:

@@ -12,9 +12,9 @@ from penstock.api.auth.identity import Role
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import attempts, jobs
-from penstock.cli.board import Board, hears
 from penstock.cli.fetching import PATIENCE_LOOKS, QUIET_LOOKS, export_newest, local_name, show_logs
 from penstock.cli.main import main
+from penstock.cli.top import Board, hears
 from penstock.client import Client, Message, Place, Target
 from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import Launch, Phase

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.cli.local import deciding, trials
+from penstock.cli.local import planning_commands, trials
 from penstock.cli.local.trials import ENDLESS, FEWEST_STEPS, MOST_STEPS, fastest
 from penstock.cli.main import main
 from penstock.core.errors import RunError, UserError
@@ -110,7 +110,7 @@ def test_the_fastest_measured_plan_is_kept(plans: tuple[Plan, ...], capsys: Capt
 def shown_lines(plan: Plan) -> list[str]:
     """The plan as `penstock plan` prints it."""
     console = Console(file=io.StringIO(), width=300)
-    console.print(*deciding.plan_lines(plan), sep="\n")
+    console.print(*planning_commands.plan_lines(plan), sep="\n")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -163,7 +163,7 @@ def test_a_plan_that_fails_is_passed_over_and_says_why(plans: tuple[Plan, ...], 
 def trials_shown(plan: Plan) -> list[str]:
     assert plan.prediction is not None
     assert plan.prediction.explanation is not None
-    return [" ".join(deciding.trial_row(trial)) for trial in plan.prediction.explanation.trials]
+    return [" ".join(planning_commands.trial_row(trial)) for trial in plan.prediction.explanation.trials]
 
 
 def test_nothing_that_ran_is_a_failure(plans: tuple[Plan, ...]) -> None:
@@ -200,7 +200,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a job and a measurement of this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.cli.local.deciding.identify", lambda spec: local_identity(local_job()))
+    monkeypatch.setattr("penstock.cli.local.planning_commands.identify", lambda spec: local_identity(local_job()))
     (tmp_path / "job.yaml").write_text(yamltext.dump(example()))
     measured = dataclasses.replace(local_profile(), measured_at=time.time())
     write_json(tmp_path / "profile.json", measured.to_manifest())
@@ -255,7 +255,7 @@ def test_a_device_that_is_not_here_is_named(here: Path, monkeypatch: pytest.Monk
     def missing(spec: object) -> None:
         raise UserError(what="2 ranks need a device each, here are 0", where="spec.resources.ranks", remedy="fewer")
 
-    monkeypatch.setattr("penstock.cli.local.deciding.identify", missing)
+    monkeypatch.setattr("penstock.cli.local.planning_commands.identify", missing)
     assert main(["plan", "job.yaml", "--profile", "profile.json", "--trial", "2"]) == 2
     assert "need a device each" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from penstock.core.invariants import prove
 from penstock.core.program import Program
 from penstock.core.residency import NUM_PLACES, resident_kernels
 from penstock.core.schedule import Kind
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.small_plans import small_plan
 from tests.support.small_programs import lowered, moved
 from tests.support.strategies import Case, cases

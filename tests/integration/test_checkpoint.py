@@ -15,7 +15,7 @@ import torch
 from penstock.core.layout import num_parameters
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import CheckpointManifest
 from penstock.trainer.checkpoint_index import read_index

@@ -10,7 +10,7 @@ import torch
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.schedule import CSV, ScheduleSpec
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.planner.schedules.blocks import Block
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.recorded import record

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.layout import Precision
 from penstock.core.model import Family
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.pipeline_ranks import RankResult, train_rank
 from tests.support.small_plans import small_plan
 from tests.support.worker_pool import WorkerPool

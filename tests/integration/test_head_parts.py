@@ -14,7 +14,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.schedule import Group
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded

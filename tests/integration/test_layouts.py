@@ -13,7 +13,7 @@ import pytest
 from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.layout_ranks import STEPS, train_some
 from tests.support.small_plans import parts_alone, small_plan
 from tests.support.worker_pool import WorkerPool

@@ -22,8 +22,8 @@ from penstock.core.host.ports import free_port
 from penstock.core.run.folder import RunDir
 from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import LEASES
+from penstock.operator.controller import Operation
 from penstock.operator.metrics import serve
-from penstock.operator.operation import Operation
 from penstock.operator.settings import Settings
 from tests.support import prometheus
 from tests.support.command import ended, give_way, laid_out, tiny_job, wait_for_step

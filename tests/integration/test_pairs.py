@@ -12,7 +12,7 @@ import pytest
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.schedule import CSV, Kind, ScheduleSpec, flatten, parse_schedule
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded
 from tests.support.small_plans import small_plan

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.fitness import batches_to_measure, largest_microbatch
 from penstock.core.job import ParallelismSpec
 from penstock.core.model import UnitKind
 from penstock.core.profile import Profile
+from penstock.core.profile_matching import batches_to_measure, largest_microbatch
 from penstock.core.remaking import SELECTIVE
 from penstock.core.run.folder import RunDir
 from penstock.core.schedule import Kind

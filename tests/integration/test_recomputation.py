@@ -15,7 +15,7 @@ from penstock.core.layout import Operation
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.remaking import SELECTIVE, uniform_remakes
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import RankResult, train_rank
 from tests.support.remaking import randomly_recomputed

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.covering import covering_array
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded

@@ -18,7 +18,7 @@ from penstock.core.layout import Precision, num_parameters
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.replicas import BLOCK
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.checkpoint import find_checkpoints, read_weights
 from tests.support.covering import covering_array
 from tests.support.layout_ranks import train_some

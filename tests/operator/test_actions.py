@@ -14,7 +14,7 @@ from penstock.kube.resources import CONFIG_MAPS, PODS
 from penstock.kube.transport import KubeError
 from penstock.operator.actions import MOST_TOLD_AT_ONCE
 from penstock.operator.manifests import jobset
-from penstock.operator.seen import SeenPod
+from penstock.operator.snapshots import SeenPod
 from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import SETTINGS, Operating

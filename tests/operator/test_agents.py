@@ -11,7 +11,7 @@ from penstock.core.packing import pack
 from penstock.core.pod import AgentReport
 from penstock.operator.agents import MOST_OF_A_NAMESPACE, PAUSE_SECONDS, SELDOM_SECONDS, Agents
 from penstock.operator.fetching import AgentError
-from penstock.operator.seen import SeenPod
+from penstock.operator.snapshots import SeenPod
 
 POD = SeenPod(
     namespace="team",

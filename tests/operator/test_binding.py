@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.job import PipelineJob
 from penstock.operator.binding import in_order, measuring_bindings, profile_key, training_bindings
-from penstock.operator.seen import SeenNode, SeenPod
+from penstock.operator.snapshots import SeenNode, SeenPod
 from tests.support.manifests import example
 
 JOB = PipelineJob.from_manifest(example())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.core.lifecycle import Phase
 from penstock.operator.cache import Cache
 from penstock.operator.children import Children, Gone
-from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import SeenJobSet, SeenNode, SeenPod, SeenRanksJob
 from tests.support.manifests import example
 
 NOW = 1000.0

@@ -12,11 +12,11 @@ from penstock.core.lifecycle import AttemptState, Phase, Step
 from penstock.core.pod import PodBinding
 from penstock.core.status import JobProgress, JobStatus
 from penstock.core.supervision import AttemptReport
+from penstock.operator.capacity import Room
 from penstock.operator.facts import Facts
 from penstock.operator.observe import is_gone, measuring, observe
-from penstock.operator.room import Room
-from penstock.operator.seen import End, Hindrance, SeenJobSet, SeenNode, SeenPod
-from penstock.operator.waiting import missing_pods, unstarted_pods
+from penstock.operator.pending_reasons import missing_pods, unstarted_pods
+from penstock.operator.snapshots import End, Hindrance, SeenJobSet, SeenNode, SeenPod
 from tests.support.manifests import example
 
 NODES = {name: SeenNode(name=name, uid=name, boot_id="b") for name in ("east", "west")}

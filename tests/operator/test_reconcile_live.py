@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.lifecycle import Phase
+from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.resources import JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
+from penstock.planner.memory_fit import Shortage
 from penstock.planner.outlines import SCHEDULES, VIRTUAL, outlines
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Problem
-from penstock.planner.room import Shortage
 from penstock.planner.stagecost import equal_slices
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem, slower_device
 from tests.support.small_plans import looped_schedule

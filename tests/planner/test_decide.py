@@ -20,12 +20,12 @@ from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.core.timeline import Activity
 from penstock.planner.budget import Budget
+from penstock.planner.compile import fitting_program_of, program_of, schedule_of
 from penstock.planner.decide import MOST_PROVED_ACTIONS, decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.order import RECOMPUTE
 from penstock.planner.problem import Problem, problem_from_cluster
-from penstock.planner.realise import fitting_program_of, program_of, schedule_of
 from penstock.planner.replay import candidate_of, simulated
 from penstock.planner.search import Result, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured_problem, problem, profile_for

@@ -21,8 +21,8 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.program import Program, RankProgram
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Group, Kind, flatten, without_overlaps
+from penstock.planner.compile import program_of
 from penstock.planner.lowering import lower, slot_sizes
-from penstock.planner.realise import program_of
 from penstock.planner.schedules.registry import BUILT_IN
 from tests.support.interpreter import expected_answer, interpret
 from tests.support.small_plans import small_plan

@@ -22,12 +22,12 @@ from penstock.planner.braiding import hidden_share
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
+from penstock.planner.memory_fit import Room, Shortage
 from penstock.planner.order import BACKWARD, FORWARD, Order, from_schedule, to_schedule
 from penstock.planner.pair_costs import collectives_of
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_cluster
 from penstock.planner.replay import candidate_of, simulated
-from penstock.planner.room import Room, Shortage
 from penstock.planner.schedules.braided import BRAIDED, ahead, braided_1f1b
 from penstock.planner.schedules.recorded import record, replay
 from penstock.planner.schedules.registry import find

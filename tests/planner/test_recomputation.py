@@ -22,12 +22,12 @@ from penstock.core.remaking import Recompute, full_remakes, uniform_remakes
 from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec, flatten
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
+from penstock.planner.compile import lowered, program_of
 from penstock.planner.decide import decide, draft_plan
 from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.order import Order, actions_of, from_schedule, to_schedule
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.realise import lowered, program_of
 from penstock.planner.recompute import pinned_remakes
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.schedules.braided import BRAIDED

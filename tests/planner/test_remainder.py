@@ -15,11 +15,11 @@ from penstock.core.errors import UserError
 from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.core.units import to_nanoseconds
 from penstock.planner.budget import Budget
+from penstock.planner.compile import schedule_of
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import SPLIT, Simulated
 from penstock.planner.order import from_schedule, to_schedule
 from penstock.planner.problem import Mesh, divisors, meshes, microbatch_sizes
-from penstock.planner.realise import schedule_of
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.replay import candidate_of, placement_of, problem_of, simulated
 from penstock.planner.schedules.registry import BUILT_IN, find

@@ -16,10 +16,10 @@ from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import Evaluation, Reporter
+from penstock.planner.memory_fit import Shortage
 from penstock.planner.moves import moves
 from penstock.planner.outlines import outlines_of
 from penstock.planner.problem import Mesh, Problem, all_meshes
-from penstock.planner.room import Shortage
 from penstock.planner.search import Ending, NothingFitsError, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 

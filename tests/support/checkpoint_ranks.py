@@ -23,7 +23,7 @@ from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Tensors
 from penstock.trainer.checkpoint_shards import Held, HeldShard
 from penstock.trainer.comm import Mesh, everyone
-from penstock.trainer.restoring import Restored, load_newest
+from penstock.trainer.resume import Restored, load_newest
 from penstock.trainer.stages import stage_numbers
 from tests.support.worker_pool import PoolRank
 

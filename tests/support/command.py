@@ -21,7 +21,7 @@ from penstock.core.run.rank_status import RankStatus, read_status, status_path
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 
 PATIENCE_SECONDS = 300.0
 LOOK_SECONDS = 0.003

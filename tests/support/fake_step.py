@@ -51,14 +51,14 @@ from penstock.core.plan import Plan
 from penstock.core.program import RankProgram
 from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.core.sharding import Sharding
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.planner.schedules.registry import find
 from penstock.trainer import executor, memory
-from penstock.trainer.closing import Closing
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, open_transport
 from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.optimizer import AdamW
+from penstock.trainer.optimizer_step import Closing
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
 from penstock.trainer.units.attention import Attention

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from penstock.core.plan import Plan
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh, open_transport
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.runtime import Batch, Runtime

@@ -25,8 +25,8 @@ from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.fetching import AgentError
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
-from penstock.operator.seen import see_jobset, see_node, see_pod, see_ranks_job
 from penstock.operator.settings import Settings
+from penstock.operator.snapshots import see_jobset, see_node, see_pod, see_ranks_job
 from penstock.planner.worker.process import Planner
 from tests.support.fake_kube import FakeKube
 

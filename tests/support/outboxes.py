@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from penstock.agent.posting import Reply
+from penstock.agent.record_upload import Reply
 from penstock.core.records import LogLine, RecordKind
 from penstock.core.run.outbox import Outbox
 from penstock.core.serialization.manifest_files import write

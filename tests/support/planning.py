@@ -7,11 +7,11 @@ import itertools
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
-from penstock.core.fitness import model_digest
 from penstock.core.job import DataSpec, JobSpec, Objective, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.profile import LinkRecord, MachineKey, MemoryRecord, Profile, UnitRecord
+from penstock.core.profile_matching import model_digest
 from penstock.core.schedule import Kind
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Problem, problem_from_cluster

@@ -14,7 +14,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.remaking import Remakes
 from penstock.core.sharding import Sharding
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stages import stage_numbers

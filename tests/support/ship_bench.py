@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.agent.posting import Reply
+from penstock.agent.record_upload import Reply
 from penstock.agent.shipping import Shipper
 
 LOST = Reply(status=0, detail="the answer was lost")

@@ -12,7 +12,7 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.remaking import full_remakes
 from penstock.core.schedule import CSV, Action, Kind, Part, Schedule, ScheduleSpec
-from penstock.planner.realise import schedule_of
+from penstock.planner.compile import schedule_of
 from penstock.planner.schedules.registry import find
 
 

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from penstock.core.plan import Plan
 from penstock.core.program import Program
-from penstock.planner.realise import program_of
-from penstock.trainer.closing import Optimizer
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
+from penstock.trainer.optimizer_step import Optimizer
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from penstock.trainer.stages import build_stages

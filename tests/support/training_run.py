@@ -15,13 +15,13 @@ from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.planner.schedules.registry import find
 from penstock.trainer import loop
 from penstock.trainer.loop import Outcome
+from penstock.trainer.metrics_writer import Announcer, Silent
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.session import Session
-from penstock.trainer.teller import Announcer, Silent
 from penstock.trainer.worker import Worker
 from tests.support.worker_pool import CPU, PoolRank, WorkerPool
 

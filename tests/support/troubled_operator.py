@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from penstock.kube.resources import Resource
 from penstock.kube.transport import Change, KubeError, Object
-from penstock.operator import handlers, operation
+from penstock.operator import controller, handlers
 from penstock.operator.kube import HttpKube
 
 FOLDER_VARIABLE = "PENSTOCK_TEST_TROUBLE"
@@ -124,6 +124,6 @@ def status_word(status: Mapping[str, Any]) -> str:
     return f"{status['phase']} ({status.get('reason', '')}), {numbers}: {' '.join(told)}"
 
 
-operation.HttpKube = TroubledKube  # type: ignore[attr-defined, assignment]
+controller.HttpKube = TroubledKube  # type: ignore[attr-defined, assignment]
 
 __all__ = ["handlers"]  # which kopf finds registered once they are imported

@@ -10,10 +10,10 @@ from torch import Tensor
 from penstock.core.job import OptimizerSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
-from penstock.trainer.closing import Totals
 from penstock.trainer.comm import Mesh, ProcessGroupTransport
 from penstock.trainer.memory import held_bytes
 from penstock.trainer.optimizer import AdamW
+from penstock.trainer.optimizer_step import Totals
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from penstock.trainer.stages import build_stages

@@ -15,8 +15,8 @@ from typing import Protocol
 from penstock.agent.attempt import Attempt
 from penstock.agent.metrics import LineFollower, MetricsFollower
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
+from penstock.agent.run_observer import Show
 from penstock.agent.run_state import PhaseChange, RunState, write_state
-from penstock.agent.show import Show
 from penstock.agent.workers import Workers
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import StopRequestedError, StopRequests

@@ -262,7 +262,7 @@ def _alone(spec: LaunchSpec) -> Nodes:
 
 
 def _command(spec: LaunchSpec, nodes: Nodes) -> list[str]:
-    leash = [sys.executable, "-m", "penstock.trainer.worker_leash", str(os.getpid())]
+    leash = [sys.executable, "-m", "penstock.trainer.parent_death", str(os.getpid())]
     method = "fork" if spec.device is Device.CPU else "spawn"
     agent = [sys.executable, "-m", "penstock.trainer.worker_agent", spec.preloaded, f"--start-method={method}"]
     place = [f"--nproc-per-node={spec.num_ranks}", f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.agent.endpoint import AgentFiles
-from penstock.agent.offspring import offspring_ended
 from penstock.agent.pod_files import PodFiles, PodFolders, read_job
 from penstock.agent.pod_mailbox import PodMailbox
 from penstock.agent.pod_workers import PodWorkers
+from penstock.agent.process_tree import offspring_ended
 from penstock.agent.stalling import RankSteps, StallWatch
 from penstock.agent.supervisor import Supervisor
 from penstock.agent.workers import Workers

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from penstock.agent.launch import Nodes, Outcome, launch
 from penstock.agent.workers import Ranks, launch_spec
+from penstock.core.device_mapping import ranks_of_devices, require_shards_in_pods
 from penstock.core.errors import RunError
 from penstock.core.job import PipelineJob
 from penstock.core.pod import MEASURES_LABEL, PodBinding
 from penstock.core.preparing import Reporter
 from penstock.core.run.folder import RunDir
-from penstock.core.seating import ranks_of_devices, require_shards_in_pods
 
 RESULT_SECONDS = 45.0
 """Delay after its own ranks' end until a pod can read the first rank's result on shared storage, at most."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from penstock.agent.launch import seeing
 from penstock.core.errors import RunError, UserError
-from penstock.core.fitness import require_device_memory
 from penstock.core.job import Device, JobSpec
 from penstock.core.layout import Precision
 from penstock.core.probe import Answer, Question
 from penstock.core.profile import MachineKey
+from penstock.core.profile_matching import require_device_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.agent.probe import Identity
-from penstock.core import fitness
+from penstock.core import profile_matching
 from penstock.core.errors import UserError
 from penstock.core.host.cache import cache_folder
 from penstock.core.job import JobSpec
@@ -27,7 +27,7 @@ class Profiles:
 
     def path(self, identity: Identity) -> Path:
         """Where a profile of that identity is kept."""
-        of = fitness.subject(identity.key, identity.model_digest, identity.precision, identity.num_ranks)
+        of = profile_matching.subject(identity.key, identity.model_digest, identity.precision, identity.num_ranks)
         return self._folder / f"{of[:32]}.json"
 
     def find(self, spec: JobSpec, identity: Identity, places: list[Path], now: float) -> Profile | None:
@@ -49,7 +49,7 @@ def unfit(profile: Profile, spec: JobSpec, identity: Identity, now: float) -> st
     """Why ``profile`` does not serve ``spec`` at ``now`` (seconds since the epoch); none if it does."""
     if profile.key != identity.key:
         return _difference(profile.key, identity.key)
-    return fitness.unfit(profile, spec, identity.model_digest) or fitness.stale(profile, now)
+    return profile_matching.unfit(profile, spec, identity.model_digest) or profile_matching.stale(profile, now)
 
 
 def _difference(theirs: MachineKey, ours: MachineKey) -> str:

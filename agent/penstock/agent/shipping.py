@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
 from penstock.agent.following import Follower, is_read
-from penstock.agent.posting import Post, http_post
+from penstock.agent.record_upload import Post, http_post
 from penstock.core import jsontext
 from penstock.core.host.stopping import StopRequests
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock

@@ -19,7 +19,7 @@ from typing import Protocol
 from penstock.agent.attempt import Attempt
 from penstock.agent.mailbox import FolderMailbox, Mailbox
 from penstock.agent.metrics import Growth
-from penstock.agent.offspring import offspring_ended
+from penstock.agent.process_tree import offspring_ended
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
 from penstock.agent.shipper import shipping
 from penstock.agent.stalling import StallWatch, Steps

@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock import core
 from penstock.api.http import errors
+from penstock.api.http.auth_middleware import Gate
 from penstock.api.http.compression import Compressed
 from penstock.api.http.dependencies import by_name, by_uid
 from penstock.api.http.documented import completed
-from penstock.api.http.gate import Gate
-from penstock.api.http.guard import Guard
+from penstock.api.http.limits_middleware import Guard
 from penstock.api.http.problems import refusals
 from penstock.api.http.routes import (
     audit,

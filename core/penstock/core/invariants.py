@@ -1,7 +1,7 @@
 """The proof that a Program can run: it ends, every action finds its data, and memory suffices.
 
 There is no choice at run time, so the proof is exact: the Program is run once on the untimed machine, which checks
-every instruction (`penstock.core.machine`) and every slot's live range and offset (`penstock.core.lifetimes`).
+every instruction (`penstock.core.program_checker`) and every slot's live range and offset (`penstock.core.lifetimes`).
 
 One run also stands for all shards of the ranks (`penstock.core.sharding`). They run the same Program: shard i exchanges
 messages with shards i of other ranks, and the shards of a rank meet in an action's collectives and in reductions over
@@ -22,8 +22,8 @@ from typing import TypeVar
 from penstock.core.errors import NoRoomError, ProgramError, TooManyKernelsError
 from penstock.core.grid import draw
 from penstock.core.lifetimes import ViolationError
-from penstock.core.machine import Machine, Pipeline, RankState, Wait
 from penstock.core.program import Program, SlotSizes
+from penstock.core.program_checker import Machine, Pipeline, RankState, Wait
 from penstock.core.residency import resident_kernels
 from penstock.core.roles import Cell, Place, slot_table
 from penstock.core.schedule import Action, Group, Kind, flatten

@@ -17,10 +17,10 @@ from typing import Any
 
 from penstock.core import cluster_profile, job
 from penstock.core.cluster_profile import ClusterProfile
+from penstock.core.field_docs import MEANINGS
 from penstock.core.job import API_VERSION, PipelineJob
 from penstock.core.limits import LIMITS
 from penstock.core.manifest import camel, write_value
-from penstock.core.meanings import MEANINGS
 
 JsonSchema = dict[str, Any]
 

@@ -42,8 +42,8 @@ from penstock.operator import manifests
 from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.grace import grace_seconds
 from penstock.operator.kube import KINDS, Kube
-from penstock.operator.seen import SeenPod, see_jobset, see_pod, see_ranks_job
 from penstock.operator.settings import Settings
+from penstock.operator.snapshots import SeenPod, see_jobset, see_pod, see_ranks_job
 from penstock.operator.storage import require_shared_output
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from penstock.core.packing import UnpackError, unpack
 from penstock.core.pod import AGENT_MEASUREMENT, AGENT_REPORT, AgentReport
 from penstock.core.profile import Profile
 from penstock.operator.fetching import AgentError, fetch, require_pod_address
-from penstock.operator.seen import SeenPod
+from penstock.operator.snapshots import SeenPod
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.core.fitness import batches_to_measure, model_digest
 from penstock.core.job import PipelineJob
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH, PodBinding
 from penstock.core.profile import digest
-from penstock.operator.seen import SeenNode, SeenPod
+from penstock.core.profile_matching import batches_to_measure, model_digest
+from penstock.operator.snapshots import SeenNode, SeenPod
 
 MASTER_PORT = 29_500
 

@@ -18,11 +18,11 @@ from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.lifecycle import LIVE, Phase
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
+from penstock.operator.capacity import Room
 from penstock.operator.children import Child, Children, Gone
 from penstock.operator.ownership import Ownership, has_jobset, may_be_left, ranks
 from penstock.operator.places import NO_COMPETITION, Competition, Contender, Places, competitor, contender, holders
-from penstock.operator.room import Room
-from penstock.operator.seen import UNREADABLE, SeenJobSet, SeenNode, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import UNREADABLE, SeenJobSet, SeenNode, SeenPod, SeenRanksJob
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from penstock.operator.seen import SeenJobSet, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import SeenJobSet, SeenPod, SeenRanksJob
 
 Child = TypeVar("Child", SeenJobSet, SeenPod, SeenRanksJob)
 

@@ -9,10 +9,10 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Step
 from penstock.core.status import JobProgress, JobStatus
 from penstock.operator.agents import News
+from penstock.operator.capacity import Room
 from penstock.operator.manifests import num_pods
 from penstock.operator.places import NO_COMPETITION, Competition
-from penstock.operator.room import Room
-from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
+from penstock.operator.snapshots import SeenJobSet, SeenNode, SeenPod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

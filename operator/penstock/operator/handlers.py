@@ -15,8 +15,8 @@ from typing import Any
 
 import kopf
 
+from penstock.operator.controller import Operation, operation_from
 from penstock.operator.metrics import serve
-from penstock.operator.operation import Operation, operation_from
 from penstock.operator.settings import settings_from
 
 PROBE_LOG = "kopf.activities.probe"

@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import UserError
-from penstock.core.fitness import ANY_GLOBAL_BATCH, stale, unfit_degrees
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, Step
 from penstock.core.pod import MEASURES_LABEL
 from penstock.core.profile import Profile
+from penstock.core.profile_matching import ANY_GLOBAL_BATCH, stale, unfit_degrees
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.names import profile_prefix
 from penstock.operator import binding

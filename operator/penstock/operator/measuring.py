@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import median
 
 from penstock.core.cluster_profile import ClusterProfile, LinksStatus, LinkStatus
-from penstock.core.fitness import ANY_GLOBAL_BATCH
 from penstock.core.job import (
     DataSpec,
     JobSpec,
@@ -19,6 +18,7 @@ from penstock.core.job import (
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.pod import MEASURES_LABEL
 from penstock.core.profile import LinkRecord
+from penstock.core.profile_matching import ANY_GLOBAL_BATCH
 
 RETRY_SECONDS = 3_600
 """A job that failed is removed so long after, and another tries again."""

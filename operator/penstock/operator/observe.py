@@ -19,11 +19,11 @@ from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
 from penstock.operator.drift import hardware_drifted_since
 from penstock.operator.facts import Facts
-from penstock.operator.gains import feasible_ranks, growth_pays, replan_pays
 from penstock.operator.grace import grace_seconds
+from penstock.operator.pending_reasons import hindrance, measuring_news, placed_ranks, placement_since, short_since
 from penstock.operator.places import jitter, waiting_since
-from penstock.operator.seen import End, SeenNode, SeenPod
-from penstock.operator.waiting import hindrance, measuring_news, placed_ranks, placement_since, short_since
+from penstock.operator.restart_benefit import feasible_ranks, growth_pays, replan_pays
+from penstock.operator.snapshots import End, SeenNode, SeenPod
 
 NODE_NOTICE_SECONDS = 60.0
 """A silent node is called not ready after 50 s, by Kubernetes' default; peers of its pods may have ended by then."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.kube.names import attempt_name, ranks_job_name
-from penstock.operator.seen import SeenJobSet, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import SeenJobSet, SeenPod, SeenRanksJob
 
 
 class Ownership:

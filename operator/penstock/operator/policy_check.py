@@ -17,8 +17,8 @@ from penstock.operator.cache import see_job
 from penstock.operator.cluster_profiles import read_profile
 from penstock.operator.kube import Kube
 from penstock.operator.measuring import measuring_job
-from penstock.operator.seen import UNREADABLE
 from penstock.operator.settings import Settings
+from penstock.operator.snapshots import UNREADABLE
 
 NUM_CONNECTIONS = 2
 

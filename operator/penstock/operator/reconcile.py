@@ -38,9 +38,9 @@ from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.facts import Facts
 from penstock.operator.measurements import Measurements, is_measuring
 from penstock.operator.observe import measuring, observe
+from penstock.operator.pending_reasons import first_pod, placement_since
 from penstock.operator.planning import Planning
 from penstock.operator.statuses import begun, denied, entered, in_short, is_reported_by_service, refused, updated
-from penstock.operator.waiting import first_pod, placement_since
 from penstock.planner.worker.questions import Question
 
 PLANNING_SECONDS = 5.0

@@ -28,8 +28,7 @@ from penstock.kube.transport import KubeError
 from penstock.operator import places
 from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
 from penstock.operator.facts import Facts
-from penstock.operator.remedies import clocks_differ
-from penstock.operator.waiting import (
+from penstock.operator.pending_reasons import (
     held,
     hindrance,
     measuring_news,
@@ -38,6 +37,7 @@ from penstock.operator.waiting import (
     placement_since,
     unstarted_pods,
 )
+from penstock.operator.remedies import clocks_differ
 
 _WAITS = {
     Phase.QUEUED: ConditionType.ADMITTED,

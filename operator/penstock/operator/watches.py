@@ -12,7 +12,7 @@ from penstock.kube.resources import BATCH_JOBS, JOBS, JOBSETS, NODES, PODS, Reso
 from penstock.kube.transport import Object
 from penstock.kube.watching import Watched
 from penstock.operator.cache import Cache
-from penstock.operator.seen import UNREADABLE, see_jobset, see_node, see_pod, see_ranks_job
+from penstock.operator.snapshots import UNREADABLE, see_jobset, see_node, see_pod, see_ranks_job
 
 log = logging.getLogger(__name__)
 

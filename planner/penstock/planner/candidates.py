@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from penstock.planner.balancing import time_balanced_stages
 from penstock.planner.candidate import Candidate
+from penstock.planner.memory_fit import Room, Shortage
 from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, slice_counts
 from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem
 from penstock.planner.recompute import pinned_remakes
 from penstock.planner.remainder import remainder_slices
-from penstock.planner.room import Room, Shortage
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.slicing import BalancedSlicings, IntArray, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock.core.comparison import RankMemory
 from penstock.core.plan import Plan
 from penstock.core.timeline import Timeline
+from penstock.planner.compile import schedule_of
 from penstock.planner.memory import StageMemory
-from penstock.planner.realise import schedule_of
 
 
 def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> tuple[RankMemory, ...]:

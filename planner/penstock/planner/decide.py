@@ -14,13 +14,13 @@ from penstock.core.remaking import Recompute
 from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds, to_seconds
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
+from penstock.planner.compile import lowered, prove_plan
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import explained
 from penstock.planner.judge import Evaluation, Reporter
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
-from penstock.planner.realise import lowered, prove_plan
 from penstock.planner.recompute import may_recompute
 from penstock.planner.search import NothingFitsError, Result, search
 from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes

@@ -12,14 +12,14 @@ from penstock.core.program import Reduction
 from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
+from penstock.planner.compile import has_shared_gradients, recomputed_stages
 from penstock.planner.judge import Evaluation, OrderBound
+from penstock.planner.memory_fit import Room, enough_microbatches
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import RECOMPUTE, Order
 from penstock.planner.outlines import REPEATING
 from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
-from penstock.planner.realise import has_shared_gradients, recomputed_stages
-from penstock.planner.room import Room, enough_microbatches
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED

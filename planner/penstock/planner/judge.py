@@ -9,8 +9,8 @@ from penstock.core.bubble import Lost
 from penstock.core.explanation import StepParts
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
+from penstock.planner.memory_fit import Shortage
 from penstock.planner.problem import Mesh
-from penstock.planner.room import Shortage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

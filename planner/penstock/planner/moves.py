@@ -1,5 +1,5 @@
 """Plans one step away from a candidate: one boundary between two slices or two stages moved, and outlines that differ
-in one or two fields. `penstock.planner.room.Room.moved` chooses the recomputation of a moved candidate.
+in one or two fields. `penstock.planner.memory_fit.Room.moved` chooses the recomputation of a moved candidate.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from penstock.core.layout import num_remade_units
 from penstock.core.model import ModelSpec
 from penstock.core.remaking import check_remakes
 from penstock.core.schedule import Schedule
+from penstock.planner.compile import require_places
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.problem import (
     Problem,
@@ -22,7 +23,6 @@ from penstock.planner.problem import (
     runs_on_shards,
     stage_counts,
 )
-from penstock.planner.realise import require_places
 from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import Stages
 

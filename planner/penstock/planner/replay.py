@@ -8,10 +8,10 @@ from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec,
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.planner.candidate import Candidate
+from penstock.planner.compile import program_of
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
-from penstock.planner.realise import program_of
 from penstock.planner.simulate.simulation import Simulation, simulate
 from penstock.planner.tables import Placement, devices_in_order, static_bytes
 

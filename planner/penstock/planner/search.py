@@ -39,10 +39,10 @@ from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate, at_other_zero
 from penstock.planner.judge import Evaluation, Judge, Reporter
+from penstock.planner.memory_fit import Shortage
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
 from penstock.planner.outlines import Outline, Overview, outlines, outlines_of, owners_of_stages, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes, zero_degrees
-from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
 
 SLACK = 1.05

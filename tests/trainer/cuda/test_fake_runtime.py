@@ -14,7 +14,7 @@ import pytest
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.run.folder import RunDir
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from tests.support.command import Command, tiny_job
 from tests.support.fakecuda.build import environment
 from tests.support.fakecuda.nccl_log import RankLog, check, expected_messages, most_receives_in_a_row, read_logs

@@ -205,7 +205,7 @@ print(json.dumps({
 JOINING = """
 import os, torch, torch.distributed as dist
 from penstock.core.model import Family
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh, ProcessGroups, open_transport
 from tests.support.small_plans import small_plan
 

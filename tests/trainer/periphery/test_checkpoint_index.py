@@ -23,7 +23,7 @@ from penstock.core.model import Family
 from penstock.trainer import checkpoint, checkpoint_index
 from penstock.trainer.checkpoint_index import Parts, StoredTensor, fill, read_index
 from penstock.trainer.checkpoint_shards import Held
-from penstock.trainer.together import FailedError
+from penstock.trainer.collectives import FailedError
 from tests.support.checkpoint_ranks import stored_tensors
 from tests.support.old_checkpoint import FOLDER, STEP, old_job
 from tests.support.planted import Planted, described, old_copy, rewrite, seal

@@ -21,7 +21,7 @@ from penstock.core.sharding import Block
 from penstock.trainer import checkpoint, checkpoint_index
 from penstock.trainer.checkpoint_index import StoredTensor, _pieces, _Section, fill
 from penstock.trainer.checkpoint_shards import Box, HeldShard
-from penstock.trainer.together import FailedError
+from penstock.trainer.collectives import FailedError
 from tests.support.checkpoint_ranks import blank, cut, save_divided, shard_of, stored_tensors, stored_value
 from tests.support.planted import seal
 from tests.support.small_plans import small_model

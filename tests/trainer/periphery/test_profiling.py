@@ -14,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.fitness import model_digest
 from penstock.core.layout import Precision
 from penstock.core.model import Family, UnitKind
 from penstock.core.profile import LinkRecord
+from penstock.core.profile_matching import model_digest
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, Sharding, unit_collectives
 from penstock.planner.fit import REQUIRED

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.core.fitness import ENOUGH_TOKENS, LONGEST_BATCH, batches_to_measure, largest_microbatch
+from penstock.core.profile_matching import ENOUGH_TOKENS, LONGEST_BATCH, batches_to_measure, largest_microbatch
 from penstock.trainer.profiling.grid import (
     SHORTEST_LENGTH,
     Point,

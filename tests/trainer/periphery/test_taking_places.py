@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from penstock.core.device_mapping import VISIBLE
 from penstock.core.plan import Plan
-from penstock.core.seating import VISIBLE
 from penstock.trainer.__main__ import _take_rank, _take_seats
 from tests.support.small_plans import small_plan
 

@@ -12,7 +12,7 @@ from penstock.core.layout import Precision, SlotKind
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import RankProgram
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.arena import Arena
 from tests.support.small_plans import small_plan
 

@@ -11,7 +11,7 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroupTransport, group_names
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.worker_pool import PoolRank, WorkerPool

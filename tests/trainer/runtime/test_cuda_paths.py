@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from penstock.core.errors import UserError
 from penstock.core.model import Family
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import MAX_BLOCKS, Mesh, ProcessGroups, group_names
 from penstock.trainer.worker import own_device
 from tests.support.not_run import missing

@@ -14,7 +14,7 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction, RankProgram
 from penstock.core.run.rank_status import BETWEEN_STEPS
 from penstock.core.schedule import Action, Kind
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.interpreter import Interpreter, Operation
 from tests.support.small_plans import small_plan
 

@@ -18,7 +18,7 @@ from penstock.core.model import Family, UnitKind
 from penstock.core.plan import Plan
 from penstock.core.remaking import SELECTIVE, Remake, full_remakes, uniform_remakes
 from penstock.core.schedule import CSV, Action, Kind, ScheduleSpec
-from penstock.planner.realise import program_of, schedule_of
+from penstock.planner.compile import program_of, schedule_of
 from penstock.trainer.runtime import Batch, Runtime
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
 from tests.support.remaking import randomly_recomputed

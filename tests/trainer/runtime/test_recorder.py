@@ -13,7 +13,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.schedule import Kind, parse_action
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.recorder import (
     HostRecorder,

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.schedule import Group
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer import reduce_scatter
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, Transport
 from penstock.trainer.local_transport import Fabric

@@ -22,7 +22,7 @@ from penstock.core.schedule import Kind
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone, tied_peers
 from penstock.trainer.interpreter import Interpreter

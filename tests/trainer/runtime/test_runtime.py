@@ -17,11 +17,11 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction
 from penstock.core.schedule import COMPUTE_KINDS, Kind, Part
-from penstock.trainer.closing import Totals, finite_norm, loss_of
 from penstock.trainer.comm import Mesh
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.interpreter import Operation
 from penstock.trainer.optimizer import AdamW
+from penstock.trainer.optimizer_step import Totals, finite_norm, loss_of
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.core.errors import RunError
 from penstock.core.program import Program
 from penstock.core.sharding import Collective, exchange_bytes
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, shard_group
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.shards import HostShards, NcclShards, Temporaries

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.job import TrainingSpec
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.optimizer import AdamW
 from tests.support.pipeline_ranks import train_rank
 from tests.support.sharded_pipeline import check_sharded, check_threads

@@ -10,7 +10,7 @@ import torch
 
 from penstock.core.model import Family
 from penstock.core.schedule import Kind, flatten, import_spec, parse_schedule
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh, everyone
 from penstock.trainer.runtime import Batch, Runtime
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample

@@ -15,7 +15,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.remaking import full_remakes
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer import executor
 from penstock.trainer.clock import action_timer
 from penstock.trainer.comm import Mesh

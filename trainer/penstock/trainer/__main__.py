@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
+from penstock.core.device_mapping import VISIBLE, ranks_of_devices, seated
 from penstock.core.errors import UserError
-from penstock.core.fitness import require_device_memory
 from penstock.core.job import Device
 from penstock.core.plan import Plan
+from penstock.core.profile_matching import require_device_memory
 from penstock.core.run.folder import RunDir
-from penstock.core.seating import VISIBLE, ranks_of_devices, seated
 from penstock.core.serialization.files import write_json
 from penstock.trainer.worker import Worker, run_worker
 
@@ -72,7 +72,7 @@ def _take_rank(plan: Plan) -> int:
 
 
 def _stand_by(run: RunDir, rank: int) -> int:
-    from penstock.trainer.worker_spare import stand_by
+    from penstock.trainer.idle_rank import stand_by
 
     return stand_by(run, rank)
 

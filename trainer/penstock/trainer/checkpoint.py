@@ -9,7 +9,7 @@ with the final name is complete. An attempt writes only below its own folder. It
 only after it has committed one itself. A run with any number of stages, replicas or shards can read any checkpoint: it
 stores tensors by global name, each element once.
 
-A corrupt checkpoint is renamed so that it no longer counts as one (`penstock.trainer.restoring`), and removed with the
+A corrupt checkpoint is renamed so that it no longer counts as one (`penstock.trainer.resume`), and removed with the
 other leftovers of earlier attempts.
 """
 
@@ -54,7 +54,7 @@ from penstock.trainer.checkpoint_index import (
     read_limited,
 )
 from penstock.trainer.checkpoint_shards import Held, HeldShard
-from penstock.trainer.together import FailedError, rank_in, size_of, together
+from penstock.trainer.collectives import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20

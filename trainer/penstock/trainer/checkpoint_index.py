@@ -75,7 +75,7 @@ from penstock.core.manifest import Manifest
 from penstock.core.serialization.files import sync_file
 from penstock.core.units import format_bytes
 from penstock.trainer.checkpoint_shards import Box, Held
-from penstock.trainer.together import FailedError
+from penstock.trainer.collectives import FailedError
 
 INDEX, OLD_INDEX = "index.json", ".metadata"
 

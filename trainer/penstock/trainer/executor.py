@@ -21,10 +21,10 @@ from penstock.core.schedule import Action, Kind, Part
 from penstock.core.scratch import scratch_bytes
 from penstock.core.sharding import Sharding
 from penstock.trainer.arena import Arena, SlotTensors
-from penstock.trainer.closing import Closing
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.graphs import Graphs, Recordable, can_record
 from penstock.trainer.interpreter import Operation, nothing
+from penstock.trainer.optimizer_step import Closing
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pair, run_pass
 from penstock.trainer.units.cross_entropy import Scale

@@ -8,12 +8,12 @@ from functools import partial
 
 from penstock.core.records import StepMetrics
 from penstock.core.timeline import Source, Timeline
-from penstock.trainer.closing import Totals, loss_of
 from penstock.trainer.interpreter import SILENT
+from penstock.trainer.metrics_writer import Teller
 from penstock.trainer.optimizer import learning_rate
+from penstock.trainer.optimizer_step import Totals, loss_of
 from penstock.trainer.recorder import gather_marks, gather_times, make_recorder, merge
 from penstock.trainer.session import Session
-from penstock.trainer.teller import Teller
 
 TIMELINES = 8
 """Number of steps with a timeline, spread over the run."""

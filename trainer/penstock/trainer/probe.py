@@ -10,9 +10,9 @@ import sys
 
 import torch
 
-from penstock.core.fitness import model_digest
 from penstock.core.job import Device
 from penstock.core.probe import Answer, Question
+from penstock.core.profile_matching import model_digest
 from penstock.trainer.profiling.machine import machine_key
 
 

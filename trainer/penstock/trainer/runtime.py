@@ -23,11 +23,11 @@ from penstock.core.plan import Plan
 from penstock.core.program import Instruction, Program, RankProgram
 from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, Kind
-from penstock.trainer.closing import Closing, Optimizer, Totals
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
+from penstock.trainer.optimizer_step import Closing, Optimizer, Totals
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import WaitingShards
 

@@ -13,10 +13,11 @@ from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.residency import NUM_PLACES
 from penstock.core.run.folder import RunDir
-from penstock.planner.realise import fitting_program_of
+from penstock.planner.compile import fitting_program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
 from penstock.trainer.checkpoint_shards import HeldShard, held_shard, rank_tensors
+from penstock.trainer.collectives import gather
 from penstock.trainer.comm import Mesh, everyone, open_transport
 from penstock.trainer.data.batches import Ids
 from penstock.trainer.data.feed import BatchFeed
@@ -24,10 +25,9 @@ from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
-from penstock.trainer.restoring import Restored, load_newest
+from penstock.trainer.resume import Restored, load_newest
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
-from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker
 
 VALIDATION_SEQUENCES = 16

@@ -27,7 +27,7 @@ from penstock.core.errors import PenstockError, UserError
 from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.core.units import format_bytes
 from penstock.trainer.comm import ProcessGroups
-from penstock.trainer.worker_leash import die_with_parent, launcher
+from penstock.trainer.parent_death import die_with_parent, launcher
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _ALLOCATION = re.compile(rf"to allocate (\d+(?:\.\d*)?) ({'|'.join(_UNITS)})")

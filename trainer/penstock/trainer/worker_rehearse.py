@@ -6,7 +6,7 @@ from penstock.core import jsontext
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Timeline
-from penstock.planner.realise import program_of
+from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh, everyone, open_transport
 from penstock.trainer.rehearse import rehearse
 from penstock.trainer.worker import Worker

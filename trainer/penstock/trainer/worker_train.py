@@ -19,9 +19,9 @@ from penstock.trainer.data.tokenizer import Tokenizer
 from penstock.trainer.data.unigram import unigram_cross_entropy
 from penstock.trainer.generate import choose
 from penstock.trainer.loop import Outcome, train
+from penstock.trainer.metrics_writer import Announcer, Silent
 from penstock.trainer.prepare import open_data
 from penstock.trainer.session import Session
-from penstock.trainer.teller import Announcer, Silent
 from penstock.trainer.worker import Worker
 
 PROMPT_TOKENS = 16

@@ -20,8 +20,8 @@ from penstock.api.cluster.sighting import MOST_DEPTH, gist, sighting, submitter
 from penstock.api.store import plans, sightings
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.jobs import StoredJob
+from penstock.api.store.sanitize import is_nested_beyond
 from penstock.api.store.sightings import SOMEBODY
-from penstock.api.store.storable import is_nested_beyond
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.packing import UnpackError

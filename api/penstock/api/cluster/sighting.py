@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+from penstock.api.store.sanitize import cleaned, is_nested_beyond
 from penstock.api.store.sightings import Sighting
-from penstock.api.store.storable import cleaned, is_nested_beyond
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
 from penstock.core.job import PipelineJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.api.store.jobs import StoredJob
-from penstock.api.store.storable import cleaned
+from penstock.api.store.sanitize import cleaned
 from penstock.core.lifecycle import AttemptState, Observed, Phase, Step
 from penstock.core.supervision import AttemptReport
 

@@ -18,7 +18,7 @@ from penstock.api.http.problems import Problem
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store.jobs import StoredJob
-from penstock.api.store.storable import require_storable
+from penstock.api.store.sanitize import require_storable
 from penstock.core import jsontext
 from penstock.core.errors import PenstockError
 from penstock.core.serialization import yamltext

@@ -11,7 +11,7 @@ from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.core.serialization import yamltext
-from penstock.planner.realise import schedule_of
+from penstock.planner.compile import schedule_of
 
 LONGEST_NAME = 63
 OF_PENSTOCK = {"penstock": ("penstock-cli", "penstock-agent", "penstock-trainer")}

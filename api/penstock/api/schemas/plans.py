@@ -11,11 +11,11 @@ from penstock.api.schemas.jobs import SpeedView, speed_view
 from penstock.api.schemas.wire import Wire, instant, maybe
 from penstock.api.store.plan_requests import State, StoredRequest, Wanted
 from penstock.api.store.profiles import StoredProfile
-from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.layout import Precision
 from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.profile import LinkRecord, Profile
+from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.schedule import Kind
 from penstock.planner.pricing import cost_of
 from penstock.planner.worker.questions import Progress

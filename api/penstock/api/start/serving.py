@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
-from penstock.api.executor.machine import this_machine
+from penstock.api.executor.machine_capacity import this_machine
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.api.service import Service, open_service

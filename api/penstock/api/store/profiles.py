@@ -12,10 +12,10 @@ from penstock.api.store.documents import pack, unpack
 from penstock.api.store.engine import upsert
 from penstock.api.store.schema import profiles
 from penstock.core.errors import PenstockError
-from penstock.core.fitness import subject
 from penstock.core.job import JobSpec
 from penstock.core.layout import Precision
 from penstock.core.profile import Profile
+from penstock.core.profile_matching import subject
 
 MOST_LISTED = 500
 

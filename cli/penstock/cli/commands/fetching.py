@@ -40,8 +40,8 @@ def top(
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only jobs of this namespace.")] = None,
 ) -> None:
     """Show all jobs as they change; Ctrl-C ends."""
-    from penstock.cli.board import show_board
     from penstock.cli.remote import connected
+    from penstock.cli.top import show_board
 
     with connected(server) as client:
         show_board(client, namespace)

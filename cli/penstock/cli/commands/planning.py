@@ -64,7 +64,7 @@ def plan(
     --costs names a CSV file of unit, pass, tokens, pairs and seconds, which count instead of the cluster's device.
     --what-if takes a further search for each of six changes. --trial keeps the plan whose measured step is the fastest.
     """
-    from penstock.cli.local.deciding import plan_data, plan_lines
+    from penstock.cli.local.planning_commands import plan_data, plan_lines
 
     if server is not None:
         from penstock.cli.whatif import plan_at
@@ -89,8 +89,8 @@ def _plan_here(
     what_if: bool,
     trial: int | None,
 ) -> tuple[Plan, Cost | None]:
-    from penstock.cli.local.deciding import hardware_for, make_plan, store_plan, try_plans
     from penstock.cli.local.job_files import read_job
+    from penstock.cli.local.planning_commands import hardware_for, make_plan, store_plan, try_plans
     from penstock.core.cluster import ClusterSpec
     from penstock.planner.pricing import cost_of
 
@@ -112,7 +112,7 @@ def simulate(
     form: Output = Format.TEXT,
 ) -> None:
     """Show one predicted step of a plan: when each rank computes, waits and sends."""
-    from penstock.cli.local.deciding import simulate_plan, target_of
+    from penstock.cli.local.planning_commands import simulate_plan, target_of
     from penstock.cli.simulation import timeline_lines
 
     planned = target_of(target, cluster=cluster, profile=profile)

@@ -123,7 +123,7 @@ def rehearse(
     form: Output = Format.TEXT,
 ) -> None:
     """Play one step of a plan with real ranks and messages, waiting instead of computing."""
-    from penstock.cli.local.deciding import target_of
+    from penstock.cli.local.planning_commands import target_of
     from penstock.cli.local.rehearsing import rehearsed
     from penstock.cli.simulation import timeline_lines
 

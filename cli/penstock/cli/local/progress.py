@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.agent.run_observer import Show
 from penstock.agent.run_state import PhaseChange
-from penstock.agent.show import Show
 from penstock.cli import output
 from penstock.cli.lines import Line
 from penstock.cli.summary import search_text

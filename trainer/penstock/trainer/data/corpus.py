@@ -21,7 +21,7 @@ from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import STDLIB_CORPUS
 from penstock.core.preparing import SILENT, Reporter
-from penstock.trainer.data.inside import opened_inside
+from penstock.trainer.data.safe_path import opened_inside
 
 Event: TypeAlias = str | None
 

@@ -14,7 +14,6 @@ from penstock.core.job import DataSpec
 from penstock.core.preparing import SILENT, Reporter
 from penstock.trainer.data.cache import cached
 from penstock.trainer.data.corpus import HOLD_OUT, find_corpus, scan
-from penstock.trainer.data.inside import require_inside
 from penstock.trainer.data.prepared import (
     FORMAT,
     Part,
@@ -23,6 +22,7 @@ from penstock.trainer.data.prepared import (
     open_prepared,
     write_prepared,
 )
+from penstock.trainer.data.safe_path import require_inside
 from penstock.trainer.data.tokenise import tokenise
 from penstock.trainer.data.tokenizer import identity, make_tokenizer
 from penstock.trainer.data.tokens import chunked, read_header, read_npy, verify_tokens, write_tokens

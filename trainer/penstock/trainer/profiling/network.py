@@ -19,6 +19,7 @@ from penstock.core.profile import CollectiveRecord, OptimizerRecord
 from penstock.core.sharding import Collective
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
+from penstock.trainer.collectives import gather
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups
 from penstock.trainer.graphs import Graphs, can_record
 from penstock.trainer.memory import release_unused
@@ -27,7 +28,6 @@ from penstock.trainer.parameters import FlatParameters
 from penstock.trainer.profiling.units import mean_and_spread
 from penstock.trainer.reduce_scatter import HostReduceScatter
 from penstock.trainer.shards import shards_of, under_way
-from penstock.trainer.together import gather
 from penstock.trainer.units.collectives import Gather, Scatter, Work
 
 REDUCED_BYTES = (16, 2**18, 2**22)

@@ -14,18 +14,19 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.errors import UserError
-from penstock.core.fitness import (
+from penstock.core.job import JobSpec
+from penstock.core.layout import num_parameters
+from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
+from penstock.core.profile_matching import (
     batches_to_measure,
     head_degrees_to_measure,
     largest_microbatch,
     model_digest,
     tp_degrees_to_measure,
 )
-from penstock.core.job import JobSpec
-from penstock.core.layout import num_parameters
-from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
 from penstock.core.sharding import Sharding
 from penstock.trainer.clock import Taken, action_timer, device_clock
+from penstock.trainer.collectives import concatenated, gather
 from penstock.trainer.comm import Mesh, everyone, shard_group
 from penstock.trainer.graphs import most_bytes
 from penstock.trainer.memory import held_bytes, release_unused
@@ -41,7 +42,6 @@ from penstock.trainer.profiling.network import (
 from penstock.trainer.profiling.parts import Part, Workload, choose_parts
 from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread, steady_rounds
 from penstock.trainer.shards import shards_of
-from penstock.trainer.together import concatenated, gather
 from penstock.trainer.units.collectives import NO_SHARDS, Shards
 from penstock.trainer.worker import Worker
 

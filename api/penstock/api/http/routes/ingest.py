@@ -21,7 +21,7 @@ from penstock.api.schemas.wire import Acknowledged
 from penstock.api.service import Service
 from penstock.api.store.ingest import Batch, EarlyAttemptError, take
 from penstock.api.store.jobs import NoSuchJobError
-from penstock.api.store.storable import ESCAPED, cleaned
+from penstock.api.store.sanitize import ESCAPED, cleaned
 from penstock.core.errors import UserError
 from penstock.core.manifest import read_value
 from penstock.core.records import Record

@@ -10,9 +10,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Caller
+from penstock.api.http.auth_middleware import address_of
 from penstock.api.http.credentials import COOKIE
 from penstock.api.http.dependencies import ServiceIn, require_same_origin
-from penstock.api.http.gate import address_of
 from penstock.api.http.routes.pages import shown
 from penstock.api.pages.login import STALE, WELCOME, login_page
 from penstock.api.store import sessions

@@ -22,7 +22,7 @@ from penstock.api.store import plan_requests, profiles
 from penstock.api.store.idempotency import Answer
 from penstock.api.store.plan_requests import StoredRequest, Wanted
 from penstock.core.errors import UserError
-from penstock.core.fitness import OLDEST_SECONDS, model_digest, unfit
+from penstock.core.profile_matching import OLDEST_SECONDS, model_digest, unfit
 
 router = APIRouter(tags=["plans"])
 

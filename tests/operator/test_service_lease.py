@@ -8,7 +8,7 @@ import pytest
 
 from penstock.kube.resources import LEASES
 from penstock.kube.transport import KubeError
-from penstock.operator.presence import SILENCE_SECONDS, ServicePresence
+from penstock.operator.service_lease import SILENCE_SECONDS, ServicePresence
 from tests.support.fake_kube import FakeKube
 
 

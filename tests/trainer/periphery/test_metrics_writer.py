@@ -11,8 +11,8 @@ from penstock.core.plan import Plan
 from penstock.core.records import RecordKind
 from penstock.core.run.folder import RunDir
 from penstock.core.run.outbox import read_records
-from penstock.trainer.restoring import Restored
-from penstock.trainer.teller import Announcer
+from penstock.trainer.metrics_writer import Announcer
+from penstock.trainer.resume import Restored
 from tests.support.local_run import local_job
 from tests.support.small_plans import small_plan
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.store.storable import ESCAPED, REPLACEMENT, cleaned, require_storable
+from penstock.api.store.sanitize import ESCAPED, REPLACEMENT, cleaned, require_storable
 from penstock.core.errors import UserError
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=5)

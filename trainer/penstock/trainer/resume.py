@@ -12,7 +12,7 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.model import ModelSpec
 from penstock.trainer.checkpoint import MANIFEST, CorruptError, Tensors, find_checkpoints, load, set_aside
 from penstock.trainer.checkpoint_shards import HeldShard
-from penstock.trainer.together import FailedError, gather, rank_in, together
+from penstock.trainer.collectives import FailedError, gather, rank_in, together
 
 MOST_VANISHED = 10
 """Checkpoints that may vanish while they are read."""

@@ -23,9 +23,9 @@ from penstock.core.lifecycle import Phase
 from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, LEASES, PODS
 from penstock.kube.transport import KubeError
-from penstock.operator import handlers, operation
+from penstock.operator import controller, handlers
+from penstock.operator.controller import Operation, StuckError
 from penstock.operator.metrics import serve
-from penstock.operator.operation import Operation, StuckError
 from penstock.operator.settings import Settings
 from tests.support.fake_kube import FakeKube
 from tests.support.fake_planner import FakePlanner
@@ -41,9 +41,9 @@ SECONDS = 10.0
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.kube.watching.FIRST_WAIT_SECONDS", 0.02)
     monkeypatch.setattr("penstock.kube.watching.LONGEST_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(operation, "SYNC_SECONDS", 0.2)
-    monkeypatch.setattr(operation, "UNSYNCED_SECONDS", 0.05)
-    monkeypatch.setattr(operation, "SERVICE_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(controller, "SYNC_SECONDS", 0.2)
+    monkeypatch.setattr(controller, "UNSYNCED_SECONDS", 0.05)
+    monkeypatch.setattr(controller, "SERVICE_LOOK_SECONDS", 0.05)
 
 
 @asynccontextmanager
@@ -244,7 +244,7 @@ def test_nobody_waits_for_events_and_the_last_are_written_before_the_end() -> No
 def test_events_of_a_cluster_that_does_not_take_them_hold_the_end_up_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(operation, "LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setattr(controller, "LAST_WORDS_SECONDS", 0.1)
 
     async def test() -> None:
         kube, let = Watchable(), threading.Event()
@@ -272,7 +272,7 @@ def test_a_first_attempt_does_not_wait_for_jobs_that_are_followed() -> None:
         kube, let = Watchable(), threading.Event()
         for node in ("east", "west"):
             kube.add_node(node)
-        followed = [kube.submit(named(f"old-{number}")) for number in range(2 * operation.NUM_THREADS)]
+        followed = [kube.submit(named(f"old-{number}")) for number in range(2 * controller.NUM_THREADS)]
         async with operating(kube):
             await until(lambda: len(kube.all(JOBSETS)) == len(followed))
 
@@ -355,7 +355,7 @@ class TestProbe:
     def test_when_a_watch_counts_as_stuck(self) -> None:
         now = [0.0]
         found = Operation(Watchable(), FakePlanner(), Settings(), lambda: now[0])
-        now[0] = operation.MOST_STUCK_SECONDS
+        now[0] = controller.MOST_STUCK_SECONDS
         assert set(found.silences()) == {"pipelinejobs", "jobsets", "jobs", "pods", "nodes"}
         now[0] += 1
         with pytest.raises(StuckError, match="jobsets, jobs, pods, nodes"):

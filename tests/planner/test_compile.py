@@ -10,14 +10,14 @@ from penstock.core.errors import UserError
 from penstock.core.layout import Precision, shared_parameters
 from penstock.core.model import Family
 from penstock.core.schedule import Group, Kind
-from penstock.planner.decide import decide
-from penstock.planner.problem import Problem
-from penstock.planner.realise import (
+from penstock.planner.compile import (
     fitting_program_of,
     has_shared_gradients,
     program_of,
     schedule_of,
 )
+from penstock.planner.decide import decide
+from penstock.planner.problem import Problem
 from tests.support.planning import measured_problem, problem
 from tests.support.small_plans import looped_schedule, small_plan
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.fitness import (
+from penstock.core.layout import Precision
+from penstock.core.model import UnitKind
+from penstock.core.profile import MachineKey, Profile
+from penstock.core.profile_matching import (
     OLDEST_SECONDS,
     head_degrees_to_measure,
     model_digest,
@@ -16,9 +19,6 @@ from penstock.core.fitness import (
     tp_degrees_to_measure,
     unfit,
 )
-from penstock.core.layout import Precision
-from penstock.core.model import UnitKind
-from penstock.core.profile import MachineKey, Profile
 from penstock.core.schedule import Kind
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine, profile_for
 

@@ -1,6 +1,6 @@
 """Processes that do not outlive the one that wanted them.
 
-As a program, ``python -m penstock.trainer.worker_leash PARENT COMMAND...`` becomes COMMAND, which gets SIGTERM when the
+As a program, ``python -m penstock.trainer.parent_death PARENT COMMAND...`` becomes COMMAND, which gets SIGTERM when the
 process PARENT, its parent, ends however suddenly. Linux ties this to the *thread* that started the process.
 """
 

@@ -6,7 +6,7 @@ from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, AttemptState
 from penstock.kube.names import RANKS_JOB
 from penstock.operator.facts import Facts
 from penstock.operator.remedies import remedied
-from penstock.operator.seen import SeenPod
+from penstock.operator.snapshots import SeenPod
 
 POD_SECONDS = 15.0
 """A cluster that would make pods has made them by then."""

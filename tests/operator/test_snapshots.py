@@ -13,7 +13,7 @@ from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PodBinding
 from penstock.core.supervision import AttemptReport
 from penstock.kube.names import ATTEMPT_LABEL, BINDING_ANNOTATION, INDEX_LABEL, STOP_ANNOTATION, UID_LABEL
-from penstock.operator.seen import Hindrance, SeenPod, see_jobset, see_node, see_pod
+from penstock.operator.snapshots import Hindrance, SeenPod, see_jobset, see_node, see_pod
 
 BINDING = PodBinding(
     pod_uid="p", attempt=2, epoch=1, node_rank=0, num_nodes=1, ranks_per_pod=1, master="10.0.0.1", port=29_500

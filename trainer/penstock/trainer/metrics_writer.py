@@ -15,7 +15,7 @@ from penstock.core.run.outbox import Outbox
 from penstock.core.serialization.files import append_lines, sync_file, sync_folder, write_json
 from penstock.core.timeline import Timeline
 from penstock.trainer.exporter import Exporter
-from penstock.trainer.restoring import Restored
+from penstock.trainer.resume import Restored
 
 
 class Teller:

@@ -11,9 +11,9 @@ import pytest
 from penstock.core.errors import RunError, UserError
 from penstock.core.layout import Precision
 from penstock.core.model import Family
-from penstock.trainer import checkpoint, restoring
+from penstock.trainer import checkpoint, resume
 from penstock.trainer.checkpoint import MANIFEST
-from penstock.trainer.restoring import Restored, load_newest
+from penstock.trainer.resume import Restored, load_newest
 from tests.support.checkpoint_ranks import PARTS, blank, spoil, stored_tensors
 from tests.support.small_plans import small_model
 
@@ -102,7 +102,7 @@ def living_on(root: Path, monkeypatch: pytest.MonkeyPatch, num_times: int) -> No
             save(root, 100 + turn, attempt=1, keep=1)
         return checkpoint.load(folder, *given, **named)
 
-    monkeypatch.setattr(restoring, "load", read)
+    monkeypatch.setattr(resume, "load", read)
 
 
 def test_one_that_vanishes_makes_way_for_the_one_it_was_removed_for(
@@ -132,7 +132,7 @@ def test_what_vanished_for_good_is_not_taken_for_a_fresh_start(tmp_path: Path, m
         shutil.rmtree(folder)
         return checkpoint.load(*given, **named)
 
-    monkeypatch.setattr(restoring, "load", read)
+    monkeypatch.setattr(resume, "load", read)
     with pytest.raises(RunError, match="vanish"):
         load_newest(tmp_path, blank(STORED), MODEL)
 

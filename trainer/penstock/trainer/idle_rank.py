@@ -12,7 +12,7 @@ import time
 
 from penstock.core.run.folder import RunDir
 from penstock.core.run.rank_status import StatusFile, status_path
-from penstock.trainer.worker_leash import die_with_parent, launcher
+from penstock.trainer.parent_death import die_with_parent, launcher
 
 LOOK_SECONDS = 1.0
 

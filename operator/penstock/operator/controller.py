@@ -20,13 +20,13 @@ from penstock.operator.actions import Actions
 from penstock.operator.agents import Agents, fetch_from_pod, pool
 from penstock.operator.announcing import Announcer, about
 from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.capacity import Offer, num_pods, offers
 from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.kube import HttpKube, Kube
 from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
-from penstock.operator.presence import ServicePresence
 from penstock.operator.reconcile import Reconciler
-from penstock.operator.room import Offer, num_pods, offers
+from penstock.operator.service_lease import ServicePresence
 from penstock.operator.settings import Settings
 from penstock.operator.watches import watched
 from penstock.operator.workqueue import WorkQueue

@@ -7,7 +7,7 @@ import math
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import Phase
 from penstock.operator.facts import Facts
-from penstock.operator.waiting import short_since
+from penstock.operator.pending_reasons import short_since
 
 RESTART_SECONDS = 120.0
 """Cost of another attempt, with a measurement on hosts that are new to it."""

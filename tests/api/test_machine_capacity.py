@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penstock.api.executor.machine import devices_in, this_machine
+from penstock.api.executor.machine_capacity import devices_in, this_machine
 
 
 @pytest.mark.parametrize(

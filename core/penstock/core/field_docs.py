@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, KernelSpec, LinkOverride, LinkSpec, SoftwareSpec
 from penstock.core.cost_table import CostRow
+from penstock.core.field_docs_cluster import CLUSTER_MEANINGS
 from penstock.core.job import (
     CheckpointSpec,
     DataSpec,
@@ -21,7 +22,6 @@ from penstock.core.job import (
     TokenizerSpec,
     TrainingSpec,
 )
-from penstock.core.meanings_cluster import CLUSTER_MEANINGS
 from penstock.core.model import ModelSpec
 
 MEANINGS: Mapping[type, Mapping[str, str]] = {

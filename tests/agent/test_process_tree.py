@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.agent.offspring import offspring_ended
+from penstock.agent.process_tree import offspring_ended
 from tests.support.leaving import ended_after, leave_behind, runs
 
 SLEEPING = [sys.executable, "-c", "import signal; signal.pause()"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.job import PipelineJob
-from penstock.operator.room import num_pods, offers
+from penstock.operator.capacity import num_pods, offers
 from tests.support.manifests import example
 
 ONE_POD = 1.02

@@ -14,11 +14,11 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.schedule import Action, Group, Kind
 from penstock.core.sharding import Sharding
+from penstock.planner.compile import program_of
 from penstock.planner.memory import StageMemory
-from penstock.planner.realise import program_of
-from penstock.trainer.closing import Closing
 from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
+from penstock.trainer.optimizer_step import Closing
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.squared_norm import Stretch
 from tests.support.small_plans import small_model, small_plan

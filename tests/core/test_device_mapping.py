@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.device_mapping import ranks_of_devices, require_shards_in_pods, seated
 from penstock.core.errors import UserError
-from penstock.core.seating import ranks_of_devices, require_shards_in_pods, seated
 
 
 @given(st.integers(1, 6).flatmap(lambda count: st.permutations(range(count))))
