@@ -19,9 +19,9 @@ from tests.support.fakecuda.nccl_log import MADE, read_logs
 from tests.support.training_run import make_run, tiny_job, tiny_plan, write_corpus
 
 SCRIPT = """
-import ctypes, json, torch
+import ctypes, json, time, torch
 from penstock.trainer import memory
-from penstock.trainer.recorder import CudaRecorder, make_recorder
+from penstock.trainer.recorder import CudaRecorder, make_recorder, waits_on
 from penstock.trainer.worker import own_device
 
 device = own_device(1, torch.cuda.device_count())
@@ -32,11 +32,20 @@ torch.empty(5 * 2**20, dtype=torch.uint8, device=device)
 before_reset = memory.peak_tensor_bytes(device)
 memory.reset_peak(device)
 
-recorder = make_recorder(2, device)
-recorder = CudaRecorder(2, clock=lambda: 7_000_000_000)
+class Slow:
+    def wait(self):
+        time.sleep(0.02)
+
+shard_waits = waits_on(device)
+recorder = CudaRecorder(2, clock=lambda: 7_000_000_000, waits=shard_waits)
 before = waits()
-for position in range(3):
-    recorder.mark(position)
+for step in range(2):
+    shard_waits.wait(Slow())  # outside of a step
+    for position in range(3):
+        recorder.mark(position)
+        if position < 2:
+            shard_waits.wait(Slow())
+            shard_waits.wait(Slow())
 marked = waits() - before
 try:
     torch.empty(2**30, dtype=torch.uint8, device=device)
@@ -44,8 +53,9 @@ try:
 except torch.OutOfMemoryError:
     fits = False
 print(json.dumps({
-    "device": str(device), "recorder": type(make_recorder(2, device)).__name__, "peaks": [before_reset,
+    "device": str(device), "recorder": type(make_recorder(2, shard_waits)).__name__, "peaks": [before_reset,
     memory.peak_tensor_bytes(device)], "times": recorder.times_ns().tolist(), "waits": marked, "fits": fits,
+    "shards": recorder.waits_ns().tolist(), "count": shard_waits.count,
 }))
 """
 
@@ -321,7 +331,12 @@ def test_memory_and_times_come_from_torch_itself() -> None:
     assert first == 7_000_000_000, "the first mark is at the host's clock"
     assert later == sorted(later)
     assert later[0] >= first
-    assert seen["waits"] == 1, "only the first mark waits for the device"
+    assert seen["waits"] == 2, "only the first mark of a step waits for the device"
+    at_start, after_first, after_second = seen["shards"]
+    assert at_start == 0
+    assert after_first >= 40_000_000, "two waits of 20 ms each"
+    assert after_second - after_first >= 40_000_000
+    assert seen["count"] == 4, "of the newest step alone"
     assert not seen["fits"], "a device has no more memory than it was given"
 
 

@@ -17,13 +17,16 @@ from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.recorder import (
     HostRecorder,
+    HostWaits,
     clock_offset_ns,
     gather_marks,
     gather_times,
     make_recorder,
     merge,
+    waits_on,
 )
 from penstock.trainer.runtime import Batch, Runtime
+from penstock.trainer.shards import AllOf
 from penstock.trainer.stages import build_stages
 from tests.support.pipeline_ranks import SEED, GradientKeeper, sample
 from tests.support.small_plans import small_plan
@@ -43,7 +46,7 @@ def test_marks_are_kept_by_position_and_overwritten_by_the_next_step() -> None:
 
 
 def test_the_cpu_has_the_host_recorder() -> None:
-    assert isinstance(make_recorder(5, CPU), HostRecorder)
+    assert isinstance(make_recorder(5, waits_on(CPU)), HostRecorder)
 
 
 def test_merge_puts_all_ranks_on_one_axis() -> None:
@@ -68,10 +71,11 @@ def test_waits_for_shards_belong_to_the_action_between_two_marks() -> None:
     """Those of compute actions alone, and no longer than these took."""
     program = program_of(small_plan(pp=1, slices=(4,)))
     (own,) = program.ranks
-    ticks, waited = itertools.count(0, 10), itertools.count(0, 4)
-    recorder = HostRecorder(len(own.instructions), lambda: next(ticks), lambda: next(waited))
+    ticks, waits = itertools.count(0, 10), HostWaits(itertools.count(0, 4).__next__)
+    recorder = HostRecorder(len(own.instructions), lambda: next(ticks), waits)
     for position in range(len(own.instructions) + 1):
         recorder.mark(position)
+        waits.wait(AllOf([]))
     marks = [[each.tolist()] for each in (recorder.times_ns(), recorder.waits_ns())]
     timeline = merge(program, Mesh(dp=1, pp=1), marks[0], source=Source.MEASURED, waits_ns=marks[1])
     computes = [event for event in timeline.events if event.activity is Activity.COMPUTE]
@@ -98,7 +102,7 @@ def record_step(me: PoolRank, plan: Plan, program: Program) -> Timeline:
     )
     share = plan.global_batch // plan.dp
     ids, labels = sample(plan.model.vocab, share, plan.sequence_length)
-    recorder = HostRecorder(len(own.instructions), waited_ns=lambda: runtime.shards.waited_ns)
+    recorder = make_recorder(len(own.instructions), runtime.waits)
     totals = runtime.train_step(3, Batch(token_ids=ids, labels=labels, num_valid_tokens=10), recorder)
     group = me.groups[everyone(mesh)]
     times_ns = gather_times(recorder.times_ns(), program, mesh, group)

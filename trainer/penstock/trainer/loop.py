@@ -72,8 +72,7 @@ class Stopwatch:
         self._session = session
         self._sampled = sampled_steps(session.job.spec.training.steps)
         own_program = session.program.ranks[session.mesh.pipeline_rank(session.worker.rank)]
-        shards = session.runtime.shards
-        self._recorder = make_recorder(len(own_program.instructions), session.worker.device, lambda: shards.waited_ns)
+        self._recorder = make_recorder(len(own_program.instructions), session.runtime.waits)
 
     def step(self, step: int) -> tuple[Totals, float, Timeline | None]:
         """Take one step. Returns its totals, its seconds on this rank, and a timeline if the step is sampled."""

@@ -20,34 +20,90 @@ from penstock.core.program import Program, RankProgram
 from penstock.core.schedule import COMPUTE_KINDS, Kind
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.trainer.comm import Mesh
+from penstock.trainer.units.collectives import Work
 
 Clock = Callable[[], int]
 """Monotonic nanoseconds."""
+
+TimedPair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 _ROUNDS = 16
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+class HostWaits:
+    """Waits of the host for other shards. ``total_ns`` is their sum so far."""
+
+    def __init__(self, clock: Clock = time.perf_counter_ns) -> None:
+        self._clock = clock
+        self.total_ns = 0
+
+    def wait(self, work: Work) -> None:
+        """Wait for the work, and add the time."""
+        begin = self._clock()
+        work.wait()
+        self.total_ns += self._clock() - begin
+
+
+class CudaWaits:
+    """Waits of the device for other shards in one step: between two events on the stream that waits.
+
+    The host only enqueues a wait. The stream stands still between the events as long as the collective is not done, so
+    collectives that are hidden by compute take no time here. Nothing is recorded outside of a sampled step.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[TimedPair] = []
+        self._is_sampled = False
+        self.count = 0
+
+    def begin(self) -> None:
+        """Begin a sampled step. Its events replace those of the last one, which must be over on the device."""
+        self.count, self._is_sampled = 0, True
+
+    def end(self) -> None:
+        """End the sampled step."""
+        self._is_sampled = False
+
+    def wait(self, work: Work) -> None:
+        """Make the current stream wait for the work."""
+        if not self._is_sampled:
+            work.wait()
+            return
+        if self.count == len(self._pairs):
+            self._pairs.append((_timing_event(), _timing_event()))
+        before, after = self._pairs[self.count]
+        before.record()
+        work.wait()
+        after.record()
+        self.count += 1
+
+    def totals_ns(self) -> Tensor:
+        """[count + 1] int64: the sum of the first 0, 1, ... waits of the step, which must be over on the device."""
+        waits_ns = [round(before.elapsed_time(after) * 1e6) for before, after in self._pairs[: self.count]]
+        return torch.tensor([0, *waits_ns], dtype=torch.int64).cumsum(0)
+
+
 class HostRecorder:
     """Marks of one step on the host's clock; two stores and a clock reading each, so it may always be on.
 
-    ``waited_ns`` says how long the rank has waited for its shards so far.
+    ``waits`` measures the rank's waits for its shards.
     """
 
     def __init__(
-        self, num_instructions: int, clock: Clock = time.perf_counter_ns, waited_ns: Clock = lambda: 0
+        self, num_instructions: int, clock: Clock = time.perf_counter_ns, waits: HostWaits | None = None
     ) -> None:
         self._times = array("q", bytes(8 * (num_instructions + 1)))
-        self._waits = array("q", self._times)
-        self._clock, self._waited_ns = clock, waited_ns
+        self._totals = array("q", self._times)
+        self._clock, self._waits = clock, waits or HostWaits()
 
     def mark(self, position: int) -> None:
         self._times[position] = self._clock()
-        self._waits[position] = self._waited_ns()
+        self._totals[position] = self._waits.total_ns
 
     def waits_ns(self) -> Tensor:
         """[instructions + 1] int64: how long the rank had waited for its shards at every mark of the newest step."""
-        return torch.tensor(self._waits, dtype=torch.int64)
+        return torch.tensor(self._totals, dtype=torch.int64)
 
     def times_ns(self) -> Tensor:
         """The marks of the newest step, [instructions + 1] int64 nanoseconds."""
@@ -55,23 +111,34 @@ class HostRecorder:
 
 
 class CudaRecorder:
-    """Marks of one step on the device's current stream, placed on the host's clock."""
+    """Marks of one step on the device's current stream, placed on the host's clock.
 
-    def __init__(self, num_instructions: int, clock: Clock = time.perf_counter_ns) -> None:
+    ``waits`` measures the rank's waits for its shards.
+    """
+
+    def __init__(
+        self, num_instructions: int, clock: Clock = time.perf_counter_ns, waits: CudaWaits | None = None
+    ) -> None:
         self._events = [_timing_event() for _ in range(num_instructions + 1)]
-        self._clock = clock
+        self._counts = [0] * len(self._events)
+        self._clock, self._waits = clock, waits or CudaWaits()
         self._start_ns = 0
 
     def mark(self, position: int) -> None:
-        """Record an event; the first mark waits for the device, so that its time on the host's clock is known."""
+        """Record an event. The first mark waits for the device, so that its time on the host's clock is known."""
         if position == 0:
             torch.cuda.synchronize()
             self._start_ns = self._clock()
+            self._waits.begin()
         self._events[position].record()
+        self._counts[position] = self._waits.count
+        if position == len(self._events) - 1:
+            self._waits.end()
 
     def waits_ns(self) -> Tensor:
-        """Nothing: the device waits for shards in its own streams, and the host does not see when."""
-        return torch.zeros(len(self._events), dtype=torch.int64)
+        """As `HostRecorder.waits_ns`, of the device; waits for the device."""
+        self._events[-1].synchronize()
+        return self._waits.totals_ns()[self._counts]
 
     def times_ns(self) -> Tensor:
         """The marks of the newest step, [instructions + 1] int64 nanoseconds; waits for the device."""
@@ -85,12 +152,18 @@ def _timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def make_recorder(
-    num_instructions: int, device: torch.device, waited_ns: Clock = lambda: 0
-) -> HostRecorder | CudaRecorder:
-    """The recorder that suits the device; ``waited_ns`` as of `HostRecorder`."""
-    is_cuda = device.type == "cuda"
-    return CudaRecorder(num_instructions) if is_cuda else HostRecorder(num_instructions, waited_ns=waited_ns)
+def waits_on(device: torch.device) -> HostWaits | CudaWaits:
+    """Measurement of waits for shards on the device."""
+    return CudaWaits() if device.type == "cuda" else HostWaits()
+
+
+def make_recorder(num_instructions: int, waits: HostWaits | CudaWaits) -> HostRecorder | CudaRecorder:
+    """The recorder of the device that ``waits`` measures."""
+    match waits:
+        case HostWaits():
+            return HostRecorder(num_instructions, waits=waits)
+        case CudaWaits():
+            return CudaRecorder(num_instructions, waits=waits)
 
 
 def merge(

@@ -28,6 +28,7 @@ from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
 from penstock.trainer.optimizer_step import Closing, Optimizer, Totals
+from penstock.trainer.recorder import waits_on
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import WaitingShards
 
@@ -88,9 +89,10 @@ class Runtime:
             stop_requested=stop_requested,
             device=device,
         )
-        self.shards = WaitingShards(transport.shards)
+        self.waits = waits_on(device)
+        shards = WaitingShards(transport.shards, self.waits)
         executor = StageExecutor(
-            plan, self._program, stages, self._closing, device=device, shards=self.shards, poison=poison
+            plan, self._program, stages, self._closing, device=device, shards=shards, poison=poison
         )
         bind = partial(
             Interpreter, rank=rank, transport=transport, cursor=array("q", (0, 0)) if cursor is None else cursor

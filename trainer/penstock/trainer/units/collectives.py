@@ -14,7 +14,6 @@ rows of one shard's part, H hidden.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -88,32 +87,32 @@ NO_SHARDS: Shards = _NoShards()
 """For the only shard of a rank, whose passes yield nothing."""
 
 
-class WaitingShards:
-    """Access to other shards that adds up for how long the host waited for them, in ``waited_ns``."""
-
-    def __init__(self, shards: Shards, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._shards, self._clock = shards, clock
-        self.waited_ns = 0
-
-    def start(self, request: Request) -> Work:
-        """The collective, whose wait is timed."""
-        return _Waiting(self._shards.start(request), self)
+class Waits(Protocol):
+    """Measurement of waits for other shards."""
 
     def wait(self, work: Work) -> None:
-        """Wait, and add how long it took."""
-        begin = self._clock()
-        work.wait()
-        self.waited_ns += self._clock() - begin
+        """Wait for a collective and measure how long that takes."""
+
+
+class WaitingShards:
+    """Access to other shards whose waits are measured by ``waits``."""
+
+    def __init__(self, shards: Shards, waits: Waits) -> None:
+        self._shards, self._waits = shards, waits
+
+    def start(self, request: Request) -> Work:
+        """Start the collective. The wait of the result is measured."""
+        return _Waiting(self._shards.start(request), self._waits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     work: Work
-    shards: WaitingShards
+    waits: Waits
 
     def wait(self) -> None:
-        """Until it is done; adds how long that took."""
-        self.shards.wait(self.work)
+        """Block until the collective is done, and measure the time."""
+        self.waits.wait(self.work)
 
 
 def run_pass(steps: Pass[_Result], shards: Shards) -> _Result:
