@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.device_mapping import ranks_of_devices, require_shards_in_pods, seated
+from penstock.core.device_mapping import ranks_of_devices, require_shards_in_pods, visible_devices
 from penstock.core.errors import UserError
 
 
 @given(st.integers(1, 6).flatmap(lambda count: st.permutations(range(count))))
 def test_the_rth_visible_device_is_that_of_rank_r(placement: list[int]) -> None:
     names = [f"GPU-{number}" for number in range(8)]
-    assert seated(placement, ",".join(names)).split(",") == [names[device] for device in placement]
-    assert seated(placement, None).split(",") == [str(device) for device in placement]
+    assert visible_devices(placement, ",".join(names)).split(",") == [names[device] for device in placement]
+    assert visible_devices(placement, None).split(",") == [str(device) for device in placement]
 
 
 def test_a_device_that_is_not_visible_is_refused() -> None:
     with pytest.raises(UserError, match="puts a rank on device 2, and CUDA_VISIBLE_DEVICES names 2"):
-        seated((2, 0), "4,7")
+        visible_devices((2, 0), "4,7")
 
 
 @given(st.integers(1, 8).flatmap(lambda count: st.permutations(range(count))), st.data())

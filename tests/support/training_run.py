@@ -19,7 +19,7 @@ from penstock.planner.compile import program_of
 from penstock.planner.schedules.registry import find
 from penstock.trainer import loop
 from penstock.trainer.loop import Outcome
-from penstock.trainer.metrics_writer import Announcer, Silent
+from penstock.trainer.metrics_writer import MetricsWriter, TrainingListener
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.session import Session
 from penstock.trainer.worker import Worker
@@ -149,9 +149,9 @@ def _train_rank(me: PoolRank, run: RunDir, num_ranks: int, attempt: int) -> Outc
     )
     session = Session(run, worker)
     if me.rank:
-        return loop.train(session, attempt, Silent())
-    with Announcer(run, session.job, session.plan, attempt, None) as announcer:
-        return loop.train(session, attempt, announcer)
+        return loop.train(session, attempt, TrainingListener())
+    with MetricsWriter(run, session.job, session.plan, attempt, None) as writer:
+        return loop.train(session, attempt, writer)
 
 
 def losses(run: RunDir) -> list[float]:

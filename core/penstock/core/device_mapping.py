@@ -16,7 +16,7 @@ from penstock.core.errors import UserError
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def seated(devices: Sequence[int], visible: str | None) -> str:
+def visible_devices(devices: Sequence[int], visible: str | None) -> str:
     """The value of `VISIBLE` with which the r-th device is that of rank r; ``visible`` is its current value, if any.
 
     Raises `UserError` for a placement on more devices than are visible.

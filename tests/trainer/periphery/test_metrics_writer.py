@@ -11,7 +11,7 @@ from penstock.core.plan import Plan
 from penstock.core.records import RecordKind
 from penstock.core.run.folder import RunDir
 from penstock.core.run.outbox import read_records
-from penstock.trainer.metrics_writer import Announcer
+from penstock.trainer.metrics_writer import MetricsWriter
 from penstock.trainer.resume import Restored
 from tests.support.local_run import local_job
 from tests.support.small_plans import small_plan
@@ -24,28 +24,28 @@ def run(tmp_path: Path) -> RunDir:
     return made
 
 
-def announcer(run: RunDir, plan: Plan, attempt: int = 1) -> Announcer:
-    return Announcer(run, local_job(), plan, attempt, None)
+def metrics_writer(run: RunDir, plan: Plan, attempt: int = 1) -> MetricsWriter:
+    return MetricsWriter(run, local_job(), plan, attempt, None)
 
 
 def test_every_attempt_tells_once_which_profile_its_plan_is_made_from(run: RunDir) -> None:
     planned = dataclasses.replace(small_plan(), profile_digest="5eed")
     for attempt in (1, 2):
-        with announcer(run, planned, attempt):
+        with metrics_writer(run, planned, attempt):
             pass
         (record,) = read_records(run.outbox / f"a{attempt}-rank-0.jsonl")
         assert (record.kind, record.profile_digest) == (RecordKind.PROFILE, "5eed")
 
 
 def test_a_plan_for_described_hardware_has_no_profile_to_tell(run: RunDir) -> None:
-    with announcer(run, small_plan()):
+    with metrics_writer(run, small_plan()):
         pass
     assert read_records(run.outbox / "a1-rank-0.jsonl") == []
 
 
 def test_corrupt_checkpoints_are_told_loudly(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    with announcer(run, small_plan()) as speaking:
-        speaking.began(Restored(step=40, corrupt=("a1/step-80 is corrupt: x", "a1/step-60 is corrupt: y")))
+    with metrics_writer(run, small_plan()) as writer:
+        writer.began(Restored(step=40, corrupt=("a1/step-80 is corrupt: x", "a1/step-60 is corrupt: y")))
     warnings = run.warnings.read_text().splitlines()
     assert [text.split(";")[0] for text in warnings] == [
         "checkpoint a1/step-80 is corrupt: x",
@@ -56,7 +56,7 @@ def test_corrupt_checkpoints_are_told_loudly(run: RunDir, capsys: pytest.Capture
 
 
 def test_what_began_as_it_should_is_no_news(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    with announcer(run, small_plan()) as speaking:
-        speaking.began(Restored(step=40))
+    with metrics_writer(run, small_plan()) as writer:
+        writer.began(Restored(step=40))
     assert not run.warnings.exists()
     assert capsys.readouterr().out == ""

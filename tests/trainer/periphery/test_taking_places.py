@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.device_mapping import VISIBLE
 from penstock.core.plan import Plan
-from penstock.trainer.__main__ import _take_rank, _take_seats
+from penstock.trainer.__main__ import _set_visible_devices, _take_rank
 from tests.support.small_plans import small_plan
 
 PLACED = dataclasses.replace(small_plan(pp=2), tp=2, placement=(4, 0))
@@ -18,7 +18,7 @@ PLACED = dataclasses.replace(small_plan(pp=2), tp=2, placement=(4, 0))
 
 def test_visible_devices_are_put_in_the_order_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "a,b,c,d,e,f")
-    _take_seats(PLACED)
+    _set_visible_devices(PLACED)
     assert os.environ[VISIBLE] == "e,f,a,b"
 
 

@@ -1,7 +1,7 @@
 """The command of every rank: ``python -m penstock.trainer profile|train|rehearse --run-dir DIR``, started by torchrun.
 
-Input and output lie in the run directory. Exit codes: 0 done, 1 failed, 2 a mistake of the user. Each command imports
-its modules when it runs: a rehearsal does not need the modules that write checkpoints, which take as long to load as
+Input and output are files of the run directory. Exit codes: 0 success, 1 failure, 2 user error. Each command imports
+its modules when it runs: a rehearsal does not need the modules that write checkpoints, which take as long to import as
 torch itself.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.core.device_mapping import VISIBLE, ranks_of_devices, seated
+from penstock.core.device_mapping import VISIBLE, ranks_of_devices, visible_devices
 from penstock.core.errors import UserError
 from penstock.core.job import Device
 from penstock.core.plan import Plan
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plan = run.read_plan()
             rank = _take_rank(plan)
             if rank >= plan.num_ranks:
-                return _stand_by(run, rank)
+                return _wait_as_idle_rank(run, rank)
         elif command is _train and device is Device.CUDA:
-            _take_seats(run.read_plan())
+            _set_visible_devices(run.read_plan())
     except UserError as mistake:
         sys.stderr.write(f"{mistake}\n")
         return 2
@@ -58,10 +58,10 @@ def _run(command: Command, run: RunDir, options: argparse.Namespace, worker: Wor
     command(run, options, worker)
 
 
-def _take_seats(plan: Plan) -> None:
+def _set_visible_devices(plan: Plan) -> None:
     """Set the visible devices before the first CUDA call, which is the only time that CUDA reads them."""
     if plan.placement:
-        os.environ[VISIBLE] = seated(plan.devices, os.environ.get(VISIBLE))
+        os.environ[VISIBLE] = visible_devices(plan.devices, os.environ.get(VISIBLE))
 
 
 def _take_rank(plan: Plan) -> int:
@@ -71,10 +71,10 @@ def _take_rank(plan: Plan) -> int:
     return rank
 
 
-def _stand_by(run: RunDir, rank: int) -> int:
-    from penstock.trainer.idle_rank import stand_by
+def _wait_as_idle_rank(run: RunDir, rank: int) -> int:
+    from penstock.trainer.idle_rank import wait_for_result
 
-    return stand_by(run, rank)
+    return wait_for_result(run, rank)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -54,7 +54,7 @@ from penstock.trainer.checkpoint_index import (
     read_limited,
 )
 from penstock.trainer.checkpoint_shards import Held, HeldShard
-from penstock.trainer.collectives import FailedError, rank_in, size_of, together
+from penstock.trainer.collectives import FailedError, rank_in, run_on_all_ranks, size_of
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -208,13 +208,13 @@ def load(
     wanted = _flat(tensors, shard)
     index: dict[str, Parts] = {}
     with _corrupt_if_failed(folder):
-        together(lambda: index.update(_index(folder, manifest)), group)
+        run_on_all_ranks(lambda: index.update(_index(folder, manifest)), group)
     try:
-        together(lambda: _check_types(index, wanted), group)
+        run_on_all_ranks(lambda: _check_types(index, wanted), group)
     except FailedError as error:
         raise _unusable(folder, str(error)) from None
     with _corrupt_if_failed(folder):
-        together(lambda: _fill(folder, index, wanted), group)
+        run_on_all_ranks(lambda: _fill(folder, index, wanted), group)
     return manifest
 
 
@@ -225,11 +225,11 @@ def _index(folder: Path, manifest: CheckpointManifest) -> dict[str, Parts]:
 def _verify_together(folder: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
     """Return the manifest that the first rank reads, after every rank has verified its share of the files."""
     with _corrupt_if_failed(folder):
-        content, *_ = together(lambda: _read_content(folder) if rank_in(group) == 0 else {}, group)
+        content, *_ = run_on_all_ranks(lambda: _read_content(folder) if rank_in(group) == 0 else {}, group)
     manifest = _interpreted(folder, content)
     own_files = manifest.files[rank_in(group) :: size_of(group)]
     with _corrupt_if_failed(folder):
-        together(lambda: _check_files(folder, own_files), group)
+        run_on_all_ranks(lambda: _check_files(folder, own_files), group)
     return manifest
 
 
@@ -295,11 +295,11 @@ def save(
     partial = folder.with_name(f"{_PARTIAL}{folder.name}")
     is_first_rank = rank_in(group) == 0
     try:
-        together(lambda: _make_empty(partial) if is_first_rank else None, group)
-        written = together(lambda: _write(partial, _flat(tensors, shard), group), group)
+        run_on_all_ranks(lambda: _make_empty(partial) if is_first_rank else None, group)
+        written = run_on_all_ranks(lambda: _write(partial, _flat(tensors, shard), group), group)
         files = tuple(file for owned in written for file in owned)
         manifest = CheckpointManifest(step=step, model=model, precision=precision, files=files)
-        together(lambda: _commit(partial, folder, manifest) if is_first_rank else None, group)
+        run_on_all_ranks(lambda: _commit(partial, folder, manifest) if is_first_rank else None, group)
     except FailedError as error:
         if is_first_rank:
             shutil.rmtree(partial, ignore_errors=True)

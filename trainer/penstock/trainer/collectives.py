@@ -1,4 +1,4 @@
-"""What all ranks of a group do together in plain Python, also where a process is alone and no group exists."""
+"""Collectives over Python objects. In a single process without process groups they return its own values."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 class FailedError(Exception):
-    """Something failed on one rank, and all ranks know."""
+    """An operation failed on one rank. Raised on all ranks."""
 
 
 def rank_in(group: dist.ProcessGroup | None = None) -> int:
-    """The place of this rank in ``group``, or among all."""
+    """Index of this rank in ``group``, by default among all ranks."""
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 def size_of(group: dist.ProcessGroup | None = None) -> int:
-    """How many ranks ``group`` has, or there are."""
+    """Number of ranks of ``group``, by default of all ranks."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's value, in the order of ranks; collective."""
+    """Every rank's value, in the order of ranks. Collective."""
     if not dist.is_initialized():
         return [value]
     gathered: list[T] = [value] * size_of(group)
@@ -35,14 +35,14 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def concatenated(values: Sequence[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's values in one list, in the order of ranks; collective."""
+    """Every rank's values in one list, in the order of ranks. Collective."""
     return [value for rank_values in gather(list(values), group) for value in rank_values]
 
 
-def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """What ``action`` gives on every rank; collective.
+def run_on_all_ranks(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Call ``action`` on every rank and return the results in the order of ranks. Collective.
 
-    If it raises OSError or `FailedError` on any rank, all raise `FailedError` with the first such rank's message.
+    If it raises OSError or `FailedError` on any rank, all ranks raise `FailedError` with the first such rank's message.
     """
     result: T | None = None
     problem = ""

@@ -1,7 +1,7 @@
-"""A process that the plan has no work for: it waits until the others have ended, and ends well with them.
+"""Idle rank: a process for which the plan has no work. It waits until the run has a result, and then exits with 0.
 
-It has no message to wait for, so it looks for the result that the first rank leaves. That the others failed is not told
-to it: whoever started it ends it then.
+It receives no messages, so it polls for the result file that the first rank writes. If the other ranks fail, there is
+no result, and the program that started the ranks ends this one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from penstock.core.run.folder import RunDir
 from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.trainer.parent_death import die_with_parent, launcher
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
-def stand_by(run: RunDir, rank: int) -> int:
-    """Wait for the result of the run; the exit code. A request to stop is one to the others, who leave a result."""
+def wait_for_result(run: RunDir, rank: int) -> int:
+    """Wait for the result of the run and return the exit code. Ignores requests to stop: the other ranks get them, too,
+    and write a result when they stop.
+    """
     die_with_parent(launcher(), signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     status = StatusFile(status_path(run.status, rank), os.getpid())
     status.start(())
     while not run.result.exists():
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     status.finish(time.monotonic_ns())
     return 0

@@ -9,7 +9,7 @@ from functools import partial
 from penstock.core.records import StepMetrics
 from penstock.core.timeline import Source, Timeline
 from penstock.trainer.interpreter import SILENT
-from penstock.trainer.metrics_writer import Teller
+from penstock.trainer.metrics_writer import TrainingListener
 from penstock.trainer.optimizer import learning_rate
 from penstock.trainer.optimizer_step import Totals, loss_of
 from penstock.trainer.recorder import gather_marks, gather_times, make_recorder, merge
@@ -28,7 +28,7 @@ class Outcome:
     validation_loss: float | None
 
 
-def train(session: Session, attempt: int, teller: Teller) -> Outcome:
+def train(session: Session, attempt: int, listener: TrainingListener) -> Outcome:
     """Train from the newest complete checkpoint to the last step, or until any rank is asked to stop. Ends with a
     checkpoint.
 
@@ -38,17 +38,17 @@ def train(session: Session, attempt: int, teller: Teller) -> Outcome:
     stopwatch = Stopwatch(session)
     restored = session.restore()
     session.warm_up()
-    teller.began(restored)
+    listener.began(restored)
     step, validation, stopped = restored.step, None, False
     while step < training.steps and not stopped:
         totals, seconds, timeline = stopwatch.step(step)
         step += 1
         stopped = totals.stop and step < training.steps
         validation = _validation(session, step) if not stopped else None
-        teller.stepped(_metrics(session, step - 1, totals, seconds, validation, attempt), timeline)
+        listener.stepped(_metrics(session, step - 1, totals, seconds, validation, attempt), timeline)
         if stopped or step == training.steps or step % checkpoint_every == 0:
-            teller.saving()
-            teller.saved(session.save(step, attempt).step)
+            listener.saving()
+            listener.saved(session.save(step, attempt).step)
     if validation is None and not stopped:
         validation = session.validation_loss(step)  # an earlier attempt ended before it
     return Outcome(step=step, stopped=stopped, validation_loss=validation)

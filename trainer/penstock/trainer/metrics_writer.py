@@ -1,4 +1,4 @@
-"""What a run tells the world: metrics.jsonl, timelines, records in the outbox, Prometheus. The first rank speaks."""
+"""Writes what a run reports: metrics.jsonl, timelines, outbox records and Prometheus metrics. The first rank does."""
 
 from __future__ import annotations
 
@@ -18,28 +18,24 @@ from penstock.trainer.exporter import Exporter
 from penstock.trainer.resume import Restored
 
 
-class Teller:
-    """Hears what an attempt began from, and of every step and checkpoint. This one does nothing with it."""
+class TrainingListener:
+    """Callbacks of the training loop, which do nothing by default: only the first rank reports."""
 
     def began(self, restored: Restored) -> None:
-        """The attempt begins from there."""
+        """Called when the attempt starts from ``restored``."""
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
-        """A step was taken; sampled ones come with their timeline."""
+        """Called after every step. Sampled steps have a timeline."""
 
     def saving(self) -> None:
-        """A checkpoint is about to be written."""
+        """Called before a checkpoint is written."""
 
     def saved(self, step: int) -> None:
-        """A checkpoint was written."""
+        """Called after a checkpoint was written."""
 
 
-class Silent(Teller):
-    """The other ranks, which report nothing."""
-
-
-class Announcer(Teller):
-    """The first rank; a context, since it holds files open."""
+class MetricsWriter(TrainingListener):
+    """Writes the reports of the first rank. A context manager, since it keeps files open."""
 
     def __init__(self, run: RunDir, job: PipelineJob, plan: Plan, attempt: int, metrics_port: int | None) -> None:
         self._run, self._plan, self._num_steps = run, plan, job.spec.training.steps
@@ -67,13 +63,13 @@ class Announcer(Teller):
             self._warn(f"checkpoint {description}; it was set aside, and the run goes on from step {restored.step}")
 
     def _warn(self, text: str) -> None:
-        """Into the rank's log, from where a shipper takes it, and to whoever watches the run directory."""
+        """Write a warning to the rank's log, which is uploaded, and to the run directory's file of warnings."""
         print(f"WARNING: {text}", flush=True)  # noqa: T201
         with append_lines(self._run.warnings) as file:
             file.write(f"{text}\n")
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
-        # The record comes first: a rank that is killed in between leaves no step in metrics.jsonl that no service has.
+        # The record comes first: if the rank is killed in between, metrics.jsonl has no step that the service lacks.
         self._outbox.put(RecordKind.METRICS, metrics=metrics)
         self._metrics.write(metrics_line(metrics))
         self._metrics.flush()
@@ -84,8 +80,9 @@ class Announcer(Teller):
             self._outbox.put(RecordKind.TIMELINE, timeline=timeline)
 
     def saving(self) -> None:
-        """Sync the steps reported so far, so that after a power cut no checkpoint is there without the steps before it.
-        The next attempt takes the steps after it again, and reports them again.
+        """Sync the steps reported so far, so that after a power cut every checkpoint has the steps before it.
+
+        The next attempt repeats the steps after the checkpoint and reports them again.
         """
         sync_file(self._metrics)
         self._outbox.sync()

@@ -1,7 +1,8 @@
-"""Processes that do not outlive the one that wanted them.
+"""Parent-death signal: processes that end when the process that started them ends.
 
-As a program, ``python -m penstock.trainer.parent_death PARENT COMMAND...`` becomes COMMAND, which gets SIGTERM when the
-process PARENT, its parent, ends however suddenly. Linux ties this to the *thread* that started the process.
+As a program, ``python -m penstock.trainer.parent_death PARENT COMMAND...`` replaces itself with COMMAND, which gets
+SIGTERM when its parent, the process PARENT, ends for any reason. Linux sends the signal when the *thread* that started
+the process ends.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ _PARENT = "PENSTOCK_LAUNCHER"
 
 
 def launcher() -> int:
-    """Who starts ranks: the program below, by its own word, because who asks late may have another parent by then."""
+    """Process id of the program that starts ranks.
+
+    The program below leaves it in the environment: if it has ended already, the parent of this process is another one.
+    """
     return int(os.environ.get(_PARENT) or os.getppid())
 
 
 def die_with_parent(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send this process ``number`` when ``parent`` ends (prctl(2)); at once if it has ended already."""
+    """Request signal ``number`` for when ``parent`` ends (prctl(2)). Sends it now if ``parent`` has already ended."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:

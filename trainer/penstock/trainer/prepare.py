@@ -1,4 +1,4 @@
-"""A job's data, prepared once in a cache and remembered in the run directory."""
+"""Prepares a job's data once in a cache, and records its folder in the run directory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.trainer.data.prepared import Prepared, open_prepared
 
 
 def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT, *, cache: Path | None = None) -> Prepared:
-    """Tokenise the job's data, or find it done; raises `UserError` if the data does not suit the job.
+    """Tokenise the job's data, or reuse the cached result. Raises `UserError` if the data does not suit the job.
 
-    It is kept in ``cache``, or in the user's.
+    The result is kept in ``cache``, by default in the user's cache folder.
     """
     prepared = prepare(job.spec.data, cache or cache_folder() / "data", reporter=reporter)
     training_batches(job, prepared)
@@ -37,14 +37,14 @@ def open_data(run: RunDir) -> Prepared:
 
 
 def training_batches(job: PipelineJob, prepared: Prepared) -> TrainingBatches:
-    """The training samples, in the order that the seed says."""
+    """The training samples, in the order that the seed determines."""
     length, vocab = job.spec.data.sequence_length, job.spec.model.vocab
     windows = Windows(tokens=prepared.train, sequence_length=length, vocab=vocab)
     return TrainingBatches(windows=windows, global_batch=job.spec.training.global_batch, seed=job.spec.training.seed)
 
 
 def validation_batches(job: PipelineJob, prepared: Prepared, limit: int) -> ValidationBatches:
-    """Up to ``limit`` windows of the held-out part."""
+    """The first ``limit`` windows of the validation tokens, or all if there are fewer."""
     length, vocab = job.spec.data.sequence_length, job.spec.model.vocab
     windows = Windows(tokens=prepared.validation, sequence_length=length, vocab=vocab)
     return ValidationBatches(windows=windows, limit=limit)

@@ -1,4 +1,4 @@
-"""The process that says what this machine is to PyTorch.
+"""Program that reports the devices of this machine as PyTorch counts and names them.
 
 python -m penstock.trainer.probe < question.json > answer.json
 """
@@ -17,7 +17,7 @@ from penstock.trainer.profiling.machine import machine_key
 
 
 def main() -> None:
-    """Answer the question on stdin."""
+    """Read a `Question` from stdin and write the `Answer` to stdout."""
     question = Question.from_manifest(json.load(sys.stdin))
     num_cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     is_here = question.device is Device.CPU or num_cuda_devices

@@ -1,13 +1,17 @@
-"""The reduce-scatter of gradients over replicas on the host: each replica ends with the sum of its own part.
+"""Reduce-scatter of gradients over replicas on the host: each replica ends with the sum of its own part.
 
-gloo's makes a copy of the whole. Here every two replicas exchange their parts in rounds of at most `ROUND_BYTES`, and
-each adds what it receives, in the order of replicas, to its own part, in place. While a round is added up, the next one
-is under way: two rounds' memory is all that it takes. A replica sends and receives (n - 1) / n of the whole, as in a
-ring. The result depends on nothing but the addends: of two replicas it is the all-reduce's.
+gloo's reduce-scatter copies the whole tensor. Here all pairs of replicas exchange parts in rounds of at most
+`ROUND_BYTES`. Each replica adds the pieces of a round, in the order of replicas, to its own part in place. The next
+round is exchanged while one is added, so the memory of two rounds is enough. A replica sends and receives (n - 1) / n
+of the tensor, as in a ring. The result depends on the addends only. For two replicas it equals the all-reduce's.
 
-A round needs somebody to add it up before the one after the next can begin, so a thread of its own does them, as gloo's
-do for its collectives: the rank computes meanwhile. NumPy adds on that thread alone, where torch would start a team of
-threads. Requests follow each other in the order in which they were started, the same on all replicas.
+Example: 4 replicas and a tensor of 12 elements, so a part has 3. Replica 1 owns elements 3 to 5. It receives elements
+3 to 5 of replicas 0, 2 and 3, sends them theirs, and stores g0 + g1 + g2 + g3, added from left to right. It sends 9
+elements and receives 9: 3/4 of 12.
+
+The third round reuses the memory of the first, so it can start only after the first is added up. A separate thread
+adds, as gloo's threads do for its collectives, while the rank computes. NumPy adds on that thread alone; torch would
+start a team of threads. Requests run in the order in which they were started, which is the same on all replicas.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""The third interpreter of a Program: real ranks, real messages of the real sizes, and waiting instead of computing.
+"""Rehearsal: runs a Program with real ranks and real messages of the real sizes, but waits instead of computing.
 
-It shows a plan for many devices on a machine with few: what deadlocks, how messages and waits interlock, what the
-predicted timeline leaves out.
+A rehearsal tries a plan for many devices on a machine with few. It shows deadlocks, how messages and waits interlock,
+and effects that the predicted timeline leaves out.
 
-One process stands for all shards of a pipeline rank (`penstock.core.sharding`): their collectives are within the time
-of an action, and for the rest they do the same.
+One process stands for all shards of a pipeline rank (`penstock.core.sharding`). The time of an action includes the
+shards' collectives, and otherwise the shards do the same.
 
-Many ranks share few cores here, which the devices of the plan do not. A rank wakes late, and takes long to start a
-message: 0.1 ms each, on 16 ranks over two cores. If each action waited for its time from where the one before it ended,
-these would add up over the step, to 2 % with actions of 10 ms. So a rank keeps a pace (`Pace`). It is free again at the
-time at which its action should have ended, and the next one lasts from then on, unless the rank had to wait for a
-message in between: then from the time at which that came. The start of messages is within the time of an action in
-what is predicted too (``action_overhead_seconds``). What messages take on their way is not caught up with.
+Many ranks share few cores here, unlike the devices of the plan. A rank wakes late and needs long to start a message:
+0.1 ms each, for 16 ranks on two cores. If each action waited for its full duration, these delays would add up over the
+step, to 2 % with actions of 10 ms. So a rank keeps a pace (`Pace`). An action starts, for the pace, at the time at
+which the previous one should have ended. If the rank had to wait for a message in between, the action starts when the
+message arrived. For example, with actions of 10 ms that each end 0.2 ms late, the second waits only 9.8 ms and ends
+20.2 ms after the start, not 20.4 ms. Predictions include the time to start messages in the time of an action, too
+(``action_overhead_seconds``). The pace never compensates for the time that a message travels.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from penstock.trainer.shards import AllOf, in_turn
 from penstock.trainer.units.collectives import Work
 
 SPIN_NS = 150_000
-"""The end of every wait is spun, since a sleeping process wakes late; short, because many ranks share few cores."""
+"""A wait spins for its last nanoseconds, since a sleeping process wakes late. Few, because many ranks share few cores.
+"""
 
 BLOCKED_NS = 50_000
-"""A wait for a message that takes longer had to wait: one for a message that is there takes 10 to 20 microseconds."""
+"""A longer wait for a message means that it had not arrived: otherwise the call takes 10 to 20 microseconds."""
 
 Wait = Callable[[int], None]
-"""Lets some nanoseconds pass."""
+"""Blocks for this many nanoseconds."""
 
 
 def wait(duration_ns: int) -> None:
-    """Sleep, then spin for the rest."""
+    """Block for ``duration_ns``: sleep first, then spin."""
     deadline = time.perf_counter_ns() + duration_ns
     asleep = duration_ns - SPIN_NS
     if asleep > 0:
@@ -57,10 +59,10 @@ def wait(duration_ns: int) -> None:
 
 
 def predicted_ns(predicted: Timeline, pipeline_rank: int) -> dict[str, int]:
-    """Nanoseconds of every action of a rank that a prediction gives a length: compute, reductions, step and gathers.
+    """Predicted nanoseconds of a rank's compute actions, reductions, optimizer step and gathers, by action name.
 
-    A reduction or gather lasts as long as it is under way, by the text of its start. What the rank waits for the others
-    of its pipeline is left out, since it waits for them by meeting them.
+    A reduction or gather is named by its start action and lasts until it has ended. The time that the rank waits for
+    other ranks of its pipeline is left out, since the rehearsal really waits for them.
     """
     own = [event for event in predicted.events if event.rank == pipeline_rank]
     timed = [event for event in own if event.activity in (Activity.COMPUTE, Activity.STEP)]
@@ -70,28 +72,28 @@ def predicted_ns(predicted: Timeline, pipeline_rank: int) -> dict[str, int]:
 
 
 class Pace:
-    """The time at which one rank is free for its next action; the first of a step takes it as it is."""
+    """The time at which one rank is free for its next action. The first action of a step starts when it comes."""
 
     def __init__(self, wait: Wait = wait, clock: Clock = time.perf_counter_ns) -> None:
         self._wait, self.clock = wait, clock
         self._free_at_ns: int | None = None
 
     def begin_step(self) -> None:
-        """The rank is free whenever its first action comes."""
+        """Let the first action start when it comes."""
         self._free_at_ns = None
 
     def restart(self) -> None:
-        """The rank is free now."""
+        """Set the rank free now."""
         self._free_at_ns = self.clock()
 
     def spend(self, duration_ns: int) -> None:
-        """An action of so many nanoseconds, from when the rank was free."""
+        """Run an action of ``duration_ns``, which starts when the rank was free: block until it should end."""
         now_ns = self.clock()
         self._free_at_ns = duration_ns + (now_ns if self._free_at_ns is None else self._free_at_ns)
         self._wait(max(self._free_at_ns - now_ns, 0))
 
     def wait_for(self, work: Work) -> None:
-        """Wait for a message, and be free from when it came if it was not there."""
+        """Wait for a message. If it had not arrived yet, the rank is free from its arrival on."""
         begin_ns = self.clock()
         work.wait()
         if self.clock() - begin_ns > BLOCKED_NS:
@@ -100,7 +102,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A transfer whose wait counts for the rank's pace."""
+    """A transfer whose wait updates the rank's pace."""
 
     work: Work
     pace: Pace
@@ -111,39 +113,39 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class PacedTransport:
-    """`penstock.trainer.comm.Messages` of a rank that keeps ``pace``, and its reductions."""
+    """Transport of a rank that keeps ``pace``: waits for messages update the pace, reductions pass through."""
 
     transport: Transport
     pace: Pace
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> Work:
-        """Receive over the transport."""
+        """Receive over the transport, with a wait that updates the pace."""
         return _Message(self.transport.post_recv(channel, tensor), self.pace)
 
     def send(self, channel: Channel, tensor: Tensor) -> Work:
-        """Send over the transport."""
+        """Send over the transport, with a wait that updates the pace."""
         return _Message(self.transport.send(channel, tensor), self.pace)
 
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
-        """Sum over the transport."""
+        """All-reduce over the transport."""
         return self.transport.all_reduce(group, tensor)
 
     def reduce_scatter(self, tensor: Tensor) -> Work:
-        """Sum over the transport."""
+        """Reduce-scatter over the transport."""
         return self.transport.reduce_scatter(tensor)
 
     def all_gather(self, tensor: Tensor) -> Work:
-        """Gather over the transport."""
+        """All-gather over the transport."""
         return self.transport.all_gather(tensor)
 
     def sum_tied(self, pipeline_rank: int, tensor: Tensor) -> Work:
-        """Sum over the transport."""
+        """Sum the tied gradient over the transport."""
         return self.transport.sum_tied(pipeline_rank, tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A reduction that is over once its ranks have met and its time has passed."""
+    """A reduction that ends once all its ranks have joined and its duration has passed."""
 
     met: Work
     rest: Callable[[], None]
@@ -154,12 +156,13 @@ class _Waiting:
 
 
 class WaitingExecutor:
-    """`penstock.trainer.interpreter.Executor` that waits ``durations_ns`` by an action's text, 0 where not named.
+    """`penstock.trainer.interpreter.Executor` that waits for ``durations_ns`` of an action, 0 where it has no entry.
 
-    It keeps the pace of ``transport``. Messages have the slots' sizes and no meaning, so one piece of memory serves
-    all. A reduction meets the group's ranks over one element; over tie the ranks of ``tied`` in turn, as in training,
-    and over shards nobody. Over peers it is under way for its time from its start, or from the end of the one before;
-    over ranks of the pipeline, which it waits for, from when all are there.
+    It keeps the pace of ``transport``. Messages have the sizes of the slots but no content, so all share one buffer.
+
+    A reduction sums one element over the group, to synchronise its ranks. TIE sums over the ranks of ``tied`` one after
+    the other, as in training. TP communicates nothing. A reduction over peers lasts its duration from its start, or
+    from the end of the previous one. A reduction over ranks of the pipeline lasts it from when all have joined.
     """
 
     def __init__(
@@ -182,11 +185,11 @@ class WaitingExecutor:
         return self._memory[: self._slots[slot].num_bytes]
 
     def free(self, instruction: Instruction) -> Operation:
-        """Nothing."""
+        """Do nothing."""
         return nothing
 
     def reduction(self, instruction: Instruction) -> Callable[[], Work]:
-        """What meets the group's ranks and lets the reduction's time pass."""
+        """Return a function that synchronises the ranks of the group and lets the reduction's duration pass."""
         duration_ns, group = self._durations_ns.get(str(instruction.action), 0), instruction.action.group
         assert group is not None, "a reduction names its group"
         clock = self._pace.clock
@@ -209,7 +212,7 @@ class WaitingExecutor:
         return self._transport.all_reduce(group, self._one)
 
     def _rest(self, duration_ns: int) -> None:
-        """What is left of a reduction that the rank waits for, from now on."""
+        """Wait for the rest of a reduction from now on."""
         self._pace.restart()
         self._pace.spend(duration_ns)
 
@@ -235,9 +238,9 @@ def rehearse(
     group: dist.ProcessGroup,
     cursor: Cursor | None = None,
 ) -> Timeline:
-    """Run ``num_steps`` steps and give the one of median length; collective over ``group``, all ranks of the run.
+    """Run ``num_steps`` steps and return the timeline of the median one. Collective over ``group``, all ranks.
 
-    ``predicted`` is a simulated step of one replica. Raises `RunError` naming the action that failed.
+    ``predicted`` is a simulated step of one replica. Raises `RunError` that names the failed action.
     """
     own = program.ranks[mesh.pipeline_rank(rank)]
     paced = PacedTransport(transport, Pace())
@@ -251,7 +254,7 @@ def rehearse(
     recorder = HostRecorder(len(own.instructions))
     marks = []
     for step in range(num_steps):
-        dist.barrier(group)  # a step is as long as from its first rank's begin: all begin together
+        dist.barrier(group)  # a step counts from the start of its first rank, so all start at the same time
         paced.pace.begin_step()
         interpreter.run(step, recorder)
         marks.append(recorder.times_ns())

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: the newest that is whole. All ranks decide alike; the first one cleans up."""
+"""Resumes a run from its newest complete checkpoint. All ranks take the same one, and the first rank cleans up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.model import ModelSpec
 from penstock.trainer.checkpoint import MANIFEST, CorruptError, Tensors, find_checkpoints, load, set_aside
 from penstock.trainer.checkpoint_shards import HeldShard
-from penstock.trainer.collectives import FailedError, gather, rank_in, together
+from penstock.trainer.collectives import FailedError, gather, rank_in, run_on_all_ranks
 
 MOST_VANISHED = 10
-"""Checkpoints that may vanish while they are read."""
+"""Number of checkpoints that may be deleted while they are read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """A model that has taken ``step`` steps; ``corrupt`` names newer checkpoints that were passed over, and why."""
+    """A model after ``step`` steps. ``corrupt`` has name and defect of every newer checkpoint that was skipped."""
 
     step: int
     corrupt: tuple[str, ...] = ()
@@ -34,15 +34,15 @@ def load_newest(
     shard: HeldShard | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Restored | None:
-    """Fill ``tensors``, which are whole or those of a ``shard``, from the newest whole checkpoint below ``root``; none
-    if there is no checkpoint at all.
+    """Fill ``tensors`` from the newest complete checkpoint below ``root``. Returns None if there is no checkpoint.
 
-    All ranks of ``group`` call it together. Corrupt ones are passed over, and set aside once a whole one is found. One
-    that vanishes meanwhile is not corrupt: an earlier attempt that still lives removes it for one that is newer.
+    ``tensors`` are whole tensors, or those of ``shard``. Collective over ``group``. Corrupt checkpoints are skipped,
+    and set aside once a complete one is found. A checkpoint that is deleted meanwhile is not corrupt: an earlier
+    attempt that still runs deletes old checkpoints when it writes a newer one.
 
     Raises:
-        UserError: there are checkpoints and none is whole, or one is of another model.
-        RunError: a corrupt one cannot be set aside, or they vanish again and again.
+        UserError: all checkpoints are corrupt, or one belongs to another model.
+        RunError: a corrupt checkpoint cannot be set aside, or `MOST_VANISHED` were deleted while they were read.
     """
     corrupt: dict[Path, str] = {}
     num_vanished = 0
@@ -57,7 +57,7 @@ def load_newest(
             continue
         _set_aside(tuple(corrupt), group)
         return Restored(step=step, corrupt=tuple(corrupt.values()))
-    if num_vanished:  # the tensors may hold half of one
+    if num_vanished:  # the tensors may hold parts of a deleted checkpoint
         raise RunError(f"checkpoints in {root} vanish while they are read: another attempt works there")
     if corrupt:
         raise _none_is_whole(root, tuple(corrupt.values()))
@@ -65,7 +65,7 @@ def load_newest(
 
 
 def _newest(root: Path, passed_over: Collection[Path], group: dist.ProcessGroup | None) -> Path | None:
-    """As the first rank sees it; hosts that share a folder may see changes at different times."""
+    """The newest checkpoint that the first rank finds. Hosts that share a folder may observe changes late."""
     folders = (checkpoint.folder for checkpoint in find_checkpoints(root))
     newest, *_ = gather(next((folder for folder in folders if folder not in passed_over), None), group)
     return newest
@@ -77,14 +77,14 @@ def _is_there(folder: Path, group: dist.ProcessGroup | None) -> bool:
 
 
 def _set_aside(folders: Sequence[Path], group: dist.ProcessGroup | None) -> None:
-    """They would count among those that are kept, and for the newest."""
+    """Rename corrupt checkpoints, which would otherwise count as kept ones and as the newest."""
 
     def act() -> None:
         for folder in folders if rank_in(group) == 0 else ():
             set_aside(folder)
 
     try:
-        together(act, group)
+        run_on_all_ranks(act, group)
     except FailedError as error:
         raise RunError(f"a corrupt checkpoint cannot be set aside: {error}") from None
 

@@ -1,4 +1,4 @@
-"""One rank of a running plan: everything is bound once, then every step is one pass over the rank's Program.
+"""One rank of a running plan: instructions are bound to tensors once, then every step runs the rank's Program.
 
     runtime = Runtime(plan, program, rank, stages=..., optimizers=..., transport=..., device=...)
     totals = runtime.train_step(0, batch)
@@ -40,8 +40,8 @@ _FORWARD = frozenset({Kind.F, Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, K
 class Batch:
     """One replica's share of a step: token ids and shifted labels, int64 [the plan's num_sequences, S].
 
-    A label below 0 counts for nothing. ``num_valid_tokens``, at least one, counts the others over *all* replicas. The
-    tensors stay as they are until the step's end: from pinned memory they are copied while the step goes on.
+    The loss ignores labels below 0. ``num_valid_tokens``, at least one, is the number of other labels over *all*
+    replicas. The caller must not change the tensors before the step ends, since pinned memory is copied asynchronously.
     """
 
     token_ids: Tensor
@@ -56,9 +56,10 @@ def _never() -> bool:
 class Runtime:
     """Runs steps of ``plan`` on one rank.
 
-    ``rank`` is the global one (see `penstock.trainer.comm.Mesh`); ``stages`` and ``optimizers`` are this rank's, by
-    stage number; ``transport`` its access to the others. ``cursor`` is told the step and instruction at hand;
-    ``stop_requested`` is asked once a step and stops all ranks together; ``poison`` is for finding mistakes.
+    ``rank`` is the global rank (`penstock.trainer.comm.Mesh`). ``stages`` and ``optimizers`` are those of this rank, by
+    stage number. ``transport`` connects it to the other ranks. The current step and instruction are written to
+    ``cursor``. ``stop_requested`` is called once a step, and one true result stops all ranks after the same step.
+    ``poison`` overwrites freed slots, to find reads after free.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class Runtime:
         self._bind = bind
 
     def warm_up(self) -> None:
-        """Run every kernel of a step once, so that no step loads kernels, sets up libraries or allocates for the first
-        time. All ranks call it together, when no message is under way; weights and moments stay as they are.
+        """Run every kernel of a step once, so that no step loads kernels, initialises libraries or allocates memory.
 
-        Order: compute, on whatever lies in the arena, where it is also recorded (`penstock.trainer.graphs`); then the
-        reductions, in the Program's order; then the optimizers; then the gathers.
+        Collective; no message may be in flight. Weights and moments do not change. The order is: compute actions on
+        the present content of the arena, which also records them (`penstock.trainer.graphs`); reductions in the
+        Program's order; optimizers; gathers.
         """
         instructions = self._program.instructions
         self._executor.warm_up(instructions)
@@ -122,14 +123,14 @@ class Runtime:
         self._closing.gather_all()
 
     def take_over_weights(self) -> None:
-        """Compute from now on with what was copied into the masters; all ranks call it together."""
+        """Copy the masters, which the caller has changed, to the weights that compute uses. Collective."""
         self._closing.refresh_compute()
         self._closing.gather_all()
 
     def without_messages(self) -> Interpreter:
-        """The step's compute actions alone, on whatever lies in the arena: what they take while no other rank computes.
+        """Interpreter of the step's compute actions only, to time them while no other rank computes.
 
-        Gradients grow by what they make of it.
+        They run on the present content of the arena and add meaningless gradients.
         """
         compute = (
             (index, instruction)
@@ -141,10 +142,10 @@ class Runtime:
     def train_step(
         self, step: int, batch: Batch, recorder: Recorder = SILENT, meanwhile: Callable[[], object] | None = None
     ) -> Totals:
-        """Forward and backward of the whole batch, reductions, optimizer step. The device is idle when it returns.
+        """Run forward and backward of the whole batch, reductions and optimizer step. The device is idle at return.
 
-        ``meanwhile`` is what the host does once everything was launched, while the device works. Raises `RunError`
-        naming rank, step, action and channel when anything fails, a lost peer included.
+        The host calls ``meanwhile`` after it has launched everything, while the device works. Raises `RunError` that
+        names rank, step, action and channel if anything fails, a lost peer included.
         """
         self._executor.token_ids_NS.copy_(batch.token_ids, non_blocking=True)
         self._executor.labels_NS.copy_(batch.labels, non_blocking=True)
@@ -155,15 +156,14 @@ class Runtime:
 
     @property
     def life_peak_bytes(self) -> int:
-        """The most bytes that this rank has held since its start, between steps as well."""
+        """Peak of the bytes that this rank has held since its start, within and between steps."""
         return self._closing.life_peak_bytes()
 
     def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
-        """The summed loss of any number of sequences, forward only, over the replicas' shares.
+        """Summed loss, forward only, of any number of sequences of this replica and of those of all other replicas.
 
-        All ranks of a replica give the same sequences; of a rank's shards the first counts its losses. It takes no
-        memory beyond training's: every micro-batch passes through the slots of micro-batch 0, in their own order, with
-        nothing else alive.
+        All ranks of a replica pass the same sequences. The first shard of a rank counts the losses. Evaluation needs no
+        memory beyond training's: micro-batches run one after the other in the slots of micro-batch 0.
         """
         losses_MP = self._executor.losses_MP
         total_1 = losses_MP.new_zeros(1)
@@ -179,11 +179,11 @@ class Runtime:
     def continue_from(
         self, step: int, prompt: Sequence[int], length: int, choose: Callable[[Tensor], int | None]
     ) -> list[int]:
-        """``prompt`` continued up to ``length`` tokens, or until ``choose`` gives none; all ranks return the same.
+        """Continue ``prompt`` up to ``length`` tokens, or until ``choose`` returns None. All ranks return the same.
 
-        ``choose`` takes the logits [V] on the first rank that holds the end of the head; ``prompt`` is not empty, and
-        ``length`` is at most the sequence length. Like `evaluate`, it takes no memory beyond training's. Every token
-        passes through all slices up to its own, since the slots of a pass are reused once the pass is over.
+        ``choose`` is called with the logits [V] on the first rank that holds the end of the head. ``prompt`` must not
+        be empty, and ``length`` may not exceed the sequence length. Like `evaluate`, it needs no memory beyond
+        training's. Every token runs through all slices up to its own, since the next pass overwrites the slots.
         """
         ids = list(prompt)[:length]
         ends = list(accumulate(self._plan.slices))
@@ -202,7 +202,7 @@ class Runtime:
     def _chosen(
         self, forward: Interpreter, step: int, ids: Sequence[int], choose: Callable[[Tensor], int | None]
     ) -> int | None:
-        """The token that follows ``ids``, on all ranks. It is shared on the host: no rank waits inside of a kernel."""
+        """The token that follows ``ids``, on all ranks. It is sent over the host, so that no rank waits in a kernel."""
         self._executor.token_ids_NS[self._executor.rows_of(0)].zero_()
         self._executor.token_ids_NS[0, : len(ids)].copy_(torch.tensor(ids))
         self._sampling.begin(len(ids) - 1)
@@ -214,7 +214,10 @@ class Runtime:
         return int(shared) - 1 if shared else None
 
     def _whole(self, logits: Tensor | None) -> Tensor | None:
-        """Logits of all of the vocabulary on the rank that has the last part of the head, the parts' joined."""
+        """Logits of the whole vocabulary on the rank with the last part of the head; None on the others.
+
+        The parts of a divided head are joined by a sum, each with zeros for the others. Collective in that case.
+        """
         model = self._plan.model
         if not model.is_divided:
             return logits
@@ -225,7 +228,7 @@ class Runtime:
         return whole if self._has_last else None
 
     def _fill_first(self, token_ids_NS: Tensor, labels_NS: Tensor) -> None:
-        """Micro-batch 0's tokens; missing sequences count for nothing."""
+        """Copy the tokens to micro-batch 0 and fill it up with sequences that the loss ignores."""
         missing = (0, 0, 0, self._plan.microbatch - len(token_ids_NS))
         first = self._executor.rows_of(0)
         self._executor.token_ids_NS[first].copy_(functional.pad(token_ids_NS, missing))
@@ -233,9 +236,10 @@ class Runtime:
 
 
 def _forward_of_first(program: RankProgram, num_slices: int | None = None) -> Iterator[tuple[int, Instruction]]:
-    """The forward of micro-batch 0 with its transfers, of its first slices or of all.
+    """The forward actions and transfers of micro-batch 0, for its first ``num_slices`` slices or for all.
 
-    In program order no slot of these is reused while one of them still needs it; every channel keeps its order.
+    They keep the program's order, so none overwrites a slot that a later one still needs, and every channel keeps its
+    order.
     """
     for index, instruction in enumerate(program.instructions):
         for part in program.apart(instruction):

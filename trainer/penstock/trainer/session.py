@@ -1,4 +1,4 @@
-"""One rank of an attempt, wired: plan, Program, stages, optimizers, transport, data and checkpoints."""
+"""Builds one rank of an attempt: plan, Program, stages, optimizers, transport, data and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 class Session:
-    """What the training loop works with; built once, after the ranks have joined."""
+    """All objects that the training loop uses. Built once, after the ranks have joined."""
 
     def __init__(self, run: RunDir, worker: Worker) -> None:
         self.run, self.worker = run, worker
@@ -73,7 +73,7 @@ class Session:
             cursor=worker.status.cursor,
             stop_requested=worker.stop_requested,
         )
-        release_unused(worker.device)  # what building took for a moment
+        release_unused(worker.device)  # temporaries of the construction
         worker.status.start(str(instruction.action) for instruction in own.instructions)
 
     @property
@@ -87,19 +87,19 @@ class Session:
         return self.plan.global_batch * self.plan.sequence_length
 
     def batch(self, step: int) -> Batch:
-        """The replica's share of a step, the same on all of its ranks."""
+        """The replica's batch of a step, the same on all ranks of the replica."""
         ids, labels = self._feed.take(step)
         return Batch(token_ids=ids, labels=labels, num_valid_tokens=self.num_tokens)
 
     def read_ahead(self, step: int) -> None:
-        """Use the time in which the device works: read a step's batch, if there is such a step."""
+        """Read the batch of ``step``, if the run has such a step. The host calls it while the device works."""
         if step < self.job.spec.training.steps:
             self._feed.read_ahead(step)
 
     def warm_up(self) -> None:
-        """Load the kernels of a step on CUDA before the first one; on CPU a process has them from its start.
+        """Load the kernels of a step on CUDA before the first one. A CPU process has them from its start.
 
-        It comes after all that gives freed memory back, such as restoring: what it allocates is kept for the steps.
+        Call it after everything that releases unused memory, such as `restore`: steps reuse what it allocates.
         """
         if self.worker.device.type == "cuda":
             self.runtime.warm_up()
@@ -112,7 +112,7 @@ class Session:
         return self._training.batch(step, self.mesh.replica(self.worker.rank) * self._num_samples, self._num_samples)
 
     def validation_loss(self, step: int) -> float:
-        """Nats per token over the held-out windows, shared out among the replicas."""
+        """Mean loss per token, in nats, over the validation windows, which are divided among the replicas."""
         count = len(self._validation)
         bounds = [count * replica // self.plan.dp for replica in range(self.plan.dp + 1)]
         replica = self.mesh.replica(self.worker.rank)
@@ -122,18 +122,18 @@ class Session:
         return total / (count * self.plan.sequence_length)
 
     def held_out_start(self, num_tokens: int) -> list[int]:
-        """The first tokens of the first held-out window."""
+        """The first tokens of the first validation window."""
         ids, _ = self._validation.batch(0, 1)
         return [int(token) for token in ids[0, :num_tokens]]
 
     def life_peaks(self) -> list[int]:
-        """Per rank, the most bytes that it has held since its start; all ranks ask for it together."""
+        """Peak of the bytes that each rank has held since its start. Collective."""
         return gather(self.runtime.life_peak_bytes, self.everyone)
 
     def restore(self) -> Restored:
-        """Go on from the run's newest whole checkpoint; if it has none at all, from the one that the job names.
+        """Resume from the run's newest complete checkpoint; without any, from the one that the job names.
 
-        Raises `UserError` if there are checkpoints, and none of use for this job.
+        Raises `UserError` if there are checkpoints but none that this job can use.
         """
         tensors, named = self._tensors(), self.job.spec.checkpoint.resume_from
         restored = load_newest(self.run.checkpoints, tensors, self.plan.model, shard=self._shard, group=self.everyone)
@@ -162,7 +162,7 @@ class Session:
         self.runtime.take_over_weights()
 
     def save(self, step: int, attempt: int) -> Checkpoint:
-        """A checkpoint after ``step`` steps; raises `RunError` if it could not be written."""
+        """Write a checkpoint after ``step`` steps. Raises `RunError` if that fails."""
         saved = checkpoint.save(
             self.run.checkpoints,
             attempt,
@@ -174,12 +174,12 @@ class Session:
             shard=self._shard,
             group=self.everyone,
         )
-        release_unused(CPU)  # copies on their way to the disk; what a device keeps, the next step takes again
+        release_unused(CPU)  # host copies for the file; the next step reuses the cached memory of a device
         return saved
 
     @property
     def _shard(self) -> HeldShard:
-        """Which part of the tensors with these names this rank holds."""
+        """The part of each named tensor that this rank holds."""
         return held_shard(self._parameters, self.plan.tp, self.mesh.shard(self.worker.rank))
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -194,7 +194,7 @@ class Session:
 
 
 def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
-    """Raise `UserError` for a plan that is not of this job, or that this number of ranks or shards cannot run."""
+    """Raise `UserError` if the plan is of another job, or if this number of ranks or shards cannot run it."""
     training, length = job.spec.training, job.spec.data.sequence_length
     for name, planned, wanted in (
         ("model", plan.model.whole, job.spec.model),

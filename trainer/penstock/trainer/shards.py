@@ -1,17 +1,18 @@
-"""Collectives in the middle of an action, over the process group of a pipeline rank's shards.
+"""Collectives within an action, over the process group of the shards of a pipeline rank.
 
-On CUDA they are NCCL's. On the host they are pairwise: gloo's own all-gather and reduce-scatter go round a ring, whose
-latencies add up, while shards are few and all reach each other.
+On CUDA they are NCCL's. On the host they are exchanges between all pairs of shards: gloo's own all-gather and
+reduce-scatter use a ring, whose latencies add up, while shards are few and can all reach each other.
 
-- Gather: each shard sends its block to every other one, and receives theirs where they belong.
-- Scatter: each sends every other one that one's block, and adds those that it receives in the order of shards. They
-  stand in temporaries, which are kept for the next time (`penstock.core.sharding.exchange_bytes`).
-- Sum: the elements are divided into a block per shard. A Scatter in place, then a Gather of the sums. Two shards send
-  each other all of their elements instead: as many bytes, in one round.
+- Gather: each shard sends its block to every other shard, and receives their blocks in place.
+- Scatter: each shard sends to every other shard the block that belongs to that shard, and adds the blocks that it
+  receives in the order of shards. They are received into temporaries, which are kept for the next request
+  (`penstock.core.sharding.exchange_bytes`).
+- Sum: the elements are divided into one block per shard. A Scatter in place is followed by a Gather of the sums. Two
+  shards send each other all of their elements instead: as many bytes, in one round.
 
-So a result depends neither on who came first nor, for Gather and Sum, on the shard that asks. All shards start the same
-requests in the same order and messages of a pair are first-in first-out, so each meets its like, and any number may be
-under way.
+So a result does not depend on which shard came first. For Gather and Sum all shards get the same bits. All shards start
+the same requests in the same order, and the messages of a pair are first-in first-out, so every message meets its
+counterpart and any number of requests may be in flight.
 
 Microseconds, from `benchmarks/shard_collectives.py` on two cores that other work shared:
 
@@ -24,8 +25,8 @@ Microseconds, from `benchmarks/shard_collectives.py` on two cores that other wor
     sum     pairwise    197    651  2,724  13,019     1,810  4,241  6,135  28,811
             gloo        246    648  2,920  12,119     1,766  2,655  7,107  31,279
 
-Of sums neither way is always the faster; the pairwise one adds in the order of shards, as a Scatter does, and needs no
-memory that is not counted.
+For sums neither way is always the faster. The pairwise one adds in the order of shards, as a Scatter does, and all of
+its memory is counted.
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ from torch import Tensor
 
 from penstock.trainer.units.collectives import Gather, Request, Scatter, Shards, Sum, Work
 
-# Later torch calls them by the first name and warns of the second.
+# Newer versions of torch have the first name and deprecate the second.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def shards_of(group: dist.ProcessGroup, device: torch.device) -> Shards:
-    """Access to the other shards of this process's rank: the members of ``group``, in their order."""
+    """Collectives of this process with the other shards of its rank: the members of ``group``, in their order."""
     return NcclShards(group) if device.type == "cuda" else HostShards(group)
 
 
 class NcclShards:
-    """`Shards` whose requests each are one collective of NCCL, which adds in an order of its own, always the same."""
+    """`Shards` that runs each request as one NCCL collective. NCCL chooses the order of addition, always the same."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._shard, self._num_shards = dist.get_rank(group), dist.get_world_size(group)
 
     def start(self, request: Request) -> Work:
-        """Launch it behind what the current stream has so far."""
+        """Launch the collective after the work that the current stream has so far."""
         match request:
             case Gather(all_PH):
                 own_RH = all_PH.chunk(self._num_shards)[self._shard]
@@ -71,7 +72,7 @@ class NcclShards:
 
 
 class HostShards:
-    """`Shards` whose requests are messages between every two."""
+    """`Shards` that runs requests as messages between all pairs of shards."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -81,7 +82,7 @@ class HostShards:
         self._temporaries = Temporaries()
 
     def start(self, request: Request) -> Work:
-        """Begin what is asked for."""
+        """Start the request."""
         match request:
             case Gather(all_PH):
                 return AllOf(self._gather(all_PH.chunk(self._num_shards)))
@@ -95,11 +96,11 @@ class HostShards:
                 return InTurn(scattered, lambda: AllOf(self._gather(blocks)))
 
     def _gather(self, blocks: Sequence[Tensor]) -> list[Work]:
-        """Exchange this shard's block for all others."""
+        """Send this shard's block to all others and receive theirs."""
         return self._exchange(dict.fromkeys(self._others, blocks[self._shard]), dict(enumerate(blocks)))
 
     def _scatter(self, partials: Sequence[Tensor], own: Tensor) -> _Scattering:
-        """Exchange others' blocks of this shard's addend for theirs of its own block."""
+        """Send the others their blocks of this shard's addend, and receive their addends of its own block."""
         num_bytes = len(self._others) * own.nbytes
         memory = self._temporaries.take(num_bytes)
         received = memory[:num_bytes].view(own.dtype).view(len(self._others), *own.shape)
@@ -109,7 +110,7 @@ class HostShards:
         return _Scattering(works, self._shard, in_order, own, lambda: self._temporaries.give_back(memory))
 
     def _exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> list[Work]:
-        """Exchange tensors, by shard, with all others; empty ones are left out."""
+        """Send and receive one tensor for each other shard. Empty tensors are left out."""
         works = []
         for shard, rank in self._others.items():
             if received[shard].numel():
@@ -120,38 +121,38 @@ class HostShards:
 
 
 class Temporaries:
-    """Memory for requests under way; of those that are over, kept for the next ones."""
+    """Memory for requests in flight. Later requests reuse the memory of completed ones."""
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
 
     def take(self, num_bytes: int) -> Tensor:
-        """At least ``num_bytes``, in bytes: of what is free the last that was used, or a larger one in its place."""
+        """At least ``num_bytes`` of memory: the free buffer that was used last, or a larger one that replaces it."""
         memory = self._free.pop() if self._free else None
         if memory is None or memory.numel() < num_bytes:
             memory = torch.empty(num_bytes, dtype=torch.uint8)
         return memory
 
     def give_back(self, memory: Tensor) -> None:
-        """The request that took it is over."""
+        """Return the memory of a completed request."""
         self._free.append(memory)
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Several things under way."""
+    """Several operations in flight."""
 
     works: Sequence[Work]
 
     def wait(self) -> None:
-        """Block until all are over."""
+        """Block until all are complete."""
         for work in self.works:
             work.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class _Scattering:
-    """Addends of ``own`` under way; ``shard`` is that of the addend that is here."""
+    """Addends of ``own`` in flight. ``shard`` is the one whose addend is local."""
 
     works: Sequence[Work]
     shard: int
@@ -160,7 +161,7 @@ class _Scattering:
     over: Callable[[], None]
 
     def wait(self) -> None:
-        """Add in the order of shards. ``own`` may be the addend that is here: nothing is written to it before that."""
+        """Add in the order of shards. ``own`` may be the local addend, so it is written only once that is added."""
         for work in self.works:
             work.wait()
         total = self.addends[0]
@@ -171,19 +172,19 @@ class _Scattering:
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
-    """What is done in two parts, the second of which starts once the first is over and is waited for."""
+    """Two operations, one after the other: `wait` completes the first, then starts and completes the second."""
 
     first: Work
     second: Callable[[], Work]
 
     def wait(self) -> None:
-        """Block until both are over."""
+        """Block until both are complete."""
         self.first.wait()
         self.second().wait()
 
 
 def in_turn(starts: Sequence[Callable[[], Work]]) -> Work:
-    """Start the first; each of the others once the one before it is over and waited for."""
+    """Start the first operation. The wait starts each of the others once the previous one is complete."""
     first = starts[0]()
     return InTurn(first, partial(in_turn, starts[1:])) if len(starts) > 1 else first
 
@@ -199,6 +200,6 @@ def irecv(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
 
 
 def under_way(work: Work | None) -> Work:
-    """What torch gives for a message or collective that was started; none on a rank that has no part in it."""
+    """The handle that torch returned for a message or collective. Asserts that this rank is a member of the group."""
     assert work is not None, "this rank is no member of the group"
     return work

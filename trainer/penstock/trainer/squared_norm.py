@@ -1,21 +1,25 @@
-"""The squared norm of gradients, the same to the last bit however replicas divide them.
+"""Squared norm of gradients, with the same bits however replicas divide the gradients.
 
 A sum of floats depends on the order of its terms, and clipping passes a difference in the last bit on to every weight.
-So the squares of each *block* of 4,096 elements of a tensor (`penstock.core.replicas.BLOCK`) are summed in fp64, in an
-order that follows from the block alone, and the blocks' sums are added exactly, in which no order matters.
+So the sum has two levels. The squares of each *block* of 4,096 elements of a tensor (`penstock.core.replicas.BLOCK`)
+are summed in fp64, in an order that depends on the block alone. The sums of blocks are added exactly, so their order
+does not matter.
 
-- A block is a row of a matrix of always the same shape, whose rows are summed at once. The last block of a tensor is
-  filled up with zeros. No block lies in two replicas' shards.
-- A block's sum, a double, is cut into *limbs* of 24 bits on a fixed grid: limb k counts multiples of 2^(24 k - 312).
-  Each limb is a whole number, held in a double, and 2^29 of them add up below 2^53: exactly, over devices, too.
-  The squares of fp32 lie between 2^-298 and 2^256, a block's sum below 2^268: 24 limbs hold all of it, the last one
-  with a few bits more. What is below 2^-312 is dropped, a norm of 2^-156. Of larger sums of fp64 the last limb is
-  rounded.
+- A block is a row of a matrix that always has the same shape, and all rows are summed at once. The last block of a
+  tensor is padded with zeros. No block lies in the shards of two replicas.
+- The sum of a block, a double, is cut into *limbs* of 24 bits on a fixed grid: limb k counts multiples of
+  2^(24 k - 312). A limb is a whole number that is stored in a double. 2^29 of them add up below 2^53, so their sum is
+  exact, over devices too. The squares of fp32 lie between 2^-298 and 2^256, and the sum of a block is below 2^268.
+  24 limbs hold all of it, the last one with a few bits more. Values below 2^-312, a norm of 2^-156, are dropped. For
+  larger sums in fp64 the last limb is rounded.
 
-Example with limbs of 4 bits on a grid from 1: the sums 300 and 20 are 12, 2, 1 and 4, 1, 0, together 16, 3, 1: 320.
+Example with limbs of 4 bits on a grid from 1: 300 has the limbs 12, 2, 1 and 20 has 4, 1, 0 (least significant first).
+Their sum is 16, 3, 1: 16 + 3 * 16 + 1 * 256 = 320.
 
-Considered instead: a norm of each tensor, whose bits depend on how tensors are divided, and a sum of the blocks' sums
-in one order, which needs all of them in one place.
+The cost is one pass over the gradients and 24 passes over the sums, of which there is one for 4,096 elements.
+
+Rejected: a norm of each tensor, whose bits depend on how tensors are divided; a sum of the blocks' sums in a fixed
+order, which needs all of them in one place.
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ NUM_LIMBS = 24
 _SCALES = [math.ldexp(1.0, 24 * limb - 312) for limb in range(NUM_LIMBS)]
 
 _HOST_ROWS, _DEVICE_ROWS = 32, 512
-"""Blocks that are squared at once: 1 MiB in a core's cache, or 16 MiB, so that a device has enough to do."""
+"""Blocks that are squared at once: 1 MiB, which fits in a core's cache, or 16 MiB, which keep a device busy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Elements [start, stop) of a flat buffer, whose blocks are counted from ``origin``."""
+    """Elements [start, stop) of a flat buffer. The first block begins at ``origin``."""
 
     flat: Tensor
     origin: int
@@ -47,7 +51,7 @@ class Stretch:
     stop: int
 
     def parts(self) -> Iterator[tuple[int, int]]:
-        """[start, stop) of what comes before the first bound of blocks, of whole blocks, and of what comes after."""
+        """[start, stop) of the elements before the first block boundary, of the whole blocks, and of the rest."""
         first = self.origin + -(-(self.start - self.origin) // BLOCK) * BLOCK
         last = self.origin + (self.stop - self.origin) // BLOCK * BLOCK
         bounds = (self.start, min(first, self.stop), max(last, min(first, self.stop)), self.stop)
@@ -57,7 +61,7 @@ class Stretch:
 
 
 class SquaredNorm:
-    """The sum of squares of ``stretches``, in limbs; bound to their memory once."""
+    """Sum of squares of ``stretches``, in limbs. Bound to their memory once."""
 
     def __init__(self, stretches: Iterable[Stretch], device: torch.device) -> None:
         rows = _HOST_ROWS if device.type == "cpu" else _DEVICE_ROWS
@@ -67,7 +71,7 @@ class SquaredNorm:
         self._scales = torch.tensor(_SCALES, dtype=torch.float64, device=device)
 
     def limbs(self) -> Tensor:
-        """[limbs]: what of the sum is in each, to be added to those of others. Not a number where the sum is none."""
+        """[limbs] of the sum, to be added to those of other ranks. Not finite where the sum is not."""
         for copies, sums in zip(self._fills, self._sums, strict=True):
             self._squares.zero_()
             for target, source in copies:
@@ -76,12 +80,12 @@ class SquaredNorm:
         return limbs_of(self._sums.view(-1))
 
     def total(self, limbs: Tensor) -> Tensor:
-        """The sum, a scalar, of limbs that were added up; the same bits from the same limbs."""
+        """The sum, a scalar, from limbs that were added over ranks. Equal limbs give equal bits."""
         return (limbs * self._scales).sum()
 
 
 def _fills(stretches: Iterable[Stretch], squares: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The copies that fill ``squares`` each time: targets in it, and their sources."""
+    """For each time that ``squares`` is filled, the copies that fill it: (target within ``squares``, source)."""
     copies: list[tuple[Tensor, Tensor]] = []
     row = 0
     for stretch in stretches:
@@ -99,7 +103,7 @@ def _fills(stretches: Iterable[Stretch], squares: Tensor) -> Iterator[list[tuple
 
 
 def limbs_of(sums: Tensor) -> Tensor:
-    """[limbs] of the exact sum of doubles that are not negative."""
+    """[limbs] of the exact sum of non-negative doubles."""
     limbs = sums.new_zeros(NUM_LIMBS)
     rest, whole = sums.clone(), torch.empty_like(sums)
     for limb in reversed(range(NUM_LIMBS)):

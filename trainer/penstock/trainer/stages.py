@@ -1,4 +1,4 @@
-"""The stages that one rank holds, made from a plan."""
+"""Builds the stages of one rank from a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
 
 def stage_numbers(program: RankProgram) -> tuple[int, ...]:
-    """The stages that ``program`` computes, in order."""
+    """The stages that ``program`` computes, in ascending order."""
     return tuple(sorted({action.stage for action in _computed(program)}))
 
 
@@ -26,8 +26,10 @@ def _computed(program: RankProgram) -> Iterator[Action]:
 def build_stages(
     plan: Plan, program: RankProgram, *, shard: int = 0, replica: int = 0, device: torch.device, seed: int
 ) -> dict[int, Stage]:
-    """One shard of the rank's stages by number, freshly initialised, sharing one workspace: their actions run one at a
-    time, but for those of pairs. ``replica`` matters where replicas divide the optimizer's state.
+    """One shard of the rank's stages, by number, with initial weights.
+
+    They share one workspace, since only the two actions of a pair run at the same time. ``replica`` is used only where
+    replicas divide the optimizer's state.
     """
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}
     longest = max(

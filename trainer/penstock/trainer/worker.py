@@ -1,9 +1,10 @@
-"""One rank's process, from its start by torchrun to its end.
+"""Process of one rank, from its start by torchrun to its exit.
 
     sys.exit(run_worker(main, device="cpu", status_folder=folder))
 
-Signals only raise a flag, which the runtime reduces once a step so that all ranks stop together. Any failure ends the
-process at once: what its peers wait for will not come, and they must learn it from the closed connection.
+A signal only sets a flag. The runtime reduces the flags of all ranks once a step, so that all stop after the same step.
+Any failure ends the process immediately: its peers wait for messages that will not come, and only the closed connection
+ends their wait.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ALLOCATION = re.compile(rf"to allocate (\d+(?:\.\d*)?) ({'|'.join(_UNITS)})")
 
 
 class StopFlag:
-    """Whether somebody asked this rank to stop."""
+    """Whether this rank was requested to stop."""
 
     def __init__(self) -> None:
         self._raised = False
@@ -53,7 +54,7 @@ class StopFlag:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """What a rank's main function is given; the default process group exists."""
+    """Argument of a rank's main function. The default process group exists."""
 
     rank: int
     num_ranks: int
@@ -64,12 +65,15 @@ class Worker:
 
 
 def run_worker(main: Callable[[Worker], None], *, device: str, status_folder: Path) -> int:
-    """Join the other ranks, run ``main``, leave; ``device`` is ``cpu`` or ``cuda``. The exit code, unless it failed."""
+    """Join the other ranks, run ``main`` and leave. Returns the exit code 0, or ends the process with another one.
+
+    ``device`` is ``cpu`` or ``cuda``.
+    """
     die_with_parent(launcher(), signal.SIGKILL)
     stop = StopFlag()
     stop.raise_on(signal.SIGTERM, signal.SIGINT)
     rank = int(os.environ["RANK"])
-    Path("/proc/self/comm").write_text(f"rank {rank}")  # what top and the kernel's log call it
+    Path("/proc/self/comm").write_text(f"rank {rank}")  # the process name in top and in the kernel's log
     status = StatusFile(status_path(status_folder, rank), os.getpid())
     try:
         main(_join(device, status, stop))
@@ -102,10 +106,11 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
 
 
 def state_precision() -> None:
-    """How CUDA computes, said here and nowhere else, whatever the defaults of the PyTorch that is installed.
+    """Set the precision of CUDA kernels explicitly, independent of the defaults of the installed PyTorch.
 
-    Products of fp32 are fp32: no TF32. Products of bf16 are summed in fp32, also where cuBLAS splits a sum. Kernels
-    that add in no fixed order are allowed: attention's backward and the embedding's gradient on CUDA have no others.
+    Products of fp32 are computed in fp32: no TF32. Products of bf16 are summed in fp32, even where cuBLAS splits a sum.
+    Kernels that add in no fixed order are allowed: on CUDA, attention's backward and the embedding's gradient have no
+    deterministic kernels.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -113,7 +118,7 @@ def state_precision() -> None:
 
 
 def own_device(local_rank: int, num_devices: int) -> torch.device:
-    """The CUDA device that no other rank has; raises `UserError` if there is none left."""
+    """The CUDA device of this rank alone. Raises `UserError` if there are fewer devices than ranks."""
     if local_rank >= num_devices:
         raise UserError(
             what=f"rank {local_rank} has no device of its own: {num_devices} can be seen here",
@@ -124,10 +129,10 @@ def own_device(local_rank: int, num_devices: int) -> torch.device:
 
 
 def impossible_allocation(error: BaseException, capacity_bytes: int) -> UserError | None:
-    """The mistake behind an allocation that could never succeed in ``capacity_bytes``; none for any other error.
+    """The user error behind an allocation that exceeds ``capacity_bytes``; None for any other error.
 
-    PyTorch and numpy say how much was asked for in the error's text alone: "tried to allocate 80 bytes", "Tried to
-    allocate 2.50 GiB", "Unable to allocate 227. PiB". A size that no integer holds is said to overflow.
+    PyTorch and numpy report the requested size only in the message: "tried to allocate 80 bytes", "Tried to allocate
+    2.50 GiB", "Unable to allocate 227. PiB". For a size that no integer holds, PyTorch reports an overflow.
     """
     text = str(error)
     match = _ALLOCATION.search(text)
@@ -147,14 +152,14 @@ def impossible_allocation(error: BaseException, capacity_bytes: int) -> UserErro
 
 
 def _capacity_bytes(error: BaseException) -> int:
-    """Of the memory, the device's or the host's, that the allocation which failed could have had at most."""
+    """Total memory of the device or host on which the allocation failed."""
     if isinstance(error, torch.OutOfMemoryError):
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _give_up(status: StatusFile, error: BaseException) -> None:
-    """Say why, and end without any clean-up that could wait for a peer."""
+    """Report the error and exit, without any clean-up that could wait for a peer."""
     with contextlib.suppress(Exception):  # CUDA may report an earlier failure at any call
         error = impossible_allocation(error, _capacity_bytes(error)) or error
     expected = isinstance(error, PenstockError)

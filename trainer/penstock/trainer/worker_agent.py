@@ -1,18 +1,19 @@
-"""torchrun, but CPU ranks are forked from it once it has loaded what they need.
+"""A torchrun that forks CPU ranks from an agent process that has already imported their modules.
 
-``python -m penstock.trainer.worker_agent MODULE TORCHRUN_ARGUMENT...`` is ``python -m torch.distributed.run
-TORCHRUN_ARGUMENT...``, but that ``--start-method`` has a meaning for modules too:
+``python -m penstock.trainer.worker_agent MODULE TORCHRUN_ARGUMENT...`` does the same as ``python -m
+torch.distributed.run TORCHRUN_ARGUMENT...``, except for ``--start-method``:
 
-- ``fork``: the agent imports MODULE and torch's own agent forks the ranks. A rank that starts as a new Python loads
-  torch and the trainer for two seconds, after the agent has loaded torch to watch it; a forked rank starts at once and
-  shares the memory of what was loaded. Only CPU ranks may be forked: torch's ``LaunchConfig`` asks in the agent which
-  accelerators there are, and CUDA cannot be used in a process forked from one that has asked. No thread outlives a
-  fork either.
-  A lock that another thread holds at a fork stays locked in the new process. The agent's store has a thread, which
-  looks up the name of everyone who connects, and glibc does that under a lock (``resolv_conf.c``). A rank that was
-  forked while an earlier one connected waited forever for that lock, when it connected itself. So no rank begins
-  before the last one of its host is forked.
-- ``spawn``: every rank is a new Python, as under plain torchrun. The agent imports nothing for it. CUDA ranks need it.
+- ``fork``: the agent imports MODULE, and torch's own agent forks the ranks. A rank that starts as a new Python process
+  imports torch and the trainer for two seconds, after the agent has imported torch as well. A forked rank starts
+  immediately and shares the memory of the imported modules. Only CPU ranks may be forked: torch's ``LaunchConfig``
+  queries accelerators in the agent, and CUDA does not work in a process that was forked after such a query. Threads do
+  not survive a fork either.
+  A lock that another thread holds at a fork stays locked in the new process. The agent's store has a thread that looks
+  up the host name of every client, and glibc does that under a lock (``resolv_conf.c``). A rank that was forked while
+  an earlier one connected waited forever for that lock when it connected itself. So every rank waits until the last
+  one of its host is forked.
+- ``spawn``: every rank is a new Python process, as under plain torchrun, and the agent imports nothing. CUDA ranks need
+  it.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from torch.distributed.run import config_from_args, parse_args
 from penstock.core.host.ports import ANY_PORT, EVERYWHERE, free_port
 
 POLL_SECONDS = 0.001
-"""Between two looks at whether all ranks are forked, which takes a few milliseconds for each."""
+"""Interval at which a rank checks that all ranks are forked. Each fork takes a few milliseconds."""
 
 
 @record
 def main(arguments: Sequence[str]) -> None:
-    """Start the ranks and wait for them; raises what torchrun raises when one fails or a signal comes."""
+    """Start the ranks and wait for them. Raises torchrun's errors if a rank fails or a signal comes."""
     preloaded, *rest = arguments
     options = parse_args(rest)  # type: ignore[no-untyped-call]
     is_forking = options.start_method == "fork"
@@ -49,9 +50,9 @@ def main(arguments: Sequence[str]) -> None:
     config, python, python_arguments = config_from_args(options)
     # Ranks that torch binds to a device's cores would count fewer cores than `machine_key` did for the profile's key.
     config.numa_options = None
-    tempfile.tempdir = options.log_dir  # torch leaves a file there for a rank that a signal ended
+    tempfile.tempdir = options.log_dir  # torch leaves a temporary file for a rank that a signal ended
     if is_forking:
-        gc.freeze()  # or the first collection in every rank would write to what they share
+        gc.freeze()  # otherwise the first collection in every rank would write to the shared pages
         forked = multiprocessing.get_context("fork").Semaphore(0)
 
         def run_rank(module: str, arguments: Sequence[str]) -> None:
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_module(module: str, arguments: Sequence[str]) -> None:
-    """Be ``python -m module arguments...``."""
+    """Do what ``python -m module arguments...`` does, in this process."""
     tempfile.tempdir = None
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

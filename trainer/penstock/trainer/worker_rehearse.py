@@ -1,4 +1,4 @@
-"""One rank of a rehearsal: from a run directory's plan and predicted timeline to the rehearsed one."""
+"""One rank of a rehearsal: reads the plan and predicted timeline of a run directory, writes the rehearsed timeline."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.trainer.rehearse import rehearse
 from penstock.trainer.worker import Worker
 
 NUM_STEPS = 3
-"""The first warms up, and the one of median length is shown."""
+"""The first step warms up. The step of median duration is written."""
 
 
 def rehearse_run(run: RunDir, worker: Worker) -> None:
-    """Rehearse plan.json at the pace of timeline-predicted.json; rank 0 leaves timeline-rehearsed.json."""
+    """Rehearse plan.json with the durations of timeline-predicted.json. Rank 0 writes timeline-rehearsed.json."""
     plan = run.read_plan()
     predicted = Timeline.from_manifest(jsontext.load((run.root / "timeline-predicted.json").read_text()))
-    program, mesh = program_of(plan), Mesh(dp=plan.dp, pp=plan.pp)  # one rank stands for all shards
+    program, mesh = program_of(plan), Mesh(dp=plan.dp, pp=plan.pp)  # one process acts for all shards of a rank
     own = program.ranks[mesh.pipeline_rank(worker.rank)]
     transport = open_transport(program, mesh, worker.rank, worker.groups)
     worker.status.start(str(instruction.action) for instruction in own.instructions)

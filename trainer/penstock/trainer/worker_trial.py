@@ -1,7 +1,7 @@
-"""One rank of a trial: attention on the rank's device, compared with a plain one in fp64, and a sum over all ranks.
+"""One rank of a trial: compares attention on the rank's device with a plain fp64 one, and sums over all ranks.
 
-``python -m penstock.trainer.worker_trial FOLDER DEVICE``, started as ranks that train are. Rank 0 leaves what was done
-in ``FOLDER/trial.json``.
+``python -m penstock.trainer.worker_trial FOLDER DEVICE``, started like the ranks of training. Rank 0 writes device,
+kernel and backend to ``FOLDER/trial.json``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.trainer.worker import Worker, run_worker
 TOKENS, HEADS, HEAD_DIM = 128, 4, 64
 SUMMED_BYTES = 2**20
 MOST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Of an element of attention's output, whose elements are at most about one."""
+"""Largest absolute error of an element of attention's output. The elements are about one at most."""
 
 
 def try_out(worker: Worker, folder: Path) -> None:
-    """Run the kernel and the sum; raises `RunError` where one gives something else than it should."""
+    """Run the kernel and the sum. Raises `RunError` if a result is wrong."""
     kernel = _try_kernel(worker.device)
     _try_sum(worker.groups, worker.rank, worker.num_ranks)
     name = torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else "cpu"
@@ -37,7 +37,7 @@ def try_out(worker: Worker, folder: Path) -> None:
 
 
 def _try_kernel(device: torch.device) -> str:
-    """Attention as the trainer runs it; what ran."""
+    """Run attention as the trainer does and check its result. Returns the kernel's name, sizes and type."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, TOKENS, HEADS, HEAD_DIM, generator=generator).to(dtype) for _ in range(3))

@@ -1,4 +1,4 @@
-"""What a run's newest checkpoint is good for: text from it, and its weights for other programs."""
+"""Generates text from a run's newest checkpoint, and exports its weights for other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.trainer.prepare import open_data
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written(Manifest):
-    """``text`` begins with ``prompt``; the model had taken ``step`` steps."""
+    """Generated ``text``, which begins with ``prompt``, from the model after ``step`` steps."""
 
     prompt: str
     text: str
@@ -26,14 +26,14 @@ class Written(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported(Manifest):
-    """The folder that was written, and the steps the model had taken."""
+    """Path of the folder that was written, and the number of steps that the model had taken."""
 
     folder: str
     step: int
 
 
 def newest(run: RunDir, *, attempt: int | None = None, step: int | None = None) -> Checkpoint:
-    """The newest complete checkpoint, of that attempt and step if they are given; raises `UserError` without one."""
+    """The newest complete checkpoint, of ``attempt`` and ``step`` if given. Raises `UserError` if there is none."""
     place, known = f"run directory {run.root}", find_checkpoints(run.checkpoints)
     if not known:
         raise UserError(what="has no checkpoint yet", where=place, remedy="train it first: penstock run JOB")
@@ -47,7 +47,7 @@ def newest(run: RunDir, *, attempt: int | None = None, step: int | None = None) 
 
 
 def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed: int) -> Written:
-    """``prompt`` and up to ``tokens`` more; raises `UserError` where there is nothing to write with."""
+    """Continue ``prompt`` by up to ``tokens`` tokens. Raises `UserError` without a checkpoint or a tokenizer."""
     spec, checkpoint = run.read_recorded_job().spec.model, newest(run)
     tokenizer = open_data(run).tokenizer
     if tokenizer is None:
@@ -66,8 +66,9 @@ def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed
 
 
 def exported(run: RunDir, folder: Path, *, attempt: int | None = None, step: int | None = None) -> Exported:
-    """The newest checkpoint, of that attempt and step if they are given, in ``folder``, as transformers reads it, with
-    its tokenizer if there is a file of it.
+    """Write the newest checkpoint, of ``attempt`` and ``step`` if given, to ``folder``.
+
+    The folder has the format of transformers, and the tokenizer if the run has a file of it.
 
     Raises:
         UserError: there is no checkpoint, it is corrupt, or the folder cannot be written.
