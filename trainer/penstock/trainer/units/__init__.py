@@ -1,1 +1,1 @@
-"""The units of a model with hand-written forward (F), input-gradient (I) and weight-gradient (W) passes."""
+"""Units of a model, with hand-written forward (F), input-gradient (I) and weight-gradient (W) passes."""

@@ -1,10 +1,11 @@
-"""The MLPs' activations: GELU by its tanh formula (gpt2) and SwiGLU (llama), forward and backward.
+"""Activations of the MLPs: GELU by its tanh formula (gpt2) and SwiGLU (llama), forward and backward.
 
-What takes several passes takes them block by block of rows, which stay in the cache between the passes: GELU backward
-for 1,024 x 2,048 values in fp32, which no cache near a core holds, takes 5.1 instead of 8.3 ms on an Intel Xeon.
+Computations with several passes over memory run block by block of rows, so that a block stays in the cache between the
+passes. GELU backward for 1,024 x 2,048 values in fp32, too large for a core's cache, takes 5.1 instead of 8.3 ms on an
+Intel Xeon.
 
-Shape letters: T tokens, C tokens of one block, F feed-forward width, R what rises from the hidden width: F, or 2 F for
-gate and up.
+Shape letters: T tokens, C tokens of one block, F feed-forward width, R width of the first projection's output: F, or
+2 F for gate and up.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from penstock.core.model import Family, ModelSpec
 _aten = torch.ops.aten
 
 BLOCK_BYTES = 2**17
-"""Of each tensor; the four that a pass may touch then fit the second cache of common processors."""
+"""Bytes of a block of each tensor. A pass touches at most four, which fit the second-level cache of common processors.
+"""
 
 
 class Activation(Protocol):
-    """What an MLP asks of its activation."""
+    """Interface of an MLP to its activation."""
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        """``out`` = activation(risen)."""
+        """Compute ``out`` = activation(risen)."""
         ...
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """``out`` = the gradient of ``risen`` for the gradient ``dy`` of ``activated``."""
+        """Compute ``out`` = the gradient of ``risen`` for the gradient ``dy`` of ``activated``."""
         ...
 
 
 def build_activation(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Activation:
-    """The family's activation, by the formula that is fastest for the type and device."""
+    """The model family's activation, in the fastest implementation for the type and device."""
     if spec.family is Family.LLAMA:
         return SwiGlu(dtype, device)
     exact_steps = device.type == "cpu" and dtype in (torch.float32, torch.float64)
@@ -45,7 +47,7 @@ def build_activation(spec: ModelSpec, dtype: torch.dtype, device: torch.device) 
 
 
 class FusedGelu:
-    """0.5 x (1 + tanh(k (x + c x^3))) by PyTorch's kernels, which keep fp32 inside for narrower types."""
+    """0.5 x (1 + tanh(k (x + c x^3))) by PyTorch's kernels, which compute narrower types in fp32."""
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
         _aten.gelu.out(risen_TR, approximate="tanh", out=out_TF)
@@ -57,9 +59,9 @@ class FusedGelu:
 class SigmoidGelu:
     """The same function as x s with s = sigmoid(u), u = 2 k (x + c x^3), since 0.5 (1 + tanh(u / 2)) = sigmoid(u).
 
-    The CPU kernels spend most of their time in tanh: 1.8 ms each way for 256 x 2,048 values in fp32, against 0.7
-    forward and 0.5 backward here. Backward needs no exponential: s is y / x, and y' = s (1 + (x - y) u'). Among
-    subnormal x, and only there, the quotient has no digits to speak of; it stays within 0 and 1.
+    The CPU kernels spend most of their time in tanh: 1.8 ms each way for 256 x 2,048 values in fp32. This class takes
+    0.7 ms forward and 0.5 ms backward. Backward needs no exponential: s is y / x, and y' = s (1 + (x - y) u'). Only
+    for subnormal x the quotient is imprecise; it stays within 0 and 1.
     """
 
     _K, _C = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -73,7 +75,7 @@ class SigmoidGelu:
             out_CF.mul_(x_CF).sigmoid_().mul_(x_CF)
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """``out`` = the gradient of ``risen``; overwrites ``dy``."""
+        """Compute ``out`` = the gradient of ``risen``. Overwrites ``dy``."""
         for dy_CF, x_CF, y_CF, out_CF in _blocks(dy_TF, risen_TR, activated_TF, out_TR):
             torch.addcmul(self._k, x_CF, x_CF, value=3 * self._K * self._C, out=out_CF)
             slope_CF = out_CF.mul_(x_CF - y_CF)
@@ -83,7 +85,7 @@ class SigmoidGelu:
 
 
 class SwiGlu:
-    """up x gate sigmoid(gate) (arXiv 2002.05202), gate and up side by side in one [T, 2 F] tensor."""
+    """up x gate sigmoid(gate) (arXiv 2002.05202). Gate and up are the two halves of one [T, 2 F] tensor."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._one = torch.ones((), dtype=dtype, device=device)
@@ -95,7 +97,9 @@ class SwiGlu:
             out_CF.mul_(up_CF)
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """Gradients of gate and up: silu' = s + silu (1 - s), from s to 1 at silu, takes one exponential."""
+        """Compute the gradients of gate and up. silu' = s + silu (1 - s), the interpolation from s to 1 at silu, needs
+        one exponential.
+        """
         for dy_CF, risen_CR, out_CR in _blocks(dy_TF, risen_TR, out_TR):
             gate_CF, up_CF = risen_CR.chunk(2, dim=1)
             dgate_CF, dup_CF = out_CR.chunk(2, dim=1)
@@ -106,7 +110,7 @@ class SwiGlu:
 
 
 def _blocks(first_TF: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of all, on the CPU no more at a time than stay in the cache."""
+    """The same block of rows of all tensors: on the CPU as many rows as the cache holds, otherwise all."""
     tensors = (first_TF, *others)
     row_bytes = first_TF.shape[1] * first_TF.element_size()
     rows = max(1, BLOCK_BYTES // row_bytes) if first_TF.device.type == "cpu" else len(first_TF)

@@ -1,4 +1,4 @@
-"""The units of one stage, made from its parameters."""
+"""Builds the units of one stage from its parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def build_blocks(
     sequence_length: int,
     backend: AttentionBackend | None = None,
 ) -> Mapping[int, Attention | Mlp]:
-    """The attention and MLP units of [first, stop), in order, by index; they share tables, kernels and workspace."""
+    """The attention and MLP units of [first, stop) by index, in ascending order. They share tables, kernels and
+    workspace.
+    """
     dtype, device = parameters.compute_flat.dtype, parameters.compute_flat.device
     backend = backend or build_backend(device, dtype, spec.head_dim, sequence_length)
     rotary = _rotary(spec, sequence_length, dtype, device)

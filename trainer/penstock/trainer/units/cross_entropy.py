@@ -1,9 +1,12 @@
-"""Summed cross entropy of next tokens, and its gradient in place of the logits, whole or divided by the vocabulary.
+"""Summed cross entropy of next tokens and its gradient, which replaces the logits, with a whole or divided vocabulary.
 
-Divided (Megatron-LM, arXiv 1909.08053, section 3), no logits move. Of every token a shard shares three numbers: the
-highest of its logits m, their sum of exponentials z = sum of exp(logit - m), and the target's logit, or zero if it is
-another shard's. With M the highest m and Z = sum of z exp(m - M), the loss is M + log Z - target, and the shard's part
-of the softmax is that of its logits alone times z exp(m - M) / Z.
+With a divided vocabulary (Megatron-LM, arXiv 1909.08053, section 3) no logits are sent. For every token a shard shares
+three numbers: the maximum m of its logits, z = sum of exp(logit - m), and the logit of the target, or zero if another
+shard has it. Let M be the largest m and Z the sum of z exp(m - M). Then the loss is M + log Z - target. A shard's part
+of the softmax is the softmax of its own logits times z exp(m - M) / Z.
+
+Example: shard 0 has the logits (1, 3), shard 1 has (2, 0), and the target is the logit 2. m = 3 and 2, z = 1.135 and
+1.135, M = 3, Z = 1.135 + 1.135 exp(-1) = 1.553, loss = 3 + 0.440 - 2 = 1.440.
 
 Shape letters: C tokens of a chunk, V vocabulary of the shard, S shards.
 """
@@ -19,16 +22,16 @@ from penstock.trainer.units.division import VocabularyPart
 _aten = torch.ops.aten
 
 Scale = float | Tensor
-"""What the gradient of the summed loss is multiplied by. On CUDA a scalar of the device in the accumulate type, which a
-recorded action reads whenever it is replayed (`penstock.trainer.graphs`); on the CPU a number, which products take.
+"""Factor of the summed loss's gradient. On CUDA it is a device scalar in the accumulate type, which a recorded action
+reads on every replay (`penstock.trainer.graphs`). On the CPU it is a Python number, which matrix products accept.
 """
 
 
 def cross_entropy(logits_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """The summed loss over labels from 0 on; leaves softmax minus one-hot, its gradient, in ``logits``.
+    """Summed loss over labels >= 0. Leaves its gradient, softmax minus one-hot, in ``logits``.
 
-    The log of a row's sum of exponentials is its maximum less the log of the maximum's softmax, which is at least
-    1 / V: one exponential per logit, and no log of a probability that vanished.
+    The log-sum-exp of a row is its maximum minus the log of the maximum's softmax, which is at least 1 / V. This needs
+    one exponential per logit, and never the log of a probability that underflowed.
     """
     index_C1 = labels_C.clamp_min(0)[:, None]
     target_C = logits_CV.gather(1, index_C1)[:, 0]
@@ -42,9 +45,9 @@ def cross_entropy(logits_CV: Tensor, labels_C: Tensor) -> Tensor:
 def divided_cross_entropy(
     logits_CV: Tensor, labels_C: Tensor, part: VocabularyPart, shard: int, shared_S3C: Tensor
 ) -> Pass[Tensor]:
-    """The same where a shard has the logits of ``part``: the loss over all of the vocabulary, on every shard.
+    """The same for a shard with the logits of ``part``. Every shard returns the loss over the whole vocabulary.
 
-    ``shared`` is memory for what shards share, in the type of ``logits``.
+    ``shared`` is memory for the numbers that shards exchange, in the type of ``logits``.
     """
     index_C1, is_own_C = part.rows(labels_C)[:, None], part.holds(labels_C)
     highest_C, sum_C, target_C = shared_S3C[shard]
@@ -64,8 +67,9 @@ def divided_cross_entropy(
 
 
 def softmax_without_targets(logits_CV: Tensor, index_C1: Tensor, is_own_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Leave in ``logits`` their softmax, zero at targets: those at ``index`` where ``is_own``. The highest logit m, the
-    sum of exponentials of logit - m, and the target's logit, zero where it is not here.
+    """Replace ``logits`` by their softmax, with zero at the targets: at ``index`` where ``is_own``.
+
+    Returns the maximum m of the logits, the sum of exp(logit - m), and the target's logit, zero where not ``is_own``.
     """
     target_C = logits_CV.gather(1, index_C1)[:, 0].mul_(is_own_C)
     highest_C = logits_CV.amax(1)

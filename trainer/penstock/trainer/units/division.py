@@ -1,10 +1,12 @@
-"""What one shard holds of hidden states and of the vocabulary, and the passes that join the shards' parts.
+"""Parts of hidden states and of the vocabulary that one shard holds, and the passes that join the parts of all shards.
 
-Units are written for every `penstock.core.sharding.Sharding`. A shard either holds some rows of every hidden state, or
-like all others whole hidden states; then nothing below cuts or copies. A shard without others yields nothing.
+Units support every `penstock.core.sharding.Sharding`. A shard holds either some rows of every hidden state or, like all
+other shards, whole hidden states. With whole hidden states nothing below cuts or copies. With one shard nothing yields.
 
-Shape letters: T tokens of the slice, P rows of all shards' parts together (T padded to a multiple of tp), R = P / tp
-rows of one shard's part, U of these the first, which hold tokens, H hidden. Of whole hidden states P = R = U = T.
+Shape letters: T tokens of the slice, P rows of the parts of all shards (T padded to a multiple of tp), R = P / tp rows
+of one shard's part, U the first of these rows, which hold tokens, H hidden. For whole hidden states P = R = U = T.
+
+Example: T = 10 tokens and tp = 4 give P = 12 and R = 3. Shards 0 to 2 have U = 3 and shard 3 has U = 1.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from penstock.trainer.units.workspace import Workspace
 
 
 class Division:
-    """One shard's side of ``sharding``; what does not lie in a slot lies in ``workspace``."""
+    """One shard's view of ``sharding``. Temporaries are taken from ``workspace``."""
 
     def __init__(self, sharding: Sharding, shard: int, workspace: Workspace) -> None:
         self.sharding, self.shard = sharding, shard
@@ -29,11 +31,11 @@ class Division:
         self._workspace = workspace
 
     def own_tokens(self, num_tokens: int) -> range:
-        """Which of the slice's tokens the U rows hold."""
+        """The tokens of the slice that the U rows hold."""
         return self.sharding.own_tokens(num_tokens, self.shard)
 
     def own(self, part_RH: Tensor, num_tokens: int) -> Tensor:
-        """The U rows of a part that hold tokens; the others must not be read."""
+        """The U rows of a part that hold tokens. The other rows are undefined."""
         return part_RH[: len(self.own_tokens(num_tokens))] if self.by_tokens else part_RH
 
     def block(self, all_PH: Tensor) -> Tensor:
@@ -52,25 +54,27 @@ class Division:
         return self._workspace.take(self.sharding.padded_rows(num_tokens), width, dtype=dtype)
 
     def addend_of(self, part_RH: Tensor, num_tokens: int) -> Tensor:
-        """Where this shard's addend of a hidden state goes before `summed`: a buffer [P, H] in the workspace, or in
-        place where a part is the whole.
+        """Buffer for this shard's addend of a hidden state before `summed`: [P, H] in the workspace, or the part itself
+        where hidden states are whole.
         """
         return self.take(num_tokens, part_RH.shape[1], part_RH.dtype) if self.by_tokens else part_RH
 
     def gather(self, all_PH: Tensor) -> Pass[None]:
-        """Fill the other shards' blocks of ``all_PH``; this shard's holds its part already."""
+        """Fill the blocks of the other shards in ``all_PH``. This shard's block already holds its part."""
         if self.by_tokens:
             yield Gather(all_PH)
 
     def turn(self) -> Pass[None]:
-        """Let another pass go on in the middle of a unit's compute. Where hidden states are divided by tokens a unit
-        ends with a collective and the next one begins with one, which that pass then runs next to: each next to a part.
+        """Let another pass continue within a unit's compute.
+
+        Where hidden states are divided by tokens, a unit ends with a collective and the next unit starts with one. The
+        turn gives each of the two a section of compute to run during.
         """
         if self.by_tokens:
             yield TURN
 
     def all_tokens(self, part_RH: Tensor, num_tokens: int) -> Pass[Tensor]:
-        """All shards' rows [T, H], in the workspace unless the part is the whole."""
+        """The rows [T, H] of all shards, gathered into the workspace, or the part itself where it is whole."""
         if not self.by_tokens:
             return part_RH
         all_PH = self.take(num_tokens, part_RH.shape[1], part_RH.dtype)
@@ -79,8 +83,8 @@ class Division:
         return self.without_padding(all_PH, num_tokens)
 
     def summed(self, addend_PH: Tensor, part_RH: Tensor, num_tokens: int) -> Pass[Tensor]:
-        """The rows [U, H] of this shard of the sum of all addends: in ``part_RH``, or where a part is the whole in
-        ``addend_PH``.
+        """Sum the addends of all shards and return the shard's rows [U, H] of the sum: in ``part_RH``, or in
+        ``addend_PH`` where hidden states are whole.
         """
         if self.by_tokens:
             yield Scatter(addend_PH, part_RH)
@@ -92,17 +96,17 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """The tokens whose rows of an embedding or a head one shard holds: ranges, whose rows follow each other."""
+    """Token ids whose rows of an embedding or a head one shard holds: ranges, whose rows are adjacent."""
 
     ranges: tuple[range, ...]
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of token ids."""
         return sum(len(tokens) for tokens in self.ranges)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Every token's row of the shard's matrix; for a token that it does not hold, one of its rows."""
+        """Row of every token in the shard's matrix, or an arbitrary valid row if the shard does not hold the token."""
         first, *others = self.ranges
         rows = (ids - first.start).clamp_(0, len(first) - 1)
         before = len(first)
@@ -120,7 +124,7 @@ class VocabularyPart:
 
 
 def vocabulary_parts(matrix: Parameter, tp: int, rows: range | None = None) -> tuple[VocabularyPart, ...]:
-    """What each of ``tp`` shards holds of an embedding's or a head's matrix, or of some rows of it."""
+    """The part of an embedding's or a head's matrix, or of its ``rows``, that each of ``tp`` shards holds."""
     pieces = [
         [range(piece.start, piece.stop) for piece in matrix.pieces(tp, shard) if rows is None or piece.start in rows]
         for shard in range(tp)

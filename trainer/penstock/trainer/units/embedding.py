@@ -1,6 +1,6 @@
 """Token embedding, with learned positions for gpt2.
 
-Shards divide the vocabulary: each looks up its own tokens, and the sum over shards has them all.
+Shards divide the vocabulary: each shard looks up its own tokens, and the sum over shards has all rows.
 
 Shape letters: B sequences, N tokens of the slice, T = B N, V rows of the vocabulary that the shard holds, M positions,
 H hidden; P, R and U as in `penstock.trainer.units.division`.
@@ -22,7 +22,7 @@ _MATRIX, _POSITIONS = "embedding.weight", "embedding.position"
 
 
 class Embedding:
-    """The first unit: F looks up, W adds to the rows that were looked up, I only joins the parts of ``dy``."""
+    """The first unit. F looks up rows, W adds to the gradients of these rows, I only gathers ``dy``."""
 
     def __init__(self, parameters: StageParameters, division: Division, workspace: Workspace) -> None:
         self._weight_VH = parameters.compute[_MATRIX]
@@ -34,7 +34,7 @@ class Embedding:
         self._workspace = workspace
 
     def forward(self, token_ids_BN: Tensor, start: int, y_RH: Tensor) -> Pass[None]:
-        """F: rows of the tokens, plus those of positions start, start + 1, ..."""
+        """F: look up the rows of the tokens, and add those of positions start, start + 1, ..."""
         self._workspace.reset()
         ids_T = token_ids_BN.reshape(-1)
         addend_PH = self._division.addend_of(y_RH, len(ids_T))
@@ -50,7 +50,7 @@ class Embedding:
             y_UH.view(batch, length, -1).add_(self._position_MH[start : start + length])
 
     def _look_up(self, ids_T: Tensor, out_TH: Tensor) -> None:
-        """Rows of the tokens that the shard holds, and zeros for the others."""
+        """Write the rows of the tokens that the shard holds, and zeros for other tokens."""
         if self._division.is_alone:
             torch.index_select(self._weight_VH, 0, ids_T, out=out_TH)
         else:
@@ -58,7 +58,7 @@ class Embedding:
             out_TH.masked_fill_(self._part.holds(ids_T).logical_not_()[:, None], 0.0)
 
     def _runs(self, batch: int, length: int, start: int) -> Iterator[tuple[slice, slice]]:
-        """The rows that the shard holds of each sequence, and their positions."""
+        """For each sequence, the rows of it that the shard holds and their positions."""
         own = self._division.own_tokens(batch * length)
         for sequence in range(own.start // length, -(-own.stop // length)):
             first, stop = max(own.start, sequence * length), min(own.stop, (sequence + 1) * length)
@@ -66,11 +66,11 @@ class Embedding:
             yield slice(first - own.start, stop - own.start), slice(first + offset, stop + offset)
 
     def backward_input(self, dy_PH: Tensor) -> Pass[None]:
-        """I: nothing comes before the tokens, but W needs ``dy`` of all of them."""
+        """I: gather ``dy`` of all tokens for W. The embedding's input has no gradient."""
         yield from self._division.gather(dy_PH)
 
     def backward_weight(self, token_ids_BN: Tensor, start: int, dy_PH: Tensor) -> None:
-        """W: add each token's gradient to its row, and the sum over sequences to the positions."""
+        """W: add each token's gradient to that of its row, and the sum over sequences to that of the positions."""
         ids_T, (batch, length) = token_ids_BN.reshape(-1), token_ids_BN.shape
         dy_TH = self._division.without_padding(dy_PH, len(ids_T))
         if self._division.is_alone:
@@ -89,8 +89,9 @@ class Embedding:
             self._position_gradient_MH[start : start + length].add_(total_NH)
 
     def _add_own(self, ids_T: Tensor, dy_TH: Tensor) -> None:
-        """Add the gradients of the tokens that the shard holds to their rows. Those of others are made zero, since to
-        leave them out would make the host wait for the device to count them.
+        """Add the gradients of the tokens that the shard holds to those of their rows.
+
+        Gradients of other tokens are set to zero. To leave them out, the host would have to wait for their count.
         """
         self._workspace.reset()
         own_TH = self._workspace.take(*dy_TH.shape, dtype=self._weight_gradient_VH.dtype).copy_(dy_TH)

@@ -1,4 +1,4 @@
-"""Final norm, logits and loss; the head's F does its backward at once, so that no logits outlive it.
+"""Final norm, logits and loss. The head's F also computes its backward pass, so that no logits outlive it.
 
 Shards divide the vocabulary. Shape letters: B sequences, N tokens of the slice, T = B N, C tokens of one chunk, H
 hidden, V vocabulary of the shard, S shards; P, R and U as in `penstock.trainer.units.division`.
@@ -23,7 +23,7 @@ from penstock.trainer.units.workspace import NUM_SHARED, Workspace
 
 
 class Head:
-    """The last unit."""
+    """The last unit, where the head is undivided."""
 
     def __init__(self, spec: ModelSpec, parameters: StageParameters, division: Division, workspace: Workspace) -> None:
         matrix = "embedding.weight" if spec.tied else "head.weight"
@@ -38,10 +38,11 @@ class Head:
         self._workspace = workspace
 
     def forward(self, x_RH: Tensor, labels_BN: Tensor, gradient_scale: Scale, dx_RH: Tensor) -> Pass[Tensor]:
-        """F with everything backward: write the gradient of x, add the head's own; return the summed loss (a scalar).
+        """F with the backward pass: write the gradient of x, add the head's gradients, return the summed loss, a
+        scalar.
 
-        Gradients are those of gradient_scale times the sum. Labels below 0 are left out. The first shard returns the
-        loss, the others zero, so that a sum over ranks counts it once.
+        Gradients are those of gradient_scale times the sum. Labels below 0 are ignored. The first shard returns the
+        loss and the others zero, so that a sum over ranks counts it once.
         """
         division, labels_T = self._division, labels_BN.reshape(-1)
         num_tokens = labels_T.shape[0]
@@ -65,7 +66,7 @@ class Head:
         return self._counted(loss)
 
     def loss(self, x_RH: Tensor, labels_BN: Tensor) -> Pass[Tensor]:
-        """The summed loss alone, as a scalar of the first shard; gradients stay as they are."""
+        """The summed loss without gradients: a scalar on the first shard, zero on the others."""
         labels_T = labels_BN.reshape(-1)
         normed_TH, _ = yield from self._normed(x_RH, labels_T.shape[0])
         shared = self._take_shared(labels_T.shape[0])
@@ -75,8 +76,9 @@ class Head:
         return self._counted(loss)
 
     def logits_at(self, x_RH: Tensor, row: int) -> Pass[Tensor]:
-        """Logits of all of the vocabulary for the token that follows row ``row`` of the slice, in the accumulate type;
-        on every shard, valid until the next action.
+        """Logits of the whole vocabulary for the token after row ``row`` of the slice, in the accumulate type.
+
+        Every shard returns them. They are valid until the next action.
         """
         normed_1H = yield from self._normed_row(x_RH, row)
         ((_, _, wide_1V),) = self._chunks(normed_1H)
@@ -88,7 +90,7 @@ class Head:
         return torch.cat([own_V[: part.size] for own_V, part in zip(logits_SV, self._parts, strict=True)])
 
     def _normed(self, x_RH: Tensor, num_tokens: int) -> Pass[tuple[Tensor, Statistics]]:
-        """The norm of all tokens [T, H], and the statistics of those that the shard holds."""
+        """The norm's output for all tokens [T, H], and the statistics of the tokens that the shard holds."""
         self._workspace.reset()
         division = self._division
         normed_PH = division.take(num_tokens, x_RH.shape[1], x_RH.dtype)
@@ -103,7 +105,7 @@ class Head:
         return division.without_padding(normed_PH, num_tokens), statistics
 
     def _normed_row(self, x_RH: Tensor, row: int) -> Pass[Tensor]:
-        """The norm of one row. Where shards hold different rows, the others add zeros to it."""
+        """The norm's output for one row. Where shards hold different rows, the others add zeros to it."""
         self._workspace.reset()
         normed_1H = self._workspace.take(1, x_RH.shape[1], dtype=x_RH.dtype)
         statistics = {name: self._workspace.take(1, dtype=self._wide) for name in self._statistics}
@@ -119,7 +121,7 @@ class Head:
         return normed_1H
 
     def _chunks(self, normed_TH: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Token ranges with their logits in the compute and in the accumulate type; one tensor where these agree."""
+        """Ranges of tokens, with their logits in the compute and in the accumulate type, which may be one tensor."""
         num_tokens = normed_TH.shape[0]
         rows = min(HEAD_CHUNK_TOKENS, num_tokens)
         narrow = self._take_logits(rows, normed_TH.dtype)
@@ -131,20 +133,20 @@ class Head:
             yield chunk, logits_CV, wide_CV
 
     def _take_logits(self, rows: int, dtype: torch.dtype) -> Tensor:
-        """[rows, V], from as much memory as the largest shard needs."""
+        """Memory for logits [rows, V]. Every shard takes as much as the largest one needs."""
         vocab = self._weight_VH.shape[0]
         logits = self._workspace.take(rows, self._largest_part, dtype=dtype)
         return logits if vocab == self._largest_part else logits.view(-1)[: rows * vocab].view(rows, vocab)
 
     def _take_shared(self, num_tokens: int) -> Tensor | None:
-        """Memory of what shards share of a chunk; none if there is one shard."""
+        """Memory for the numbers that shards exchange for a chunk; None if there is one shard."""
         if self._division.is_alone:
             return None
         shape = (len(self._parts), NUM_SHARED, min(HEAD_CHUNK_TOKENS, num_tokens))
         return self._workspace.take(*shape, dtype=self._wide)
 
     def _cross_entropy(self, logits_CV: Tensor, labels_C: Tensor, shared: Tensor | None) -> Pass[Tensor]:
-        """The summed loss of a chunk; leaves its gradient in ``logits``."""
+        """The summed loss of a chunk. Leaves its gradient in ``logits``."""
         if shared is None:
             return cross_entropy(logits_CV, labels_C)
         shape, shard = (len(self._parts), NUM_SHARED, len(labels_C)), self._division.shard
@@ -156,10 +158,10 @@ class Head:
 
 
 def _narrow(wide_CV: Tensor, narrow_CV: Tensor, scale: Scale) -> float:
-    """Bring logits' gradients to the compute type; the part of the scale that is left to the products that use them.
+    """Convert the gradients of logits to the compute type. Returns the factor that is left for products with them.
 
-    A product takes a number of the host. A scalar of the device multiplies on the way to the narrow type, before the
-    one rounding that there is in any case.
+    A product accepts a Python number as its factor. A device scalar is multiplied during the conversion, before the
+    rounding that happens anyway.
     """
     if isinstance(scale, Tensor):
         torch.mul(wide_CV, scale, out=narrow_CV)

@@ -1,25 +1,26 @@
-"""The parts of a divided head that one stage has: final norm, logits and loss as a chain of units (ADR 0042).
+"""Parts of a divided head that one stage has: final norm, logits and loss as a chain of units (ADR 0042).
 
-A part has some rows W of the vocabulary. Of a token's logits there let M be the highest, Z the sum of exponentials of
-logit - M, and P their softmax as if there were no other rows. F takes m and z of all rows before, and the addend A,
-their softmax times their rows, and passes on
+A part has the matrix W of some rows of the vocabulary. For the logits of a token in these rows, let M be the maximum, Z
+the sum of exp(logit - M), and P the softmax over these rows alone. F receives m and z of all earlier rows and their
+addend A, the softmax over the earlier rows times their matrix. It passes on
 
     m' = max(m, M),    z' = z exp(m - m') + Z exp(M - m'),    A' = (z exp(m - m') / z') A + (Z exp(M - m') / z') P W
 
-which is FlashAttention's rule for blocks of keys (arXiv 2205.14135, section 3.1), and the target's logit y. The last
-part has m, z and y of all of the vocabulary, and so the loss log z + (m - y) and the gradient of the norm's output.
+and the target's logit y. This is FlashAttention's rule for blocks of keys (arXiv 2205.14135, section 3.1). After the
+last part, m, z and y cover the whole vocabulary. They give the loss log z + (m - y) and, with A, the gradient of the
+norm's output.
 
-m and z are passed on apart. Their log of the sum of exponentials, m + log z, is rounded by the size of m: where logits
-are near 700, fp32 leaves it 3e-5 off, and with it every softmax that is taken from it.
+m and z are passed on separately. The log-sum-exp m + log z is rounded relative to m: for logits near 700, fp32 makes it
+wrong by 3e-5, and every softmax that uses it as well.
 
-The target's own row is left out of P. Its coefficient is exp(y - m) / z - 1, which for a token that is predicted well
-is small, while its softmax is not: sums of a narrow type would keep little of that difference. The stage that has the
-row adds it once m and z are known: the one with the last part in F, others in I, which passes m, z and y on along with
-the gradient. W multiplies P, as F left it, by Z exp(M - m) / z. It needs nothing of other parts and comes at any time
+P leaves out the target's own row. The coefficient of that row is exp(y - m) / z - 1. For a well predicted token it is
+small while its softmax is not, and sums in a narrow type would lose most of the difference. The stage that has the row
+adds it once m and z are known: the stage of the last part in F, others in I, which passes m, z and y on along with the
+gradient. W multiplies P, as F left it, by Z exp(M - m) / z. It needs nothing from other parts and runs at any time
 after I.
 
-Of several shards each has some rows of every part: M, Z and P are of these, m, z and y of all shards' rows.
-Neighbouring parts in one stage count as one.
+Each of several shards has some rows of every part. M, Z and P are those of the shard's rows; m, z and y cover the rows
+of all shards. Adjacent parts in one stage act as one part.
 
 Shape letters: B sequences, N tokens of the slice, T = B N, C tokens of one chunk, H hidden, V rows of the vocabulary
 that the shard has of a part, S shards; P, R and U as in `penstock.trainer.units.division`.
@@ -47,9 +48,9 @@ _HIGHEST, _SUM, _TARGET = range(NUM_STATISTICS)
 
 
 class HeadParts:
-    """Neighbouring parts of a divided head; every method is a pass over one slice.
+    """Adjacent parts of a divided head. Every method is a pass over one slice.
 
-    ``x`` is the hidden state before the first part of all. Others find what they are given in the stage's ``x``.
+    ``x`` is the hidden state before the first part of the head. Later parts read the stage's input slot instead.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class HeadParts:
         self._first, self._last = units[0].index, units[-1].index
 
     def forward(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: Scale) -> Pass[Tensor | None]:
-        """F: fill what the parts keep, and ``y``, or after the last part ``h`` with the gradient of ``scale`` times the
-        summed loss, which is returned then (a scalar; zero but on the first shard, so that a sum counts it once).
+        """F: fill the buffers that the parts keep, and ``y``.
+
+        With the last part, fill ``h`` with the gradient of ``scale`` times the summed loss instead of ``y``, and return
+        the summed loss, a scalar. It is zero on all shards but the first, so that a sum over ranks counts it once.
         """
         labels_T, division = labels_BN.reshape(-1), self._division
         num_tokens = len(labels_T)
@@ -96,7 +99,7 @@ class HeadParts:
         return self._summed_loss(statistics_3T, labels_T)
 
     def loss(self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor) -> Pass[Tensor | None]:
-        """The summed loss alone, as F returns it; what passes on has statistics but no addend."""
+        """The summed loss without gradients, as F returns it. Passes on statistics but no addend."""
         labels_T = labels_BN.reshape(-1)
         normed_TH = yield from self._normed(views, x_RH, len(labels_T))
         if self.has_last:
@@ -108,8 +111,8 @@ class HeadParts:
         return self._summed_loss(statistics_3T, labels_T) if self.has_last else None
 
     def logits_at(self, views: SlotViews, x_RH: Tensor | None, row: int) -> Pass[Tensor]:
-        """Logits of the parts' rows for the token that follows row ``row`` of the slice, in the accumulate type; on
-        every shard.
+        """Logits of the parts' rows for the token after row ``row`` of the slice, in the accumulate type. Every shard
+        returns them.
         """
         num_tokens = views[SlotKind.LINEAR_INPUTS][self._first]["own_statistics"].shape[1]
         normed_TH = yield from self._normed(views, x_RH, num_tokens)
@@ -121,7 +124,7 @@ class HeadParts:
     def recompute(
         self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, operations: Mapping[int, Operations]
     ) -> Pass[None]:
-        """R: what the ``operations`` of those parts make that are among them; the first of the stage's comes first."""
+        """R: run ``operations`` of the parts again. The call with the stage's first part has to come first."""
         labels_T = labels_BN.reshape(-1)
         makes_normed = Operation.NORM if self.has_first else Operation.PROJECT
         if makes_normed in operations.get(self._first, ()):
@@ -137,7 +140,9 @@ class HeadParts:
     def backward_input(
         self, views: SlotViews, x_RH: Tensor | None, labels_BN: Tensor, scale: Scale, dx_RH: Tensor | None
     ) -> Pass[None]:
-        """I: from ``g_in``, or after the last part ``h``, the gradient of x in ``dx``, or ``g_out``; W's statistics."""
+        """I: from ``g_in`` (last part: from ``h``), write the gradient of x to ``dx``, or ``g_out`` without the first
+        part. Keeps the statistics for W.
+        """
         received = views[SlotKind.HEAD_GRADIENT if self.has_last else SlotKind.RECEIVED_GRADIENT][self._last]
         statistics_3T, labels_T, division = received["statistics"], labels_BN.reshape(-1), self._division
         views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"].copy_(statistics_3T)
@@ -157,7 +162,7 @@ class HeadParts:
             self._norm.backward(dnormed_UH, x_UH, self._statistics(views, num_tokens), None, dx_UH)
 
     def backward_weight(self, views: SlotViews, labels_BN: Tensor, scale: Scale) -> Pass[None]:
-        """W: add the gradients of the parts' rows."""
+        """W: add the gradients of the parts' matrices."""
         labels_T = labels_BN.reshape(-1)
         normed_TH = yield from self._kept_normed(views, len(labels_T))
         statistics_3T = views[SlotKind.OUTPUT_GRADIENTS][self._first]["statistics"]
@@ -177,14 +182,14 @@ class HeadParts:
                 part.gradient_VH.index_add_(0, part.vocabulary.rows(labels_C), rows_CH)
 
     def _normed(self, views: SlotViews, x_RH: Tensor | None, num_tokens: int) -> Pass[Tensor]:
-        """Keep the norm's output and pass it on; that of all tokens [T, H]."""
+        """Keep the norm's output and pass it on. Returns that of all tokens [T, H]."""
         normed_RH = self._keep_normed(views, x_RH, num_tokens)
         if SlotKind.OUTPUT in views and not self.has_last:
             self._passed_on(views)["normed"].copy_(normed_RH)
         return (yield from self._kept_normed(views, num_tokens))
 
     def _keep_normed(self, views: SlotViews, x_RH: Tensor | None, num_tokens: int) -> Tensor:
-        """The norm's output of the rows that the shard holds, made or taken from the stage before."""
+        """The norm's output for the rows that the shard holds, computed or received from the previous stage."""
         normed_RH = views[SlotKind.LINEAR_INPUTS][self._first]["normed"]
         if self._norm is None:
             normed_RH.copy_(views[SlotKind.INPUT][self._first]["normed"])
@@ -196,13 +201,13 @@ class HeadParts:
         return normed_RH
 
     def _kept_normed(self, views: SlotViews, num_tokens: int) -> Pass[Tensor]:
-        """The norm's output of all tokens, from what the shards keep."""
+        """The norm's output for all tokens, gathered from the rows that the shards keep."""
         self._workspace.reset()
         normed_RH = views[SlotKind.LINEAR_INPUTS][self._first]["normed"]
         return (yield from self._division.all_tokens(normed_RH, num_tokens))
 
     def _statistics(self, views: SlotViews, num_tokens: int) -> Mapping[str, Tensor]:
-        """The norm's, of the tokens that the shard holds."""
+        """Statistics of the norm for the tokens that the shard holds."""
         kept = views[SlotKind.ACTIVATIONS][self._first]
         return {name: self._division.own(kept[name], num_tokens) for name in self._norm_statistics}
 
@@ -210,7 +215,7 @@ class HeadParts:
         return views[SlotKind.HEAD_GRADIENT if self.has_last else SlotKind.OUTPUT][self._last]
 
     def _begin(self, views: SlotViews, statistics_3T: Tensor) -> Tensor:
-        """Set the statistics to those of all rows before; a copy of them."""
+        """Set the statistics to those of all earlier rows. Returns a copy of them."""
         if self.has_first:
             _clear(statistics_3T)
         else:
@@ -225,8 +230,9 @@ class HeadParts:
         statistics_3T: Tensor,
         addend_TH: Tensor | None,
     ) -> Pass[None]:
-        """Take the parts' rows into the statistics; the shard's share of their addend, targets' rows included if this
-        is the last part, is written to ``addend``.
+        """Include the parts' rows in the statistics, and write the shard's share of their addend to ``addend``.
+
+        With the last part the addend includes the rows of the targets.
         """
         rows_CH = None if addend_TH is None else self._take_rows(normed_TH)
         shared_S3C = self._take_shared(len(labels_T))
@@ -270,7 +276,7 @@ class HeadParts:
         return own_3C, addend_CH
 
     def _over_shards(self, own_3C: Tensor, shared_S3C: Tensor | None) -> Pass[Tensor]:
-        """The statistics of all shards' rows."""
+        """The statistics over the rows of all shards."""
         if shared_S3C is None:
             return own_3C
         shape = (shared_S3C.shape[0], *own_3C.shape)
@@ -282,7 +288,7 @@ class HeadParts:
         return torch.stack([highest_C, (highest_SC - highest_C).exp_().mul_(sum_SC).sum(0), target_SC.sum(0)])
 
     def _target_rows(self, like_RH: Tensor, statistics_3T: Tensor, labels_T: Tensor, scale: Scale) -> Pass[Tensor]:
-        """The rows [U, H] of targets that these parts have, times their coefficients, in the workspace."""
+        """The rows [U, H] of the targets that these parts have, times their coefficients, in the workspace."""
         division, num_tokens = self._division, len(labels_T)
         rows_PH = division.take(num_tokens, like_RH.shape[1], like_RH.dtype).zero_()
         rows_TH = division.without_padding(rows_PH, num_tokens)
@@ -294,13 +300,13 @@ class HeadParts:
         return (yield from division.summed(rows_PH, sum_RH, num_tokens))
 
     def _add_target_rows(self, out_CH: Tensor, labels_C: Tensor, coefficient_C: Tensor, rows_CH: Tensor) -> None:
-        """Add the target's row times its coefficient where the shard has that row."""
+        """Add the row of each target that the shard has, times its coefficient."""
         for part in self._parts.values():
             rows = torch.index_select(part.weight_VH, 0, part.vocabulary.rows(labels_C), out=rows_CH[: len(labels_C)])
             out_CH.addcmul_(rows, (coefficient_C * part.vocabulary.holds(labels_C))[:, None])
 
     def _chunks(self, normed_TH: Tensor) -> Iterator[tuple[slice, Tensor | None]]:
-        """Token ranges, and memory for the logits of one in the accumulate type where the compute type is another."""
+        """Ranges of tokens, with memory for their logits in the accumulate type, or None if that is the compute type."""
         num_tokens = len(normed_TH)
         wide = None
         if normed_TH.dtype != self._wide:
@@ -310,12 +316,12 @@ class HeadParts:
             yield chunk, wide
 
     def _take_rows(self, normed_TH: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory for a chunk of rows, of the same type unless another is given."""
+        """Memory for a chunk of rows, by default in the type of ``normed``."""
         rows = min(HEAD_CHUNK_TOKENS, len(normed_TH))
         return self._workspace.take(rows, normed_TH.shape[1], dtype=dtype or normed_TH.dtype)
 
     def _take_shared(self, num_tokens: int) -> Tensor | None:
-        """Memory of what shards share of a chunk; none if there is one shard."""
+        """Memory for the numbers that shards exchange for a chunk; None if there is one shard."""
         if self._division.is_alone:
             return None
         shape = (self._division.sharding.tp, NUM_STATISTICS, min(HEAD_CHUNK_TOKENS, num_tokens))
@@ -326,14 +332,14 @@ class HeadParts:
         return slice(own.start, own.stop)
 
     def _summed_loss(self, statistics_3T: Tensor, labels_T: Tensor) -> Tensor:
-        """Of valid labels; each token counts on the first shard."""
+        """The summed loss of valid labels on the first shard, zero on the others."""
         losses_T = statistics_3T[_SUM].log().add_(statistics_3T[_HIGHEST] - statistics_3T[_TARGET])
         loss = losses_T.masked_fill_(labels_T < 0, 0.0).sum()
         return loss if self._division.shard == 0 else torch.zeros_like(loss)
 
 
 class _Part:
-    """One part's matrix, of which the shard has ``vocabulary``; ``largest`` is the most rows that a shard has."""
+    """Matrix of one part. The shard has the rows ``vocabulary``, and no shard has more than ``largest`` rows."""
 
     def __init__(self, spec: ModelSpec, unit: Unit, parameters: StageParameters, division: Division) -> None:
         name, rows, tp = (
@@ -350,17 +356,17 @@ class _Part:
         self._division = division
 
     def probabilities(self, kept: Mapping[str, Tensor]) -> Tensor:
-        """What is kept, or has room, of the softmax: the shard's columns, of as much memory as the largest needs."""
+        """Buffer of the softmax, cut to the shard's columns. Its memory has the size that the largest shard needs."""
         memory = kept["probabilities"]
         return memory.view(-1)[: len(memory) * self.vocabulary.size].view(len(memory), self.vocabulary.size)
 
     def project(
         self, kept: Mapping[str, Tensor], normed_TH: Tensor, labels_T: Tensor, chunk: slice, wide: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """M, Z and the target's logit where the shard has it, and P without the target [C, V] of a chunk; keep M, Z and
-        P.
+        """Compute and keep M, Z and P of a chunk. Returns M, Z and the target's logit, zero if the shard lacks it, and
+        P [C, V] without the targets.
 
-        A forward that leaves nothing behind has memory for P of one chunk alone.
+        A forward whose activations are recomputed has memory for P of only one chunk.
         """
         kept_V = self.probabilities(kept)
         narrow_CV = kept_V[chunk] if len(kept_V) == len(normed_TH) else kept_V[: chunk.stop - chunk.start]
@@ -377,7 +383,7 @@ class _Part:
         return own_3C, narrow_CV
 
     def logits(self, normed_H: Tensor, wide: torch.dtype) -> Pass[Tensor]:
-        """Of all shards' rows of the part."""
+        """Logits of the part's rows of all shards."""
         own_V = torch.mv(self.weight_VH, normed_H).to(wide)
         if self._division.is_alone:
             return own_V
@@ -397,14 +403,14 @@ def _valid(labels_T: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _clear(statistics_3C: Tensor) -> Tensor:
-    """Set the statistics to those of no rows."""
+    """Set the statistics to those of an empty set of rows."""
     statistics_3C[_HIGHEST].fill_(-torch.inf)
     statistics_3C[_SUM:].zero_()
     return statistics_3C
 
 
 def _take_in(statistics_3C: Tensor, more_3C: Tensor) -> None:
-    """Make of the statistics of some rows those of ``more`` rows as well."""
+    """Extend the statistics of some rows by those of ``more`` rows, in place."""
     before_C = statistics_3C[_HIGHEST].clone()
     highest_C = torch.maximum(before_C, more_3C[_HIGHEST], out=statistics_3C[_HIGHEST])
     more_C = (more_3C[_HIGHEST] - highest_C).exp_().mul_(more_3C[_SUM])
@@ -413,14 +419,12 @@ def _take_in(statistics_3C: Tensor, more_3C: Tensor) -> None:
 
 
 def _share(some_3C: Tensor, all_3C: Tensor) -> Tensor:
-    """Z exp(M - m) / z: what some rows have of the softmax over all rows."""
+    """Z exp(M - m) / z: the share of some rows in the softmax over all rows."""
     return (some_3C[_HIGHEST] - all_3C[_HIGHEST]).exp_().mul_(some_3C[_SUM]).div_(all_3C[_SUM])
 
 
 def _target_coefficients(statistics_3T: Tensor, labels_T: Tensor) -> Tensor:
-    """exp(y - m) / z - 1, zero for labels that do not count: these have no y, and the exponential of any -m may be
-    infinite.
-    """
+    """exp(y - m) / z - 1, and zero for ignored labels: these have no y, and exp(-m) may be infinite."""
     ahead_T = (statistics_3T[_TARGET] - statistics_3T[_HIGHEST]).sub_(statistics_3T[_SUM].log())
     return ahead_T.masked_fill_(labels_T < 0, 0.0).expm1_()
 

@@ -1,7 +1,6 @@
-"""A matrix with an optional bias: y = x W^T + b, with the weight's gradient apart from the input's.
+"""Linear layer: y = x W^T + b with an optional bias, and separate passes for the gradients of input and weight.
 
-Shape letters: T tokens, I inputs, O outputs, as many as the shard has; P, R and U as in
-`penstock.trainer.units.division`.
+Shape letters: T tokens, I inputs and O outputs of the shard; P, R and U as in `penstock.trainer.units.division`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from penstock.trainer.units.division import Division
 
 
 class Linear:
-    """One matrix [O, I] of a stage and the place of its gradient."""
+    """One matrix [O, I] of a stage, with the buffer of its gradient."""
 
     def __init__(self, parameters: StageParameters, name: str) -> None:
         weight, bias = f"{name}.weight", f"{name}.bias"
@@ -25,14 +24,14 @@ class Linear:
         self._bias_gradient_O = parameters.gradients.get(bias)
 
     def forward(self, x_TI: Tensor, out_TO: Tensor) -> None:
-        """``out`` = x W^T + b."""
+        """Compute ``out`` = x W^T + b."""
         if self._bias_O is None:
             torch.mm(x_TI, self.weight_OI.t(), out=out_TO)
         else:
             torch.addmm(self._bias_O, x_TI, self.weight_OI.t(), out=out_TO)
 
     def backward_input(self, dy_TO: Tensor, out_TI: Tensor) -> None:
-        """``out`` = dy W."""
+        """Compute ``out`` = dy W."""
         torch.mm(dy_TO, self.weight_OI, out=out_TI)
 
     def backward_weight(self, dy_TO: Tensor, x_TI: Tensor) -> None:
@@ -46,9 +45,9 @@ class Linear:
 
 
 class RowParallelLinear(Linear):
-    """A block's second matrix: shards divide its inputs, and the sum of their products is the block's output.
+    """Second matrix of a block. Shards divide its inputs, and the sum of their products is the block's output.
 
-    The bias is added by the first shard. Its gradient is summed over the rows that a shard holds of ``dy``.
+    The first shard adds the bias. Each shard sums the bias's gradient over its own rows of ``dy``.
     """
 
     def __init__(self, parameters: StageParameters, name: str, division: Division) -> None:
@@ -58,10 +57,11 @@ class RowParallelLinear(Linear):
             self._bias_O = None
 
     def forward_onto(self, residual_RO: Tensor, x_TI: Tensor, out_RO: Tensor) -> Pass[None]:
-        """``out`` = residual + x W^T + b, the product summed over shards.
+        """Compute ``out`` = residual + x W^T + b, with the product summed over shards.
 
-        Without others the product adds onto the residual, which saves a pass over memory. Addends of several shards are
-        summed first: they are small next to the residual, and narrow types would round each sum at its size.
+        A single shard adds the product directly to the residual, which saves a pass over memory. Several shards sum
+        their addends first: these are small relative to the residual, and narrow types would round each partial sum to
+        the residual's precision.
         """
         if self._division.is_alone:
             self._add_product(residual_RO, x_TI, out_RO)
@@ -87,7 +87,7 @@ class RowParallelLinear(Linear):
 
 
 def accumulate_product(gradient_OI: Tensor, dy_TO: Tensor, x_TI: Tensor, scale: float = 1.0) -> None:
-    """Gradient += scale dy^T x, summed in the gradient's type also when dy and x are narrower."""
+    """Add scale dy^T x to the gradient. Sums are in the gradient's type even if dy and x are narrower."""
     wide = gradient_OI.dtype
     if dy_TO.dtype == wide:
         gradient_OI.addmm_(dy_TO.t(), x_TI, alpha=scale)

@@ -1,7 +1,7 @@
-"""Norm, rising projection, activation, falling projection, residual.
+"""Norm, up projection, activation, down projection, residual.
 
-Shape letters: T tokens, H hidden, F feed-forward width of the shard, G what rises of it (F, or 2 F for gate and up); P
-and R as in `penstock.trainer.units.division`.
+Shape letters: T tokens, H hidden, F feed-forward width of the shard, G width of the up projection (F, or 2 F for gate
+and up); P and R as in `penstock.trainer.units.division`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Mlp:
         self._activation = activation
 
     def forward(self, frame: Frame, y_RH: Tensor | None, operations: Operations = EVERY_OPERATION) -> Pass[None]:
-        """F: fill ``a`` and ``l``; write the output. R: only what the ``operations`` make, and the output unless ``y``
-        is none.
+        """F: fill ``a`` and ``l``, and write the output. R: run only ``operations``, and write the output unless ``y``
+        is None.
         """
         self._workspace.reset()
         activated_TF, risen_TG = frame.l["activated"], frame.a[self._risen]
@@ -61,7 +61,7 @@ class Mlp:
             yield from self._down.forward_onto(frame.x, activated_TF, y_RH)
 
     def backward_input(self, frame: Frame, dx_RH: Tensor) -> Pass[None]:
-        """I: from ``w.dy`` the input's gradient and the gradient of what rose."""
+        """I: compute the gradients of the up projection's output and of the input from ``w.dy``."""
         division, activated_TF = self._division, frame.l["activated"]
         dy_PH, drisen_TG = frame.w["dy"], frame.w[f"d{self._risen}"]
         num_tokens = activated_TF.shape[0]

@@ -1,7 +1,7 @@
-"""RMSNorm and LayerNorm, with their weight gradients added during the backward pass to the input.
+"""RMSNorm and LayerNorm. Their backward pass computes the input's gradient and adds the weight's gradient.
 
-Shape letters: T tokens, H hidden; P, R and U as in `penstock.trainer.units.division`. A norm's T are the rows that the
-shard holds.
+Shape letters: T tokens, H hidden; P, R and U as in `penstock.trainer.units.division`. The T rows of a norm are those
+that the shard holds.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ Statistics = Mapping[str, Tensor]
 
 
 class Norm(Protocol):
-    """What a unit asks of its norm."""
+    """Interface of a unit to its norm."""
 
     def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
-        """``out`` = norm(x); keeps what the backward pass needs in ``statistics``."""
+        """Compute ``out`` = norm(x), and keep ``statistics`` for the backward pass."""
         ...
 
     def backward(
         self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
     ) -> None:
-        """``out`` = residual + the gradient of x for the gradient ``dy`` of norm(x); adds the weight's gradient.
+        """Compute ``out`` = residual + the gradient of x, from the gradient ``dy`` of norm(x).
 
-        ``out`` may be ``dy``.
+        Adds the weight's gradient. ``out`` may be ``dy``.
         """
         ...
 
 
 def build_norm(spec: ModelSpec, parameters: StageParameters, name: str, workspace: Workspace) -> Norm:
-    """The family's norm whose parameters are called ``name``."""
+    """The model family's norm with the parameters ``name``."""
     on_cuda = parameters.master_flat.is_cuda
     weights = parameters.compute if on_cuda else parameters.master
     weight, gradient = weights[f"{name}.weight"], parameters.gradients[f"{name}.weight"]
@@ -56,13 +56,13 @@ def build_norm(spec: ModelSpec, parameters: StageParameters, name: str, workspac
 
 
 class BlockNorm:
-    """A block's norm of the rows that a shard holds, before a product that needs the norm of all tokens."""
+    """Norm of a block. A shard normalises its own rows, and the next product needs the rows of all tokens."""
 
     def __init__(self, norm: Norm, division: Division) -> None:
         self._norm, self._division = norm, division
 
     def forward(self, frame: Frame, num_tokens: int) -> None:
-        """Keep the norm of x and its statistics."""
+        """Compute and keep the norm of x and its statistics."""
         own, normed_RH = self._division.own, frame.l["normed"]
         if not self._division.by_tokens:
             self._norm.forward(frame.x, frame.a, normed_RH)
@@ -72,11 +72,14 @@ class BlockNorm:
             self._norm.forward(x_UH, self._own_statistics(frame, num_tokens), own(normed_RH, num_tokens))
 
     def all_tokens(self, frame: Frame, num_tokens: int) -> Pass[Tensor]:
-        """The norm of all tokens [T, H], from what the shards keep."""
+        """The norm of all tokens [T, H], gathered from the rows that the shards keep."""
         return (yield from self._division.all_tokens(frame.l["normed"], num_tokens))
 
     def backward(self, dnormed_PH: Tensor, frame: Frame, dx_RH: Tensor, num_tokens: int) -> Pass[None]:
-        """``dx`` = the gradient of x for those of the output, ``w.dy``, and of the norm, of which this is an addend."""
+        """Compute ``dx``, the gradient of x, from ``w.dy`` through the residual and from that of the norm's output.
+
+        ``dnormed`` is this shard's addend of the latter.
+        """
         own, dy_RH = self._division.own, self._division.block(frame.w["dy"])
         dnormed_UH = yield from self._division.summed(dnormed_PH, dx_RH, num_tokens)
         if not self._division.by_tokens:
@@ -93,7 +96,7 @@ class BlockNorm:
 class RmsNorm:
     """y = w x rstd with rstd = 1 / sqrt(mean(x^2) + epsilon) (arXiv 1910.07467), in few passes over memory.
 
-    PyTorch has a fused kernel on CUDA only; its composite on the CPU takes over twice the time of this one.
+    PyTorch has a fused kernel for CUDA only. Its composite implementation on the CPU takes more than twice the time.
     """
 
     def __init__(self, weight_H: Tensor, gradient_H: Tensor, epsilon: float, workspace: Workspace) -> None:
@@ -114,7 +117,7 @@ class RmsNorm:
     def backward(
         self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
     ) -> None:
-        """Gradients: dx = rstd (w dy - x rstd^2 mean(w dy x)) and dw = sum over tokens of rstd x dy."""
+        """Compute dx = rstd (w dy - x rstd^2 mean(w dy x)) and dw = sum over tokens of rstd x dy."""
         rstd_T = statistics["rstd"]
         x_TH, dy_TH = x_TH.to(rstd_T.dtype), dy_TH.to(rstd_T.dtype)
         product_TH = torch.mul(dy_TH, x_TH, out=self._workspace.take(*x_TH.shape, dtype=rstd_T.dtype))
@@ -128,7 +131,7 @@ class RmsNorm:
 
 
 class FusedRmsNorm:
-    """The same by PyTorch's own kernels."""
+    """RMSNorm by PyTorch's fused kernels."""
 
     def __init__(self, weight_H: Tensor, gradient_H: Tensor, epsilon: float) -> None:
         self._weight_H, self._gradient_H = weight_H, gradient_H
@@ -150,7 +153,7 @@ class FusedRmsNorm:
 
 
 class LayerNorm:
-    """y = w (x - mean) rstd + b (arXiv 1607.06450), by PyTorch's own kernels."""
+    """y = w (x - mean) rstd + b (arXiv 1607.06450), by PyTorch's kernels."""
 
     def __init__(
         self, weight_H: Tensor, bias_H: Tensor, gradient_H: Tensor, bias_gradient_H: Tensor, epsilon: float

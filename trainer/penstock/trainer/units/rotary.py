@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864), the rotate-half convention of llama's published weights.
+"""Rotary position embedding (arXiv 2104.09864), in the rotate-half convention of llama's published weights.
 
 Shape letters: S positions of a sequence, B sequences, N tokens of the slice, A heads, D head dimension.
 """
@@ -21,11 +21,11 @@ class Rotary:
         self._sin_S1d = angle.sin().to(device, dtype)
 
     def rotate(self, x_BNAD: Tensor, start: int, out_BNAD: Tensor) -> None:
-        """``out`` = x turned by the angles of positions start, start + 1, ...; ``out`` must not overlap x."""
+        """Write x, rotated by the angles of positions start, start + 1, ..., to ``out``, which must not overlap x."""
         self._turn(x_BNAD, start, out_BNAD, 1)
 
     def rotate_back(self, x_BNAD: Tensor, start: int, out_BNAD: Tensor) -> None:
-        """The inverse rotation, which is also its gradient."""
+        """Apply the inverse rotation, which is also the gradient of `rotate`."""
         self._turn(x_BNAD, start, out_BNAD, -1)
 
     def _turn(self, x_BNAD: Tensor, start: int, out_BNAD: Tensor, sign: int) -> None:

@@ -1,4 +1,4 @@
-"""Tensors over slot memory: exactly the buffers that `penstock.core.layout` lists, at aligned places."""
+"""Tensors over slot memory: exactly the buffers that `penstock.core.layout` lists, at aligned offsets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UnitViews = Mapping[int, Mapping[str, Tensor]]
 """The tensors of one slot: unit index, then buffer name."""
 
 SlotViews = Mapping[SlotKind, UnitViews]
-"""The tensors one action may touch, by slot."""
+"""The tensors that one action may access, by slot."""
 
 
 def slot_views(
@@ -64,8 +64,9 @@ def scratch_views(
     sharding: Sharding = WHOLE,
     remade: Remade | None = None,
 ) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
-    """What a forward does not keep of ``a`` and ``l``, in ``memory`` (at least `penstock.core.scratch.scratch_bytes`):
-    all of it, or what R makes again.
+    """Views of the buffers of ``a`` and ``l`` that a forward does not keep: all of them, or those of ``remade``.
+
+    ``memory`` has at least `penstock.core.scratch.scratch_bytes`.
     """
     views: dict[SlotKind, dict[int, dict[str, Tensor]]] = {SlotKind.ACTIVATIONS: {}, SlotKind.LINEAR_INPUTS: {}}
     for place in scratch_buffers(spec, precision, first, stop, batch, tokens, sharding, remade):
@@ -75,7 +76,7 @@ def scratch_views(
 
 
 def joined(first: UnitViews, second: UnitViews) -> UnitViews:
-    """The tensors of two slots that have different buffers of the same units, as if they were one."""
+    """Merge the tensors of two slots, which have different buffers of the same units."""
     if not first or not second:
         return first or second
     return {unit: {**first.get(unit, {}), **second.get(unit, {})} for unit in {**first, **second}}

@@ -1,4 +1,4 @@
-"""Temporaries of one action: one allocation per rank, which every unit carves for itself."""
+"""Workspace: one allocation per rank, from which every unit takes the temporaries of an action."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock.core.sharding import WHOLE, Sharding
 
 
 class Workspace:
-    """Memory for temporaries. ``reset`` gives everything back at once; tensors taken before it must not be used.
+    """Memory for temporaries. ``reset`` frees all of them, and tensors taken before it must not be used.
 
-    It has a lane of ``num_bytes``, and one of ``second_bytes`` for the second action of a pair, whose temporaries live
-    next to those of the first. ``enter`` says which of them the following calls are about.
+    It has two lanes: one of ``num_bytes``, and one of ``second_bytes`` for the second action of a pair, whose
+    temporaries exist at the same time as those of the first. ``enter`` selects the lane of the following calls.
     """
 
     def __init__(self, num_bytes: int, device: torch.device, second_bytes: int = 0) -> None:
@@ -28,21 +28,21 @@ class Workspace:
 
     @property
     def num_bytes(self) -> int:
-        """What it holds, in both lanes."""
+        """Bytes of both lanes."""
         return sum(lane.numel() for lane in self._lanes)
 
     def enter(self, lane: int) -> None:
-        """Go on in lane 0 or 1, as it was left."""
+        """Select lane 0 or 1. Its tensors stay valid."""
         self._lane = lane
 
     def reset(self) -> None:
-        """Start over in this lane."""
+        """Free all tensors of the selected lane."""
         self._used[self._lane] = 0
 
     def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, valid until the next ``reset``.
 
-        Raises MemoryError when the workspace was made too small, which is a mistake of the caller's arithmetic.
+        Raises MemoryError if the workspace is too small, which is an error in `workspace_bytes`.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         memory, start = self._lanes[self._lane], self._used[self._lane]
@@ -56,16 +56,14 @@ class Workspace:
 def workspace_bytes(
     spec: ModelSpec, precision: Precision, first: int, stop: int, tokens: int, sharding: Sharding = WHOLE
 ) -> int:
-    """Bytes that the actions of units [first, stop) need for ``tokens`` = B n tokens at once, on the shard that needs
-    most.
-    """
+    """Peak bytes that any action of units [first, stop) takes for ``tokens`` = B n tokens, on the largest shard."""
     kinds = {(unit.kind, unit.part) for unit in spec.units[first:stop]}
     return max(_UnitBytes(spec, precision, tokens, sharding).of(*kind) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class _UnitBytes:
-    """What the actions of one unit need. On CUDA, whose fused kernels need less, this is a bound."""
+    """Bytes that the actions of one unit take. On CUDA, whose fused kernels take less, this is an upper bound."""
 
     spec: ModelSpec
     precision: Precision
@@ -73,7 +71,7 @@ class _UnitBytes:
     sharding: Sharding
 
     def of(self, kind: UnitKind, part: int = 0) -> int:
-        """The most of its F, I and W."""
+        """Maximum over F, I and W."""
         if kind is UnitKind.HEAD and self.spec.is_divided:
             return self._head_part(part)
         return {
@@ -84,14 +82,17 @@ class _UnitBytes:
         }[kind]()
 
     def _embedding(self) -> int:
-        """Several shards: F needs its addend of all tokens' rows, W their gradients without those of other shards."""
+        """With several shards, F takes its addend of the rows of all tokens. W takes the gradients of all tokens, with
+        zeros for tokens of other shards.
+        """
         if self.sharding.tp == 1:
             return 0
         return max(self._gathered, self._wide(self.tokens, self.spec.hidden))
 
     def _attention(self) -> int:
-        """F: the norm of all shards' tokens, then the joint q, k, v. I: the gradients of what was attended and of q
-        (rotary); after these the gradient of the normed and the norm's product. W: the norm of all shards' tokens.
+        """F: the norm of all shards' tokens, then the joint q, k, v. I: the gradients of attention's output and of q
+        (rotary), and after these the gradient of the norm's output and the norm's product. W: the norm of all shards'
+        tokens.
         """
         hidden, kv_hidden = self.sharding.hidden(self.spec), self.sharding.kv_hidden(self.spec)
         forward = self._gathered + self._narrow(self.tokens, hidden + 2 * kv_hidden)
@@ -99,15 +100,15 @@ class _UnitBytes:
         return max(forward, attended, self._hidden + self._product)
 
     def _mlp(self) -> int:
-        """F, W: the norm of all shards' tokens. I: the gradient of the activated; after it the gradient of the normed
-        and the norm's product.
+        """F, W: the norm of all shards' tokens. I: the gradient of the activation's output, and after it the gradient
+        of the norm's output and the norm's product.
         """
         activated = self._narrow(self.tokens, self.sharding.ffn_hidden(self.spec))
         return max(self._gathered, activated, self._hidden + self._product)
 
     def _head(self) -> int:
-        """The normed, its gradient, the norm's statistics and product, the logits of a chunk, in both types where
-        these differ, and what several shards share of a chunk.
+        """The norm's output, its gradient, the norm's statistics and product, the logits of a chunk, in both types if
+        these differ, and the numbers that several shards exchange for a chunk.
         """
         rows = min(self.tokens, HEAD_CHUNK_TOKENS)
         vocab, tp = self.sharding.vocab(self.spec), self.sharding.tp
@@ -118,10 +119,11 @@ class _UnitBytes:
         return 2 * self._hidden + self._product + statistics + logits + shared
 
     def _head_part(self, part: int) -> int:
-        """F: the norm of all shards' tokens, the addend, targets' rows and logits of a chunk, and what shards share.
-        I: targets' rows, of all shards' tokens, of a chunk and of the shard's own, and the norm's product; the last
-        part, whose targets' rows are in F, has no more than its F. W: the norm of all shards' tokens, and twice that of
-        a chunk, scaled. Of a loss alone the last part has the statistics in place of the addend.
+        """F: the norm of all shards' tokens, the addend, targets' rows and logits of a chunk, and the numbers that
+        shards exchange. For a loss without gradients the last part has the statistics in place of the addend.
+        I: targets' rows of all shards' tokens, of a chunk and of the shard's own tokens, and the norm's product. The
+        last part handles targets' rows in F, so its I needs no more than its F. W: the norm of all shards' tokens, and
+        two scaled copies of a chunk of it.
         """
         chunk, hidden = min(self.tokens, HEAD_CHUNK_TOKENS), self.spec.hidden
         tp, by_tokens = self.sharding.tp, self.sharding.by_tokens
@@ -146,7 +148,7 @@ class _UnitBytes:
 
     @property
     def _gathered(self) -> int:
-        """The same where a shard holds only a part of it."""
+        """A hidden state of all tokens if a shard holds only a part of it, otherwise nothing."""
         return self._hidden if self.sharding.by_tokens else 0
 
     @property
@@ -161,4 +163,4 @@ class _UnitBytes:
 
 
 NUM_SHARED = 3
-"""Numbers per token and shard that shards of a head share (`penstock.trainer.units.cross_entropy`)."""
+"""Numbers that a shard of a head sends per token (`penstock.trainer.units.cross_entropy`)."""
