@@ -1,1 +1,1 @@
-"""Real text to training batches: corpora, tokenizers, token files, preparation, data order."""
+"""Turns text into training batches: corpora, tokenizers, token files, preparation, data order."""

@@ -1,7 +1,10 @@
 """Training batches whose order is a pure function of (seed, step, sample), and fixed validation batches.
 
-Tokens are cut into windows of L + 1, each beginning at the last token of the one before, so that every token but
-the first is a label exactly once in an epoch. Labels are shifted here, before anything is sliced.
+Tokens are cut into windows of L + 1. Each window starts at the last token of the previous one, so every token except
+the first is a label exactly once in an epoch. Labels are shifted here, before sequences are sliced.
+
+Example with L = 4: the tokens 0 to 8 make two windows. The first has inputs 0 to 3 and labels 1 to 4; the second has
+inputs 4 to 7 and labels 5 to 8.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ class Windows:
     """The windows of ``sequence_length`` + 1 tokens in ``tokens``, for a model of ``vocab`` tokens.
 
     Raises:
-        UserError: there is not one window, or the tokens' vocabulary is larger than the model's.
+        UserError: the tokens do not fill one window, or their vocabulary is larger than the model's.
     """
 
     tokens: Tokens
@@ -53,7 +56,7 @@ class Windows:
         """Tokens and labels, both [len(windows), L] and contiguous.
 
         Raises:
-            UserError: a token id is not in the model's vocabulary.
+            UserError: a token id is outside the model's vocabulary.
         """
         starts = windows.astype(np.int64)[:, None] * self.sequence_length
         ids = self.tokens.read(starts + np.arange(self.sequence_length + 1), vocab=self.vocab)
@@ -62,16 +65,16 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatches:
-    """An endless stream over ``windows``: every epoch holds each once, in an order keyed by seed and epoch."""
+    """An endless stream over ``windows``. Every epoch has each window once, in an order keyed by seed and epoch."""
 
     windows: Windows
     global_batch: int
     seed: int
 
     def batch(self, step: int, first_sample: int, count: int) -> tuple[Ids, Ids]:
-        """Tokens and labels [count, L] of samples [first_sample, first_sample + count) of ``step``, from 0.
+        """Tokens and labels [count, L] of samples [first_sample, first_sample + count) of ``step`` (from 0).
 
-        Who asks for which part of a step has no influence on what a sample is.
+        The content of a sample does not depend on how the samples of a step are divided over calls.
 
         Raises:
             UserError: a token id is not in the model's vocabulary.
@@ -85,7 +88,7 @@ class TrainingBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationBatches:
-    """At most ``limit`` of ``windows``, spread evenly over them, always the same."""
+    """At most ``limit`` of ``windows``, evenly spaced and always the same."""
 
     windows: Windows
     limit: int
@@ -94,7 +97,7 @@ class ValidationBatches:
         return min(self.limit, len(self.windows))
 
     def batch(self, first_sample: int, count: int) -> tuple[Ids, Ids]:
-        """Tokens and labels of samples [first_sample, first_sample + count), fewer at the end.
+        """Tokens and labels of samples [first_sample, first_sample + count), or fewer at the end.
 
         Raises:
             UserError: a token id is not in the model's vocabulary.

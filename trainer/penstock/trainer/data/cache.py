@@ -1,7 +1,7 @@
-"""A folder of results by key: made once, whole or not at all, by one process at a time, and checked when reused.
+"""Cache of result folders by key. A folder is built once, atomically, by one process at a time, and checked on reuse.
 
-Processes of several hosts may share it: they wait for each other under a lock that the folder's server keeps, and
-whoever lost that lock with the connection finds that another was faster.
+Processes on several hosts may share a cache. They wait for each other with a file lock, which the file server keeps. A
+process can lose the lock with its connection. If another process finishes first, it uses the other's folder.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def cached(
     check: Callable[[Path], None],
     reporter: Reporter,
 ) -> Path:
-    """The folder ``cache / key``, filled by ``build`` unless it is there and ``check`` finds no fault in it.
+    """The folder ``cache / key``, filled by ``build`` unless it exists and passes ``check``.
 
-    ``check`` says what is wrong by raising `UserError`. A cache that nobody may write serves what it has.
+    ``check`` raises `UserError` for a damaged folder. A read-only cache serves the folders that it has.
 
     Raises:
-        UserError: the cache cannot be written, or what ``build`` raises.
+        UserError: the cache cannot be written, or ``build`` raised it.
     """
     folder = cache / key
     if folder.is_dir() and _fault(folder, check) is None:

@@ -1,8 +1,8 @@
-"""Corpora: where documents come from, in which order, and which of them are held out for validation.
+"""Corpora: the documents of a source, their order, and which of them are held out for validation.
 
-A text file is a document, a line of a ``.jsonl`` file is one too; empty documents do not count. Documents come
-in order of their files' relative paths, and none from outside of a folder by a link. Text flows as *events*: pieces of
-at most `PIECE_BYTES` bytes, and ``None`` where a document ends, so that no corpus needs to fit in memory.
+A text file is one document, and so is a line of a ``.jsonl`` file. Empty documents do not count. Documents are ordered
+by the relative paths of their files. Links that lead out of a folder are refused. Text is read as *events*: pieces of
+at most `PIECE_BYTES` bytes, and ``None`` at the end of a document, so that a corpus does not need to fit in memory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Event: TypeAlias = str | None
 
 PIECE_BYTES = 1 << 20
 HOLD_OUT = 20
-"""Every 20th document is held out; of fewer than 20 documents, the last 20th of their text."""
+"""Every 20th document is held out. For fewer than 20 documents, the last 20th of their text is."""
 
 _WHERE = "spec.data.source"
 
-# The standard library without its tests (17 of 31 MB, invalid files among them, and Debian packages them apart),
-# without installed packages, and without tables: what is left is about 10 MB of prose-like code on any Python.
+# The standard library without tests (17 of 31 MB, with invalid files, and a separate package on Debian), without
+# installed packages and without tables. About 10 MB of code that resembles prose remain on any Python.
 _STDLIB_SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "dist-packages", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"}
 )
@@ -41,8 +41,9 @@ _STDLIB_SKIPPED_PREFIX = "_sysconfigdata"  # paths of the machine that built thi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Files below ``root`` in the order they are read; at most ``limit_bytes`` of their text are used. What a link
-    among them leads to has to lie in the ``folder``, if there is one.
+    """Files below ``root``, in the order in which they are read. At most ``limit_bytes`` of their text are used.
+
+    The targets of links have to lie within ``folder``, if given.
     """
 
     source: str
@@ -53,7 +54,7 @@ class Corpus:
     limit_bytes: int | None = None
 
     def events(self, accepts: Callable[[str], bool]) -> Iterator[Event]:
-        """The text of every file whose name ``accepts`` likes.
+        """The text of every file whose name ``accepts`` accepts.
 
         Raises:
             UserError: a JSONL line is not an object with text in ``text_field``, or a file lies outside of the folder.
@@ -68,7 +69,7 @@ class Corpus:
         return _text_events(path, self.folder)
 
     def is_text(self, name: str) -> bool:
-        """Whether the file is UTF-8 text without NUL, as far as the name does not say that it is meant to be."""
+        """Whether the file is UTF-8 text without NUL. Files with the suffix ``.jsonl`` always count as text."""
         path = self.root / name
         if path.suffix == ".jsonl":
             return True
@@ -80,7 +81,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What reading a whole corpus once has shown; ``sha256`` covers the text and where documents end."""
+    """Result of reading a whole corpus once. ``sha256`` covers the text and the ends of documents."""
 
     documents: int
     num_bytes: int
@@ -93,7 +94,7 @@ def find_corpus(source: str, *, text_field: str = "text", limit_bytes: int | Non
     """The corpus named by ``source``: ``python-stdlib``, a folder, a text file or a ``.jsonl`` file.
 
     Raises:
-        UserError: there is nothing of that name.
+        UserError: there is no file or folder of that name.
     """
     root, folder = Path(sysconfig.get_path("stdlib")) if source == STDLIB_CORPUS else Path(source), None
     if source == STDLIB_CORPUS:
@@ -115,7 +116,7 @@ def scan(corpus: Corpus, reporter: Reporter = SILENT) -> Scan:
     """Read ``corpus`` once, leaving out files that are not UTF-8 text.
 
     Raises:
-        UserError: no text is left, a JSONL line is malformed, or a link leads out of the folder.
+        UserError: no file has text, a JSONL line is malformed, or a link leads out of the folder.
     """
     skipped: list[str] = []
     whole, document = hashlib.sha256(), hashlib.sha256()
@@ -154,10 +155,10 @@ def scan(corpus: Corpus, reporter: Reporter = SILENT) -> Scan:
 
 
 def split_events(corpus: Corpus, scan: Scan) -> Iterator[tuple[bool, Event]]:
-    """The events of a scanned corpus, each with whether it is held out for validation.
+    """Pairs (is held out for validation, event) of a scanned corpus.
 
     Raises:
-        UserError: the corpus is not what it was when it was scanned.
+        UserError: the corpus has changed since it was scanned.
     """
     events = _unchanged_events(corpus, scan)
     if scan.documents >= HOLD_OUT:
@@ -205,7 +206,7 @@ def _hold_out_tail(events: Iterable[Event], *, cut_bytes: int) -> Iterator[tuple
 
 
 def _limited(events: Iterable[Event], limit_bytes: int) -> Iterator[Event]:
-    """Events until ``limit_bytes`` are reached; the document that reaches them ends there."""
+    """Events up to ``limit_bytes`` of text. The document that reaches the limit is cut."""
     left_bytes = limit_bytes
     for event in events:
         size = len(event.encode()) if event is not None else 0
@@ -218,7 +219,7 @@ def _limited(events: Iterable[Event], limit_bytes: int) -> Iterator[Event]:
 
 
 def _clip(text: str, num_bytes: int) -> str:
-    """The longest start of ``text`` of at most ``num_bytes``; characters stay whole."""
+    """The longest prefix of ``text`` with at most ``num_bytes`` bytes and only whole characters."""
     return text.encode()[:num_bytes].decode(errors="ignore")
 
 
@@ -257,7 +258,7 @@ def _jsonl_text(line: bytes, text_field: str, *, where: str) -> str:
             where=where,
             remedy="name the field that holds the text in spec.data.textField",
         )
-    # JSON can spell lone surrogates, which no UTF-8 text has
+    # JSON can escape lone surrogates, which UTF-8 cannot encode
     return text.encode(errors="replace").decode()
 
 
@@ -274,7 +275,7 @@ def _folder_files(root: Path) -> Iterator[str]:
 
 
 def _walk(root: Path, *, enters: Callable[[str], bool]) -> Iterator[str]:
-    """Relative paths, with ``/``, of the regular files below ``root``, in no order."""
+    """Relative paths, with ``/``, of the regular files below ``root``, in arbitrary order."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = filter(enters, subfolders)
         paths = (Path(folder, name) for name in names)

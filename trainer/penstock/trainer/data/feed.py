@@ -1,10 +1,10 @@
-"""The batches of one rank's steps, each read before it is needed where a device works meanwhile.
+"""Reads the batches of one rank's steps. On CUDA it reads a batch ahead, while the device works.
 
-On CUDA the host has launched a step long before the device ends it. Then it reads the next batch into memory from
-which the device copies by itself. There are two places, used by turns: while one is filled for step s + 1, step s may
-still be copied from the other one. Step s - 1, which read from the first, has ended by then, since every step ends with
-a wait.
-On CPU the ranks' cores are busy until the step ends, and a batch is read when it is taken.
+On CUDA the host has launched a step long before the device completes it. In the meantime the host reads the next batch
+into pinned memory, from which the device copies asynchronously. Two buffers alternate: while one is filled for step
+s + 1, the device may still copy step s from the other. Step s - 1, which used the first buffer, is complete by then,
+since every step ends with a wait. On the CPU the cores are busy until the step ends, so a batch is read when it is
+taken.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Read = Callable[[int], tuple[Ids, Ids]]
 
 
 class BatchFeed:
-    """Token ids and labels by step. What ``take`` gives stays as it is until the step after the next is read."""
+    """Token ids and labels by step. Tensors from ``take`` stay valid until the step after the next one is read."""
 
     def __init__(self, read: Read, shape: tuple[int, int], device: torch.device) -> None:
-        """``shape`` is that of the token ids of a step."""
+        """``shape`` is the shape of a step's token ids."""
         self._read = read
         self._places = _places(shape, device) if device.type == "cuda" else ()
         self._ready: int | None = None
         """The step that was read ahead."""
 
     def take(self, step: int) -> tuple[Tensor, Tensor]:
-        """Token ids and labels of ``step``; raises `UserError` as reading does."""
+        """Token ids and labels of ``step``. Raises `UserError` if they cannot be read."""
         if not self._places:
             ids, labels = self._read(step)
             return torch.from_numpy(ids), torch.from_numpy(labels)
@@ -41,11 +41,11 @@ class BatchFeed:
         return self._place(step)
 
     def read_ahead(self, step: int) -> None:
-        """Read ``step`` while the one before is at work; what cannot be read is read again when it is taken."""
+        """Read ``step`` while the previous one runs. If that fails, `take` tries it again."""
         if self._places:
             try:
                 self._fill(step)
-            except Exception:  # the step at work must not fail for it: `take` raises it
+            except Exception:  # the running step must not fail because of the next batch: `take` raises the error
                 self._ready = None
 
     def _fill(self, step: int) -> None:

@@ -1,8 +1,12 @@
-"""The order of training windows: a keyed permutation that is computed, never stored.
+"""Order of training windows: a keyed permutation that is computed, never stored.
 
-A balanced Feistel network permutes the smallest power of four that holds all windows, and an index that lands
-outside is permuted again until it lands inside ("cycle walking", Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", 2002). Any window of any epoch costs O(1), so a resumed run needs no loader state.
+A balanced Feistel network permutes the smallest power of four that is at least the number of windows. An index that
+lands outside is permuted again until it lands inside ("cycle walking", Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", 2002). Any window of any epoch takes O(1) time, so a resumed run needs no state of a loader.
+
+Example: 10 windows need 16 places. If index 3 lands on 12, which is outside, 12 is permuted in turn. As the network is
+a bijection of the 16 places, the walk returns to an index below 10 and no two indices end on the same one. Fewer than
+four permutations are needed on average, since at least a quarter of the places are inside.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ def mix(words: Words) -> Words:
 
 
 def permute(index: Words, *, size: int, key: Words) -> Words:
-    """Where each ``index`` in [0, size) goes under the permutation named by its ``key``; equal shapes."""
+    """Permute each ``index`` in [0, size) by the permutation of its ``key``. Both arrays have the same shape."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     permuted = _feistel(index, half_bits=half_bits, key=key)
     while (outside := permuted >= size).any():
@@ -38,7 +42,7 @@ def permute(index: Words, *, size: int, key: Words) -> Words:
 def shuffled(position: Words, *, size: int, seed: int) -> Words:
     """The window at each ``position`` of the endless training stream over ``size`` windows.
 
-    Positions [e * size, (e + 1) * size) are epoch ``e``: each window once, in an order of its own.
+    Positions [e * size, (e + 1) * size) are epoch ``e``. It has each window once, in its own order.
     """
     epoch = position // np.uint64(size)
     key = mix(epoch ^ mix(np.full_like(epoch, seed & (2**64 - 1))))

@@ -1,6 +1,6 @@
-"""Preparation: a source of text or tokens becomes prepared data in a cache, once.
+"""Turns a source of text or tokens into prepared data in a cache, once.
 
-Its key there is a digest of the content and of the tokenizer's settings, so equal inputs share one result.
+The cache key is a digest of the content and of the tokenizer's settings, so equal inputs share one result.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from penstock.trainer.data.tokens import chunked, read_header, read_npy, verify_
 
 
 def prepare(data: DataSpec, cache: Path, *, reporter: Reporter = SILENT) -> Prepared:
-    """Tokenise ``data`` into ``cache``, or find that done already; several processes may ask for the same at once.
+    """Tokenise ``data`` into ``cache``, or reuse an earlier result. Several processes may call it for the same data.
 
     The source is ``python-stdlib``, a folder of text and ``.jsonl`` files, one such file, a ``.bin`` token file, a
-    ``.npy`` file of ids, or a folder with ``train.bin`` and, unless its last 20th is to be held out,
-    ``validation.bin``. ``limit_bytes`` bounds how much of the text, or of each token file, is used. Tokens keep the
-    tokenizer they were made with if it is named; none is trained on them.
+    ``.npy`` file of ids, or a folder with ``train.bin`` and optionally ``validation.bin``. Without ``validation.bin``
+    the last 20th of the tokens is held out. ``limit_bytes`` limits the text, or each token file. For token files the
+    job may name the tokenizer that made them; no tokenizer is trained.
 
     Raises:
         UserError: source or tokenizer is missing, empty or malformed, a link leads out of a folder, or the cache cannot
@@ -56,7 +56,7 @@ def _key(*parts: str) -> str:
 
 
 def _token_files(source: Path) -> list[Path]:
-    """The token files that ``source`` names: training, then validation if it has its own; none for text."""
+    """The token files that ``source`` names: training, then validation if it has its own. Empty for text."""
     if source.suffix in (".bin", ".npy") and source.is_file():
         return [source.resolve()]
     folder = source.resolve()
@@ -77,7 +77,7 @@ def _describe(file: Path) -> str:
 
 
 def _refer(files: list[Path], data: DataSpec, folder: Path) -> None:
-    """Make prepared data that points to token files."""
+    """Write prepared data that refers to token files."""
     paths = [_import_npy(files[0], folder)] if files[0].suffix == ".npy" else files
     headers = [verify_tokens(folder / path) for path in paths]
     stops = [header.limit_count(data.limit_bytes) for header in headers]

@@ -1,7 +1,7 @@
-"""The folder of prepared data: what lies in it, written once, opened by every rank.
+"""Format of a folder of prepared data, which is written once and opened by every rank.
 
-``prepared.json`` names the stretch of a token file that is each split, a path being relative to the folder or, for
-data that came as a token file, absolute. ``tokenizer.json`` is there unless tokens are bytes or unknown.
+``prepared.json`` names for each split a range of a token file. The path is relative to the folder, or absolute for data
+that came as a token file. ``tokenizer.json`` exists unless tokens are bytes or their tokenizer is unknown.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _BYTES = "bytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Data ready for training; ``folder`` is all that another process needs to open the same.
+    """Data that is ready for training. Another process can open it by ``folder`` alone.
 
-    ``tokenizer`` is None for token files that came without one. ``origin`` says what the tokens were made from.
+    ``tokenizer`` is None for token files that came without one. ``origin`` describes the source of the tokens.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Tokens [start, stop) of the token file ``path``, which had this header when it was prepared."""
+    """Tokens [start, stop) of the token file ``path``, with the file's header at the time of preparation."""
 
     path: str
     header: TokenHeader
@@ -50,7 +50,7 @@ class Part:
 def write_prepared(
     folder: Path, *, train: Part, validation: Part, tokenizer: Tokenizer | None, origin: dict[str, Any]
 ) -> None:
-    """Complete ``folder``, which already holds the token files named by relative paths."""
+    """Write record and tokenizer to ``folder``, which already has the token files with relative paths."""
     kind: str | None = None
     if isinstance(tokenizer, ByteTokenizer):
         kind = _BYTES
@@ -69,10 +69,10 @@ def write_prepared(
 
 
 def open_prepared(folder: Path) -> Prepared:
-    """Map prepared data into memory; sizes are checked, contents are not.
+    """Map prepared data into memory. Checks the sizes of files, not their content.
 
     Raises:
-        UserError: something is missing or malformed.
+        UserError: a file is missing or malformed.
     """
     record = _read_record(folder)
     try:
@@ -88,14 +88,14 @@ def open_prepared(folder: Path) -> Prepared:
 
 
 def check_prepared(folder: Path) -> None:
-    """Read all content of ``folder`` and compare it with its digests.
+    """Read all files of ``folder`` and compare their content with its digests.
 
     Raises:
-        UserError: something is missing or malformed, or differs from when it was written.
+        UserError: a file is missing or malformed, or has changed.
     """
     prepared = open_prepared(folder)
     for path in {prepared.train.path, prepared.validation.path}:
-        if path.is_relative_to(folder):  # others belong to the user and were verified when first referred to
+        if path.is_relative_to(folder):  # other files belong to the user and were verified at preparation
             verify_tokens(path)
     kind = _read_record(folder)["tokenizer"]
     if kind not in (None, _BYTES, _sha256(folder / _TOKENIZER)):

@@ -1,7 +1,8 @@
-"""What is named as a folder is read within that folder: a link in it that leads out is refused.
+"""Opens the files of a folder and refuses links that lead out of it.
 
-Others may write into a folder of data. By a link they would have whoever trains, or the service that trains for
-somebody, read any file that it may. A path that is named itself may be a link: who names it means what it leads to.
+Other users may be able to write to a folder of data. With a link they could make the user who trains, or a service that
+trains for its users, read any file that the process may read. A path that the job names itself may be a link, since the
+job's author chose its target.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from penstock.core.errors import UserError
 
 
 def opened_inside(path: Path, folder: Path | None) -> BinaryIO:
-    """The file, open for reading; anywhere if there is no ``folder``, which is to be a real path.
+    """Open ``path`` for reading. If ``folder``, a real path, is given, the file has to lie within it.
 
-    What was opened is asked where it lies, so it does not help to put the link there a moment later.
+    The check uses the real path of the open file, so replacing the file by a link between check and use has no effect.
 
     Raises:
-        UserError: it lies outside of the folder.
+        UserError: the file lies outside of the folder.
     """
     file = path.open("rb")
     try:
@@ -31,7 +32,7 @@ def opened_inside(path: Path, folder: Path | None) -> BinaryIO:
 
 
 def require_inside(real: Path, folder: Path, named: Path) -> None:
-    """Raise `UserError` unless the ``real`` path, which is called ``named``, lies in the folder."""
+    """Raise `UserError` unless the ``real`` path of the path ``named`` lies within the folder."""
     if not real.is_relative_to(folder):
         raise UserError(
             what="is a link that leads out of the folder",

@@ -1,4 +1,4 @@
-"""A scanned corpus becomes a training and a validation token file."""
+"""Turns a scanned corpus into a training and a validation token file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.trainer.data.tokenizer import Tokenizer, make_tokenizer
 from penstock.trainer.data.tokens import TokenWriter
 
 TOKENIZER_BYTES = 32 << 20
-"""A tokenizer is trained on about this much text: more hardly changes a vocabulary and takes minutes."""
+"""Approximate amount of text that a tokenizer is trained on. More hardly changes a vocabulary and takes minutes."""
 
-_BATCH_CHARACTERS = 2 << 20  # tokenised in one call: keeps all cores busy, and small the library's offsets
+_BATCH_CHARACTERS = 2 << 20  # tokenised in one call: enough to keep all cores busy, with few offsets in memory
 
 _SplitEvent: TypeAlias = tuple[bool, Event]
 
@@ -60,7 +60,7 @@ def _training_texts(corpus: Corpus, scanned: Scan) -> Iterator[str]:
 
 
 def _sample(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
-    """Every k-th piece, for the smallest k that stays near `TOKENIZER_BYTES`."""
+    """Every k-th piece, with the smallest k for which the sample has about `TOKENIZER_BYTES` or less."""
     every = math.ceil(num_bytes / TOKENIZER_BYTES)
     return (text for number, text in enumerate(texts) if number % every == 0)
 
@@ -87,7 +87,7 @@ def _batches(events: Iterable[_SplitEvent]) -> Iterator[list[_SplitEvent]]:
 
 
 def _append(batch: list[_SplitEvent], tokenizer: Tokenizer, *, train: TokenWriter, validation: TokenWriter) -> int:
-    """Write each event of ``batch`` to its file; returns how many bytes of text that was."""
+    """Write each event of ``batch`` to its file. Returns the number of bytes of text."""
     separator = np.array([tokenizer.separator])
     texts = [event for _, event in batch if event is not None]
     encoded = tokenizer.encode(texts)

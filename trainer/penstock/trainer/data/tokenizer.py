@@ -1,6 +1,6 @@
 """Tokenizers: byte-level BPE trained on the corpus, an existing ``tokenizer.json``, or raw bytes.
 
-Text that spells a special token stays text: only `Tokenizer.separator` ends a document.
+Text that looks like a special token is encoded as text: only `Tokenizer.separator` ends a document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUM_BYTES = 256
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back; ``separator`` is the id put after every document, all ids are below ``vocab``."""
+    """Converts text to ids and back. ``separator`` is the id after every document. All ids are below ``vocab``."""
 
     @property
     def vocab(self) -> int: ...
@@ -36,14 +36,14 @@ class Tokenizer(Protocol):
         """The ids of each text, without separators."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``; separators show as ``<|endoftext|>`` or what the tokenizer calls it."""
+        """The text of ``ids``. Separators are written as ``<|endoftext|>`` or as the tokenizer's own name."""
 
     def to_json(self) -> str | None:
-        """The content of a ``tokenizer.json``, if there is one."""
+        """The content of a ``tokenizer.json``, or None if the tokenizer has none."""
 
 
 class ByteTokenizer:
-    """Every byte of UTF-8 is a token."""
+    """Tokenizer whose tokens are the bytes of UTF-8."""
 
     @property
     def vocab(self) -> int:
@@ -96,7 +96,7 @@ class SubwordTokenizer:
 
 
 def identity(choice: TokenizerSpec) -> str:
-    """Equal for choices that tokenise equal text equally.
+    """String that is equal for choices that tokenise equal text equally.
 
     Raises:
         UserError: the tokenizer's file cannot be read.
@@ -107,7 +107,7 @@ def identity(choice: TokenizerSpec) -> str:
 
 
 def make_tokenizer(choice: TokenizerSpec, texts: Iterator[str]) -> Tokenizer:
-    """The chosen tokenizer; only training reads ``texts``.
+    """Load, train or create the chosen tokenizer. Only training reads ``texts``.
 
     Raises:
         UserError: the tokenizer's file cannot be read or has no token to separate documents.
@@ -120,7 +120,7 @@ def make_tokenizer(choice: TokenizerSpec, texts: Iterator[str]) -> Tokenizer:
 
 
 def train_bpe(texts: Iterator[str], *, vocab: int) -> SubwordTokenizer:
-    """Byte-level BPE as in GPT-2: lossless on any text, equal for equal ``texts``."""
+    """Train a byte-level BPE as in GPT-2. It is lossless on any text, and equal ``texts`` give equal tokenizers."""
     subwords = Subwords(models.BPE())
     subwords.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     subwords.decoder = decoders.ByteLevel()
@@ -135,7 +135,7 @@ def train_bpe(texts: Iterator[str], *, vocab: int) -> SubwordTokenizer:
 
 
 def load_tokenizer(path: Path) -> SubwordTokenizer:
-    """The tokenizer in the ``tokenizer.json`` at ``path``.
+    """Load the ``tokenizer.json`` at ``path``.
 
     Raises:
         UserError: it cannot be read or has no token to separate documents.

@@ -1,4 +1,4 @@
-"""Token files: unsigned little-endian integers, memory-mapped, with a small JSON header beside them.
+"""Token files: unsigned little-endian integers, memory-mapped, with a small JSON header in a second file.
 
 ``train.bin`` has its header in ``train.bin.json``: {"dtype": "uint16" | "uint32", "vocab", "count", "sha256"}.
 """
@@ -27,7 +27,7 @@ _REMEDY = "write the file again, or give the ids as a one-dimensional integer .n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHeader:
-    """What a token file says about itself: its integers, how many there are, and all ids are below ``vocab``."""
+    """Header of a token file: type and number of its integers. All ids are below ``vocab``."""
 
     dtype: str
     vocab: int
@@ -50,7 +50,7 @@ class TokenHeader:
         return self.count * _DTYPES[self.dtype].itemsize
 
     def limit_count(self, limit_bytes: int | None) -> int:
-        """How many tokens lie in the first ``limit_bytes`` of the file; all of them without a limit."""
+        """Number of tokens in the first ``limit_bytes`` of the file, or in the whole file without a limit."""
         if limit_bytes is None:
             return self.count
         return min(self.count, limit_bytes // _DTYPES[self.dtype].itemsize)
@@ -58,7 +58,7 @@ class TokenHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """A stretch of a token file: ``ids`` [count] is a view of the mapped file, ``path`` names it in errors."""
+    """A range of a token file. ``ids`` [count] is a view of the mapped file. Errors name ``path``."""
 
     ids: Ids
     vocab: int
@@ -72,10 +72,10 @@ class Tokens:
         return Tokens(ids=self.ids[start:stop], vocab=self.vocab, path=self.path)
 
     def read(self, where: slice | npt.NDArray[np.int64], *, vocab: int) -> npt.NDArray[np.int64]:
-        """The ids at ``where``, copied, in its shape.
+        """Copy the ids at ``where``, in its shape.
 
         Raises:
-            UserError: one of them is not below ``vocab``.
+            UserError: an id is not below ``vocab``.
         """
         ids = self.ids[where].astype(np.int64)
         _check_ids(ids, vocab=vocab, path=self.path)
@@ -83,7 +83,7 @@ class Tokens:
 
 
 class TokenWriter:
-    """Writes a token file; only `finish` writes the header, without which nothing takes it for one."""
+    """Writes a token file. `finish` writes the header, without which the file does not count as a token file."""
 
     def __init__(self, path: Path, *, vocab: int) -> None:
         self._path = path
@@ -101,7 +101,7 @@ class TokenWriter:
         self._file.close()
 
     def append(self, ids: Ids) -> None:
-        """Raises UserError for an id outside the vocabulary."""
+        """Append ids to the file. Raises `UserError` for an id outside the vocabulary."""
         _check_ids(ids, vocab=self._vocab, path=self._path)
         data = ids.astype(_DTYPES[self._dtype]).tobytes()
         self._sha256.update(data)
@@ -109,7 +109,7 @@ class TokenWriter:
         self._count += len(ids)
 
     def finish(self) -> TokenHeader:
-        """Close the file and write what it holds beside it."""
+        """Close the file and write its header."""
         self._file.close()
         header = TokenHeader(dtype=self._dtype, vocab=self._vocab, count=self._count, sha256=self._sha256.hexdigest())
         header_path(self._path).write_text(json.dumps(asdict(header), indent=2) + "\n", encoding="utf-8")
@@ -117,7 +117,7 @@ class TokenWriter:
 
 
 def header_path(path: Path) -> Path:
-    """Where the header of the token file ``path`` lies."""
+    """Path of the header of the token file ``path``."""
     return path.with_name(path.name + ".json")
 
 
@@ -134,10 +134,10 @@ def write_tokens(path: Path, chunks: Iterable[Ids], *, vocab: int) -> TokenHeade
 
 
 def read_header(path: Path) -> TokenHeader:
-    """The header of the token file ``path``, its count compared with the file's size.
+    """Read the header of the token file ``path`` and compare its count with the file's size.
 
     Raises:
-        UserError: the header or the file is missing, malformed, or the two do not match.
+        UserError: the header or the file is missing or malformed, or they do not match.
     """
     header_file = header_path(path)
     try:
@@ -161,7 +161,7 @@ def read_header(path: Path) -> TokenHeader:
 
 
 def open_tokens(path: Path) -> Tokens:
-    """Map a token file into memory. Its size is checked, its content is not; see `verify_tokens`.
+    """Map a token file into memory. Checks its size; `verify_tokens` checks its content.
 
     Raises:
         UserError: as `read_header`.
@@ -176,7 +176,7 @@ def verify_tokens(path: Path) -> TokenHeader:
     """Read the whole token file and compare it with its header.
 
     Raises:
-        UserError: as `read_header`, or the content's SHA-256 is another one.
+        UserError: as `read_header`, or the content does not have the header's SHA-256.
     """
     header = read_header(path)
     with path.open("rb") as file:
@@ -187,10 +187,10 @@ def verify_tokens(path: Path) -> TokenHeader:
 
 
 def read_npy(path: Path) -> Tokens:
-    """The ids of a plain NumPy file, memory-mapped; their vocabulary is the largest id plus one.
+    """Map the ids of a plain NumPy file into memory. Their vocabulary is the largest id plus one.
 
     Raises:
-        UserError: not a one-dimensional array of integers, empty, or with a negative id.
+        UserError: the file is not a one-dimensional array of integers, is empty, or has a negative id.
     """
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -208,7 +208,7 @@ def read_npy(path: Path) -> Tokens:
 
 
 def chunked(tokens: Tokens) -> Iterable[Ids]:
-    """The ids in pieces that fit in memory."""
+    """The ids in chunks that fit in memory."""
     return (tokens.ids[i : i + _CHUNK_TOKENS] for i in range(0, len(tokens), _CHUNK_TOKENS))
 
 

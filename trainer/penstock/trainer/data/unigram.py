@@ -1,4 +1,4 @@
-"""The loss of a model that knows only how often each token occurs: what training must beat by far."""
+"""Loss of a unigram model, which knows only the frequencies of tokens: the baseline that training has to beat."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _counts(tokens: Tokens, vocab: int) -> npt.NDArray[np.int64]:
 
 
 def _release_pages(ids: Ids) -> None:
-    """Pages of a mapped file that were read count as this process's memory: give them back, the file keeps them."""
+    """Release the pages of a mapped file that were read. They count as memory of this process."""
     base: object = ids
     while isinstance(base, np.ndarray):
         base = base.base

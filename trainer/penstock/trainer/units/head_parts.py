@@ -306,7 +306,7 @@ class HeadParts:
             out_CH.addcmul_(rows, (coefficient_C * part.vocabulary.holds(labels_C))[:, None])
 
     def _chunks(self, normed_TH: Tensor) -> Iterator[tuple[slice, Tensor | None]]:
-        """Ranges of tokens, with memory for their logits in the accumulate type, or None if that is the compute type."""
+        """Ranges of tokens, with memory for logits in the accumulate type, or None if that is the compute type."""
         num_tokens = len(normed_TH)
         wide = None
         if normed_TH.dtype != self._wide:
