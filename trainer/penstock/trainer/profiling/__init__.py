@@ -1,1 +1,1 @@
-"""Measuring a machine: the costs of units, links, reductions, the optimizer and memory, for the planner."""
+"""Measures a machine for the planner: units, links, reductions, the optimizer and memory."""

@@ -1,4 +1,4 @@
-"""Which (micro-batch, slice length, prefix) points are measured: few enough to be quick, spread enough to fit."""
+"""Chooses the (micro-batch, slice length, prefix) points to measure: few, but spread enough to fit costs to them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SINGLE_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """B sequences of n tokens after c tokens. Held-out points test the fit and take no part in it.
+    """B sequences of n tokens after a prefix of c tokens. Held-out points test the fit and are not used for it.
 
-    At a ``single`` point one unit of each kind stands for all blocks: so much data passes through it that the next one
-    finds the caches cold anyway.
+    At a ``single`` point only one unit of each kind is measured for all blocks. Its data exceed the caches, so the next
+    unit finds them cold anyway.
     """
 
     batch: int
@@ -31,25 +31,25 @@ class Point:
 
     @property
     def repeats(self) -> int:
-        """How often it is measured: the shorter a pass, the noisier its time, and the less it costs. A single block has
-        a sample each time, several have as many.
+        """Number of repetitions. Short passes have more, since they are noisier and cost less. Single points have more,
+        since a repetition gives one sample for all blocks instead of one for each block.
         """
         return min(max(_REPEATED_TOKENS * (_SINGLE_FACTOR if self.single else 1) // self.tokens, _FEWEST), _MOST)
 
     @property
     def whole(self) -> bool:
-        """Whether all passes are measured here, or only those of blocks whose prefix, or neighbours', matters."""
+        """Whether all passes are measured, or only those of blocks, which depend on the prefix."""
         return self.prefix == 0 or self.held_out
 
 
 def profile_grid(sequence_length: int, batches: tuple[int, ...], largest: int) -> tuple[Point, ...]:
     """Points to time.
 
-    One sequence: halvings of its length, with none and all of the possible prefix, since costs are linear in it.
-    Several: two lengths that share their number of tokens with other points, which tells attention inside a slice
-    (B n^2) from the matrices (B n). And ``largest`` whole sequences, the most that an action may have: without them
-    plans of one slice would be priced at several times the tokens of any point. More points than these did not make
-    predictions of others any better.
+    For one sequence: its length and halvings of it, with no prefix and the largest prefix, since costs are linear in
+    the prefix. For several sequences: lengths that give the same number of tokens as other points, which separates the
+    cost of attention within a slice (B n^2) from that of the matrices (B n). Also ``largest`` whole sequences, the
+    maximum of an action. Without that point, plans of one slice would be extrapolated to several times the tokens of
+    any point. More points did not improve predictions of other points.
     """
     lengths = halvings(sequence_length)
     points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
@@ -62,10 +62,10 @@ def profile_grid(sequence_length: int, batches: tuple[int, ...], largest: int) -
 
 
 def sparse_grid(sequence_length: int, batches: tuple[int, ...], largest: int) -> tuple[Point, ...]:
-    """Points to time at a further degree of tensor parallelism: about half as many, spread as those of `profile_grid`.
+    """Points to time at a further degree of tensor parallelism: about half of those of `profile_grid`.
 
-    What a shard takes is as smooth in tokens and prefix as what one device does, and collectives are in proportion to
-    tokens; one point tests whether that holds.
+    The time of a shard is as smooth in tokens and prefix as that of a whole unit, and the time of collectives is
+    proportional to the tokens. One held-out point tests this.
     """
     lengths = halvings(sequence_length)[::2]
     points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
@@ -77,19 +77,19 @@ def sparse_grid(sequence_length: int, batches: tuple[int, ...], largest: int) ->
 
 
 def transient_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, ...]:
-    """Points whose memory is measured, once: all lengths at the sequence's end, and whole micro-batches."""
+    """Points at which memory is measured, once: all lengths at the end of a sequence, and whole micro-batches."""
     points = dict.fromkeys(Point(1, n, sequence_length - n) for n in halvings(sequence_length))
     return tuple(points | dict.fromkeys(Point(batch, sequence_length, 0) for batch in batches))
 
 
 def _add_whole_microbatch(points: dict[Point, None], sequence_length: int, largest: int) -> None:
-    """Of short sequences, which have few halvings, it may be among the points already."""
+    """Add the largest whole micro-batch. Short sequences, which have few halvings, may have that point already."""
     if Point(largest, sequence_length, 0) not in points:
         points[Point(largest, sequence_length, 0, single=True)] = None
 
 
 def halvings(sequence_length: int) -> list[int]:
-    """The sequence length and its halves, down to a thirty-second."""
+    """The sequence length, its half, its quarter and so on, down to a thirty-second or `SHORTEST_LENGTH`."""
     lengths = [sequence_length]
     while len(lengths) < NUM_LENGTHS and lengths[-1] // 2 >= SHORTEST_LENGTH:
         lengths.append(lengths[-1] // 2)
@@ -97,6 +97,6 @@ def halvings(sequence_length: int) -> list[int]:
 
 
 def _between(sequence_length: int) -> list[tuple[int, int]]:
-    """Points that lie between those of the grid in both directions."""
+    """Pairs (length, prefix) that lie between the points of the grid in both dimensions."""
     wanted = [(3 * sequence_length // 16, 5 * sequence_length // 16), (3 * sequence_length // 8, sequence_length // 2)]
     return [(length, prefix) for length, prefix in wanted if length > 0]

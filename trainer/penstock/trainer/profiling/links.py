@@ -1,17 +1,22 @@
-"""Times messages between every two ranks, both ways.
+"""Times messages between all pairs of ranks, in both directions.
 
-The sender leads: it tells its peer of every series of messages how large and how many they are, so it can measure again
-what makes no sense. All messages go through the group of all ranks. Groups of two, as a step's channels have, would be
-thousands among a hundred ranks, and each is a communicator with buffers of its own on NCCL.
+The sender controls the measurement. Before every series of messages it sends their size and number to its peer, so it
+can repeat a series whose times are implausible. All messages use the group of all ranks. With a group for each pair,
+like the channels of a step, a hundred ranks would need thousands of groups, each of them a communicator with buffers
+on NCCL.
 
-A card that is limited by a bucket of tokens lets some of a message that comes after a pause through at once: at 100
-Mbit/s 64 KiB took half of their time in round trips, where each way rests while the other is used. Where a link
-matters, a step's messages follow each other. So they are measured in rows, and a first row, which finds a full bucket,
-does not count.
+A network card with a token-bucket limit passes the start of a message after a pause without delay: at 100 Mbit/s 64 KiB
+took half of their time in round trips, where each direction pauses while the other is used. Where a link matters, the
+messages of a step follow each other without pauses. So messages are measured in rows, several in succession. The first
+row, which finds a full bucket, is not counted.
 
-On a busy machine a round trip may take longer than a row of large messages does at other times. A line through such
-times may fall, or say that bytes take no time: no link is like that. Then all is measured again, `MOST_ATTEMPTS` times
-at most, and after that the link is `bounded`: the largest messages' own speed, with their spread as its error.
+On a busy machine a round trip may take longer than a row of large messages at another time. A line through such times
+may fall, or have a slope of almost zero, which no link has. Then the measurement is repeated, up to `MOST_ATTEMPTS`
+times in all. After that the link is `bounded`: it has the speed of the largest messages, with their spread as its
+error.
+
+Example: a round trip of 64 bytes takes 0.2 ms, so the latency is about 0.1 ms. A row of three messages of 2 MiB takes
+6.2 ms, so one takes (6.2 - 0.2) / 3 = 2 ms, and the bandwidth is 2 MiB / 2 ms = 1 GiB/s.
 """
 
 from __future__ import annotations
@@ -32,28 +37,28 @@ from penstock.trainer.clock import Clock
 SMALLEST_BYTES = 64
 MESSAGE_BYTES = (2**16, 2**19, 2**21)
 CALLS, ROW, ROWS = 9, 3, 3
-"""Round trips, messages in a row, and rows of each size."""
+"""Number of round trips, of messages in a row, and of rows of each size."""
 
 LONGEST_ROW_SECONDS = 0.25
-"""Larger messages than `MESSAGE_BYTES` are measured while a row of them takes no longer than this."""
+"""Messages larger than `MESSAGE_BYTES` are measured only if a row of them takes at most this long."""
 
 MOST_ATTEMPTS = 3
 
 LEAST_EXPLAINED = 0.1
-"""Of the largest rows' time by their bytes, or the fitted bandwidth is an accident."""
+"""Least share of the largest rows' time that the fitted bandwidth has to explain. Below it, noise decides the fit."""
 
 LEAST_BOUNDED_ERROR = 0.5
-"""Of a link that is only bounded, however well its times agree: how much of them was latency is not known."""
+"""Least error of a bounded link, however well its times agree, since the share of latency in them is unknown."""
 
 DIGITS = 5
-"""That are kept of what is measured, which by itself repeats to two or three."""
+"""Significant digits of stored results. Measurements reproduce two or three."""
 
 _END = (0, 0, 0)
-"""The order that ends a sender's turn."""
+"""The announcement that ends a sender's measurement."""
 
 
 def tournament(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs in which every two ranks meet once (the circle method)."""
+    """Rounds of disjoint pairs, in which every pair of ranks occurs once (circle method)."""
     players: list[int | None] = list(range(num_ranks)) + ([None] if num_ranks % 2 else [])
     for _ in range(len(players) - 1):
         half = len(players) // 2
@@ -63,7 +68,10 @@ def tournament(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def undisturbed(pairs: Sequence[tuple[int, int]], nodes: Sequence[Hashable]) -> list[list[tuple[int, int]]]:
-    """The pairs in as few rounds as go one after the other, in which no two share a node's network card."""
+    """Divide ``pairs`` into rounds in which no two pairs use the same node's network card.
+
+    Each pair joins the first round in which its nodes' cards are free. Pairs within a node use no card.
+    """
     rounds: list[tuple[set[Hashable], list[tuple[int, int]]]] = [(set(), [])]
     for pair in pairs:
         ends = {nodes[rank] for rank in pair}
@@ -77,7 +85,7 @@ def undisturbed(pairs: Sequence[tuple[int, int]], nodes: Sequence[Hashable]) -> 
 
 
 def message_sizes(largest: int) -> tuple[int, ...]:
-    """Sizes to measure where a step's largest message has so many bytes: fixed ones, then by fours up to it."""
+    """Sizes to measure if the largest message of a step has ``largest`` bytes: fixed sizes, then by factors of 4."""
     sizes = list(MESSAGE_BYTES)
     while sizes[-1] < largest:
         sizes.append(min(4 * sizes[-1], largest))
@@ -87,26 +95,26 @@ def message_sizes(largest: int) -> tuple[int, ...]:
 def measure_links(
     device: torch.device, rank: int, nodes: Sequence[Hashable], clock: Clock, sizes: Sequence[int]
 ) -> list[LinkRecord]:
-    """The rank's outgoing channels, fitted to latency + bytes / bandwidth; all ranks call it together.
+    """Measure the rank's outgoing links and fit them to latency + bytes / bandwidth. Collective.
 
-    ``nodes`` says of every rank behind which network card it is; ``sizes`` are those of `message_sizes`.
+    ``nodes`` has the node of every rank; ranks of a node share a network card. ``sizes`` are those of `message_sizes`.
     """
     records: list[LinkRecord] = []
     rounds = (undisturbed(pairs, nodes) for pairs in tournament(len(nodes)))
     for pairs in itertools.chain.from_iterable(rounds):
         for first, second in (pair for pair in pairs if rank in pair):
-            line = Line(second if rank == first else first, device)
+            link = PeerLink(second if rank == first else first, device)
             for source in (first, second):
                 if rank == source:
-                    records.append(measured_link(line, rank, clock, sizes))
+                    records.append(measured_link(link, rank, clock, sizes))
                 else:
-                    line.answer()
+                    link.answer()
         dist.barrier()
     return records
 
 
 class Channel(Protocol):
-    """What `measured_link` needs of a line to another rank."""
+    """Interface of `measured_link` to the link to another rank."""
 
     @property
     def peer(self) -> int:
@@ -114,17 +122,17 @@ class Channel(Protocol):
         ...
 
     def lead(self, size: int, count: int, times: int) -> Iterator[Callable[[], None]]:
-        """As many exchanges, each a row of ``count`` messages of ``size`` bytes and a small answer."""
+        """``times`` exchanges, each of which sends ``count`` messages of ``size`` bytes and receives a small answer."""
         ...
 
     def end(self) -> None:
-        """The turn of this side is over."""
+        """End the measurement of this direction."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What leads to one other rank."""
+class PeerLink:
+    """Link to one other rank."""
 
     peer: int
     device: torch.device
@@ -144,7 +152,7 @@ class Line:
         self._order(*_END)
 
     def answer(self) -> None:
-        """Be the other side of all that the peer leads, to its end. A row is waited for at once, as a step's is."""
+        """Receive and answer the peer's messages until it ends the measurement. Waits for a whole row, like a step."""
         small, order = self._message(SMALLEST_BYTES), torch.zeros(3, dtype=torch.int64, device=self.device)
         while True:
             _finish([dist.irecv(order, self.peer)])
@@ -158,7 +166,7 @@ class Line:
                 _finish([dist.isend(small, self.peer)])
 
     def _order(self, *order: int) -> None:
-        """Returns when the peer has heard, so that it waits for what follows."""
+        """Announce a series to the peer and wait for its confirmation, so that it is ready to receive."""
         _finish([dist.isend(torch.tensor(order, dtype=torch.int64, device=self.device), self.peer)])
         _finish([dist.irecv(self._message(SMALLEST_BYTES), self.peer)])
 
@@ -174,14 +182,14 @@ def _finish(works: Sequence[dist.Work | None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of round trips of the smallest message, and of rows of messages by their size."""
+    """Seconds of round trips of the smallest message, and of rows of messages by message size."""
 
     round_trips: tuple[float, ...]
     rows: Mapping[int, tuple[float, ...]]
 
 
 def measured_link(channel: Channel, rank: int, clock: Clock, sizes: Sequence[int]) -> LinkRecord:
-    """The channel from ``rank``: a line through the medians of the first attempt that a link can be like; else a bound
+    """Measure the link from ``rank``. Returns the line through the medians of the first plausible attempt, or a bound
     from all attempts.
     """
     attempts: list[Times] = []
@@ -214,10 +222,10 @@ def _measured(channel: Channel, clock: Clock, sizes: Sequence[int]) -> Times:
 
 
 def fitted_link(source: int, target: int, times: Times) -> LinkRecord | None:
-    """The line through the medians: a message by itself takes the latency, and then as long as one of a row.
+    """The line through the medians: a single message takes the latency plus the time of one message within a row.
 
-    None if no link can be like it: larger messages took no longer, or bytes make up so little of the largest rows' time
-    that noise decided.
+    None if the line is implausible: larger messages took no longer than smaller ones, or bytes explain so little of the
+    largest rows' time that noise decides.
     """
     round_trip = statistics.median(times.round_trips)
     rows = {size: statistics.median(row) for size, row in times.rows.items()}
@@ -234,7 +242,7 @@ def fitted_link(source: int, target: int, times: Times) -> LinkRecord | None:
 
 
 def bounded_link(source: int, target: int, attempts: Sequence[Times]) -> LinkRecord:
-    """What is certain of a link that no line could be fitted to: it was as fast as its largest messages were."""
+    """Lower bound on a link for which no plausible line was found: its largest messages had this speed."""
     largest = min(max(times.rows) for times in attempts)
     rows = [seconds for times in attempts for seconds in times.rows[largest]]
     round_trips = [seconds for times in attempts for seconds in times.round_trips]
@@ -263,10 +271,10 @@ def _rounded(figure: float) -> float:
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """(latency, seconds per byte), neither below nothing, by least squares of relative errors."""
+    """(latency, seconds per byte), both at least 0, by least squares of relative errors."""
     design = np.stack([np.ones(len(sizes)), np.array(sizes, dtype=np.float64)], axis=1) / np.array(seconds)[:, None]
     latency, per_byte = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)[0]
-    if latency < 0 or per_byte < 0:  # the best of the edges, where one of them is nothing
+    if latency < 0 or per_byte < 0:  # the constrained optimum has one of them at zero: take the better
         alone = design.sum(axis=0) / np.square(design).sum(axis=0)
         errors = np.square(design * alone - 1).sum(axis=0)
         latency, per_byte = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])

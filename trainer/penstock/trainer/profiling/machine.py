@@ -1,4 +1,4 @@
-"""On which machines ranks measure: what to call them, and which ranks share one."""
+"""Identifies the machines of ranks: their names, and which ranks share one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from penstock.core.profile import MachineKey
 MOST_NAME_CHARACTERS = 200
 _PACKAGE = Path(__file__).parents[1]
 _OUTSIDE = ("penstock.agent.launch", "penstock.core.run.rank_status")
-"""The environment that ranks start in, and what they write at every action."""
+"""Modules outside of the trainer that affect speed: the environment of ranks, and the status that every action writes.
+"""
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -27,8 +28,8 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank measures. ``name`` is its node's, or its host's; what has the same ``boot`` shares cores and memory
-    however it is called, as nodes of a cluster on one machine do.
+    """Machine of a rank. ``name`` is the name of its node or host. Ranks with the same ``boot`` id share cores and
+    memory even if names differ, as for several cluster nodes on one machine.
     """
 
     name: str
@@ -36,19 +37,19 @@ class Place:
 
 
 def this_place() -> Place:
-    """That of this process."""
+    """The machine of this process."""
     name = os.environ.get(NODE_NAME_VARIABLE) or socket.gethostname()
     return Place(name, _BOOT.read_text().strip() if _BOOT.exists() else name)
 
 
 def hosts_of(places: Sequence[Place]) -> tuple[int, ...]:
-    """Every rank's machine, numbered by first appearance."""
+    """Number of every rank's machine, in the order of first appearance."""
     numbers = {boot: number for number, boot in enumerate(dict.fromkeys(place.boot for place in places))}
     return tuple(numbers[place.boot] for place in places)
 
 
 def joined_name(places: Sequence[Place]) -> str:
-    """The names of all machines in the order of ranks; of very many the first, and a digest of all."""
+    """The names of all machines in the order of ranks; if that is too long, the first name and a digest of all."""
     names = list(dict.fromkeys(place.name for place in places))
     text = ",".join(names)
     if len(text) <= MOST_NAME_CHARACTERS:
@@ -57,12 +58,12 @@ def joined_name(places: Sequence[Place]) -> str:
 
 
 def fullest_host(hosts: Sequence[int]) -> int:
-    """The host of most ranks, of several the first."""
+    """The host with the most ranks; the first of several such hosts."""
     return max(dict.fromkeys(hosts), key=hosts.count)
 
 
 def machine_key(device: torch.device, threads: int) -> MachineKey:
-    """The machine and its software, as far as measurements depend on it."""
+    """Key of the hardware and software on which measurements depend."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return MachineKey(
         host=this_place().name,
@@ -77,9 +78,9 @@ def machine_key(device: torch.device, threads: int) -> MachineKey:
 
 
 def trainer_digest(package: Path = _PACKAGE, others: Sequence[str] = _OUTSIDE) -> str:
-    """Of the trainer's sources, by their names and contents: another version, or one at work on it, may be faster.
+    """Digest of the trainer's source files, by name and content, since any change may affect speed.
 
-    ``others`` are modules outside of ``package`` that ranks are as fast as.
+    ``others`` are modules outside of ``package`` that affect the speed of ranks.
     """
     digest = hashlib.sha256()
     files = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*.py"))}
@@ -96,7 +97,7 @@ def trainer_digest(package: Path = _PACKAGE, others: Sequence[str] = _OUTSIDE) -
 
 
 def num_cores(quota: Path = _QUOTA) -> int:
-    """What this process may use: by affinity, and in a container also by its limit (cgroups v2, cpu.max)."""
+    """Cores that this process may use, by its affinity and by its container's limit (cgroups v2, cpu.max)."""
     present = len(os.sched_getaffinity(0))
     try:
         allowed, period = quota.read_text().split()

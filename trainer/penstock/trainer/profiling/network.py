@@ -1,4 +1,4 @@
-"""Times collectives over ranks, the optimizer and the start of a transfer. None needs more memory than it is given."""
+"""Times collectives over ranks, the optimizer and the start of a transfer, within a given amount of memory."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from penstock.trainer.units.collectives import Gather, Scatter, Work
 REDUCED_BYTES = (16, 2**18, 2**22)
 OPTIMIZER_SIZES = (2**16, 2**19, 2**22, 2**24)
 LONGEST_SUM_SECONDS = 0.25
-"""Collectives of more bytes than one that took longer are not measured."""
+"""After a collective that took longer, no larger ones are measured."""
 
 REPEATS = 9
 
 _KERNELS = 256
-"""Of an action of some layers, about; each adds some nanoseconds to the time for launching a graph."""
+"""Approximate number of kernels of an action of some layers. Each adds nanoseconds to the launch of a graph."""
 
 _DECAYED_PER_OTHER = 256
-"""Norms and biases are about this much fewer than the elements of matrices."""
+"""Approximate ratio of the elements of matrices to those of norms and biases."""
 
 
 def measure_collectives(
     num_ranks: int, device: torch.device, clock: Clock, gradient_bytes: int, available_bytes: int
 ) -> list[CollectiveRecord]:
-    """Collectives over groups of every size in `group_sizes`, all groups of a size at once, as the stages' replicas
-    have them: sums of gradients, or scatters of the sum and gathers of weights where replicas divide the optimizer's
-    state.
+    """Measure the collectives of replicas for every group size in `group_sizes`, with all groups of a size at once.
 
-    Each size up to that of a gradient in such a group, while it fits and takes no longer than `LONGEST_SUM_SECONDS`.
+    The collectives are sums of gradients and, for replicas that divide the optimizer's state, reduce-scatters of
+    gradients and all-gathers of weights. Their sizes go up to that of a gradient in such a group, as long as they fit
+    in memory and take at most `LONGEST_SUM_SECONDS`.
     """
     records = []
     for size in group_sizes(num_ranks):
@@ -74,7 +74,7 @@ def measure_collectives(
 
 
 def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[Collective, Callable[[Tensor], Work]]:
-    """What starts each of them on a tensor, as training does."""
+    """Functions that start each collective on a tensor, as training does."""
     shards, rank, num_ranks = shards_of(group, device), dist.get_rank(group), dist.get_world_size(group)
 
     def scatter(tensor: Tensor) -> Work:
@@ -90,12 +90,12 @@ def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[Collect
 def _timed(
     start: Callable[[Tensor], Work], sizes: Sequence[int], num_ranks: int, device: torch.device, clock: Clock
 ) -> Iterator[tuple[int, float, float]]:
-    """Bytes, seconds and spread of a collective, until one takes longer than `LONGEST_SUM_SECONDS` on any rank."""
+    """(bytes, seconds, spread) of a collective, up to the first that takes over `LONGEST_SUM_SECONDS` on any rank."""
     for num_bytes in sizes:
         tensor = torch.zeros(max(num_bytes // 4 // num_ranks, 1) * num_ranks, device=device)
         seconds, spread = _repeated(partial(_finish, start, tensor), clock)
         yield num_bytes, seconds, spread
-        del tensor  # or it would be held while the next is made
+        del tensor  # otherwise it would still be allocated when the next one is created
         release_unused(device)
         if max(gather(seconds)) > LONGEST_SUM_SECONDS:
             return
@@ -106,13 +106,13 @@ def _finish(start: Callable[[Tensor], Work], tensor: Tensor) -> None:
 
 
 def group_sizes(num_ranks: int) -> tuple[int, ...]:
-    """Replicas that a plan may have: the powers of two that divide the ranks, and all of them; one sums nothing."""
+    """Numbers of replicas to measure: the powers of two above 1 that divide the number of ranks, and that number."""
     powers = [1 << power for power in range(1, num_ranks.bit_length())]
     return tuple(sorted({*(size for size in powers if num_ranks % size == 0), num_ranks} - {1}))
 
 
 def reduced_sizes(gradient_bytes: int, available_bytes: int) -> tuple[int, ...]:
-    """Fixed sizes, then by eights up to ``gradient_bytes`` or what fits, in whole elements."""
+    """Fixed sizes, then by factors of 8 up to ``gradient_bytes`` or ``available_bytes``, in whole elements."""
     sizes, largest = list(REDUCED_BYTES), min(gradient_bytes, available_bytes)
     while sizes[-1] < largest:
         sizes.append(min(8 * sizes[-1], largest // 4 * 4))
@@ -122,8 +122,9 @@ def reduced_sizes(gradient_bytes: int, available_bytes: int) -> tuple[int, ...]:
 
 
 def sizes_of_halves(sizes: Sequence[int], gradient_bytes: int) -> tuple[int, ...]:
-    """Of the sizes of sums those that tell a gradient's scatter and its weights' gather: no message is as small as the
-    first, and from the gradient's size on one is enough.
+    """The sizes of sums that are measured for reduce-scatter and all-gather, too.
+
+    The first size is left out, since no such message is as small. One size from the gradient's on is enough.
     """
     last = bisect_left(sizes, gradient_bytes)
     return tuple(sizes[1 : max(last, 1) + 1])
@@ -132,9 +133,9 @@ def sizes_of_halves(sizes: Sequence[int], gradient_bytes: int) -> tuple[int, ...
 def measure_optimizer(
     precision: Precision, training: TrainingSpec, device: torch.device, clock: Clock, available_bytes: int
 ) -> list[OptimizerRecord]:
-    """The norm, clipping and AdamW over flat buffers, all ranks at once.
+    """Measure norm, clipping and AdamW over flat buffers, on all ranks at once.
 
-    Cost grows linearly with size, so a few sizes tell that of any stage, and none depends on the model.
+    The cost is linear in the size, so a few sizes predict that of any stage. None depends on the model.
     """
     records = []
     for count in optimizer_sizes(precision, available_bytes):
@@ -149,7 +150,7 @@ def measure_optimizer(
 
 
 def optimizer_sizes(precision: Precision, available_bytes: int) -> tuple[int, ...]:
-    """Elements of the buffers to measure: those whose whole state fits, and the smallest in any case."""
+    """Numbers of elements to measure: those whose state fits, and always the smallest."""
     per_parameter = state_bytes_per_parameter(precision)
     smallest, *others = OPTIMIZER_SIZES
     return smallest, *(count for count in others if count * per_parameter <= available_bytes)
@@ -161,8 +162,8 @@ def _step(parameters: FlatParameters, optimizer: AdamW) -> None:
 
 
 def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int) -> float:
-    """Seconds that starting a send and a receive keeps a rank's host, waiting for peer and device apart; zero for a
-    single rank.
+    """Seconds of host time to start a send and a receive, without waiting for the peer or the device. Zero for a single
+    rank.
     """
     if num_ranks < 2:
         return 0.0
@@ -184,7 +185,7 @@ def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int) -> flo
 
 
 def measure_replay(device: torch.device) -> float:
-    """Seconds that replaying a recorded action (`penstock.trainer.graphs`) keeps the host; zero where none is."""
+    """Seconds of host time to replay a recorded action (`penstock.trainer.graphs`). Zero where none is recorded."""
     if not can_record(device):
         return 0.0
     tensor, graphs = torch.zeros(1, device=device), Graphs(device)
@@ -204,7 +205,7 @@ def measure_replay(device: torch.device) -> float:
 
 
 def _repeated(action: Callable[[], object], clock: Clock) -> tuple[float, float]:
-    """Mean and spread of an action that all ranks begin together."""
+    """Mean and spread of the time of an action that all ranks start at the same time."""
     taken = []
     for _ in range(REPEATS + 1):
         dist.barrier()

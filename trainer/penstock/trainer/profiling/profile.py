@@ -1,4 +1,4 @@
-"""A Profile from measurements: all ranks measure together, the first writes it down."""
+"""Measures a Profile. All ranks take part, and the first one returns it."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ from penstock.trainer.worker import Worker
 METHOD = "actions of one-unit stages, several blocks in turn; means of steady rounds, one rank alone and all by turns"
 
 MOST_ROUNDS = 2
-"""Times the steady ones that a point needs."""
+"""Largest number of rounds, as a multiple of the steady rounds that a point needs."""
 
 _KERNELS_SHARE = 8
-"""Of the memory that is left, this part is kept for what kernels allocate themselves."""
+"""One part in this many of the available memory is reserved for allocations of kernels."""
 
 Progress = Callable[[int, int], None]
-"""Hears of points done, and how many there are."""
+"""Called with the number of completed points and the number of all points."""
 
 
 def ignore(done: int, total: int) -> None:
-    """The `Progress` that nobody follows."""
+    """`Progress` that does nothing."""
 
 
 def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = ignore) -> Profile | None:
-    """The Profile on the first rank, none on the others; all ranks call it together.
+    """Measure and return the Profile on the first rank, None on the others. Collective.
 
-    ``now`` is seconds since the epoch; ``progress`` hears on the first rank of points done and their number.
+    ``now`` is in seconds since the epoch. Only the first rank calls ``progress``.
     """
     load = os.getloadavg()[0]
     clock, groups = device_clock(worker.device), worker.groups
@@ -108,24 +108,25 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
 
 
 def _available_bytes(spec: JobSpec, device: torch.device) -> int:
-    """What measuring may hold on this rank in addition to what it holds now, less a reserve for kernels."""
+    """Bytes that measurements on this rank may add to those it holds now, without a reserve for kernels."""
     left = spec.resources.memory_per_rank - held_bytes(device)
     return left - max(left, 0) // _KERNELS_SHARE
 
 
 def _largest_message_bytes(spec: JobSpec) -> int:
-    """A hidden state of the largest micro-batch in one slice."""
+    """Bytes of the hidden state of the largest micro-batch in one slice."""
     sequences = largest_microbatch(spec.training.global_batch, spec.data.sequence_length)
     return sequences * spec.data.sequence_length * spec.model.hidden * spec.training.precision.compute_bytes
 
 
 def _gradient_bytes(spec: JobSpec) -> int:
-    """What all ranks sum where each replica has one rank."""
+    """Bytes of the gradient of the whole model, which replicas of one rank sum."""
     return num_parameters(spec.model) * spec.training.precision.accumulate_bytes
 
 
 def parts_to_measure(spec: JobSpec, degrees: Sequence[int], num_ranks: int, available_bytes: int) -> list[Part]:
-    """What is measured within ``available_bytes``. A head in parts that does not fit is left out, unless it is pinned.
+    """The parts to measure within ``available_bytes``. A divided head that does not fit is left out, unless it is
+    pinned.
 
     Raises `UserError` if anything else does not fit.
     """
@@ -140,8 +141,9 @@ def parts_to_measure(spec: JobSpec, degrees: Sequence[int], num_ranks: int, avai
 
 
 def _workloads(spec: JobSpec, degrees: Sequence[int], num_ranks: int) -> Iterator[Workload]:
-    """All units at each degree of tensor parallelism, the first one more closely than the others; then the head in
-    parts, whose passes are as smooth in tokens and know no prefix.
+    """Workloads of all units at each degree of tensor parallelism, with more points at the first, and of divided heads.
+
+    Passes of a divided head are as smooth in tokens as others and do not depend on the prefix.
     """
     length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
     largest = largest_microbatch(spec.training.global_batch, length)
@@ -162,10 +164,8 @@ def _workloads(spec: JobSpec, degrees: Sequence[int], num_ranks: int) -> Iterato
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
-    """A rank's place while neighbours share units. The first group of them also measures alone; ranks that are left
-    over measure nothing.
-    """
+class _ShardPlace:
+    """A rank's place in its group of shards. The first group also measures alone, ranks without a group never do."""
 
     shards: Shards
     shard: int
@@ -173,35 +173,35 @@ class _Seat:
     is_member: bool
 
 
-def _seat(worker: Worker, tp: int) -> _Seat:
-    """Join this rank's group of ``tp``; all ranks call it together."""
+def _join_shards(worker: Worker, tp: int) -> _ShardPlace:
+    """Join this rank's group of ``tp`` shards. Collective."""
     if tp == 1:
-        return _Seat(NO_SHARDS, 0, is_first=worker.rank == 0, is_member=True)
+        return _ShardPlace(NO_SHARDS, 0, is_first=worker.rank == 0, is_member=True)
     mesh = Mesh(dp=worker.num_ranks // tp, tp=tp, pp=1)
     worker.groups.open(shard_group(mesh, first) for first in range(0, mesh.num_ranks, tp))
     if worker.rank >= mesh.num_ranks:
-        return _Seat(NO_SHARDS, 0, is_first=False, is_member=False)
+        return _ShardPlace(NO_SHARDS, 0, is_first=False, is_member=False)
     shards = shards_of(worker.groups[shard_group(mesh, worker.rank)], worker.device)
-    return _Seat(shards, mesh.shard(worker.rank), is_first=worker.rank < tp, is_member=True)
+    return _ShardPlace(shards, mesh.shard(worker.rank), is_first=worker.rank < tp, is_member=True)
 
 
 def _measure_units(
     parts: Sequence[Part], worker: Worker, progress: Progress, *, crowded: bool
 ) -> tuple[list[UnitRecord], list[TransientRecord]]:
-    """``crowded`` says that the rank's times together with others count."""
+    """Measure times and memory of all parts. ``crowded``: this rank's times while all ranks measure are used."""
     total = sum(len(part.load.timed) + len(part.load.weighed) for part in parts)
     count = itertools.count()
     units: list[UnitRecord] = []
     transients: list[TransientRecord] = []
     for part in parts:
-        release_unused(worker.device)  # before the next part is made
-        seat = _seat(worker, part.load.sharding.tp)
+        release_unused(worker.device)  # before the next part is allocated
+        place = _join_shards(worker, part.load.sharding.tp)
         clock = action_timer(worker.device, is_recorded=part.load.sharding.tp == 1)
-        timer = UnitTimer(part, worker.device, clock, shards=seat.shards, shard=seat.shard)
+        timer = UnitTimer(part, worker.device, clock, shards=place.shards, shard=place.shard)
         for point in part.load.timed:
             progress(next(count), total)
-            units.extend(_unit_records(timer, point, seat, crowded=crowded))
-        for point in part.load.weighed if seat.is_member else ():
+            units.extend(_unit_records(timer, point, place, crowded=crowded))
+        for point in part.load.weighed if place.is_member else ():
             progress(next(count), total)
             transients.extend(_transient_records(timer, point))
         del timer
@@ -209,19 +209,20 @@ def _measure_units(
     return units, transients
 
 
-def _unit_records(timer: UnitTimer, point: Point, seat: _Seat, *, crowded: bool) -> Iterator[UnitRecord]:
-    """By turns the first rank, or the first group of shards, alone and all at once, so that what changes with time
-    changes both. Rounds go on until enough of them are steady on all ranks; if that takes too many, the machine is not
-    steady, and all of them count.
+def _unit_records(timer: UnitTimer, point: Point, place: _ShardPlace, *, crowded: bool) -> Iterator[UnitRecord]:
+    """Time the passes of a point, the first rank or group of shards alone and all ranks at once, in alternation.
+
+    The alternation exposes both to the same changes over time. Rounds continue until enough of them are steady on all
+    ranks. If that takes too many, the machine is not steady, and all rounds count.
     """
-    visit = timer.visit(point) if seat.is_member else list
+    visit = timer.visit(point) if place.is_member else list
     visit()
     rounds: list[tuple[Samples, Samples]] = []
     seconds: list[list[float]] = []
     counted: Sequence[int] = ()
     while len(counted) < point.repeats and len(rounds) < MOST_ROUNDS * point.repeats:
         dist.barrier()
-        alone = visit() if seat.is_first else []
+        alone = visit() if place.is_first else []
         dist.barrier()
         rounds.append((alone, visit()))
         seconds.append(concatenated([_total_seconds(samples) for samples in rounds[-1]]))
@@ -271,7 +272,7 @@ def _record(timer: UnitTimer, point: Point, key: Key, alone: list[Taken], togeth
 
 
 def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientRecord]:
-    """Of parts of a head, which differ, the most."""
+    """Memory of the passes of a point. Of several parts of a head, the maximum."""
     most: dict[Key, int] = {}
     for key, num_bytes in timer.transients(point):
         most[key] = max(num_bytes, most.get(key, 0))
@@ -289,8 +290,9 @@ def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientReco
 
 
 def _constant_bytes(worker: Worker) -> int:
-    """What a rank holds in addition to parameters and slots: interpreter, torch, groups, and kernels once they have
-    run; on CUDA what these take of the device, and the most that graphs may.
+    """Bytes that a rank holds in addition to parameters and slots: interpreter, torch, process groups, loaded kernels.
+
+    On CUDA, their memory on the device, and the most that graphs may take.
     """
     release_unused(worker.device)
     return held_bytes(worker.device) + most_bytes(worker.device)

@@ -1,9 +1,8 @@
-"""Times units' F, I, W and R as whole actions of one-unit stages, in the order and with the neighbours of a step.
+"""Times F, I, W and R of units as actions of one-unit stages, in the order of a step.
 
-R is that of the operations without products, since all others are priced as what these leave of F
-(`penstock.planner.fit`).
-
-Several blocks with weights and buffers of their own take turns, so that a unit finds the caches as cold as in training.
+R runs the operations without matrix products. The cost of the others is F minus the cost of these
+(`penstock.planner.fit`). Several blocks with separate weights and buffers run in turn, so that a unit finds the caches
+as cold as in training.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from penstock.trainer.units.workspace import Workspace
 SLOWEST_SHARE, FEWEST_TO_CUT = 20, 5
 
 STEADY = 1.15
-"""Times the fastest of all rounds that a part of a steady round takes at most."""
+"""Largest time of a part of a steady round, as a multiple of its fastest round."""
 
 _GRADIENT_SCALE = 1e-6
 
 Key = tuple[UnitKind, Kind]
 Samples = Sequence[tuple[Key, Taken]]
-"""What every pass of one visit took, in the order of passes."""
+"""Times of the passes of one visit, in their order."""
 
 _GIVEN = (SlotKind.INPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.KEYS_VALUES)
 _BODY = (UnitKind.ATTENTION, UnitKind.MLP)
@@ -58,10 +57,10 @@ class _Bench:
 
 
 class UnitTimer:
-    """The units of a part, ready to be timed and weighed at any point of its workload.
+    """Measures times and memory of the units of a part at any point of its workload.
 
-    One piece of memory serves all points. Of several shards each process has one, ``shard``; all visit the same points
-    in the same order, since their passes meet in ``shards``.
+    All points share one buffer. With several shards each process has one of them, ``shard``, and all processes visit
+    the same points in the same order, since their passes communicate over ``shards``.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class UnitTimer:
 
     @property
     def tp(self) -> int:
-        """Over how many shards units are divided."""
+        """Number of shards over which units are divided."""
         return self._load.sharding.tp
 
     @property
     def head_parts(self) -> int:
-        """Into how many units the head is divided."""
+        """Number of units into which the head is divided."""
         return self._load.model.head_parts
 
     def _stage(self, unit: Unit, workspace: Workspace) -> Stage:
@@ -102,11 +101,11 @@ class UnitTimer:
         return Stage(*place, parameters=parameters, workspace=workspace, sequence_length=length)
 
     def visit(self, point: Point) -> Callable[[], Samples]:
-        """One slice's visit to a rank at ``point``, to be taken as often as wanted; the first one warms up.
+        """Return a function that times the passes of one slice at ``point``. Its first call warms up.
 
-        F in order, I and W in reverse, and R of blocks in order. Where only what the prefix touches matters, embedding,
-        head, W and R stay out. The embedding has an I only where shards gather its gradient, the head I and W only
-        where it is divided. R comes last, so that the other passes find their caches as if there were none.
+        F runs in order, I and W in reverse, and R of blocks in order. If only the dependence on the prefix matters,
+        embedding, head, W and R are left out. The embedding has an I only if shards gather its gradient, the head has I
+        and W only if it is divided. R comes last, so that it does not change the caches for the other passes.
         """
         benches = self._benches(self._part.units_at(point), point)
         body = [bench for bench in benches if bench.unit.kind in _BODY]
@@ -130,12 +129,12 @@ class UnitTimer:
         return lambda: list(zip(keys, take(), strict=True))
 
     def transients(self, point: Point) -> Iterator[tuple[Key, int]]:
-        """Bytes that F and I take beyond their slots: the declared workspace, what kernels allocate themselves, and
-        what shards on the host keep for their exchanges.
+        """Bytes that F and I take beyond their slots: the declared workspace, allocations of kernels, and memory that
+        shards on the host keep for their exchanges.
 
-        Passes follow each other as in a step, and the heap of the host keeps what earlier ones gave back: in pieces
-        that later ones may be too large for. Recorded passes have a pool, next to which an evaluation's F, which is not
-        recorded, takes what its kernels allocate.
+        Passes follow each other as in a step. The heap of the host keeps freed memory in blocks that may be too small
+        for later passes. Recorded passes allocate from a pool. The F of an evaluation, which is not recorded, allocates
+        outside of it.
         """
         ids = self._token_ids(point)
         passes = []
@@ -145,7 +144,7 @@ class UnitTimer:
                 passes.append((bench, Kind.I, partial(_backward_input, bench, point, ids, self._scale)))
         if self.tp > 1 or self._device.type == "cuda":
             for _, _, make in passes:
-                self._run(make)  # what is kept for exchanges, and by cuBLAS, is there then
+                self._run(make)  # allocates the memory that exchanges and cuBLAS keep
         release_unused(self._device)
         before, forward = tensor_bytes(self._device), 0
         for bench, kind, make in passes:
@@ -164,14 +163,14 @@ class UnitTimer:
         return unit.kind in _BODY or kind is not Kind.I or self._load.sharding.by_tokens
 
     def _run(self, make: Callable[[], Pass[object]]) -> None:
-        """Make the pass and run it, waiting for the other shards."""
+        """Create the pass and run it, waiting for the other shards."""
         run_pass(make(), self._shards)
 
     def _token_ids(self, point: Point) -> Tensor:
         return torch.randint(self._load.model.vocab, (point.batch, point.length), device=self._device)
 
     def _benches(self, units: Sequence[Unit], point: Point) -> list[_Bench]:
-        """All slots at ``point``, with ordinary numbers in those that no action fills before it reads them."""
+        """Stages with all slots at ``point``. Slots that are read before any action writes them have random numbers."""
         benches, offset = [], 0
         for unit in units:
             views = {}
@@ -226,9 +225,9 @@ def _recompute(bench: _Bench, point: Point) -> Pass[object]:
 
 
 def steady_rounds(seconds: Sequence[Sequence[float]]) -> list[int]:
-    """The rounds in which no part took much longer than in its fastest round: nothing else used the machine meanwhile.
+    """The rounds in which no part took much longer than in its fastest round, so that nothing else used the machine.
 
-    ``seconds`` holds what each part of each round took; what does not take part takes none.
+    ``seconds`` has the time of each part of each round, 0 for parts that are not measured.
     """
     fastest = [min(column) for column in zip(*seconds, strict=True)]
     return [
@@ -239,8 +238,9 @@ def steady_rounds(seconds: Sequence[Sequence[float]]) -> list[int]:
 
 
 def mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
-    """The mean without the slowest twentieth, as the times of actions add up and medians do not; and the interquartile
-    range over it.
+    """The mean without the slowest twentieth, and the interquartile range divided by it.
+
+    The mean, because the times of actions add up and medians do not.
     """
     ordered = sorted(samples)
     fewer = -(-len(ordered) // SLOWEST_SHARE) if len(ordered) >= FEWEST_TO_CUT else 0
