@@ -1,10 +1,10 @@
-"""How soon the last pod of a job sees its binding, on real nodes; also when others have waited for it for minutes.
+"""Delay until the last pod of a job observes its binding, on real nodes, also after other pods waited for minutes.
 
     ./dev bench binding_delay
 
-It starts a lab (root on Linux) with two nodes and runs the operator on it. Every job has two pods, of which each needs
-a device, and a node that bears the job's label. Nodes are given both when this script wants a pod to come. What runs in
-them is `benchmarks/binding_pod/penstock`, which only looks for its binding. All is one machine, and has one clock.
+It starts a lab (root on Linux) with two nodes and runs the operator on it. Every job has two pods, each of which needs
+a device and a node with the job's label. The script adds both to a node when a pod is to start there. The pods run
+`benchmarks/binding_pod/penstock`, which only waits for its binding. All runs on one machine, with one clock.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from tools.lab import base_image, lab
 
 NODES = ("node1", "node2")
 AT_ONCE, WAITING = 50, 50
-"""Jobs whose pods come together, and whose second comes late; half of them are to measure, half to train."""
+"""Number of jobs whose pods start at the same time, and of jobs whose second pod starts late. Half of each measure a
+profile, half train.
+"""
 
 WAIT_SECONDS = 120.0
 BETWEEN_SECONDS = (3.0, 4.0)
-"""From one job's pods to the next: nodes take a second of a core to start one, and as much to end it.
+"""Pause between the pods of two jobs: a node takes a second of a core to start a pod, and as long to end it.
 
-By chance, because kubelets look at their containers every second.
+It is random, because kubelets poll their containers every second.
 """
 
 PATIENCE_SECONDS = 60.0
@@ -51,7 +53,7 @@ STUB = Path(__file__).with_name("binding_pod")
 
 @dataclass
 class Place:
-    """A pod: of which job, since when the cluster has known its address, and since when its binding."""
+    """A pod: its job, and the times at which the cluster got its address and its binding."""
 
     job_uid: str
     address_at: float | None = None
@@ -60,13 +62,13 @@ class Place:
 
 @dataclass
 class Places:
-    """All pods by uid, as a watch tells of them."""
+    """All pods by uid, from a watch."""
 
     pods: dict[str, Place] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, pod: Object) -> None:
-        """A pod came or changed."""
+        """Store a pod that was added or changed."""
         metadata = pod["metadata"]
         with self._lock:
             place = self.pods.setdefault(metadata["uid"], Place(metadata["labels"][UID_LABEL]))
@@ -76,14 +78,14 @@ class Places:
                 place.told_at = time.time()
 
     def of(self, job_uid: str) -> dict[str, Place]:
-        """The pods of a job that have an address, the last one last."""
+        """The pods of a job that have an address, in the order in which they got it."""
         with self._lock:
             of_job = [(uid, place) for uid, place in self.pods.items() if place.job_uid == job_uid and place.address_at]
         return dict(sorted(of_job, key=lambda entry: entry[1].address_at or 0.0))
 
 
 class Bench:
-    """A cluster whose jobs get devices when they are to."""
+    """A cluster in which the benchmark decides when a job's pods get devices."""
 
     def __init__(self, cluster: Cluster, places: Places) -> None:
         self._cluster, self._places, self.out = cluster, places, Path()
@@ -91,7 +93,7 @@ class Bench:
         self._let_on: dict[str, set[str]] = {node: set() for node in NODES}
 
     def claim_storage(self) -> None:
-        """A claim that all pods share; the folder behind it is on this machine."""
+        """Create a claim that all pods share. Its folder is on this machine."""
         wanted = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
         claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM}}
         self._cluster.create(CLAIMS, {**claim, "spec": {**wanted, "storageClassName": "lab-shared"}})
@@ -99,25 +101,25 @@ class Bench:
         self.out = self._cluster.folder / "volumes" / bound
 
     def submit(self, name: str, epoch: int, nodes: Sequence[str]) -> None:
-        """A job of two pods, of which each of the nodes lets one on. Only those to train ask what was measured."""
+        """Create a job of two pods and admit one on each of ``nodes``. Only jobs that train read the profile."""
         for node in nodes:
             self.let_on(node, name)
         self._cluster.create(JOBS, job(name, spec=spec(name, epoch)))
         self._uids[name] = str(self._cluster.get(JOBS, name)["metadata"]["uid"])
 
     def let_on(self, node: str, name: str) -> None:
-        """The node is one for the job, and has a device more, which is for one pod."""
+        """Label the node for the job and add a device for one pod."""
         self._cluster.label_node(node, f"{LABELS}/{name}")
         self._let_on[node].add(name)
         self._cluster.set_devices(node, DEVICE, len(self._let_on[node]))
 
     def close(self, node: str, name: str) -> None:
-        """Once the job's pod is there the node is for no other of it, or that would take the next job's device."""
+        """Remove the job's label once its pod is there, or the job's other pod would take the next job's device."""
         self._cluster.wait(lambda: self._places.of(self._uids[name]) or None)
         self._cluster.label_node(node, f"{LABELS}/{name}", wanted=False)
 
     def result(self, name: str, epoch: int) -> dict[str, Any]:
-        """Seconds from the address of the job's last pod until it saw that binding, and until all of them did."""
+        """Seconds from the address of the job's last pod until that pod, and until all pods, observed the binding."""
 
         def read_delays() -> dict[str, Any] | None:
             pods = self._places.of(self._uids[name])
@@ -152,7 +154,7 @@ class Bench:
         return None
 
     def remove(self, name: str) -> None:
-        """The job and its pods; their devices are for nobody else."""
+        """Delete the job and its pods, and remove their devices."""
         for node, names in self._let_on.items():
             names.discard(name)
             self._cluster.set_devices(node, DEVICE, len(names))
@@ -160,7 +162,7 @@ class Bench:
 
 
 def spec(name: str, epoch: int) -> dict[str, Any]:
-    """A job of two pods. One that is to be measured has a sequence of its own, for which nothing is known."""
+    """A job of two pods. A job that is to be profiled has a unique sequence length, for which there is no profile."""
     own = int(name.rpartition("-")[2]) + 1 if epoch == MEASURE_EPOCH else 0
     return {
         "model": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kvHeads": 1, "vocab": 512},
@@ -178,7 +180,7 @@ def spec(name: str, epoch: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all of it and write the tables."""
+    """Run the benchmark and write the tables."""
     with Cluster.started(lab.Wanted(name="binding", num_nodes=len(NODES))) as cluster:
         results = measure(cluster)
     write_results("binding_delay", json.dumps(results), table)
@@ -208,11 +210,11 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def _ignore(message: Object) -> None:
-    """Nobody asks."""
+    """Ignore the message."""
 
 
 def prepare(cluster: Cluster, bench: Bench) -> None:
-    """Measure for the jobs that are to train, and plan: the answer is remembered."""
+    """Profile and plan for the jobs that train. The operator caches both."""
     cluster.lay_out_profile(num_ranks=len(NODES))
     bench.submit("first-0", TRAIN_EPOCH, NODES)
     bench.result("first-0", MEASURE_EPOCH)
@@ -237,7 +239,7 @@ def together(bench: Bench) -> list[dict[str, Any]]:
 
 
 def rest() -> None:
-    """Let the nodes come to rest, and the next pods begin at any moment between two looks."""
+    """Wait until the nodes are idle, plus a random time, so that pods start at random phases of the kubelets' polls."""
     time.sleep(random.uniform(*BETWEEN_SECONDS))
 
 
@@ -295,5 +297,5 @@ def _row(what: str, results: Sequence[Mapping[str, float]]) -> str:
 
 
 def _p99(values: Sequence[float]) -> float:
-    """The least that 99 of 100 do not exceed."""
+    """The 99th percentile."""
     return sorted(values)[-(len(values) // 100) - 1]

@@ -1,13 +1,13 @@
-"""Braided against the best plan without pairs, at 8 shards per rank; and braided steps rehearsed on real ranks.
+"""Braided schedules compared with the best plan without pairs, at 8 shards per rank, and rehearsed on real ranks.
 
     ./dev bench braided
 
-The first table is simulated: a model of the size of those in arXiv 2510.27257 on described nodes of H100 and A100 with
-80 GB, planned once with every schedule that the planner compares without pairs, and once freely. Mesh and micro-batch
-are the planner's in each row, but for the degrees. The second table has plans with pairs on devices described so that
-an action takes some 10 ms and a fifth of it is collectives, rehearsed (`penstock rehearse`) in as many processes as a
-pipeline has ranks: each stands for 8 shards. Messages are described by what they take here, as `benchmarks.rehearsal`
-measures it.
+The first table is simulated. A model of the size of those in arXiv 2510.27257 is planned on described nodes of H100 and
+A100 with 80 GB: once with each schedule that the planner compares without pairs, and once freely. The degrees of
+parallelism are pinned, and the planner chooses the rest. The second table has plans with pairs. Their devices are
+described so that an action takes about 10 ms, a fifth of it for collectives. They are rehearsed (`penstock rehearse`)
+with one process per rank of the pipeline, which acts for 8 shards. The latency of messages is measured on this machine,
+as in `benchmarks.rehearsal`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.planner.schedules.braided import BRAIDED
 
 TP = 8
 PLAIN = ("1f1b", "zb-h1", "zb", "zbv", "interleaved-zb")
-"""What the planner compares without pairs."""
+"""Schedules that the planner compares without pairs."""
 
 MODEL = ModelSpec(
     family=Family.LLAMA, layers=30, hidden=5120, heads=40, kv_heads=8, ffn_hidden=13824, vocab=151936, positions=8192
@@ -65,13 +65,13 @@ def job(model: ModelSpec, length: int, sequences: int, pp: int, **pins: Any) -> 
 
 
 def seconds(plan: Plan) -> float:
-    """The predicted step."""
+    """Predicted seconds of a step."""
     assert plan.prediction is not None, "a plan that was decided is predicted"
     return plan.prediction.step_seconds
 
 
 def compared(device: str, pp: int, sequences: int) -> dict[str, Any]:
-    """The best plan, and the best without pairs."""
+    """Compare the best plan with the best one without pairs."""
     cluster = cluster_of(device_kind(device), pp)
     best = decide(problem_from_cluster(job(MODEL, 6144, sequences, pp), cluster)).plan
     plans = [
@@ -99,7 +99,7 @@ def _described(plan: Plan) -> dict[str, Any]:
 
 
 def rehearsal(pp: int, sequences: int, latency_seconds: float) -> dict[str, Any]:
-    """A braided plan's simulated step, and its rehearsed ones."""
+    """Simulate and rehearse a step of a braided plan."""
     cluster = ClusterSpec(
         name="slow",
         device=SMALL_DEVICE,

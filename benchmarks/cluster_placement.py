@@ -1,10 +1,10 @@
-"""Three nodes with unequal cards: what is measured of them, and what it is worth to put ranks where links are fast.
+"""Three nodes with unequal network cards: measured links, and the benefit of placing ranks where links are fast.
 
     ./dev bench cluster_placement
 
-Root on Linux. A lab is started and ended, and service and operator run as in tests. A job is measured, planned and
-trained on it. Then its plan is rehearsed, as it is and with its ranks placed in the worst way, in pods: real messages,
-and waiting instead of computing. Nothing else may run meanwhile: with half a core used or more it is refused.
+Needs root on Linux. Starts a lab with service and operator as in tests, and ends it. A job is measured, planned and
+trained. Then its plan is rehearsed in pods (real messages, waiting instead of computing), with the plan's placement and
+with the worst one. The benchmark refuses to run while other processes use half a core or more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tools.lab.network import bits_per_second
 
 RATES = {"node1": "1gbit", "node2": "1gbit", "node3": "100mbit"}
 VISITS = 5
-"""Rehearsals of each placement, by turns."""
+"""Rehearsals of each placement, in alternation."""
 
 LOOK_SECONDS = 5.0
 """kubectl takes half a second of a core each time."""
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def measured(on: Installed) -> dict[str, Any]:
-    """The job's links and plan, both placements by turns, and whether a second job measured again."""
+    """The job's links and plan, rehearsals of both placements, and whether a second job measured again."""
     job = submitted(on, "first", **WAITS_FOR_LINKS)
     status = job.wait_for(Phase.SUCCEEDED, pause_seconds=LOOK_SECONDS)
     assert status.plan is not None
@@ -75,7 +75,7 @@ def measured(on: Installed) -> dict[str, Any]:
 
 
 def links_of(profile: Profile) -> list[dict[str, Any]]:
-    """What was measured of every link, and what its slower end lets through."""
+    """The measurement of every link, and the limit of its slower end."""
     nodes = nodes_of(profile)
     return [
         {
@@ -90,14 +90,14 @@ def links_of(profile: Profile) -> list[dict[str, Any]]:
 
 
 def measured_again(on: Installed, first: ClusterJob) -> bool:
-    """Whether another such job does not go by what the first has measured."""
+    """Whether a second job of this kind measures the machine again instead of using the first job's profile."""
     second = submitted(on, "second", **WAITS_FOR_LINKS)
     status = second.wait_for(Phase.SUCCEEDED, pause_seconds=LOOK_SECONDS)
     return status.profile != first.status().profile or "Profiling" in str(second.events())
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for people."""
+    """The results as Markdown."""
     best, worst = results["placements"]
     predicted = worst["predicted_seconds"] / best["predicted_seconds"]
     real = median(worst["rehearsed_seconds"]) / median(best["rehearsed_seconds"])

@@ -1,9 +1,9 @@
-"""The example on two real nodes: its predicted step time against the measured one, its losses against one machine's.
+"""The example on two real nodes: compares predicted and measured step time, and its losses with those of one machine.
 
     ./dev bench cluster_prediction
 
-Root on Linux. A lab is started and ended, and service and operator run as in tests. Control plane and ranks share this
-machine's cores, so nothing else may run: with half a core used or more it is refused.
+Needs root on Linux. Starts a lab with service and operator as in tests, and ends it. Control plane and ranks share the
+cores of this machine, so the benchmark refuses to run while other processes use half a core or more.
 """
 
 from __future__ import annotations

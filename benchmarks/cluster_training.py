@@ -1,8 +1,8 @@
-"""A job on two real nodes that is suspended ten times, against one that is not.
+"""Compares a job on two real nodes that is suspended ten times with one that is not.
 
     ./dev bench cluster_training
 
-Root on Linux. A lab is started and ended, and service and operator run as in tests.
+Needs root on Linux. Starts a lab with service and operator as in tests, and ends it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _suspend(job: ClusterJob) -> int:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for people."""
+    """The results as Markdown."""
     stops: Sequence[int] = results["suspended_at"]
     same = "the same as" if results["same_losses"] else "NOT the same as"
     return f"""# A job that is suspended again and again

@@ -1,7 +1,7 @@
-"""The demonstration from nothing to its summary: how long it takes and where the time goes, and what is learnt.
+"""Times the demonstration, from an empty cache to its summary, with the time of each phase and the final loss.
 
-Run as ``python -m benchmarks.demo``; writes ``benchmarks/results/demo.{md,json}``, and fails if it takes too long. It
-is what `./dev demo` does after setting up, with an empty cache: data and profile are made anew.
+Run as ``python -m benchmarks.demo``. It writes ``benchmarks/results/demo.{md,json}`` and fails if the demonstration
+takes too long. It does what `./dev demo` does after setup, with an empty cache, so data and profile are made again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PHASES = {
     "planning": "plan.json",
     "training": "result.json",
 }
-"""Each ends when its file is written to the run directory; the report and the service's end follow."""
+"""A phase ends when its file is written to the run directory. The report and the end of the service follow."""
 ENDING = "report"
 
 
 def demonstrate(folder: Path) -> dict[str, Any]:
-    """One demonstration that keeps everything below ``folder``: its phases, and its summary."""
+    """Run one demonstration with all its files below ``folder``. Returns its phases and its summary."""
     command = [sys.executable, "-m", "penstock.cli", "demo", JOB, "--folder", str(folder / "demo"), "--output", "json"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     began_at = time.time()
@@ -48,13 +48,13 @@ def demonstrate(folder: Path) -> dict[str, Any]:
 
 
 def phase_seconds(run: Path, began_at: float, ended_at: float) -> dict[str, float]:
-    """How long each phase took, by when its file was written; times are seconds since the epoch."""
+    """Seconds of each phase, from the times at which files were written (seconds since the epoch)."""
     bounds = [began_at, *((run / name).stat().st_mtime for name in PHASES.values()), ended_at]
     return {phase: stop - start for phase, (start, stop) in zip((*PHASES, ENDING), pairwise(bounds), strict=True)}
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The tables for people."""
+    """The tables as Markdown."""
     seconds, summary = results["seconds"], results["summary"]
     predicted, measured = summary["predictedStepSeconds"], summary["measuredStepSeconds"]
     return "\n".join(
@@ -87,11 +87,11 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, write both files, and fail if the target was missed."""
+    """Measure, write both files, and fail if the time exceeds the target."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         results = demonstrate(Path(folder))
-    results["summary"].pop("report")  # it lay in the folder that is gone
+    results["summary"].pop("report")  # its folder is deleted
     write_results("demo", json.dumps({"load_before": load, **results}), markdown)
     if results["seconds"] > MOST_SECONDS:
         raise SystemExit(f"the demonstration took {results['seconds']:.0f} s, more than {MOST_SECONDS:.0f}")

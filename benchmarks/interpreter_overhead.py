@@ -1,7 +1,7 @@
-"""What interpreting a Program costs per action, transport calls and the stages' own work apart.
+"""Cost per action of interpreting a Program, without transport calls and the work of stages.
 
-A real Program with the real executor, status file and recorder; stages, messages and reductions do nothing. All that is
-left is charged to the compute actions, though they are only a part of the instructions.
+It runs a real Program with the real executor, status file and recorder. Stages, messages and reductions do nothing. The
+whole time is attributed to the compute actions, although they are only a part of the instructions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 class IdleStage:
-    """A stage that has no work; ``spec``, ``first`` and ``stop`` are all that the executor asks of it."""
+    """A stage without work. The executor reads only ``spec``, ``first`` and ``stop``."""
 
     def __init__(self, spec: ModelSpec, first: int, stop: int) -> None:
         self.spec, self.first, self.stop = spec, first, stop
@@ -52,7 +52,7 @@ class IdleStage:
 
 
 class IdleTransport:
-    """Messages that are there at once."""
+    """A transport whose messages arrive immediately."""
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> IdleTransport:
         return self
@@ -67,7 +67,7 @@ class IdleTransport:
 
 
 class IdleClosing(StageExecutor):
-    """An executor whose reductions and step are idle, too."""
+    """An executor whose reductions and optimizer step do nothing, either."""
 
     def reduction(self, instruction: Instruction) -> Callable[[], IdleTransport]:
         return IdleTransport
@@ -77,7 +77,7 @@ class IdleClosing(StageExecutor):
 
 
 def plan_of(schedule: str) -> Plan:
-    """Eight layers on four ranks, eight micro-batches of eight slices: some 200 compute actions per rank and step."""
+    """Eight layers on four ranks, eight micro-batches of eight slices: about 200 compute actions per rank and step."""
     model = ModelSpec(family=Family.LLAMA, layers=8, hidden=64, heads=4, vocab=128)
     return Plan(
         model=model,
@@ -102,7 +102,7 @@ def interpreter_of(plan: Plan, program: Program, rank: int, folder: Path) -> Int
 
 
 def microseconds(interpreter: Interpreter, recorder: Recorder) -> float:
-    """The median step."""
+    """Microseconds of the median step."""
     return statistics.median(_steps(interpreter, recorder)) / 1e3
 
 
@@ -136,7 +136,7 @@ def _row(schedule: str, plan: Plan, program: Program, rank: int, folder: Path) -
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for people."""
+    """The results as Markdown."""
     lines = [
         "# Interpreter overhead",
         "",
@@ -154,7 +154,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure, write `results/interpreter_overhead.*`; 1 if the limit is passed."""
+    """Measure and write `results/interpreter_overhead.*`. Returns 1 if the overhead exceeds the limit."""
     torch.set_num_threads(1)
     rows = [row for schedule in SCHEDULES for row in measure(schedule)]
     write_results("interpreter_overhead", json.dumps({"limit_us": LIMIT_US, "rows": rows}), table)

@@ -1,4 +1,4 @@
-"""penstock on a lab of its own, for benchmarks that need a quiet machine."""
+"""penstock on a new lab, for benchmarks that need a quiet machine."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _IDLE = slice(3, 5)
 
 @contextmanager
 def on_lab(name: str, num_nodes: int = 3) -> Iterator[Installed]:
-    """Service and operator on a new lab; ends the program where this machine has something else to do."""
+    """Service and operator on a new lab. Ends the program if other processes use this machine."""
     with quiet_lab(name, num_nodes) as cluster, in_processes(cluster) as on:
         yield on
 
 
 @contextmanager
 def in_processes(cluster: Cluster) -> Iterator[Installed]:
-    """Service and operator as processes of this machine."""
+    """Service and operator as processes on this machine."""
     with tempfile.TemporaryDirectory() as folder, installed(cluster, Path(folder)) as on:
         yield on
 
 
 @contextmanager
 def quiet_lab(name: str, num_nodes: int = 3) -> Iterator[Cluster]:
-    """A new lab; ends the program where this machine has something else to do."""
+    """A new lab. Ends the program if other processes use this machine."""
     cores = busy_cores(LOOK_SECONDS)
     if cores >= MOST_CORES:
         sys.exit(f"the machine is busy: {cores:.1f} cores are used, and it has to be less than {MOST_CORES}")
@@ -47,13 +47,13 @@ def quiet_lab(name: str, num_nodes: int = 3) -> Iterator[Cluster]:
 
 
 def busy_cores(seconds: float) -> float:
-    """Cores that are used on this machine, on average over the next seconds; a load average would remember minutes."""
+    """Average number of busy cores over the next ``seconds``. A load average covers the last minutes instead."""
     before = _busy_ticks()
     time.sleep(seconds)
     return (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
 
 
 def _busy_ticks() -> int:
-    """Ticks of all processors but idle, waiting, and guest ticks, which user ticks contain already (proc_stat(5))."""
+    """Ticks of all processors without idle, I/O-wait and guest ticks: user ticks include guest ticks (proc_stat(5))."""
     ticks = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
     return sum(ticks) - sum(ticks[_IDLE])

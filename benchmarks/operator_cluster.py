@@ -1,4 +1,4 @@
-"""A lab as benchmarks of the operator use it: many jobs, and the part of the service."""
+"""Lab for benchmarks of the operator: creates many jobs and acts as their service."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ SPEC = {
 
 @dataclass
 class Watching:
-    """When names of a kind were first seen, by this machine's clock."""
+    """Times at which names of a kind were first observed, by this machine's clock."""
 
     first_seen: dict[str, float] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def saw(self, name: str) -> None:
-        """A name, perhaps for the first time."""
+        """Record the time of a name's first observation."""
         with self._changed:
             self.first_seen.setdefault(name, time.monotonic())
             self._changed.notify_all()
 
     def wait_until(self, enough: Callable[[set[str]], bool], seconds: float) -> None:
-        """Until the names are ``enough``; raises TimeoutError after so long."""
+        """Wait until ``enough`` accepts the names. Raises TimeoutError after ``seconds``."""
         with self._changed:
             if not self._changed.wait_for(lambda: enough(set(self.first_seen)), seconds):
                 raise TimeoutError(f"{len(self.first_seen)} after {seconds:.0f} s")
@@ -70,18 +70,18 @@ class Watching:
 
 @dataclass
 class Reports:
-    """How many reports the service's part has written."""
+    """Number of reports that were written on behalf of the service."""
 
     count: int = 0
 
 
 def job(name: str, **parts: Mapping[str, Any]) -> dict[str, Any]:
-    """A PipelineJob, or some parts of one."""
+    """Manifest of a PipelineJob with these ``parts``."""
     return {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": name}, **parts}
 
 
 class Cluster:
-    """The cluster and the hands that use it."""
+    """A cluster and the clients that use it."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.kubeconfig, self.folder = kubeconfig, folder
@@ -93,7 +93,7 @@ class Cluster:
     @classmethod
     @contextlib.contextmanager
     def started(cls, wanted: lab.Wanted) -> Iterator[Cluster]:
-        """A lab of its own, which is ended after the block."""
+        """Start a lab and end it after the block."""
         lab.down(wanted.name)
         made = lab.up(wanted)
         try:
@@ -104,7 +104,7 @@ class Cluster:
             lab.down(wanted.name)
 
     def wait(self, happened: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:
-        """What is not nothing, as soon as there is something; raises TimeoutError after so long."""
+        """Poll ``happened`` until it returns something other than None. Raises TimeoutError after ``seconds``."""
         deadline = time.monotonic() + seconds
         while not (value := happened()):
             if time.monotonic() >= deadline:
@@ -113,19 +113,19 @@ class Cluster:
         return value
 
     def create(self, resource: Resource, manifest: dict[str, Any]) -> None:
-        """Make something."""
+        """Create an object."""
         self._kube.call("POST", resource.path(NAMESPACE), body=manifest)
 
     def get(self, resource: Resource, name: str) -> Object:
-        """Something as it is now."""
+        """The object as it is now."""
         return self._kube.get(resource, NAMESPACE, name)
 
     def delete(self, resource: Resource, name: str) -> None:
-        """Remove something."""
+        """Delete an object."""
         self._kube.call("DELETE", resource.path(NAMESPACE, name))
 
     def watcher(self, watched: Watched) -> Watcher:
-        """A watch of what there is in the namespace."""
+        """A watch of a kind in the namespace."""
         return Watcher(self._kube, watched, NAMESPACE, time.time)
 
     # Nodes
@@ -138,12 +138,12 @@ class Cluster:
         self._kube.call("PATCH", NODES.path("", node, "status"), body=body, content_type=MERGE)
 
     def label_node(self, node: str, name: str, wanted: bool = True) -> None:
-        """Let a node bear the label, which says nothing more, or no longer."""
+        """Add an empty label to a node, or remove it."""
         body = {"metadata": {"labels": {name: "" if wanted else None}}}
         self._kube.call("PATCH", NODES.path("", node), body=body, content_type=MERGE)
 
     def add_fake_nodes(self, count: int) -> None:
-        """Nodes that kwok plays."""
+        """Add nodes that kwok simulates."""
         for number in range(count):
             self.create(NODES, _fake_node(f"kwok-{number}"))
         time.sleep(2.0)
@@ -151,7 +151,7 @@ class Cluster:
     # Jobs
 
     def create_jobs(self, names: Sequence[str]) -> dict[str, float]:
-        """Make jobs, many at a time; when each was there."""
+        """Create jobs concurrently. Returns the time at which each existed."""
 
         def create(name: str) -> float:
             self.create(JOBS, job(name, spec=SPEC))
@@ -161,21 +161,21 @@ class Cluster:
             return dict(zip(names, threads.map(create, names), strict=True))
 
     def remove_jobs(self) -> None:
-        """All of them, and wait until nothing of theirs is left."""
+        """Delete all jobs and wait until none of their objects is left."""
         self._kube.call("DELETE", JOBS.path(NAMESPACE))
         while any(self._kube.list(resource, NAMESPACE, UID_LABEL).objects for resource in (JOBSETS, PODS, CONFIG_MAPS)):
             time.sleep(0.5)
 
     def jobs(self) -> list[Object]:
-        """Those there are."""
+        """All jobs."""
         return list(self._kube.list(JOBS, NAMESPACE).objects)
 
     def names(self, plural: str) -> list[str]:
-        """Of everything of a kind."""
+        """Names of all objects of a kind."""
         return [item["metadata"]["name"] for item in self._kube.list(RESOURCES[plural], NAMESPACE).objects]
 
     def delete_pods(self, count: int) -> list[str]:
-        """Remove pods of so many jobs; the jobs' names."""
+        """Delete pods of ``count`` jobs. Returns the jobs' names."""
         pods = self._kube.list(PODS, NAMESPACE, UID_LABEL).objects[:count]
         for pod in pods:
             self._kube.call("DELETE", PODS.path(NAMESPACE, pod["metadata"]["name"]), query={"gracePeriodSeconds": "0"})
@@ -207,14 +207,14 @@ class Cluster:
     # The service's part
 
     def lay_out_profile(self, num_ranks: int) -> None:
-        """A measurement of this moment, which every job with so many ranks may go by."""
+        """Create a new profile, which every job with ``num_ranks`` ranks may use."""
         measured = dataclasses.replace(profile(num_ranks=num_ranks), measured_at=time.time())
         data = {PROFILE_FILE: packed(measured.to_manifest())}
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROFILE_NAME}, "binaryData": data}
         self.create(CONFIG_MAPS, manifest)
 
     def bring_to_running(self, seconds: float) -> None:
-        """Report the measurement of each job that asks for one, until all run; those that do must not stall."""
+        """Report a profile for each job that requests one, until all run. Also reports steps of running jobs."""
         deadline = time.monotonic() + seconds
         told_at: dict[str, float] = {}
         for step in itertools.count(1):
@@ -235,7 +235,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def progressing(self, period_seconds: float) -> Iterator[Reports]:
-        """Report a step of every job once a period, during the block."""
+        """Report a step of every job once per period, during the block."""
         names, reports, ended = self.names("pipelinejobs"), Reports(), threading.Event()
 
         def report() -> None:

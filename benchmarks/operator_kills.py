@@ -1,9 +1,9 @@
-"""A job's life for every write of the operator's: killed after it, refused it by a 409, told that it failed by a 500.
+"""Runs a job once for every write of the operator: the operator is killed after it, or the write fails with 409 or 500.
 
     ./dev bench operator_kills
 
-Root on Linux. A lab is started and ended. Pods are real and train nothing; each life has three attempts, of which one
-fails and one is suspended, and has to come to the same end without a child that was made twice.
+Needs root on Linux. Starts a lab and ends it. Pods are real but do not train. Each job has three attempts, of which one
+fails and one is suspended. Every run has to end the same way, and no child object may be created twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 600.0
 
 
 def main() -> int:
-    """Live all lives, and write the table."""
+    """Run all lives and write the table."""
     made = lab.up(lab.Wanted(name=LAB, num_nodes=3))
     try:
         with tempfile.TemporaryDirectory() as name, installed(of(made), Path(name)) as on:
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _sieved(there: Sieve, kind: str) -> dict[str, Any]:
-    """One life for each write, until there is none of that number. The first life that ends otherwise ends all."""
+    """Run one life for each write, until a life has fewer writes. Stops at the first life with another end."""
     lives, began = [], time.monotonic()
     for number in itertools.count():
         name = f"{kind}-{number}"
@@ -67,7 +67,7 @@ NAMES = {KILL: "made, and the operator killed", CONFLICT: "409, not made", FAILU
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for people."""
+    """The results as Markdown."""
     rows = "\n".join(
         f"| {NAMES[row['kind']]} | {len(row['writes'])} | {_verbs(row['writes'])} | {row['seconds']:.0f} s |"
         for row in results["troubles"]
@@ -86,7 +86,7 @@ attempts, one failure, Succeeded, one JobSet of each name ever, those of attempt
 
 
 def _verbs(writes: list[str]) -> str:
-    """How often each verb was used on each kind."""
+    """Number of uses of each verb on each kind."""
     counted = Counter(
         " ".join(word.split()[:2]) if not word.startswith("annotate") else "annotate Pod" for word in writes
     )

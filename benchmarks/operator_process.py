@@ -1,4 +1,4 @@
-"""The operator as a process of this machine, as benchmarks start it, and what it costs."""
+"""Runs the operator as a process on this machine for benchmarks, and measures its memory and processor time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.1
 
 
 LISTS = ("images", "claims", "storageClasses", "tolerations", "nodeSelectors")
-"""What jobs may use: everything but what is the system's."""
+"""Lists of the policy. Jobs may use everything except the system's objects."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Operator:
     @classmethod
     @contextlib.contextmanager
     def started(cls, cluster: Cluster) -> Iterator[Operator]:
-        """Start it, and end it after the block."""
+        """Start the operator and end it after the block."""
         policy = cluster.folder / "policy.json"
         policy.write_text(json.dumps({"everywhere": {name: ["*"] for name in LISTS}}))
         environ = {
@@ -51,13 +51,13 @@ class Operator:
                 process.wait(30)
 
     def kill(self) -> None:
-        """As a node that vanishes would."""
+        """Kill the process without notice, like a lost node."""
         self.process.kill()
         self.process.wait()
 
     @contextlib.contextmanager
     def weighed(self) -> Iterator[list[int]]:
-        """Bytes that the process holds together with what plans for it, ten times a second during the block."""
+        """Memory in bytes of the process and its planning processes, sampled ten times per second during the block."""
         samples, ended = [self.held_bytes], threading.Event()
 
         def weigh() -> None:
@@ -74,12 +74,12 @@ class Operator:
 
     @property
     def held_bytes(self) -> int:
-        """What the process and what plans for it now have in memory; what they share counts twice."""
+        """Resident bytes of the process and its planning processes. Shared pages count twice."""
         return sum(_resident_bytes(pid) for pid in (self.process.pid, *_children(self.process.pid)))
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of the process and of what planned for it."""
+        """Processor time of the process and of its planning processes."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
@@ -93,7 +93,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _resident_bytes(pid: int) -> int:
-    """None for one that has ended."""
+    """Resident bytes of a process, 0 if it has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -1,10 +1,10 @@
-"""How many jobs the operator sees to, on a real control plane with kwok's nodes, all on this machine.
+"""Number of jobs that the operator can handle, on a real control plane with kwok's nodes, all on this machine.
 
     ./dev bench operator_scale
 
-It starts a lab (root on Linux), applies jobs, and watches the cluster itself: what is measured is what it holds, not
-what the operator says of itself. Jobs have one pod each. Their measurement is one that was made before, their steps are
-reported by this script, which plays the service.
+It starts a lab (root on Linux), applies jobs and watches the cluster: figures come from the cluster's objects, not from
+the operator. Jobs have one pod each. They use an existing profile. This script acts as the service and reports their
+steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEADY_SECONDS = 60.0
 
 
 def main() -> int:
-    """Run all of it and write the tables."""
+    """Run the benchmark and write the tables."""
     with Cluster.started(lab.Wanted(name="scale", num_nodes=1, kwok=True)) as cluster:
         cluster.add_fake_nodes(NODES)
         results = measure(cluster)
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def measure(cluster: Cluster) -> dict[str, Any]:
-    """The figures, one after the other on one cluster."""
+    """Measure all figures, one after the other, on one cluster."""
     with Operator.started(cluster) as operator:
         few = burst(cluster, "few", FEW)
         cluster.remove_jobs()
@@ -49,7 +49,7 @@ def measure(cluster: Cluster) -> dict[str, Any]:
 
 
 def burst(cluster: Cluster, name: str, count: int) -> dict[str, Any]:
-    """Many jobs at once: seconds from each job's creation to its JobSet, and how many a second."""
+    """Create many jobs at once. Returns seconds from each job's creation to its JobSet, and jobs per second."""
     with cluster.watching("jobsets") as jobsets:
         began = time.monotonic()
         created = cluster.create_jobs([f"{name}-{number}" for number in range(count)])
@@ -69,7 +69,7 @@ def burst(cluster: Cluster, name: str, count: int) -> dict[str, Any]:
 
 
 def run_all(cluster: Cluster, operator: Operator) -> dict[str, Any]:
-    """All jobs come to run and report: memory of the operator, and its processor time once all run."""
+    """Bring all jobs to running and reporting. Returns the operator's memory, and its processor time once all run."""
     cluster.lay_out_profile(num_ranks=1)
     began = time.monotonic()
     with operator.weighed() as held_bytes:
@@ -94,7 +94,7 @@ def run_all(cluster: Cluster, operator: Operator) -> dict[str, Any]:
 
 
 def restart(cluster: Cluster) -> dict[str, Any]:
-    """While nobody operates, jobs are submitted and others lose a pod; then somebody does."""
+    """Submit jobs and delete pods of others while no operator runs, then start an operator."""
     lost = cluster.delete_pods(LATE)
     late = cluster.create_jobs([f"late-{number}" for number in range(LATE)])
     wanted = {f"{job}-a1" for job in late} | {f"{job}-a2" for job in lost}

@@ -1,6 +1,6 @@
-"""How long plans and refusals of described jobs take, and how much memory: warm, and once cold (numba compiles).
+"""Times and memory of plans and refusals for described jobs: warm, and once cold (numba compiles).
 
-Every figure is of one whole process: its start, imports, and everything that `penstock plan` does but for reading and
+Every figure is that of a whole process: start, imports, and everything that `penstock plan` does except for reading and
 writing files. Run as ``python -m benchmarks.planning_speed``; writes ``benchmarks/results/planning_speed.{md,json}``.
 """
 
@@ -28,7 +28,7 @@ from penstock.core.model import Family, ModelSpec
 ROOT = Path(__file__).parents[1]
 REPEATS = 3
 TARGET_SECONDS = {64: 3.0, 1024: 10.0, 16384: 30.0}
-"""Of processor time, for up to so many devices."""
+"""Target of processor time by number of devices: the key is the largest number that it applies to."""
 TARGET_BYTES = 2**30
 
 GPT_6B = ModelSpec(family=Family.GPT2, layers=30, hidden=4096, heads=32, vocab=50257, positions=1024)
@@ -43,7 +43,7 @@ LLAMA_405B = ModelSpec(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A job on so many described devices of ``gigabytes`` each."""
+    """A job on described devices with ``gigabytes`` of memory each."""
 
     name: str
     model: ModelSpec
@@ -54,12 +54,12 @@ class Case:
 
     @property
     def target_seconds(self) -> float:
-        """That of the next larger number of devices that has one."""
+        """Target for the next larger number of devices in `TARGET_SECONDS`."""
         return next(seconds for most, seconds in TARGET_SECONDS.items() if self.devices <= most)
 
     @property
     def job(self) -> JobSpec:
-        """In bf16."""
+        """The job, in bf16."""
         return JobSpec(
             model=self.model,
             data=DataSpec(source="", sequence_length=self.tokens),
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def cluster(self) -> ClusterSpec:
-        """Nodes of eight H100s with one network card for all."""
+        """Nodes of eight H100s that share one network card."""
         return ClusterSpec(
             name=f"{self.devices // 8} nodes of 8",
             device=DeviceSpec(
@@ -105,11 +105,11 @@ CASES = {
     )
 }
 COLD = "GPT-3 175B, 384 devices"
-"""This one is measured cold, too."""
+"""Case that is also measured cold."""
 
 
 def plan_once(case: Case) -> None:
-    """What the measured process does: plan, and print what was found and what it took of the process."""
+    """Main function of the measured process: plan, then print the plan and the process's times and memory."""
     from penstock.planner.decide import decide
     from penstock.planner.problem import problem_from_cluster
 
@@ -127,7 +127,7 @@ def plan_once(case: Case) -> None:
 
 
 def measure(case: Case, cache: Path) -> dict[str, Any]:
-    """One process: wall and processor seconds, peak resident bytes, and the plan it found."""
+    """Run one process. Returns wall and processor seconds, peak resident bytes, and the plan."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "benchmarks.planning_speed", case.name]
@@ -144,7 +144,7 @@ def measure(case: Case, cache: Path) -> dict[str, Any]:
 
 
 def measurements() -> Iterator[dict[str, Any]]:
-    """Per case the median of warm processes by their processor time; of one also a cold process."""
+    """For each case the warm process of median processor time, and for `COLD` also a cold process."""
     with tempfile.TemporaryDirectory() as folder:
         cold = measure(CASES[COLD], Path(folder))
         yield {"name": COLD, "state": "cold", **cold}
@@ -158,7 +158,7 @@ def measurements() -> Iterator[dict[str, Any]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table for people."""
+    """The table as Markdown."""
     rows = results["rows"]
     warm = [row for row in rows if row["state"] == "warm"]
     slow = [row["name"] for row in warm if row["processor_seconds"] > row["target_seconds"]]

@@ -1,12 +1,11 @@
-"""Predicted against measured: step time and memory of many plans, and whether the planner's choice is the best of them.
+"""Compares predicted and measured step time and memory of many plans, and the planner's choice with the other plans.
 
     ./dev bench prediction
 
-Round after round the machine is measured as `penstock profile` does, and all plans are visited in turn, a block of
-steps at a time, so that both meet the same machine, however it drifts. A reference kernel runs before and after each
-block, which counts only if both took the same time. Plans are made from the first profiles; what is compared is their
-prediction by the medians of all profiles and the median of their steps. Memory is measured apart, every plan in new
-processes.
+Every round measures a profile like `penstock profile`, and then runs a block of steps of each plan, so that profiles
+and steps see the same drift of the machine. A reference kernel runs before and after each block. The block counts only
+if both runs took the same time. Plans are made from the first profiles. The prediction by the medians of all profiles
+is compared with the median of all steps. Memory is measured separately, with new processes for every plan.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ PINNED = {
 
 @dataclass
 class Contender:
-    """A plan, and what was measured of it."""
+    """A plan and its measurements."""
 
     name: str
     plan: Plan
@@ -78,24 +77,24 @@ class Contender:
 
     @property
     def measured_seconds(self) -> float:
-        """The median of all steps."""
+        """Median of all steps."""
         return statistics.median(self.step_seconds)
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Predicted time divided by measured time, minus 1."""
         return self.prediction.step_seconds / self.measured_seconds - 1
 
 
 def example_job() -> PipelineJob:
-    """The demonstration's job with few sequences a step and nothing pinned."""
+    """The demonstration's job with few sequences per step and nothing pinned."""
     example = PipelineJob.from_manifest(yamltext.load(EXAMPLE.read_text(), str(EXAMPLE)))
     training = replace(example.spec.training, global_batch=SEQUENCES)
     return replace(example, spec=replace(example.spec, training=training, parallelism=ParallelismSpec()))
 
 
 class Bench:
-    """A machine that plans for a job are tried on, and what was measured of it so far."""
+    """Tries plans for a job on this machine, and keeps the machine's profiles."""
 
     def __init__(self, root: Path, job: PipelineJob) -> None:
         self._root = root
@@ -112,27 +111,27 @@ class Bench:
 
     @property
     def num_profiles(self) -> int:
-        """How often the machine was measured."""
+        """Number of profiles of the machine."""
         return len(self._profiles)
 
     @property
     def profile(self) -> Profile:
-        """The medians of what was measured so far."""
+        """Medians of all profiles so far."""
         return typical_profile(self._profiles)
 
     def measure(self) -> None:
-        """The machine, once more."""
+        """Measure another profile of the machine."""
         self._launch("penstock.trainer", "profile", "--run-dir", str(self._run.root))
         self._profiles.append(self._run.read_profile())
         sys.stderr.write(f"profile {len(self._profiles)}: {_unit_seconds(self._profiles[-1]):.2f} s\n")
 
     def pinned(self, pinned: Mapping[str, ParallelismSpec]) -> list[Contender]:
-        """Plans with these pins, by name."""
+        """Plans with these pins."""
         plans = {name: self._decide(self._pinned(pins))[0] for name, pins in pinned.items()}
         return [Contender(name, plan, _prediction(plan)) for name, plan in plans.items()]
 
     def contenders(self) -> list[Contender]:
-        """Pinned plans, the planner's choice, and what it ranked next."""
+        """Pinned plans, the planner's choice, and the next plans of its ranking."""
         plans = {contender.name: contender.plan for contender in self.pinned(PINNED)}
         choice, others = self._decide(self._pinned(ParallelismSpec()))
         plans = {name: plan for name, plan in plans.items() if plan.program_digest != choice.program_digest}
@@ -155,14 +154,14 @@ class Bench:
         return realised(judge, replace(result, best=evaluation, others=()), judge.problem).plan
 
     def predict(self, contenders: list[Contender]) -> None:
-        """Anew, by all that was measured."""
+        """Predict all plans again by the medians of all profiles."""
         for contender in contenders:
             again, _ = self._decide(pinned(self.job, contender.plan))
             assert again.program_digest == contender.plan.program_digest, contender.name
             contender.prediction = _prediction(again)
 
     def visit(self, contenders: list[Contender], enough: int = STEPS_PER_PLAN) -> int:
-        """Adds to the steps of those that have fewer than enough; how many did not count."""
+        """Run steps of contenders that have fewer than ``enough``. Returns the number of rejected steps."""
         waiting = [contender for contender in contenders if len(contender.step_seconds) < enough]
         write_json(
             self._run.root / "visits.json", {contender.name: contender.plan.to_manifest() for contender in waiting}
@@ -173,8 +172,9 @@ class Bench:
         return STEPS_PER_VISIT * sum(not steps for steps in steps_of.values())
 
     def fill(self, contenders: list[Contender], enough: int = STEPS_PER_PLAN, most_rounds: int = MOST_ROUNDS) -> int:
-        """Visits, with a profile after each, until every plan has enough steps; how many steps did not count. Ends the
-        program if that takes too many rounds.
+        """Run rounds, each with a profile, until every plan has ``enough`` steps. Returns the number of rejected steps.
+
+        Ends the program if that takes more than ``most_rounds``.
         """
         rejected = 0
         for _ in range(most_rounds):
@@ -185,7 +185,7 @@ class Bench:
         raise SystemExit(UNSTEADY)
 
     def weigh(self, contenders: list[Contender]) -> None:
-        """Fills in their memory."""
+        """Measure the memory of all contenders."""
         for contender in contenders:
             write_json(self._run.plan, contender.plan.to_manifest())
             contender.peak_bytes = _by_pipeline_rank(contender.plan, self._task("memory")["peak_bytes"])
@@ -243,7 +243,7 @@ def _unit_seconds(profile: Profile) -> float:
 
 
 def _by_pipeline_rank(plan: Plan, peak_bytes: list[int]) -> list[int]:
-    """Of every pipeline rank the fullest replica and shard."""
+    """Peak bytes of every pipeline rank: the maximum over replicas and shards."""
     mesh = Mesh.of(plan)
     fullest = [0] * plan.pp
     for rank, peak in enumerate(peak_bytes):
@@ -262,7 +262,7 @@ def _line(contender: Contender) -> str:
 
 
 def described(plan: Plan) -> str:
-    """Its model and batch in words."""
+    """Description of the plan's model and batch."""
     model = plan.model
     return (
         f"{model.family.value}, {model.layers} layers of width {model.hidden}, {plan.sequence_length} tokens, "
@@ -274,7 +274,7 @@ COMPARED = ("predicted", "measured")
 
 
 def compared(contender: Contender, described_as: str) -> dict[str, Any]:
-    """A contender's steps and memory, as `compared_line` reads them."""
+    """A contender's steps and memory, in the form that `compared_line` reads."""
     prediction = contender.prediction
     return {
         "plan": described_as,
@@ -349,7 +349,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
 
 
 class _Row:
-    """A plan's line; memory is that of the rank that is furthest off."""
+    """A row of the table for a plan. Memory is that of the rank with the largest error."""
 
     def __init__(self, plan: dict[str, Any], constant: int) -> None:
         self.name = plan["name"]

@@ -20,7 +20,7 @@ STEPS_PER_VISIT = 10
 
 
 def visits(run: RunDir, worker: Worker) -> None:
-    """A block of steps of each plan; those during which the machine drifted do not count."""
+    """Run a block of steps of each plan. Blocks during which the machine drifted are rejected."""
     plans: dict[str, object] = json.loads((run.root / "visits.json").read_text())
     steps_of: dict[str, list[float]] = {}
     for name, plan in plans.items():
@@ -34,7 +34,7 @@ def visits(run: RunDir, worker: Worker) -> None:
 
 
 def visit(run: RunDir, plan: object, worker: Worker) -> tuple[list[float], float, float]:
-    """The seconds of a block of steps, after one to warm up, and those of the reference kernel before and after it."""
+    """Seconds of a block of steps, after a warm-up step, and of the reference kernel before and after the block."""
     stopwatch = _stopwatch(run, plan, worker)
     stopwatch.step(0)
     before = reference_seconds()
@@ -43,7 +43,7 @@ def visit(run: RunDir, plan: object, worker: Worker) -> tuple[list[float], float
 
 
 def memory(run: RunDir, worker: Worker) -> None:
-    """Writes every rank's peak bytes under the plan in the run directory."""
+    """Write every rank's peak bytes under the plan of the run directory."""
     stopwatch = _stopwatch(run, None, worker)
     totals = [stopwatch.step(step)[0] for step in range(3)]
     _write(run, worker, {"peak_bytes": totals[-1].peak_bytes})

@@ -1,8 +1,8 @@
-"""Predicted against measured: step time and memory of tensor parallelism, and of replicas, for models of other shapes.
+"""Compares predicted and measured step time and memory with tensor parallelism and replicas, for several model shapes.
 
     ./dev bench prediction_shapes
 
-As `benchmarks.prediction` does, but each shape is measured apart: a job of its own, its machine profiled before and
+It works like `benchmarks.prediction`. Each shape is measured separately, with its own job and a profile before and
 after every block of steps.
 """
 
@@ -33,7 +33,7 @@ STAGES = ParallelismSpec(tp=1, pp=2, slices=4, schedule="1f1b")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model, its batch, and the plans that are tried."""
+    """A model, its batch, and the plans to measure."""
 
     model: Mapping[str, Any]
     sequence_length: int
@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def job(self) -> PipelineJob:
-        """The demonstration's job in this shape. What is measured covers all degrees of tensor parallelism."""
+        """The demonstration's job in this shape. Its profile covers all degrees of tensor parallelism."""
         job = example_job()
         is_divided = all(pins.is_sequence_parallel for pins in self.plans.values())
         return replace(
@@ -79,7 +79,7 @@ SHAPES = {
 
 
 def measured(name: str, shape: Shape, folder: Path) -> dict[str, Any]:
-    """What was predicted and measured of a shape's plans."""
+    """Predictions and measurements of a shape's plans."""
     sys.stderr.write(f"{name}:\n")
     bench = Bench(folder, shape.job)
     bench.measure()

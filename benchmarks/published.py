@@ -1,13 +1,13 @@
-"""Published training steps against their simulation on described hardware: step time, memory, TeraPipe's speed-ups.
+"""Compares published training steps with their simulation on described hardware: time, memory, TeraPipe's speed-ups.
 
     ./dev bench published
 
-Rows come from `benchmarks/data/published`, or from a folder that is named: A100 steps without recomputation (arXiv
-2401.10241) and with all of it (arXiv 2104.04473), layers and steps with and without sequence parallelism
+Rows come from `benchmarks/data/published` or from the folder that is given: A100 steps without recomputation (arXiv
+2401.10241) and with full recomputation (arXiv 2104.04473), layers and steps with and without sequence parallelism
 (`benchmarks.published_shards`), TeraPipe's ten settings on V100 with its uniform sweep of setting 9 (arXiv 2102.07988),
-and shared heads (`benchmarks.published_heads`). Each device kind has one description (`penstock.core.devices`), each
-software stack one, taken from the paper's text and its public code. Nothing is fitted to a row: what misses is printed
-with its reason. Published memory is read as GiB.
+and shared heads (`benchmarks.published_heads`). Each kind of device has one description (`penstock.core.devices`), and
+so has each software stack, from the paper's text and its public code. No parameter is fitted to a row. Rows with large
+errors are printed with the reason. Published memory is taken to be in GiB.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from penstock.planner.stagecost import equal_slices
 
 DATA = Path(__file__).parent / "data" / "published"
 FIGURES = frozenset({2, 4, 7})
-"""TeraPipe's settings whose times were read off figures."""
+"""Settings of TeraPipe whose times were read from figures."""
 
 COUNTED = (5, 8, 9, 10)
-"""Those of its settings whose speed-up is held to the bar."""
+"""Settings of TeraPipe whose speed-up has to meet the bound."""
 
 BAR = {"paper mean": 0.04, "paper worst": 0.09, "mean": 0.06, "worst": 0.15, "memory": 0.10, "speed-up": 0.12}
 
@@ -76,7 +76,7 @@ REASONS = {
     5: "as 3: too long by a sixth, the ratio right",
     6: "the published time with slices is an outlier: 7.1 s for a step whose busiest rank works for less than one",
 }
-"""Why TeraPipe's settings are off, in speed-up or in time."""
+"""Reasons for the errors of TeraPipe's settings, in speed-up or in time."""
 
 SCHEDULE_STACKS = {
     "gpipe": MEGATRON,
@@ -118,11 +118,11 @@ def layers_per_stage(layers: int, num_stages: int) -> tuple[float, ...]:
 
 
 ZB_2P = 1 + depths(8).index(2 * usual_depth(8))
-"""The variant of `zb` that aims at what ZB-2p holds, twice 1F1B's activations; others hold less in the same step."""
+"""Number of the `zb` variant with the activations of ZB-2p, twice those of 1F1B. Other variants hold fewer."""
 
 
 def allowed_bytes(problem: Problem, candidate: Candidate) -> int:
-    """What the paper allows a schedule: ZB-V the memory of 1F1B, `zb` (ZB-2p) twice its activations, others all."""
+    """Memory that the paper grants a schedule: ZB-V that of 1F1B, `zb` (ZB-2p) twice its activations, others all."""
     if candidate.schedule not in ("zb", "zbv"):
         return problem.memory_limit_bytes
     stages = pinned_stages(layers_per_stage(problem.model.layers, candidate.mesh.pp), problem.model.num_units)
@@ -133,7 +133,7 @@ def allowed_bytes(problem: Problem, candidate: Candidate) -> int:
 
 
 def best_order(problem: Problem, candidate: Candidate) -> Evaluation:
-    """The candidate by the fastest order of its schedule that fits, as a search ends with it."""
+    """The candidate with the fastest order of its schedule that fits, which is also the result of a search."""
     judge = Simulated(problem)
     quick = judge.evaluate(candidate, in_full=True)
     others = {with_h1(quick.candidate), judge.best_variant(quick.candidate)} - {quick.candidate}
@@ -143,14 +143,14 @@ def best_order(problem: Problem, candidate: Candidate) -> Evaluation:
 
 
 def a100_rows(folder: Path) -> Iterator[Row]:
-    """The rows without recomputation and with all of it, whose schedule penstock has."""
+    """Rows with no and with full recomputation, for the schedules that penstock has."""
     for row in rows_of(folder / "a100_steps.csv"):
         if row["recompute"] in set(Recompute) and row["schedule"] in SCHEDULE_STACKS:
             yield a100_row(row)
 
 
 def a100_row(row: Mapping[str, str]) -> Row:
-    """One of them, simulated."""
+    """Simulate a row."""
     dp, tp, pp = (int(row[name]) for name in ("dp", "tp", "pp"))
     microbatch, count, length = (int(row[name]) for name in ("microbatch", "num_microbatches", "sequence_length"))
     schedule, layers = row["schedule"], int(row["layers"])
@@ -201,7 +201,7 @@ def a100_row(row: Mapping[str, str]) -> Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One of TeraPipe's settings: published seconds, predicted ones, and slicings."""
+    """A setting of TeraPipe: published and predicted seconds, and slicings."""
 
     number: int
     model: str
@@ -213,13 +213,13 @@ class Setting:
 
     @property
     def speedup_error(self) -> float:
-        """Signed share by which the predicted speed-up is off."""
+        """Signed relative error of the predicted speed-up."""
         (plain, sliced), (known_plain, known_sliced) = self.predicted, self.published
         return (plain / sliced) / (known_plain / known_sliced) - 1
 
 
 def terapipe_problem(row: Mapping[str, str]) -> Problem:
-    """A setting's problem; memory is not described in the paper and not limited."""
+    """The planning problem of a setting. Memory is not limited, since the paper does not state it."""
     dp, tp, pp = (int(row[name]) for name in ("dp", "tp", "pp"))
     model = ModelSpec(
         family=Family.GPT2,
@@ -237,14 +237,14 @@ def terapipe_problem(row: Mapping[str, str]) -> Problem:
 
 
 def terapipe_mesh(problem: Problem, microbatch: int) -> Mesh:
-    """The pinned mesh with so many sequences at a time."""
+    """The pinned mesh with ``microbatch`` sequences."""
     dp, tp, pp = (problem.pinned.dp or 1, problem.pinned.tp or 1, problem.pinned.pp or 1)
     count = problem.global_batch // dp // microbatch
     return Mesh(dp=dp, tp=tp, pp=pp, microbatch=microbatch, num_microbatches=count)
 
 
 def rivals(problem: Problem, slices: tuple[int, ...]) -> dict[str, float]:
-    """Seconds of the same slices under other schedules, in the memory that TeraPipe's own takes."""
+    """Seconds of the same slices under other schedules, within the memory of TeraPipe's own schedule."""
     limit = max(terapipe_evaluation(problem, 1, slices).peak_bytes)
     alike = dataclasses.replace(problem, memory_limit_bytes=limit)
     evaluations = {schedule: terapipe_evaluation(alike, 1, slices, schedule) for schedule in ("1f1b", "zb")}
@@ -256,14 +256,14 @@ def rivals(problem: Problem, slices: tuple[int, ...]) -> dict[str, float]:
 
 
 def terapipe_step(problem: Problem, microbatch: int, slices: tuple[int, ...]) -> float:
-    """Seconds of one step with so many sequences at a time, cut like this."""
+    """Seconds of one step with this micro-batch and these slices."""
     return terapipe_evaluation(problem, microbatch, slices).step_ns / 1e9
 
 
 def terapipe_evaluation(
     problem: Problem, microbatch: int, slices: tuple[int, ...], schedule: str = "gpipe"
 ) -> Evaluation:
-    """The same as the planner sees it."""
+    """Evaluation of one step with this micro-batch, these slices and this schedule."""
     mesh = terapipe_mesh(problem, microbatch)
     stages = pinned_stages(even_stages(problem.model.layers, mesh.pp), problem.model.num_units)
     candidate = Candidate(mesh=mesh, stages=stages, slices=slices, schedule=schedule)
@@ -281,7 +281,7 @@ def best_slicing(problem: Problem) -> tuple[float, tuple[int, ...]]:
 
 
 def terapipe_settings(folder: Path) -> Iterator[Setting]:
-    """All of them, simulated without slices and with the planner's."""
+    """All settings of TeraPipe, simulated without slices and with the planner's slices."""
     for row in rows_of(folder / "terapipe_v100.csv"):
         problem = terapipe_problem(row)
         share = problem.global_batch // int(row["dp"])
@@ -314,7 +314,7 @@ def sweep(folder: Path) -> Iterator[Row]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Everything, as data."""
+    """All results, as data."""
     steps = list(a100_rows(folder))
     papers = {
         paper: summary([row for row in steps if row.paper == paper]) for paper in dict.fromkeys(r.paper for r in steps)
@@ -347,7 +347,7 @@ STEP_HEADER = (
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The tables for people."""
+    """The tables as Markdown."""
     lines = ["# Published steps against their simulation on described hardware", "", results["machine"]]
     for title, paper in PAPERS.items():
         rows = [row for row in results["steps"] if row["paper"] == paper]

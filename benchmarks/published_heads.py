@@ -1,10 +1,9 @@
-"""Heads that several stages share: published speed-ups, and those of plans on described hardware.
+"""Heads that several stages share: published speed-ups, and speed-ups of plans on described hardware.
 
-The paper (arXiv 2411.05288, table 5) divides the vocabulary over all ranks of a 1F1B pipeline, with passes of their own
-between broadcasts and all-reduces. Plans divide it into units that stages own like any other
-(`penstock.core.model.DividedModel`). Both are compared with the best that moving layers does for a whole head: there by
-what was measured, here by a plan with ``headParts: 1``. Utilizations are another trainer's, so ratios are compared
-alone.
+The paper (arXiv 2411.05288, table 5) divides the vocabulary over all ranks of a 1F1B pipeline, with separate passes
+between broadcasts and all-reduces. Plans divide it into units that stages own like all others
+(`penstock.core.model.DividedModel`). Both are compared with the best distribution of layers for an undivided head: the
+paper's measurement, and a plan with ``headParts: 1``. Only ratios are compared, since the paper used another trainer.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ MEMORY = 75 * 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedHead:
-    """One setting: how many times as fast a shared head is as the best cut of whole layers, published and planned, and
-    as a plan with a whole head.
+    """One setting. Speed-ups of a shared head over the best cut into whole layers, published and planned, and over a
+    plan with an undivided head.
     """
 
     name: str
@@ -43,8 +42,8 @@ class SharedHead:
 
 
 def heads(folder: Path, schedule: str | None = None, most_gpus: int = 32) -> Iterator[SharedHead]:
-    """The settings with up to so many GPUs, under one schedule or under the one that suits each plan best; none of a
-    folder that has none.
+    """Plan the settings with up to ``most_gpus`` GPUs, under ``schedule`` or the best schedule of each plan. Yields
+    nothing if the folder has no such file.
     """
     if not (folder / "shared_heads.csv").exists():
         return
@@ -56,7 +55,7 @@ def heads(folder: Path, schedule: str | None = None, most_gpus: int = 32) -> Ite
 
 
 def shared_head(row: Mapping[str, str], schedule: str | None) -> SharedHead:
-    """One of them, planned."""
+    """Plan a setting."""
     free, whole = planned(row, schedule=schedule), planned(row, schedule=schedule, head_parts=1)
     moved = max(float(row["mfu_plain"]), float(row["mfu_layers_moved"]))
     by_layers = min(step_seconds(planned(row, schedule="1f1b", stages=stages)) for stages in layer_cuts(row))
@@ -71,7 +70,7 @@ def shared_head(row: Mapping[str, str], schedule: str | None) -> SharedHead:
 
 
 def layer_cuts(row: Mapping[str, str]) -> Iterator[tuple[float, ...]]:
-    """Whole layers per stage: fewer in the last one, which has the head, the others as even as can be."""
+    """Whole layers per stage: fewer in the last stage, which has the head, and the others as even as possible."""
     layers, ranks = int(row["layers"]), int(row["num_gpus"])
     for last in range(layers // ranks + 1):
         num_layers, more = divmod(layers - last, ranks - 1)
@@ -79,13 +78,13 @@ def layer_cuts(row: Mapping[str, str]) -> Iterator[tuple[float, ...]]:
 
 
 def step_seconds(plan: Plan) -> float:
-    """As predicted."""
+    """Predicted seconds of a step."""
     assert plan.prediction is not None
     return plan.prediction.step_seconds
 
 
 def planned(row: Mapping[str, str], **pinned: Any) -> Plan:
-    """The plan of one pipeline with one sequence at a time, as in the paper, and what else is pinned."""
+    """The plan of one pipeline with one sequence per micro-batch, as in the paper, and with these pins."""
     ranks, length = int(row["num_gpus"]), int(row["sequence_length"])
     spec = JobSpec(
         model=ModelSpec(
@@ -117,7 +116,7 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Under 1F1B as in the paper, and under any schedule, as data."""
+    """Results under 1F1B, as in the paper, and under any schedule, as data."""
     return {
         "heads_1f1b": [dataclasses.asdict(row) for row in heads(folder, "1f1b")],
         "heads": [dataclasses.asdict(row) for row in heads(folder, most_gpus=8)],
@@ -125,7 +124,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def markdown(results: Mapping[str, Any]) -> list[str]:
-    """Both tables for people."""
+    """Both tables as Markdown."""
     title = "A shared head, times as fast as the best cut of whole layers under 1F1B (arXiv 2411.05288, table 5)"
     return [
         *table(f"{title}, itself under 1F1B:", results["heads_1f1b"]),

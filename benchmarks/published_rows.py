@@ -1,4 +1,4 @@
-"""What published steps and layers have in common: a row, the software stack that ran it, A100 nodes, a job."""
+"""Shared by benchmarks of published steps and layers: rows, software stacks, A100 nodes and jobs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Signed share by which the simulation is off."""
+        """Signed relative error of the simulation."""
         return self.predicted / self.published - 1
 
     @property
     def memory_error(self) -> float | None:
-        """The same of the fullest rank's memory."""
+        """Signed relative error of the fullest rank's memory; None if it is not published."""
         if self.published_gib is None or self.predicted_gib is None:
             return None
         return self.predicted_gib / self.published_gib - 1
@@ -61,12 +61,12 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def a100_cluster(num_nodes: int, software: SoftwareSpec) -> ClusterSpec:
-    """HGX A100 nodes with four cards of 200 Gb/s RoCE: "8 GPUs a node, RoCE between nodes" is all that is said."""
+    """HGX A100 nodes with four cards of 200 Gb/s RoCE. The paper states only "8 GPUs a node, RoCE between nodes"."""
     return dataclasses.replace(cluster_of(device_kind("a100-80"), num_nodes), nics_per_node=4, software=software)
 
 
 def job(model: ModelSpec, length: int, batch: int, ranks: int, memory: int, **pinned: Any) -> JobSpec:
-    """A job with what it pins; hidden states are whole, as in most of the papers."""
+    """A job with these pins and with whole hidden states, as in most of the papers."""
     return JobSpec(
         model=model,
         data=DataSpec(source="", sequence_length=length),
@@ -77,12 +77,12 @@ def job(model: ModelSpec, length: int, batch: int, ranks: int, memory: int, **pi
 
 
 def even_stages(layers: int, num_stages: int) -> tuple[float, ...]:
-    """Layers per stage, the longer ones first."""
+    """Layers per stage, as even as possible, with the larger stages first."""
     return tuple(float(layers // num_stages + (stage < layers % num_stages)) for stage in range(num_stages))
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean and worst absolute error, and the bias."""
+    """Mean and largest absolute error, and the bias."""
     errors = [row.error for row in rows]
     return {
         "mean": statistics.fmean(map(abs, errors)),

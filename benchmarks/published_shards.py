@@ -1,10 +1,10 @@
 """Published figures of 8 shards with and without sequence parallelism (arXiv 2205.05198), and their simulation on A100.
 
-Table 4 times a layer without recomputation. Table 5 times whole steps of four models: with everything made again and
-whole hidden states, which is the paper's baseline, and by tokens with the attention core alone made again, which is
-what it proposes (sections 4.2.2 and 5). Models and degrees are those of its table 3; 175B and 530B have three stages
-per rank. The attention core is more than scores, so `recompute: selective` is another policy; here it is given to the
-simulator as it is.
+Table 4 times a layer without recomputation. Table 5 times whole steps of four models: the paper's baseline, with full
+recomputation and whole hidden states, and its proposal (sections 4.2.2 and 5), which divides hidden states by tokens
+and recomputes only the attention core. Models and degrees are those of table 3. 175B and 530B have three stages per
+rank. The paper's attention core is not what `recompute: selective` recomputes, so the simulator gets the paper's
+operations directly.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SHARDED = dataclasses.replace(MEGATRON, overlapped_collectives=True)
 6.2)."""
 
 MADE_AGAIN = {"attention": (Operation.ATTEND,), "full": tuple(Operation)}
-"""What layers run again, by the name in the table."""
+"""Operations that layers recompute, by their name in the table."""
 
 
 def step_rows(folder: Path) -> Iterator[Row]:
-    """Whole steps; none of a folder that has none."""
+    """Rows of whole steps; none if the folder has no such file."""
     path = folder / "a100_shards.csv"
     return map(step_row, rows_of(path) if path.exists() else ())
 
 
 def step_row(row: Mapping[str, str]) -> Row:
-    """One of them, simulated."""
+    """Simulate a row."""
     tp, pp, per_rank = (int(row[name]) for name in ("tp", "pp", "stages_per_rank"))
     microbatch, count, length = (int(row[name]) for name in ("microbatch", "num_microbatches", "sequence_length"))
     problem = problem_of(row, pp, microbatch * count)
@@ -78,12 +78,12 @@ def problem_of(row: Mapping[str, str], pp: int, batch: int) -> Problem:
 
 
 def shards_of(row: Mapping[str, str]) -> str:
-    """In words."""
+    """Description of a row's shards."""
     return f"tp {row['tp']}, {'by tokens' if row['sequence_parallel'] == 'yes' else 'whole'}"
 
 
 def layer_rows(folder: Path) -> Iterator[Row]:
-    """F and B of one layer on tensor-parallel A100s of a node."""
+    """F and B of one layer on the tensor-parallel A100s of a node."""
     for row in rows_of(folder / "a100_layers.csv"):
         batch = int(row["microbatch"])
         cost = problem_of(row, 1, batch).cost_of(int(row["tp"]))

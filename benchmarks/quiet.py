@@ -1,7 +1,7 @@
-"""Measuring on a machine that is shared, where neighbours come and go: what is typical, while nothing drifts.
+"""Measures typical times on a shared machine, whose speed drifts with the work of others.
 
-A reference kernel, the same matrix products on all ranks at once, tells how fast the machine is. A block of steps
-counts if the kernel takes as long after it as before it.
+A reference kernel, the same matrix products on all ranks at once, measures the speed of the machine. A block of steps
+counts if the kernel takes equally long before and after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 70
 
 
 def reference_seconds() -> float:
-    """The kernel on all ranks at once, for about a second: the slowest rank's, without the slowest nine in ten."""
+    """Seconds of the kernel on all ranks at once, over about a second: the largest tenth percentile of any rank."""
     left, right = torch.ones(KERNEL_SIZE, KERNEL_SIZE), torch.ones(KERNEL_SIZE, KERNEL_SIZE)
     taken = []
     dist.barrier()
@@ -36,12 +36,12 @@ def reference_seconds() -> float:
 
 
 def is_drift(before: float, after: float) -> bool:
-    """Whether the machine is no longer as fast as it was."""
+    """Whether the machine's speed has changed."""
     return abs(after / before - 1) > MOST_DRIFT
 
 
 def typical_profile(profiles: Sequence[Profile]) -> Profile:
-    """Of every record and overhead the median of several profiles."""
+    """Profile with the median of every record and overhead of several profiles."""
 
     def medians(name: str, *fields: str) -> tuple[Any, ...]:
         records = zip(*(getattr(profile, name) for profile in profiles), strict=True)

@@ -1,10 +1,10 @@
-"""How soon another attempt is asked for, from when the cluster can see that one is needed.
+"""Delay from a loss that the cluster can observe to the request for another attempt.
 
     ./dev bench recovery_delay
 
-Root on Linux. A small job trains on two of three real nodes, with cards so slow that ranks mostly wait for them, as in
-`tests/e2e/test_recovery.py`. Control plane, service, operator and ranks share this machine's cores, so nothing else may
-run: with half a core used or more it is refused.
+Needs root on Linux. A small job trains on two of three real nodes, with network cards so slow that ranks mostly wait
+for them, as in `tests/e2e/test_recovery.py`. Control plane, service, operator and ranks share this machine's cores,
+so the benchmark refuses to run while other processes use half a core or more.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ TIMES = 3
 ENDLESS = 100_000
 WANTED_SECONDS = 10.0
 WITH_OPERATOR = "the node of operator, service and a rank loses its power"
-"""Kubernetes gives up the operator's pod 30 s after it calls the node lost; only then another operator starts."""
+"""Kubernetes evicts the operator's pod 30 s after it marks the node as lost. Only then another operator starts."""
 
 LATER = (Phase.QUEUED, Phase.PLANNING, Phase.BINDING, Phase.RUNNING)
 
 Losing = Callable[[Installed, ClusterJob], float]
-"""Lets a job lose something; when the cluster could see it, in seconds since the epoch."""
+"""Takes something from a job. Returns when the cluster could observe that, in seconds since the epoch."""
 
 
 def main() -> int:
-    """Lose each thing a few times, and write the table."""
+    """Cause each loss a few times and write the table."""
     with quiet_lab("recovery") as cluster:
         with in_processes(cluster) as on:
             know_the_pairs(on)
@@ -55,20 +55,20 @@ def main() -> int:
 
 
 def know_the_pairs(on: Installed) -> None:
-    """Both pairs of nodes that jobs run on are measured with fast cards, once."""
+    """Measure both pairs of nodes that jobs run on, with fast cards, once."""
     done(submitted(on, "first", parallelism=PINNED, training=small_training(2)))
     with only(on, BESIDE), spare(on):
         done(submitted(on, "beside", parallelism=PINNED, training=small_training(2)))
 
 
 def done(job: ClusterJob) -> None:
-    """Until it has ended and holds no place any more."""
+    """Wait until the job has ended and holds no devices."""
     job.wait_for(Phase.SUCCEEDED)
     job.wait(job.has_left, "its pods hold their places")
 
 
 def delay(on: Installed, number: int, what: str) -> float:
-    """Seconds, whole ones as the apiserver keeps times, until a second attempt was asked for."""
+    """Seconds until a second attempt was requested. Whole seconds, since the API server stores no fractions."""
     lose, surroundings = LOSSES[what]
     job = trained(on, f"{what.split()[-1]}-{number}", ENDLESS)
     with surroundings(on):
@@ -102,7 +102,7 @@ def delay_with_operator(space: JobSpace, installation: Installation, number: int
 
 @contextmanager
 def without_it(on: Installed) -> Iterator[None]:
-    """Another node is there meanwhile, and the lost one is back afterwards."""
+    """Add another node during the block, and restore the lost one afterwards."""
     with spare(on):
         yield
         lab.set_link(on.lab, LOST, "up")
@@ -111,24 +111,24 @@ def without_it(on: Installed) -> Iterator[None]:
 
 @contextmanager
 def as_it_was(on: Installed) -> Iterator[None]:
-    """No node is lost."""
+    """Change nothing: no node is lost."""
     yield
 
 
 def kill_a_node(on: Installed, job: ClusterJob) -> float:
-    """Its kubelet and its container runtime."""
+    """Kill the kubelet and the container runtime of a node of the job."""
     lab.kill(on.lab, LOST)
     return not_ready_since(on.cluster, LOST)
 
 
 def pull_a_cable(on: Installed, job: ClusterJob) -> float:
-    """Its node's."""
+    """Disconnect the network of a node of the job."""
     lab.set_link(on.lab, LOST, "down")
     return not_ready_since(on.cluster, LOST)
 
 
 def stop_a_rank(on: Installed, job: ClusterJob) -> float:
-    """It neither ends nor answers; the job says when it was taken for lost."""
+    """Stop a rank, which then neither ends nor answers. The job's status has the time at which it counted as lost."""
     job.stop_rank(1)
     status = job.wait_for(*LATER, attempt=2)
     assert status.failed_at is not None

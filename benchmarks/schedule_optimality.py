@@ -1,10 +1,10 @@
-"""How far the orders of `zb` and `zbv` are from the best there is, by an exact solver (OR-Tools CP-SAT).
+"""Gap between the orders of `zb` and `zbv` and the optimum of an exact solver (OR-Tools CP-SAT).
 
-Each instance of `tests.support.optimality` is one constraint problem: passes are intervals of which a rank runs one at
-a time, transfers are delays, and what a slice holds from F to I and from F to W is a cumulative demand below the cap.
+Each instance of `tests.support.optimality` is a constraint problem: passes are intervals, of which a rank runs one at a
+time; transfers are delays; the memory of a slice from F to I and from F to W is a cumulative demand below the cap.
 Micro-batches keep their order within each pass of a stage, since they are equal. The solver starts from our order, so
-its best is never worse; it proves its bound where time suffices. Transfers do not wait for each other here, as they do
-in the simulator, which can only make our steps look longer.
+its result is never worse, and it proves its bound if time suffices. Transfers do not wait for each other here, unlike
+in the simulator. That can only make our steps look longer by comparison.
 
 Run as ``python -m benchmarks.schedule_optimality [INSTANCES [SECONDS [FIRST]]]``; writes
 ``benchmarks/results/schedule_optimality.{md,json}``. Instances from `NUM_INSTANCES` on are in no test.
@@ -35,11 +35,11 @@ SECONDS = 60.0
 MOST_MEAN_GAP, MOST_GAP = 0.02, 0.05
 
 Starts = dict[tuple[int, int, int, int], Any]
-"""The variable of every start, by pass, stage, micro-batch and slice."""
+"""Variable of every start time, by pass, stage, micro-batch and slice."""
 
 
 def solve(inputs: ScheduleInputs, order: Order, seconds: float, workers: int) -> tuple[int, int, str]:
-    """The shortest step that the solver finds from ``order`` on, its lower bound, and how it ended."""
+    """Solve from ``order`` on. Returns the shortest step found, its lower bound, and the solver's status."""
     model = cp_model.CpModel()
     horizon = makespan_ns(inputs, order)
     owners = family_of(inputs).place(inputs.num_ranks, inputs.stages_per_rank)
@@ -99,7 +99,7 @@ def _add_dependencies(
 def _add_memory(
     model: cp_model.CpModel, inputs: ScheduleInputs, owners: tuple[int, ...], starts: Starts, horizon: int
 ) -> None:
-    """What I gives back is held from F to I, what W gives back from F to W."""
+    """Constrain memory: buffers that I frees are held from F to I, buffers that W frees from F to W."""
     released = {I: -cost_table(inputs, "input_stash"), W: -cost_table(inputs, "weight_stash")}
     held: dict[int, list[tuple[Any, int]]] = {rank: [] for rank in range(inputs.num_ranks)}
     for (kind, stage, microbatch, part), end in starts.items():
@@ -135,7 +135,7 @@ def measurements(numbers: Iterable[int], seconds: float, workers: int = 2) -> It
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The gaps in words."""
+    """The gaps as Markdown."""
     rows = results["rows"]
     gaps = [row["ours_ns"] / row["best_ns"] - 1 for row in rows]
     proved = sum(row["status"] == "OPTIMAL" for row in rows)

@@ -1,9 +1,9 @@
-"""Fifty SIGKILLs at random moments under load, while real jobs run: nothing is lost, doubled, or run twice.
+"""Fifty SIGKILLs at random times under load, while real jobs run: nothing is lost, duplicated, or run twice.
 
 Run as ``python -m benchmarks.service_kills``; writes ``benchmarks/results/service_kills.{md,json}``. The service is
-`penstock serve` with its executor. On SQLite one is killed, on PostgreSQL two in turn, both of which launch jobs, as
-two machines would. What others report is counted in the database afterwards; of the jobs that the service runs itself,
-each must have succeeded in its first attempt.
+`penstock serve` with its executor. On SQLite one service is killed. On PostgreSQL two services, which both launch jobs
+as two machines would, are killed in turn. Reports from outside are counted in the database afterwards. Each job that a
+service runs itself must have succeeded in its first attempt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 3600.0
 def measure(
     kind: str, kills: int, load: Load = LOAD, num_real: int = NUM_REAL, cache: Path | None = None
 ) -> dict[str, Any]:
-    """All kills on one kind of database; the machine is measured unless a ``cache`` has that already."""
+    """Run all kills on one kind of database. The machine is profiled unless ``cache`` has a profile."""
     with tempfile.TemporaryDirectory(prefix="penstock-kills-") as name, database(kind) as url, ExitStack() as ends:
         folder = Path(name)
         services = started(ends, folder, url, cache)
@@ -60,7 +60,7 @@ def measure(
 
 
 def started(ends: ExitStack, folder: Path, url: str, cache: Path | None) -> list[Served]:
-    """One service on SQLite, two on PostgreSQL; the second is used by the token that the first one made."""
+    """Start one service on SQLite, two on PostgreSQL. The first one's token is used for both."""
     first = ends.enter_context(served(folder / "0", *(["--database", url] if url else []), cache=cache))
     if not url:
         return [first]
@@ -71,13 +71,13 @@ def started(ends: ExitStack, folder: Path, url: str, cache: Path | None) -> list
 
 
 def phase(services: Sequence[Served], job: str) -> str:
-    """The job's, as the first service tells."""
+    """The job's phase, as the first service reports it."""
     job_phase: str = services[0].status(job)["phase"]
     return job_phase
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table for people."""
+    """The table as Markdown."""
     return "\n".join(
         [
             "# The service killed under load",
@@ -101,7 +101,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Kill, count and write both files; fewer kills are only shown."""
+    """Kill, count and write both files. With fewer kills than usual it only prints."""
     parser = argparse.ArgumentParser(prog="service_kills")
     parser.add_argument("--kills", type=int, default=NUM_KILLS)
     parser.add_argument("--on", choices=KINDS)

@@ -1,7 +1,7 @@
 """The service under load: 1,000 jobs that report every 5 s while 500 live streams are open, on SQLite and PostgreSQL.
 
-Run as ``python -m benchmarks.service_load [--seconds 120] [--on sqlite|postgresql]``; all of it writes
-``benchmarks/results/service_load.{md,json}``, a part of it only prints. Both databases sync each commit to the disk;
+Run as ``python -m benchmarks.service_load [--seconds 120] [--on sqlite|postgresql]``. A complete run writes
+``benchmarks/results/service_load.{md,json}``, a partial one only prints. Both databases sync each commit to disk.
 PostgreSQL has two services.
 """
 
@@ -37,7 +37,7 @@ KINDS = ("sqlite", "postgresql")
 
 @contextmanager
 def database(kind: str) -> Iterator[str]:
-    """The URL of a new database that syncs its commits; for SQLite none is needed."""
+    """URL of a new database that syncs its commits; empty for SQLite, which the service creates."""
     if kind == "sqlite":
         yield ""
         return
@@ -46,7 +46,7 @@ def database(kind: str) -> Iterator[str]:
 
 
 def measure(kind: str, load: Load) -> dict[str, Any]:
-    """One load on one kind of database."""
+    """Measure one load on one kind of database."""
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder, database(kind) as url:
         target = prepare(load, Path(folder), url)
         with lone_services(target, 1 if kind == "sqlite" else 2) as services:
@@ -56,7 +56,7 @@ def measure(kind: str, load: Load) -> dict[str, Any]:
 
 
 def put_under(load: Load, target: Target, services: Sequence[LoneService]) -> dict[str, Any]:
-    """Send and listen, each from a process of its own, and look at the services meanwhile."""
+    """Send and listen from separate processes, and observe the services meanwhile."""
     ports = [service.port for service in services]
     wanted = paths(load.num_jobs, NUM_JOB_STREAMS, NUM_LIST_STREAMS)
     shared = Shared()
@@ -95,13 +95,13 @@ def put_under(load: Load, target: Target, services: Sequence[LoneService]) -> di
 
 
 def busy_seconds() -> float:
-    """What all processes of the machine have taken so far."""
+    """Processor seconds of all processes of the machine so far."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def summary(values: Iterable[float]) -> dict[str, float]:
-    """Median, 99th percentile and greatest."""
+    """Median, 99th percentile and maximum."""
     ordered = sorted(values)
     if not ordered:
         return {"num": 0, "p50": float("nan"), "p99": float("nan"), "max": float("nan")}
@@ -114,7 +114,7 @@ def summary(values: Iterable[float]) -> dict[str, float]:
 
 
 def deliveries(sent: Sequence[Sent], streams: Iterable[Heard]) -> Iterator[float]:
-    """How long after its acknowledgement each report was heard, on each stream that told of its job."""
+    """Seconds from each report's acknowledgement to its arrival, on each stream that shows its job."""
     acknowledged: dict[int, list[Sent]] = {}
     for request in sent:
         acknowledged.setdefault(request.job, []).append(request)
@@ -131,7 +131,7 @@ def deliveries(sent: Sequence[Sent], streams: Iterable[Heard]) -> Iterator[float
 
 
 def fastest(streams: Iterable[Heard]) -> float:
-    """How often a list told of the same job within a second, at most."""
+    """Largest number of updates of one job on a list within a second."""
     most = 0
     for heard in streams:
         times: dict[int, list[float]] = {}
@@ -142,7 +142,7 @@ def fastest(streams: Iterable[Heard]) -> float:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table for people."""
+    """The table as Markdown."""
     rows = results["rows"]
     return "\n".join(
         [
@@ -183,7 +183,7 @@ FIGURES: tuple[tuple[str, Callable[[dict[str, Any]], str], str], ...] = (
 
 
 def main() -> int:
-    """Measure; all of it is written down, a part only shown."""
+    """Measure. A complete run writes both files, a partial one only prints."""
     parser = argparse.ArgumentParser(prog="service_load")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--on", choices=KINDS)

@@ -1,7 +1,7 @@
-"""How long pages take: 50 among 10,000 jobs by every sort and filter, and a job's data with a million points in it.
+"""Times of pages: 50 of 10,000 jobs by every sort and filter, and the data of a job with a million points.
 
-Run as ``python -m benchmarks.service_pages``; writes ``benchmarks/results/service_pages.{md,json}``. The times are
-those of a client on the same machine, one request after the other; a job's data are six requests, its page is one.
+Run as ``python -m benchmarks.service_pages``; writes ``benchmarks/results/service_pages.{md,json}``. Times are those of
+a client on the same machine, one request after the other. A job's data need six requests, its page needs one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PAGE_OF_JOB = "/jobs/default/job-0"
 
 
 def fill(target: Target) -> None:
-    """Ten thousand jobs, made as copies of the first, which did a great deal."""
+    """Create ten thousand jobs as copies of the first one, which has a lot of data."""
     engine = make_engine(parse_url(target.database))
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
         _copy(connection)
@@ -98,7 +98,7 @@ def _plan_and_report(connection: Connection) -> None:
 
 
 def measure(kind: str) -> dict[str, Any]:
-    """All pages on one kind of database."""
+    """Measure all pages on one kind of database."""
     with tempfile.TemporaryDirectory(prefix="penstock-pages-") as folder, database(kind) as url:
         target = prepare(Load(num_jobs=1, num_reports=0), Path(folder), url)
         fill(target)
@@ -124,7 +124,7 @@ def measure(kind: str) -> dict[str, Any]:
 
 
 def _pages(client: httpx.Client) -> Iterator[tuple[str, str, list[float]]]:
-    """Of each sort and filter the first page's times and, where there is one, those of the page after it."""
+    """For each sort and filter, the times of the first page and of the next one, if any."""
     for sort, (name, wanted) in product(SORTS, FILTERS.items()):
         query = {"sort": sort, "limit": 50, **wanted}
         following = client.get("/v1/jobs", params=query).raise_for_status().json()["next"]
@@ -143,7 +143,7 @@ def _milliseconds(client: httpx.Client, path: str, **query: Any) -> float:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table for people."""
+    """The table as Markdown."""
     rows = results["rows"]
     return "\n".join(
         [

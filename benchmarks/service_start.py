@@ -1,7 +1,7 @@
-"""How long `penstock serve` takes to answer, and what it holds when idle; also where no torch is installed.
+"""Time until `penstock serve` answers, and its memory when idle, with and without torch installed.
 
 Run as ``python -m benchmarks.service_start``; writes ``benchmarks/results/service_start.{md,json}``. The environment
-without torch is made from constraints.txt, with what the service's image has.
+without torch is made from constraints.txt, with the packages of the service's image.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GPT3 = ("deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175
 
 
 def environment_without_torch(folder: Path) -> Path:
-    """The folder of programs of a new environment."""
+    """Create an environment without torch. Returns its folder of programs."""
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     wheels = build(folder.parent / "wheels")
@@ -43,7 +43,7 @@ def environment_without_torch(folder: Path) -> Path:
 
 
 def start_once(penstock: Path, folder: Path) -> dict[str, float]:
-    """Seconds to the first answer, of a process that makes its database or finds it, and its memory some time later."""
+    """Start the service once. Returns seconds to the first answer, and memory a while later."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,7 +65,7 @@ def start_once(penstock: Path, folder: Path) -> dict[str, float]:
 
 
 def answers(url: str) -> bool:
-    """Whether the service is ready."""
+    """Whether the service answers that it is ready."""
     try:
         return httpx.get(url, trust_env=False).status_code == 200
     except httpx.TransportError:
@@ -73,13 +73,13 @@ def answers(url: str) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process holds in memory."""
+    """Resident bytes of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(name: str, programs: Path) -> dict[str, Any]:
-    """The first start, which makes the database, and the median of more."""
+    """Measure the first start, which creates the database, and the median of later ones."""
     with tempfile.TemporaryDirectory(prefix="penstock-start-") as folder:
         first, *more = (start_once(programs / "penstock", Path(folder)) for _ in range(1 + REPEATS))
     return {
@@ -92,7 +92,7 @@ def measure(name: str, programs: Path) -> dict[str, Any]:
 
 
 def plans(programs: Path) -> bool:
-    """Whether a plan is made in the environment."""
+    """Whether the environment can plan."""
     done = subprocess.run(
         [programs / "penstock", "plan", *GPT3, "-o", "json"], cwd=ROOT, capture_output=True, check=False
     )
@@ -100,7 +100,7 @@ def plans(programs: Path) -> bool:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table for people."""
+    """The table as Markdown."""
     return "\n".join(
         [
             "# Starting the service",

@@ -1,7 +1,7 @@
-"""Collectives of shards on the host, pairwise (`penstock.trainer.shards`) and gloo's own: microseconds of each.
+"""Microseconds of collectives of shards on the host: pairwise (`penstock.trainer.shards`) and by gloo.
 
-Ways take turns, and each time counts from a barrier to the last shard's end. Shown is the tenth percentile, since a
-machine with fewer cores than shards, or with other work, adds waits of a scheduler's time slice to most rounds.
+The two ways alternate. A time counts from a barrier to the end of the last shard. The tenth percentile is shown, since
+a machine with fewer cores than shards, or with other work, adds a time slice of the scheduler to most rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WARM_UP = 3
 
 
 def ways(group: dist.ProcessGroup, num_bytes: int) -> dict[str, Callable[[], object]]:
-    """Each collective of ``num_bytes`` on every shard, in both ways."""
+    """Functions that run each collective of ``num_bytes``, pairwise and by gloo."""
     num_shards, shard = dist.get_world_size(group), dist.get_rank(group)
     shards, all_PH = HostShards(group), torch.ones(num_bytes // 4 // HIDDEN, HIDDEN)
     block = all_PH.chunk(num_shards)[shard]
@@ -42,7 +42,7 @@ def ways(group: dist.ProcessGroup, num_bytes: int) -> dict[str, Callable[[], obj
 
 
 def measure(rank: int, num_shards: int, port: int, answer: mp.SimpleQueue[Any]) -> None:
-    """Rows (bytes, way, microseconds); shard 0 tells them."""
+    """Measure rows (bytes, way, microseconds), which shard 0 puts into ``answer``."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, num_shards, is_master=False)  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def measure(rank: int, num_shards: int, port: int, answer: mp.SimpleQueue[Any]) 
 
 
 def measured(num_shards: int) -> list[tuple[int, str, float]]:
-    """The rows of ``num_shards`` processes."""
+    """Run ``num_shards`` processes and return their rows."""
     context = mp.get_context("spawn")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     answer = context.SimpleQueue()

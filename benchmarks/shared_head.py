@@ -1,10 +1,10 @@
-"""A head that both of two CPU ranks share against a whole one: step time, measured in turn, and predicted.
+"""Compares a head that two CPU ranks share with an undivided one: measured and predicted step time.
 
     ./dev bench shared_head
 
-The demonstration's job with a model whose head is 70 % of the work, on a pipeline of two ranks: planned with that alone
-pinned, and with ``headParts: 1`` as well. A whole head keeps one rank busy for 70 % of the work, so by FLOPs sharing it
-makes the step at most 1.4 times as fast. Both plans are visited in turn, a block of steps at a time, as in
+The demonstration's job with a model whose head is 70 % of the work, on a pipeline of two ranks. It is planned with only
+the pipeline pinned, and with ``headParts: 1`` as well. An undivided head keeps one rank busy for 70 % of the work. By
+FLOPs a shared one makes the step at most 1.4 times as fast. Both plans run in turn, a block of steps at a time, as in
 `benchmarks.prediction`.
 """
 
@@ -41,12 +41,12 @@ PLANS = {SHARED: ParallelismSpec(pp=2), WHOLE: ParallelismSpec(pp=2, head_parts=
 
 
 def head_share(model: ModelSpec, length: int) -> float:
-    """The head's part of the model's FLOPs."""
+    """Share of the head in the model's FLOPs."""
     return 3 * length * linear_flops_per_token(model, UnitKind.HEAD) / step_flops(model, 1, length)
 
 
 def job() -> PipelineJob:
-    """The demonstration's, with few layers and as large a vocabulary as makes the head ``SHARE`` of the work."""
+    """The demonstration's job with few layers, and a vocabulary with which the head is ``SHARE`` of the work."""
     example = example_job()
     length = example.spec.data.sequence_length
     model = replace(example.spec.model, layers=LAYERS, hidden=WIDTH, ffn_hidden=0)
@@ -57,7 +57,7 @@ def job() -> PipelineJob:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """Both plans' steps."""
+    """Steps of both plans."""
     bench = Bench(folder, job())
     bench.measure()
     contenders = bench.pinned(PLANS)

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the machine in words, and where results go."""
+"""Shared by all benchmarks: description of the machine, and writing of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> str:
-    """The processor, its usable cores, memory and Python."""
+    """Description of the processor, its usable cores, memory and Python."""
     cores = len(os.sched_getaffinity(0))
     return f"{_processor()}, {cores} cores, {_memory_gib():.0f} GiB, Python {platform.python_version()}"
 
@@ -31,7 +31,7 @@ def _memory_gib() -> float:
 
 
 def write_results(name: str, text: str, table: Callable[[dict[str, Any]], str]) -> None:
-    """Write ``results/<name>.json`` and ``.md`` with date and machine, and show the table."""
+    """Write ``results/<name>.json`` and ``.md`` with date and machine, and print the table."""
     results = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "machine": machine(), **json.loads(text)}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")

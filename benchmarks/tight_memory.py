@@ -1,10 +1,10 @@
-"""A job whose activations do not fit, on two CPU ranks: what recomputation costs, predicted and measured.
+"""Predicted and measured cost of recomputation, for a job on two CPU ranks whose activations do not fit.
 
     ./dev bench tight_memory
 
-The demonstration's job with few long sequences, so that activations are most of the memory. Planned without a limit,
-then with 60 % of the least memory that any plan without recomputation needs: by the planner's own choice, and with
-``recompute: full`` pinned, which makes every layer again. All are visited in turn, a block of steps at a time, as in
+The demonstration's job with few long sequences, so that activations are most of the memory. It is planned without a
+limit, and with 60 % of the least memory of any plan without recomputation: once freely, and once with
+``recompute: full`` pinned, which recomputes every layer. The plans run in turn, a block of steps at a time, as in
 `benchmarks.prediction`.
 """
 
@@ -45,7 +45,7 @@ ROOMY, TIGHT, FULL = "unlimited", "limited", "limited, full recomputation"
 
 
 def job() -> PipelineJob:
-    """The demonstration's, longer and narrower."""
+    """The demonstration's job with longer sequences and a narrower model."""
     example = example_job()
     model = dataclasses.replace(example.spec.model, layers=LAYERS, hidden=WIDTH, ffn_hidden=0, positions=LENGTH)
     data = dataclasses.replace(example.spec.data, sequence_length=LENGTH)
@@ -59,7 +59,7 @@ def limited(of: PipelineJob, num_bytes: int) -> PipelineJob:
 
 
 def least_bytes(of: PipelineJob, profile: Profile) -> int:
-    """The least limit, to a hundredth, for which there is a plan without recomputation."""
+    """Least limit, to 1 %, for which there is a plan without recomputation."""
     kept = of.with_spec(parallelism=ParallelismSpec(recompute=Recompute.NONE))
     low, high = 1, of.spec.resources.memory_per_rank
     while high - low > high // 100:
@@ -76,7 +76,7 @@ PLANS = {ROOMY: ParallelismSpec(), TIGHT: ParallelismSpec(), FULL: ParallelismSp
 
 
 def plans(bench: Bench, limit_bytes: int) -> list[Contender]:
-    """By the profiles so far; all but the first within the limit."""
+    """Plans by the profiles so far. All but the first respect the limit."""
     contenders = []
     for name, pins in PLANS.items():
         wanted = bench.job.with_spec(parallelism=pins)
@@ -88,7 +88,7 @@ def plans(bench: Bench, limit_bytes: int) -> list[Contender]:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """All plans' steps and memory."""
+    """Steps and memory of all plans."""
     bench = Bench(folder, job())
     for _ in range(FIRST_PROFILES):
         bench.measure()

@@ -57,7 +57,7 @@ class Part(nn.Module):
         return self.head(self.norm(x)) if self.stop == self.spec.layers else x
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take penstock's weights by global name."""
+        """Load penstock's weights by global name."""
         own = {name: weights[_global_name(name, self.first)] for name, _ in self.named_parameters()}
         self.load_state_dict(own)
 

@@ -1,25 +1,25 @@
-"""penstock against ``torch.distributed.pipelining`` on two CPU ranks: same model, weights and data, paired steps.
+"""Compares penstock with ``torch.distributed.pipelining`` on two CPU ranks: same model, weights and data, paired steps.
 
     ./dev bench torch_pipelining
 
-Each contender takes a step in turn, round after round, in one process group, so that all meet the same machine. Forward
-and backward only: neither side steps an optimizer, both clear gradients. Losses must agree.
+The contenders take steps in turn, round after round, in one process group, so that all see the same machine. Steps are
+forward and backward only: neither side updates weights, both clear gradients. Losses must agree.
 
-Two ranks that never wait would take half of what the actions of whole sequences take together, each while the other
-rank does nothing. What penstock's step takes longer is split into parts, from what its actions took in steps and what
-the same actions took alone (medians, means over the two ranks, measured in the same rounds). These are rounds of their
-own, before the others: a step between those of other contenders finds the caches full of theirs, which is no part of
-what was predicted.
+Two ranks that never wait would take half of the total time of the actions of whole sequences, each measured while the
+other rank is idle. The additional time of penstock's step is split into parts. They follow from the times of its
+actions in steps and alone (medians, means over the two ranks, measured in the same rounds). These rounds are separate
+and come before the others, since a step between steps of other contenders finds the caches full of their data, which is
+not part of the prediction.
 
-- *contention*: the plan's actions in a step, less the same actions alone;
-- *slices*: the plan's actions alone, less those of whole sequences alone;
-- *dependencies*: the critical path (a simulated step of the plan's order whose actions take what they took in one
-  step, the median over steps), less the plan's actions in a step;
-- *fixed*: the rest, what a step takes beyond its critical path: reductions of gradients and norm, barriers, the start
-  of actions, reading the loss.
+- *contention*: the plan's actions in a step, minus the same actions alone;
+- *slices*: the plan's actions alone, minus those of whole sequences alone;
+- *dependencies*: the critical path (a simulated step of the plan's order with the actions' times in one step, the
+  median over steps), minus the plan's actions in a step;
+- *fixed*: the rest of a step beyond its critical path: reductions of gradients and norm, barriers, the start of
+  actions, reading the loss.
 
-The parts add up to the whole distance. Of the fixed part, *end of step* is what the slower rank takes to make the norm
-and to clear gradients.
+The parts add up to the whole difference. Within the fixed part, *end of step* is the time in which the slower rank
+computes the norm and clears gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from penstock.agent.launch import LaunchSpec, launch
 
 RANKS = 2
 OWN, UNSLICED = "penstock", "penstock, 1F1B without slices"
-"""The names of penstock's contenders."""
+"""Names of penstock's contenders."""
 
 
 def main() -> int:
@@ -112,12 +112,12 @@ PARTS = ("contention", "slices", "dependencies", "fixed")
 
 
 def _never_waiting(parts: dict[str, Any]) -> float:
-    """The seconds of a step of two ranks that never wait."""
+    """Seconds of a step of two ranks that never wait."""
     return float(parts["compute_seconds"]["whole, alone"])
 
 
 def distance(parts: dict[str, Any], step: float) -> dict[str, float]:
-    """The seconds of every one of `PARTS`, which add up to ``step`` less that of two ranks that never wait."""
+    """Seconds of each of `PARTS`. They add up to ``step`` minus the step of two ranks that never wait."""
     compute, critical = parts["compute_seconds"], statistics.median(parts["critical_seconds"])
     seconds = (
         compute["slices"] - compute["slices, alone"],
@@ -129,7 +129,7 @@ def distance(parts: dict[str, Any], step: float) -> dict[str, float]:
 
 
 def _critical_share(parts: dict[str, Any]) -> float:
-    """How much of a step is its own critical path, the median over steps."""
+    """Share of the critical path in a step, the median over steps."""
     steps = zip(parts["critical_seconds"], parts["step_seconds"], strict=True)
     return float(statistics.median(critical / step for critical, step in steps))
 
@@ -139,13 +139,13 @@ def _share(seconds: float, step: float) -> str:
 
 
 def _ratio(case: dict[str, Any], name: str) -> float:
-    """How many times longer a contender's steps take than penstock's of the same round."""
+    """Ratio of a contender's steps to penstock's of the same round."""
     rounds = zip(case["contenders"][name]["seconds"], case["contenders"][OWN]["seconds"], strict=True)
     return float(statistics.median(theirs / own for theirs, own in rounds))
 
 
 def _summary(case: dict[str, Any]) -> str:
-    """The plan, what was predicted of it, and what two ranks could do at best."""
+    """Summary of the plan, its prediction, and the best step of two ranks."""
     torch = {name: contender for name, contender in case["contenders"].items() if name.startswith("torch")}
     best = min(torch, key=lambda name: statistics.median(torch[name]["seconds"]))
     floor = _never_waiting(case["parts"])

@@ -64,18 +64,18 @@ LENGTH = 1024
 SEQUENCES = (1, 2, 4)
 ROUNDS = 11
 ROUNDS_PER_ALONE = 3
-"""After every so many rounds actions are measured while the other rank does nothing."""
+"""Rounds between measurements of actions while the other rank is idle."""
 
 PROFILES = 3
 CPU = torch.device("cpu")
 
 Step = Callable[[], float]
-"""Forward and backward of the whole batch; the loss on the last rank, anything elsewhere."""
+"""Forward and backward of the whole batch. Returns the loss on the last rank, an arbitrary number elsewhere."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Clears gradients and keeps the weights: neither side steps an optimizer."""
+    """Optimizer that only clears gradients: neither side updates weights."""
 
     gradient: Tensor
 
@@ -84,7 +84,7 @@ class Kept:
 
 
 def job(sequences: int, pinned: ParallelismSpec) -> JobSpec:
-    """The job that both sides run."""
+    """Job that both sides run."""
     return JobSpec(
         model=SPEC,
         data=DataSpec(source="python-stdlib", sequence_length=LENGTH),
@@ -95,7 +95,7 @@ def job(sequences: int, pinned: ParallelismSpec) -> JobSpec:
 
 
 class Penstock:
-    """One rank of a plan that is run, and what its actions took: in steps, and with the other rank idle."""
+    """One rank of a running plan, with the times of its actions in steps and while the other rank is idle."""
 
     def __init__(self, plan: Plan, ids: Tensor, worker: Worker) -> None:
         self._plan, self._rank, program = plan, worker.rank, program_of(plan)
@@ -116,7 +116,7 @@ class Penstock:
         self._closing_ns: list[int] = []
 
     def step(self) -> float:
-        """Forward and backward of the whole batch; the mean loss."""
+        """Run forward and backward of the whole batch. Returns the mean loss."""
         loss = self._runtime.train_step(0, self._batch, self._recorder).loss_sum
         times_ns = self._recorder.times_ns().diff()
         self._together_ns.append(times_ns[self._compute])
@@ -124,7 +124,7 @@ class Penstock:
         return loss / self._batch.num_valid_tokens
 
     def compute_alone(self) -> None:
-        """One rank after the other; collective."""
+        """Run the compute actions of one rank after the other. Collective."""
         for rank in range(RANKS):
             dist.barrier()
             if rank == self._rank:
@@ -134,24 +134,22 @@ class Penstock:
                     stage.parameters.gradient_flat.zero_()
 
     def measured(self) -> dict[str, dict[str, float]]:
-        """The median seconds of every action of all ranks, together with the others and alone; collective. The first
-        step does not count.
-        """
+        """Median seconds of every action of all ranks, in steps after the first and alone. Collective."""
         kept = {"together": self._together_ns[1:], "alone": self._alone_ns}
         return {how: self._of_all_ranks(_medians(times)) for how, times in kept.items() if times}
 
     def measured_steps(self) -> list[dict[str, float]]:
-        """For every step but the first, the seconds of every action of all ranks; collective."""
+        """Seconds of every action of all ranks, for every step but the first. Collective."""
         return [self._of_all_ranks([1e-9 * time_ns for time_ns in times.tolist()]) for times in self._together_ns[1:]]
 
     def _of_all_ranks(self, seconds: Sequence[float]) -> dict[str, float]:
-        """By action, of all ranks; ``seconds`` are those of this rank's compute actions. Collective."""
+        """Seconds of all ranks by action. ``seconds`` are those of this rank's compute actions. Collective."""
         names = (str(self._instructions[number].action) for number in self._compute)
         own = dict(zip(names, seconds, strict=True))
         return {name: taken for rank in gather(own) for name, taken in rank.items()}
 
     def closing_seconds(self) -> float:
-        """The median seconds in which the slower rank makes the norm and clears gradients; collective."""
+        """Median seconds in which the slower rank computes the norm and clears gradients. Collective."""
         return 1e-9 * max(gather(statistics.median(self._closing_ns[1:])))
 
 
@@ -163,7 +161,7 @@ def _medians(times_ns: list[Tensor]) -> list[float]:
 
 
 def compare(result: Path, worker: Worker) -> None:
-    """All cases, the machine measured anew before each; the first rank writes the result."""
+    """Run all cases, each after a new profile of the machine. The first rank writes the result."""
     torch.set_grad_enabled(False)
     cases = [_case(count, _measured(count, worker), worker) for count in SEQUENCES]
     if worker.rank == 0:
@@ -172,7 +170,7 @@ def compare(result: Path, worker: Worker) -> None:
 
 
 def _measured(sequences: int, worker: Worker) -> Profile:
-    """What the first rank wrote down, on all ranks."""
+    """Measure a profile and send it from the first rank to all."""
     wanted = job(sequences, ParallelismSpec())
     taken = [measure(wanted, worker, time.time()) for _ in range(PROFILES)]
     box = [typical_profile([profile for profile in taken if profile is not None]) if worker.rank == 0 else None]
@@ -215,7 +213,7 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
 
 
 def _parts(own: Penstock, unsliced: Penstock, plan: Plan, profile: Profile) -> dict[str, object]:
-    """Steps of the plan with nothing in between but its actions, and those of whole sequences, one rank at a time."""
+    """Times of the plan's actions and of whole sequences, within steps and with one rank at a time."""
     own_seconds = list[float]()
     for round_number in range(ROUNDS + 1):
         own_seconds.append(_timed(own.step)[0])
@@ -237,7 +235,7 @@ def _parts(own: Penstock, unsliced: Penstock, plan: Plan, profile: Profile) -> d
 
 
 def _timed(step: Step) -> tuple[float, float]:
-    """A step's seconds and loss."""
+    """Seconds and loss of a step."""
     dist.barrier()
     begin = time.perf_counter()
     loss = step()
@@ -253,13 +251,13 @@ def _from_last_rank(loss: float) -> float:
 
 
 def simulated_seconds(plan: Plan, profile: Profile) -> float:
-    """Seconds of a step as it is compared, which steps no optimizer, by the profile."""
+    """Seconds of a step without optimizer, as it is compared, by the profile."""
     costs = dataclasses.replace(_costs(plan, profile), optimizer_ns=())
     return 1e-9 * simulate(program_of(plan), costs).makespan_ns
 
 
 def critical_seconds(plan: Plan, profile: Profile, action_seconds: Mapping[str, float]) -> float:
-    """The critical path of a step whose actions took ``action_seconds``: only they and messages take time."""
+    """Critical path of a step whose actions took ``action_seconds``. Apart from them only messages take time."""
     table: dict[tuple[int, int, int], list[float]] = {}
     for name, seconds in action_seconds.items():
         action = parse_action(name)
@@ -288,7 +286,7 @@ def runtime_of(
     transport: Transport,
     device: torch.device,
 ) -> Runtime:
-    """A rank's runtime, whose steps leave the weights as they are."""
+    """Runtime of a rank whose steps do not change the weights."""
     optimizers = {number: Kept(stage.parameters.gradient_flat) for number, stage in stages.items()}
     return Runtime(plan, program, rank, stages=stages, optimizers=optimizers, transport=transport, device=device)
 
@@ -307,18 +305,18 @@ TORCH: dict[str, tuple[Any, tuple[tuple[int, int], ...], tuple[int, ...]]] = {
     "torch interleaved zero-bubble": (ScheduleInterleavedZeroBubble, QUARTERS, (0, 1, 0, 1)),
     "torch ZBV": (ScheduleZBVZeroBubble, QUARTERS, (0, 1, 1, 0)),
 }
-"""By name: the schedule, the layers of every stage, and its rank."""
+"""Contenders of torch by name: the schedule, the layers of every stage, and the rank of every stage."""
 
 
 def _torch_contenders(sequences: int, ids: Tensor, weights: dict[str, Tensor], worker: Worker) -> dict[str, Step]:
-    """Every schedule that torch has and that takes this many micro-batches."""
+    """Every schedule of torch that accepts this number of micro-batches."""
     steps: dict[str, Step] = {}
     for name, (kind, ranges, owners) in TORCH.items():
         stages = _stages(worker.rank, ranges, owners, weights)
         try:
             schedule = kind(stages[0] if ranges is HALVES else stages, sequences, loss_fn=token_loss)
         except ValueError:
-            continue  # it refuses so few micro-batches
+            continue  # the schedule refuses so few micro-batches
         steps[name] = _torch_step(schedule, stages, ids, worker.rank, last=owners[-1])
     return steps
 
@@ -358,7 +356,7 @@ def _torch_step(schedule: Any, stages: list[PipelineStage], ids: Tensor, rank: i
 
 
 def _to_rank_one(loss: float, last: int) -> float:
-    """The loss where the reporter looks for it."""
+    """Broadcast the loss from rank ``last``, since rank 1 reports it."""
     box = torch.tensor([loss], dtype=torch.float64)
     dist.broadcast(box, src=last)
     return float(box)

@@ -1,14 +1,14 @@
-"""A battery for a machine with one GPU, in parts that are run by themselves, the most valuable first.
+"""Measurements and checks for a machine with one GPU, in independent parts, the most valuable first.
 
     ./dev gpu                  all parts
     ./dev gpu parity memory    these alone
     ./dev gpu --list           what there is
     ./dev gpu --folder DIR     results go there, not to benchmarks/results
 
-Every part runs in processes of its own for at most eight minutes and writes ``gpu-PART.json`` as soon as it has ended,
-also when it failed or was cut off. The exit code is 0 if all parts passed, 1 if one did not, 2 if none can run here.
+Every part runs in separate processes for at most eight minutes and writes ``gpu-PART.json`` when it ends, even if it
+failed or timed out. The exit code is 0 if all parts passed, 1 if one did not, 2 if none can run here.
 
-``--device cpu --small`` tries the battery itself: the same code on CPU ranks and a tiny model, without the parts that
+``--device cpu --small`` tests the battery itself: the same code on CPU ranks with a tiny model, without the parts that
 need CUDA.
 """
 
@@ -31,16 +31,16 @@ from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.support import RESULTS, machine
 
 LIMIT_SECONDS = 480
-"""Of one part."""
+"""Time limit of one part."""
 
 LAST_LINES = 40
-"""Of the output of a part that failed, which its result keeps."""
+"""Lines of output that the result of a failed part keeps."""
 
 PASSED, FAILED, CUT_OFF = "passed", "failed", "cut off"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts that are asked for, each to its result."""
+    """Run the requested parts and write their results."""
     options = _parser().parse_args(arguments)
     if options.list:
         for part in PARTS.values():
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _device(kind: str) -> str | None:
-    """The device by its name; none, having said why, if there is none. PyTorch is asked in a process of its own."""
+    """Name of the device. Prints the reason and returns None if there is none. A separate process queries PyTorch."""
     if kind == "cpu":
         return "cpu"
     question = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '', end='')"
@@ -113,13 +113,13 @@ def _run(part: Part, options: argparse.Namespace, device: str) -> str:
 
 
 def _bounded(command: Sequence[str]) -> tuple[str, str]:
-    """How the command ended, and what it wrote; it and all that it started end with the time it has."""
+    """Run a command within the time limit, at which all its processes are killed. Returns its end and its output."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = FAILED if process.wait(LIMIT_SECONDS) else PASSED
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # ranks die with what started them
+            os.killpg(process.pid, signal.SIGKILL)  # ranks end with their parent
             process.wait()
             status = CUT_OFF
         output.seek(0)

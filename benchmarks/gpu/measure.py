@@ -1,9 +1,9 @@
-"""What the parts of the battery do, each alone in a process.
+"""Implements the parts of the battery, each of which runs in a separate process.
 
     python -m benchmarks.gpu.measure PART FOLDER DEVICE [small]
 
-A part leaves ``answer.json`` in the folder: whether it passed, and what it measured. Measuring is done by the product,
-as `penstock profile` and training do it, and by what other benchmarks measure with; nothing is measured a second way.
+A part writes ``answer.json`` to the folder: whether it passed, and its measurements. It measures with the product's own
+code, as `penstock profile` and training do, and with the code of other benchmarks.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ from penstock.trainer.stages import build_stages
 ROOT = Path(__file__).parents[2]
 PARITY_TESTS = "tests/trainer/units/test_gpu.py"
 DEVICE_SHARE = 0.9
-"""Of a device's memory, what one rank may take."""
+"""Share of a device's memory that one rank may take."""
 
 MOST_LOSS_ERROR = 0.02
-"""Relative, of losses in bf16 that are computed in another order."""
+"""Largest relative difference of losses in bf16 that are computed in another order."""
 
 Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Where a part works and on which device; ``small`` if only its running matters."""
+    """Folder and device of a part. ``small`` if the part only has to run."""
 
     folder: Path
     device: torch.device
@@ -85,16 +85,16 @@ class Case:
 
     @property
     def rounds(self) -> int:
-        """Steps of each contender."""
+        """Number of steps of each contender."""
         return 2 if self.small else 20
 
     @property
     def precision(self) -> Precision:
-        """Bf16 where there are tensor cores."""
+        """Bf16 on devices with tensor cores."""
         return Precision.BF16 if self.device.type == "cuda" else Precision.FP32
 
     def model(self, family: Family = Family.LLAMA, hidden: int = 2048) -> ModelSpec:
-        """A model of some hundred million parameters, or a tiny one."""
+        """A model of a few hundred million parameters, or a tiny one."""
         hidden, layers, vocab = (64, 2, 512) if self.small else (hidden, 8, 32_000)
         return ModelSpec(
             family=family,
@@ -108,7 +108,7 @@ class Case:
 
 
 def parity(case: Case) -> Answer:
-    """The tests of CUDA's kernels, units and whole steps."""
+    """Run the tests of CUDA kernels, units and whole steps."""
     report = case.folder / "parity.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", PARITY_TESTS]
     done = subprocess.run(command, cwd=ROOT, check=False)
@@ -121,7 +121,7 @@ def _outcome(test: ET.Element) -> str:
 
 
 def memory(case: Case) -> Answer:
-    """Predicted and measured peaks, each plan in a process of its own."""
+    """Compare predicted and measured peaks, with each plan in a separate process."""
     pins = {
         "1 slice": ParallelismSpec(slices=1, micro_batch=1, schedule="1f1b"),
         "4 slices": ParallelismSpec(slices=4, micro_batch=1, schedule="1f1b"),
@@ -139,7 +139,7 @@ def memory(case: Case) -> Answer:
 
 
 def units(case: Case) -> Answer:
-    """The profile of one rank, and how far the fit of each pass is off where it was not fitted."""
+    """Measure the profile of one rank, and the error of each pass's fit at held-out points."""
     bench = Bench(case.folder / "run", _job(case, ranks=1))
     bench.measure()
     reports = measured_cost(bench.profile).reports
@@ -152,21 +152,21 @@ def _or_none(figure: float) -> float | None:
 
 
 def slices(case: Case) -> Answer:
-    """Steps in more and more slices, in turn, without a pipeline that would gain from them."""
+    """Time steps with increasing numbers of slices, in turn, without a pipeline that would benefit from them."""
     steps = _sliced_steps(case, case.model())
     efficiency = {count: steps[1].step_seconds / step.step_seconds for count, step in steps.items()}
     return {"passed": True, "tokens": case.length, "efficiency": efficiency, "steps": _plain(steps)}
 
 
 def host(case: Case) -> Answer:
-    """The same of a model so narrow that the host limits the step."""
+    """The same for a model that is so narrow that the host limits the step."""
     return {"passed": True, "tokens": case.length, "steps": _plain(_sliced_steps(case, case.model(hidden=512)))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicedStep:
-    """Medians of a step; ``launch_seconds`` until the host has launched all of it. ``graph_bytes`` are what the warm-up
-    took of the device beyond tensors, with graphs of all actions; for the first plan also with kernels.
+    """Medians of a step. ``launch_seconds`` is the time until the host has launched all of it. ``graph_bytes`` is the
+    device memory beyond tensors that the warm-up took: graphs of all actions, and for the first plan also kernels.
     """
 
     num_actions: int
@@ -197,7 +197,7 @@ def _sliced_steps(case: Case, model: ModelSpec) -> dict[int, SlicedStep]:
 
 
 def _graph_bytes(case: Case) -> int:
-    """Where graphs are; the CPU has none."""
+    """Bytes of graphs; 0 on the CPU, which has none."""
     return bytes_beside_tensors(case.device) if case.device.type == "cuda" else 0
 
 
@@ -245,7 +245,7 @@ def pair(case: Case) -> Answer:
 
 
 def user_run(case: Case) -> Answer:
-    """`penstock run` on one rank, as a user types it: all kept, some made again, all made again, and a resumed run."""
+    """`penstock run` on one rank with no, selective and full recomputation, and a resumed run."""
     job, half = _job(case, ranks=1), case.rounds // 2
     checkpoint = {"everySteps": half, "keep": 3}
     runs = {
@@ -266,7 +266,7 @@ def user_run(case: Case) -> Answer:
 
 
 def _user_run(case: Case, job: PipelineJob, name: str, changes: Mapping[str, Any]) -> Answer:
-    """The figures of the closing summary, and every loss."""
+    """Figures of the closing summary, and every loss."""
     manifest = job.to_manifest()
     path, folder = case.folder / f"{name}.yaml", case.folder / name
     path.write_text(yamltext.dump({**manifest, "spec": {**manifest["spec"], **changes}}))
@@ -285,7 +285,7 @@ def _user_run(case: Case, job: PipelineJob, name: str, changes: Mapping[str, Any
 
 
 def described(case: Case) -> Answer:
-    """What units of llama-8B take on the device, over what its kind is described to take."""
+    """Measured times of llama-8B's units on the device, divided by those of the described device kind."""
     kind, rows_of_length = _kind(case), {}
     for length in (case.length, 4 * case.length):
         job = _job(case, ranks=1, model=_wide(case, length))
@@ -298,7 +298,7 @@ def described(case: Case) -> Answer:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]], fewest_tokens: int) -> Answer:
-    """By pass the median, least and most of measured over described, over points of at least so many tokens."""
+    """By pass, median, minimum and maximum of measured over described time, over points with enough tokens."""
     ratios_of: dict[str, list[float]] = {}
     for row in rows:
         batch, length, _ = row["point"]
@@ -308,7 +308,7 @@ def ratios(rows: Sequence[Mapping[str, Any]], fewest_tokens: int) -> Answer:
 
 
 def _kind(case: Case) -> str:
-    """The described kind that the device is of; any where only its running matters."""
+    """Described kind of the device; an arbitrary one if the part only has to run."""
     if case.small:
         return "h100"
     device = torch.cuda.get_device_name(case.device)
@@ -350,19 +350,19 @@ def _compared(record: UnitRecord, model: ModelSpec, cost: CostModel) -> Answer:
 
 
 def _train(run: RunDir, plan: Plan) -> list[float]:
-    """The loss of every step."""
+    """Loss of every step."""
     write_json(run.plan, plan.to_manifest())
     _launch(run, "train", "--attempt", "1", num_ranks=plan.num_ranks)
     return [entry.loss for entry in run.read_metrics()]
 
 
 def _difference(one: float, other: float) -> float:
-    """Relative; absolute where one of the losses is nothing."""
+    """Relative difference; absolute if one of the losses is zero."""
     return abs(one - other) / (abs(other) or 1.0)
 
 
 def compare_torch(case: Case) -> Answer:
-    """Forward and backward of gpt2, in turn with plain modules, autograd and torch's fused attention."""
+    """Compare forward and backward of gpt2 with plain modules, autograd and torch's fused attention, in turn."""
     model, clock = case.model(Family.GPT2), device_clock(case.device)
     ids = torch.randint(model.vocab, (2, case.length + 1))
     contenders = {
@@ -404,7 +404,7 @@ def _torch_step(case: Case, model: ModelSpec, ids: Tensor) -> Callable[[], float
 
 
 def _plan(case: Case, model: ModelSpec, num_slices: int) -> Plan:
-    """One rank, two micro-batches of one sequence."""
+    """Plan with one rank and two micro-batches of one sequence."""
     return Plan(
         model=model,
         precision=case.precision,
@@ -426,7 +426,7 @@ def _runtime(case: Case, plan: Plan) -> Runtime:
 
 
 def _job(case: Case, ranks: int, model: ModelSpec | None = None) -> PipelineJob:
-    """Two sequences a step of generated text, as bytes, as long as the model has positions."""
+    """Job with two sequences per step of generated text, as bytes, as long as the model has positions."""
     model = model or case.model()
     total = torch.cuda.get_device_properties(0).total_memory if case.device.type == "cuda" else 8 * 2**30
     text = case.folder / "text" / "text.py"
@@ -456,7 +456,7 @@ def _prepared(root: Path, job: PipelineJob) -> RunDir:
 
 
 def _launch(run: RunDir, command: str, *arguments: str, num_ranks: int) -> None:
-    """Ranks of the product that share the device."""
+    """Launch ranks of the product that share the device."""
     spec = LaunchSpec(
         module="benchmarks.gpu.shared_device",
         arguments=(command, "--run-dir", str(run.root), *arguments),
@@ -485,10 +485,10 @@ MEASURES: dict[str, Callable[[Case], Answer]] = {
 
 
 def main(name: str, folder: str, device: str, *rest: str) -> None:
-    """Run one part and leave its answer. Data is cached in the folder, and goes with it."""
+    """Run one part and write its answer. Data is cached in the folder and deleted with it."""
     os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
     case = Case(folder=Path(folder), device=torch.device(device), small=bool(rest))
-    torch.set_num_threads(1)  # as of a rank
+    torch.set_num_threads(1)  # like a rank
     with torch.no_grad():
         answer = MEASURES[name](case)
     (case.folder / "answer.json").write_text(json.dumps(answer))

@@ -1,4 +1,4 @@
-"""The parts of the battery by name, the most valuable first; `benchmarks.gpu.measure` has what they do."""
+"""The parts of the battery by name, the most valuable first. `benchmarks.gpu.measure` implements them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One part; ``needs_cuda`` says that on CPU it would show nothing."""
+    """One part. ``needs_cuda`` parts have no meaning on the CPU."""
 
     name: str
     summary: str

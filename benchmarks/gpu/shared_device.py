@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu.shared_device ARGS
 
-NCCL refuses two ranks on a device. Here messages and sums go through the host, over gloo; all else is the product's own
-code. So a machine with one GPU runs profile, plan and training of a pipeline.
+NCCL refuses two ranks on one device. Here messages and sums go through the host, over gloo. Everything else is the
+product's own code. So a machine with one GPU can profile, plan and train a pipeline.
 
-What it cannot show: NCCL, its kernels next to compute, and memory, since each rank counts what both take.
+It does not cover NCCL, NCCL's kernels during compute, and memory, since each rank counts the memory of both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _isend, _irecv, _all_reduce, _init_process_group = dist.isend, dist.irecv, dist.
 
 
 class HostGroups(ProcessGroups):
-    """Process groups of the host alone."""
+    """Process groups of the host only."""
 
     def _backend(self, name: GroupName) -> str:
         return "gloo"
@@ -35,7 +35,7 @@ class HostGroups(ProcessGroups):
 
 
 class Arrival:
-    """A message on its way to the host's memory, and from there to the device's when it is waited for."""
+    """A message that is received in host memory and copied to the device when it is waited for."""
 
     def __init__(self, work: Any, host: Tensor, tensor: Tensor) -> None:
         self._work, self._host, self._tensor = work, host, tensor
@@ -47,30 +47,30 @@ class Arrival:
 
 
 def isend(tensor: Tensor, dst: int, group: Any = None) -> Any:
-    """Send a copy."""
+    """Send a copy in host memory."""
     return _isend(tensor.cpu(), dst, group)
 
 
 def irecv(tensor: Tensor, src: int, group: Any = None) -> Any:
-    """Receive into the host's memory first."""
+    """Receive into host memory first."""
     host = torch.empty_like(tensor, device="cpu")
     return Arrival(_irecv(host, src, group), host, tensor)
 
 
 def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-    """Sum a copy."""
+    """Sum a copy in host memory."""
     host = tensor.cpu()
     arrival = Arrival(_all_reduce(host, op, group, async_op=True), host, tensor)
     return arrival if async_op else arrival.wait()
 
 
 def init_process_group(backend: str, device_id: torch.device | None = None) -> None:
-    """Of the host, whatever was asked for."""
+    """Initialise groups of the host, whatever backend is requested."""
     _init_process_group("gloo")
 
 
 def share_device() -> None:
-    """Let every rank take device 0, and messages the way through the host."""
+    """Let every rank use device 0, and send messages through the host."""
     changes: dict[Any, dict[str, Any]] = {
         dist: {
             "isend": isend,
@@ -79,7 +79,7 @@ def share_device() -> None:
             "init_process_group": init_process_group,
         },
         worker: {"own_device": lambda rank, count: torch.device("cuda", 0), "ProcessGroups": HostGroups},
-        graphs: {"bytes_beside_tensors": lambda device: 0},  # those of other ranks would count as graphs
+        graphs: {"bytes_beside_tensors": lambda device: 0},  # allocations of other ranks would count as graphs
     }
     for module, functions in changes.items():
         for name, function in functions.items():

@@ -3,9 +3,9 @@
     ./dev soak [kills|fuzz|queue|plans|small-plans]... [--seed N] [--first N] [--count N] [--minutes M]
                [--results FOLDER]
 
-Without a name all five. ``--count`` is the number of kills, of queued jobs, or of planning problems; these begin with
-number ``--first``, so that a long run can be cut into parts. ``--minutes`` is how long to fuzz, or when to stop
-killing. Without a seed there is a new one every day. A result says what was run. Exit code 1 if anything does not hold.
+Without a name all five parts run. ``--count`` is the number of kills, of queued jobs, or of planning problems. Problems
+start at number ``--first``, so that a long run can be divided. ``--minutes`` limits fuzzing and kills. The default seed
+is the date. A result names what was run. The exit code is 1 if there is a violation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Loads = list[float]
 
 
 class Reporter:
-    """Prints a line of progress with the time and the load, and keeps the loads."""
+    """Prints lines of progress with time and load, and keeps the loads."""
 
     def __init__(self, part: str) -> None:
         self._part, self._began = part, time.monotonic()
@@ -51,7 +51,7 @@ class Reporter:
 
 
 def kills(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
-    """So many random kills over whole jobs."""
+    """Kill random processes of whole jobs."""
     seconds = 60 * options.minutes if options.minutes else math.inf
     with served(folder, log=folder / "service.log") as service:
         undisturbed = undisturbed_losses(service)
@@ -59,22 +59,22 @@ def kills(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[s
 
 
 def fuzzing(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
-    """Requests, ConfigMaps and files made wrong."""
+    """Send or load malformed requests, ConfigMaps and files."""
     return fuzz(folder, options.seed, 60 * (options.minutes or FUZZ_MINUTES), report)
 
 
 def queueing(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
-    """Many jobs in the queue, of the service and of the operator."""
+    """Queue many jobs on the service and on the operator."""
     return queue(folder, options.count or QUEUED, 60 * (options.minutes or QUEUE_MINUTES), report)
 
 
 def planning(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
-    """Free plans of large jobs against pinned ones."""
+    """Compare free plans of large jobs with pinned ones."""
     return compare(options.seed, first=options.first, count=options.count or PROBLEMS, pins=PINS, report=report)
 
 
 def planning_small(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
-    """Free plans for at most 16 devices against pinned ones."""
+    """Compare free plans for at most 16 devices with pinned ones."""
     count = options.count or SMALL_PROBLEMS
     return compare(options.seed, first=options.first, count=count, pins=PINS_OF_SMALL, report=report, sizes=SMALL)
 
@@ -89,7 +89,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]]
 
 
 def run(part: str, options: argparse.Namespace) -> list[str]:
-    """Run one part and write its result; sentences of what does not hold."""
+    """Run one part and write its result. Returns a sentence for each violation."""
     report, began = Reporter(part), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as folder:
         (Path(folder) / part).mkdir()
@@ -113,7 +113,7 @@ def run(part: str, options: argparse.Namespace) -> list[str]:
 
 
 def main() -> int:
-    """Run the parts that are asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans")
     today = int(dt.datetime.now(dt.UTC).strftime("%Y%m%d"))

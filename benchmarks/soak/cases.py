@@ -1,7 +1,7 @@
-"""What the fuzzer gives to code that reads what others wrote: ConfigMaps, objects of the cluster, plans, schedules.
+"""Inputs of the fuzzer for code that reads foreign data: ConfigMaps, objects of the cluster, plans, schedules.
 
-Each kind has a maker, which gives the input of a number as bytes, and a reader, which gives them to the product's own
-code. A reader may raise a `PenstockError`, which is how the product refuses an input; anything else is a violation.
+Each kind has a maker, which returns the input with a number as bytes, and a reader, which passes them to the product's
+code. A reader may raise a `PenstockError`, with which the product refuses an input. Any other error is a violation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Read = Callable[[bytes], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """One way in. ``reading`` sets up what reads, for as long as its block lasts."""
+    """A kind of input. ``reading`` sets up its reader for the duration of the block."""
 
     make: Callable[[random.Random], bytes]
     reading: Callable[[], Any]
@@ -46,7 +46,7 @@ def _json(good: Callable[[], Any]) -> Callable[[random.Random], bytes]:
 
 
 def _packed(good: Callable[[], Any]) -> Callable[[random.Random], bytes]:
-    """As a ConfigMap holds it, in base64."""
+    """Maker of documents in the form of a ConfigMap: compressed and in base64."""
 
     def make(chance: random.Random) -> bytes:
         plain = mutating.encoded(chance, mutating.document(chance, good()))
@@ -68,7 +68,7 @@ def _yaml(good: Callable[[], Any]) -> Callable[[random.Random], bytes]:
 
 
 def _csv(chance: random.Random) -> bytes:
-    """A schedule with cells that are lost, doubled, moved, or name what there is not."""
+    """A schedule with cells that are missing, duplicated, moved, or that name actions that do not exist."""
     from penstock.planner.order import to_schedule
     from penstock.planner.schedules.registry import find
 
@@ -99,7 +99,7 @@ def _cell(chance: random.Random, cell: str) -> str:
 
 
 def _object(good: Callable[[], dict[str, Any]], *parts: str) -> Callable[[random.Random], bytes]:
-    """An object as an apiserver sends it: only ``parts`` are wrong, and all of it is JSON."""
+    """Maker of objects as an API server sends them: only ``parts`` are malformed, and all of it is JSON."""
 
     def make(chance: random.Random) -> bytes:
         request = good()
@@ -111,7 +111,7 @@ def _object(good: Callable[[], dict[str, Any]], *parts: str) -> Callable[[random
 
 
 def _sendable(document: Any) -> Any:
-    """Without what JSON has no word for."""
+    """The document without values that JSON cannot represent."""
     if isinstance(document, float) and (document != document or abs(document) == float("inf")):
         return None
     if isinstance(document, str):
@@ -126,7 +126,7 @@ def _sendable(document: Any) -> Any:
 
 @contextmanager
 def _file(name: str, read: Callable[[Path], object]) -> Iterator[Read]:
-    """Reads a file with this name."""
+    """Reader of a file with this name."""
     with tempfile.TemporaryDirectory(prefix="penstock-fuzz-") as folder:
         path = Path(folder) / name
 
@@ -138,16 +138,16 @@ def _file(name: str, read: Callable[[Path], object]) -> Iterator[Read]:
 
 
 def _schedule_file(path: Path) -> None:
-    """As `penstock schedule show FILE` does."""
+    """Read a schedule like `penstock schedule show FILE`."""
     from penstock.cli.local.schedules import make_schedule, schedule_lines
 
     schedule_lines(make_schedule(str(path), 0, 0, 0, lambda warning: None))
 
 
 def _plan_file(path: Path) -> None:
-    """As a rank does, and as `penstock simulate FILE` asks its process to.
+    """Read a plan like a rank, and like the process of `penstock simulate FILE`.
 
-    A rank's Program is as large as the plan says, which has a maximum and is the job's own memory.
+    The size of a rank's Program depends on the plan. It has a maximum, and its memory is the job's own.
     """
     from penstock.core.run.documents import read_plan
     from penstock.planner.compile import program_of
@@ -196,7 +196,7 @@ def _timeline_file(path: Path) -> None:
 
 
 def _pod_files(path: Path) -> None:
-    """As `penstock pod` reads what its attempt's ConfigMap and its annotations hold."""
+    """Read an attempt's ConfigMap and annotations like `penstock pod`."""
     from penstock.agent.pod_files import read_job
 
     read_job(path)
@@ -204,7 +204,7 @@ def _pod_files(path: Path) -> None:
 
 @contextmanager
 def _operator_profile() -> Iterator[Read]:
-    """The operator goes by a measurement that lies in a ConfigMap."""
+    """The operator reads a profile from a ConfigMap."""
     from penstock.kube.resources import CONFIG_MAPS
     from tests.support.fake_planner import FakePlanner
     from tests.support.operating import Operating
@@ -222,7 +222,7 @@ def _operator_profile() -> Iterator[Read]:
 
 @contextmanager
 def _operator_life() -> Iterator[Read]:
-    """A running job whose pods, JobSets, Jobs and nodes are described as the input says; another job must go on."""
+    """The operator reads a job's pods, JobSets, Jobs and nodes from the input. Another job must continue."""
     from tests.support.fuzzed_cluster import Fuzzed
 
     fuzzed = Fuzzed()
@@ -231,7 +231,7 @@ def _operator_life() -> Iterator[Read]:
 
 @contextmanager
 def _service_plan() -> Iterator[Read]:
-    """The service mirrors a job whose attempt's ConfigMap holds the input; another job must be mirrored after it."""
+    """The service mirrors a job whose attempt's ConfigMap has the input. It must mirror another job afterwards."""
     from tests.support.fuzzed_mirror import mirroring
 
     with mirroring() as mirror:
@@ -240,7 +240,7 @@ def _service_plan() -> Iterator[Read]:
 
 @contextmanager
 def _service_job() -> Iterator[Read]:
-    """The service mirrors a PipelineJob that is the input, and reports to it; another job must be mirrored after it."""
+    """The service mirrors the input as a PipelineJob and reports to it. It must mirror another job afterwards."""
     from tests.support.fuzzed_mirror import mirroring
 
     with mirroring() as mirror:
@@ -265,7 +265,7 @@ def _cluster() -> dict[str, Any]:
 
 
 def _pipeline_job() -> dict[str, Any]:
-    """As a cluster holds one that runs."""
+    """A running PipelineJob as a cluster stores it."""
     from tests.support.fuzzed_mirror import good_job
 
     return good_job()

@@ -1,8 +1,8 @@
-"""Fuzz everything that reads what others wrote, for so many minutes, each in a process under a memory limit.
+"""Fuzzes all code that reads foreign data, for some minutes, each kind in a process under a memory limit.
 
 REST and pages get half of the time. The other half is divided among the kinds of `benchmarks.soak.cases`: ConfigMaps as
-operator and service read them, the cluster's objects, schedules, plans and manifests. An input is made from the seed
-and its number alone. What breaks something is kept in ``runs/soak``.
+operator and service read them, the cluster's objects, schedules, plans and manifests. An input depends only on the seed
+and its number. Inputs that cause violations are kept in ``runs/soak``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.repository import ROOT
 FAILURES = ROOT / "runs" / "soak"
 REST_SHARE = 0.5
 CASE_SECONDS = 20.0
-"""Of processor time, since other processes may have the machine."""
+"""Limit of processor time for one case. Not of elapsed time, since other processes may use the machine."""
 PEAK_BYTES = 1200 * 2**20
 LOOK_SECONDS = 0.1
 MOST_VIOLATIONS = 20
@@ -37,19 +37,19 @@ Report = Callable[[str], None]
 
 @dataclass(kw_only=True)
 class Reading:
-    """What one kind of input did to the process that read it."""
+    """Results of one kind of input: cases, violations and memory of the process that read them."""
 
     cases: int = 0
     peak_bytes: int = 0
     violations: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """For the results."""
+        """Results as JSON."""
         return {"cases": self.cases, "peakBytes": self.peak_bytes, "violations": self.violations}
 
 
 def fuzz(folder: Path, seed: int, seconds: float, report: Report = quiet) -> dict[str, Any]:
-    """All of it; sentences of all that does not hold are in ``violations``."""
+    """Fuzz everything. ``violations`` of the result has a sentence for each violation."""
     rest = fuzz_rest(folder / "rest", seed, REST_SHARE * seconds, report)
     results: dict[str, Any] = {"seed": seed, "rest": rest, "readers": {}}
     violations = [f"REST: {violation}" for violation in rest.pop("violations")]
@@ -65,7 +65,7 @@ def fuzz(folder: Path, seed: int, seconds: float, report: Report = quiet) -> dic
 def fuzz_rest(
     folder: Path, seed: int, seconds: float = 1e9, report: Report = quiet, count: int = sys.maxsize
 ) -> dict[str, Any]:
-    """The service alone, for so long or with so many requests; see `RestFuzz`."""
+    """Fuzz the service alone with `RestFuzz`, for ``seconds`` or ``count`` requests."""
     folder.mkdir(parents=True, exist_ok=True)
     with fuzzed_service(folder) as service:
         fuzzer = RestFuzz(service, seed, keep)
@@ -80,7 +80,7 @@ def fuzz_rest(
 
 
 def read(kind: str, seed: int, folder: Path, seconds: float = 1e9, count: int = sys.maxsize) -> Reading:
-    """Have processes read inputs of this kind, for so long or so many; one that ends is followed by another."""
+    """Let processes read inputs of this kind, for ``seconds`` or ``count`` inputs. A process that ends is replaced."""
     reading, end = Reading(), time.monotonic() + seconds
     while time.monotonic() < end and reading.cases < count and len(reading.violations) < MOST_VIOLATIONS:
         _Child(kind, seed, reading, folder).run(end, count)
@@ -88,7 +88,7 @@ def read(kind: str, seed: int, folder: Path, seconds: float = 1e9, count: int = 
 
 
 class _Child:
-    """A process that reads from the first case on that was not read."""
+    """A process that reads cases, starting with the first unread one."""
 
     def __init__(self, kind: str, seed: int, reading: Reading, folder: Path) -> None:
         self._kind, self._seed, self._reading = kind, seed, reading
@@ -98,7 +98,7 @@ class _Child:
         self._first = reading.cases
 
     def run(self, end: float, count: int) -> None:
-        """Until the end, until all are read, or until an input breaks it."""
+        """Run until the time ``end``, until all cases are read, or until an input ends the process."""
         command = [sys.executable, "-m", "benchmarks.soak.reading", self._kind, "--seed", str(self._seed)]
         command += ["--first", str(self._first), "--progress", str(self._progress)]
         command += ["--count", str(count - self._first)] if count < sys.maxsize else []
@@ -109,7 +109,7 @@ class _Child:
         finally:
             process.kill()
             process.wait()
-            self._told()
+            self._read_reports()
 
     def _watch(self, process: subprocess.Popen[bytes], end: float) -> None:
         number, began, start = -1, 0.0, time.monotonic()
@@ -148,8 +148,8 @@ class _Child:
         self._reading.violations.append(f"input {number} {what} (it is in {path})")
         self._reading.cases = number + 1
 
-    def _told(self) -> None:
-        """Violations that the process survived, and its memory."""
+    def _read_reports(self) -> None:
+        """Read the violations that the process survived, and its memory."""
         cases = self._reading.cases
         for line in self._output.read_text(errors="replace").splitlines():
             try:
@@ -172,7 +172,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def keep(name: str, content: bytes) -> Path:
-    """Where an input lies that broke something."""
+    """Keep an input that caused a violation. Returns its path."""
     FAILURES.mkdir(parents=True, exist_ok=True)
     path = FAILURES / "".join(character if character.isalnum() else "-" for character in name)
     path.write_bytes(content)

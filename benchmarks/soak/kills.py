@@ -1,8 +1,8 @@
-"""Kill random processes of the service and its jobs, over whole jobs, and count what the database holds afterwards.
+"""Kills random processes of the service and its jobs, over whole jobs, and checks the database afterwards.
 
 The service is `penstock serve` with its executor, ranks, supervisors and shippers on this machine. Every job gets two
-to four kills at moments that the seed chooses: after so many steps, or so many seconds after a launch, so that
-starting and measuring are hit too. A client keeps polling meanwhile.
+to four kills at times that the seed determines: after a number of steps, or after a number of seconds since a launch,
+so that starting and measuring are hit, too. A client polls meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def quiet(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strike:
-    """One kill of a job: ``steps`` after the last one, or ``seconds`` after it where no steps are given."""
+    """One kill of a job: ``steps`` steps after the previous kill, or ``seconds`` after it if ``steps`` is not given."""
 
     victim: str
     steps: int = 0
@@ -53,7 +53,7 @@ class Strike:
 
 @dataclass(kw_only=True)
 class Survived:
-    """What became of all jobs."""
+    """Results of all jobs."""
 
     seed: int
     jobs: int = 0
@@ -66,11 +66,11 @@ class Survived:
 
     @property
     def num_kills(self) -> int:
-        """Of all victims together."""
+        """Number of kills over all kinds of victims."""
         return sum(self.kills.values())
 
     def to_json(self) -> dict[str, Any]:
-        """For the results."""
+        """Results as JSON."""
         return {
             "seed": self.seed,
             "kills": self.num_kills,
@@ -85,8 +85,8 @@ class Survived:
 
 
 def strikes(seed: int, number: int, first: int, most: int) -> list[Strike]:
-    """The kills of job ``number``, at most ``most``. The first kills of a run, from ``first`` on, take turns through
-    all victims, so that a short run has each of them.
+    """The kills of job ``number``, at most ``most``. The first kills of a run, counted from ``first``, cycle through
+    all victims, so that even a short run has each of them.
     """
     chance = random.Random(f"{seed} {number}")
     chosen = []
@@ -108,8 +108,8 @@ def survive(
     report: Callable[[str], None] = quiet,
     seconds: float = math.inf,
 ) -> Survived:
-    """Run jobs until ``count`` kills have struck, or so many seconds are over; their losses have to be those of the
-    ``undisturbed`` job. What does not hold is in the result's ``violations``.
+    """Run jobs until ``count`` kills have struck or ``seconds`` have passed. Their losses have to be those of the
+    ``undisturbed`` job. Violations are in the result's ``violations``.
     """
     survived, began, number = Survived(seed=seed), time.monotonic(), 0
     while survived.num_kills < count and time.monotonic() < began + seconds:
@@ -131,7 +131,7 @@ def survive(
 
 
 def undisturbed_losses(service: Served) -> dict[int, float]:
-    """The losses of a job that nothing happens to; it also measures the machine for all that follow."""
+    """Losses of a job without kills. It also measures the profile that all later jobs use."""
     uid = service.submit("undisturbed", **JOB)
     service.wait_for("undisturbed", Phase.SUCCEEDED.value)
     wait_until(lambda: len(losses(service, uid)) == STEPS, RECORDED_SECONDS)
@@ -145,7 +145,7 @@ def _progress(survived: Survived, count: int, new: int) -> str:
 
 @contextmanager
 def _watched(service: Served, name: str, survived: Survived) -> Iterator[Poller]:
-    """A client that polls pages and routes of the job; started before the job, so 404 is what it gets first."""
+    """A client that polls pages and routes of the job. It starts before the job, so it gets 404 first."""
     job = f"/v1/jobs/default/{name}"
     paths = ("/healthz", "/readyz", "/v1/jobs", job, f"{job}/metrics", f"{job}/logs", f"{job}/events", f"{job}/plans")
     headers = {"Authorization": service.client.headers["Authorization"], "Accept": "application/json"}
@@ -164,7 +164,7 @@ def _live(service: Served, name: str, planned: list[Strike], poller: Poller, sur
 
 
 def _reached(service: Served, name: str, uid: str, strike: Strike) -> bool:
-    """Wait for the strike's moment; False if the job ends before."""
+    """Wait until the time of the strike. Returns False if the job ends before."""
     if not strike.steps:
         time.sleep(strike.seconds)
         return not _has_ended(service, name)
@@ -174,7 +174,7 @@ def _reached(service: Served, name: str, uid: str, strike: Strike) -> bool:
 
 
 def _struck(service: Served, name: str, uid: str, victim: str, poller: Poller) -> bool:
-    """Kill the victim as soon as there is one; False if the job ends before."""
+    """Kill the victim as soon as it exists. Returns False if the job ends before."""
     if victim == "service":
         poller.away.set()
     try:
@@ -193,7 +193,7 @@ def _has_ended(service: Served, name: str) -> bool:
 
 
 def _wrong(service: Served, name: str, uid: str, undisturbed: dict[int, float], survived: Survived) -> Iterator[str]:
-    """What does not hold of a job after its kills, a sentence each."""
+    """Violations of a job after its kills, one sentence each."""
     try:
         wait_until(lambda: _has_ended(service, name), JOB_SECONDS)
     except AssertionError:
@@ -218,10 +218,10 @@ def _wrong(service: Served, name: str, uid: str, undisturbed: dict[int, float], 
 
 
 def differences(kept: Losses, left: Losses) -> list[str]:
-    """Where the steps that the database ``kept`` are not those that ``metrics.jsonl`` has, a sentence each.
+    """Differences between the steps in the database, ``kept``, and those in ``metrics.jsonl``, one sentence each.
 
-    A rank writes the record of a step first. One that is killed before the line leaves its last step, the one after
-    that of the attempt's last line, in the database alone.
+    A rank writes the record of a step before the line. If it is killed in between, only the database has the last step,
+    which follows that of the attempt's last line.
     """
     extra: set[tuple[int, int]] = set()
     for attempt in {attempt for attempt, _ in kept.keys() - left.keys()}:
@@ -242,10 +242,10 @@ def differences(kept: Losses, left: Losses) -> list[str]:
 
 
 def tracebacks(service: Served) -> Iterator[str]:
-    """Where the service, a supervisor, a shipper or a rank printed a traceback, with its last line.
+    """Logs in which the service, a supervisor, a shipper or a rank printed a traceback, with its last line.
 
-    A rank whose peer was killed ends by the error of its connection, and torch's agent prints how its ranks ended into
-    ``torchrun.log``: those are what a kill is, and no violation.
+    After a kill, a rank ends with the connection error of its peer, and torch's agent prints the ends of its ranks to
+    ``torchrun.log``. These are expected and not violations.
     """
     logs = [service.log] if service.log else []
     for path in [*logs, *sorted((service.folder / "data" / "runs").rglob("*.log"))]:

@@ -1,4 +1,4 @@
-"""Pins against which the planner's own choice is held: all of them fix everything, so that plans are only simulated.
+"""Pins to compare with the planner's own choice. They fix every field, so that plans are only simulated.
 
 There are five sources, the first four of which have a fixed number of pins:
 
@@ -30,21 +30,21 @@ from tests.support.random_plans import full_pin, neighbours
 PUBLISHED = Path(__file__).parents[1] / "data" / "published"
 
 CONTINUED = REPEATING | frozenset(map(str, VARIED))
-"""Schedules of which a part of a long step is simulated. Steps of the others are simulated action by action."""
+"""Schedules for which only a part of a long step is simulated. Other steps are simulated action by action."""
 
 MOST_ACTIONS = 5 * MOST_ACTIONS_IN_FULL
-"""Of steps that are simulated action by action: a few seconds of one core."""
+"""Limit for steps that are simulated action by action. They take a few seconds of one core."""
 
 INTERLEAVED = "interleaved-1f1b"
 
 SWEPT = "9"
-"""The setting of TeraPipe that was measured with several numbers of equal slices."""
+"""Setting of TeraPipe that was measured with several numbers of equal slices."""
 
 
 def pins_around(
     chance: random.Random, spec: JobSpec, cluster: ClusterSpec, free: Plan | None, count: int
 ) -> list[ParallelismSpec]:
-    """``count`` different pins: at most two thirds of them are not random."""
+    """``count`` different pins, of which at least a third are random."""
     known: Iterable[ParallelismSpec] = published(spec)
     if free is not None:
         known = itertools.chain(neighbours(free), every_field(spec, free), known)
@@ -59,7 +59,7 @@ def pins_around(
 
 
 def every_field(spec: JobSpec, plan: Plan) -> Iterator[ParallelismSpec]:
-    """The plan with one field changed. Degrees of the mesh change two at a time, since their product stays."""
+    """Pins of the plan with one field changed. Degrees of the mesh change in pairs, since their product is fixed."""
     here = full_pin(plan)
     for count in NUM_SLICES:
         if count <= spec.data.sequence_length:
@@ -76,7 +76,7 @@ def every_field(spec: JobSpec, plan: Plan) -> Iterator[ParallelismSpec]:
 
 
 def published(spec: JobSpec) -> Iterator[ParallelismSpec]:
-    """Tensor and pipeline parallelism, micro-batch, slices and schedule of papers, and as many replicas as fit."""
+    """Pins of papers: tensor and pipeline parallelism, micro-batch, slices, schedule, and as many replicas as fit."""
     ranks, batch = spec.resources.ranks, spec.training.global_batch
     for tp, pp, micro_batch, slices, schedule in dict.fromkeys(itertools.chain(_of_a100s(), _of_terapipe())):
         dp = ranks // (tp * pp)
@@ -94,7 +94,7 @@ def _of_a100s() -> Iterator[tuple[int, int, int, int, str]]:
 
 
 def _of_terapipe() -> Iterator[tuple[int, int, int, int, str]]:
-    """Its settings, with as many slices as the authors give or as the one that has a sweep was tried with."""
+    """Settings of TeraPipe, with the authors' numbers of slices, including those of the sweep."""
     sweep = [int(row["num_slices"]) for row in _rows("terapipe_setting9_uniform.csv")]
     for row in _rows("terapipe_v100.csv"):
         counts = {1, _count(row["slices_with"]) or 1, *(sweep if row["setting"] == SWEPT else ())}
@@ -103,7 +103,7 @@ def _of_terapipe() -> Iterator[tuple[int, int, int, int, str]]:
 
 
 def _count(lengths: str) -> int:
-    """Of slices written as in "4x120+64": lengths, or how many of a length; 0 if there are none."""
+    """Number of slices in a string like "4x120+64"; 0 if it is empty."""
     return sum(int(part.partition("x")[0]) if "x" in part else 1 for part in lengths.split("+") if part)
 
 
@@ -113,7 +113,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def with_even_stages(spec: JobSpec, pin: ParallelismSpec) -> ParallelismSpec:
-    """The pin with equally many layers on every stage, or nearly so; halves where there are more stages than layers."""
+    """The pin with about equally many layers on every stage, or half layers if there are more stages than layers."""
     num_stages = _num_stages(pin)
     halves, rest = divmod(2 * spec.model.layers, num_stages)
     if halves >= 2:
@@ -123,7 +123,7 @@ def with_even_stages(spec: JobSpec, pin: ParallelismSpec) -> ParallelismSpec:
 
 
 def random_pins(chance: random.Random, spec: JobSpec, cluster: ClusterSpec) -> Iterator[ParallelismSpec]:
-    """Without end, if there is any mesh: each mesh as often, and of the rest what can be simulated in seconds."""
+    """Endless random pins, if there is any mesh. All meshes are equally likely, and steps simulate in seconds."""
     shapes = list(_shapes(spec, cluster))
     while shapes:
         dp, tp, pp = chance.choice(shapes)
@@ -155,7 +155,7 @@ def _is_possible(spec: JobSpec, pin: ParallelismSpec, shapes: set[tuple[int, int
 
 
 def is_short(spec: JobSpec, pin: ParallelismSpec) -> bool:
-    """Whether the pinned step repeats itself, or has few enough actions to be simulated in full."""
+    """Whether the pinned step is periodic, or has few enough actions to be simulated in full."""
     dp, _, _, micro_batch, slices, schedule = _values(pin)
     num_actions = 3 * _num_stages(pin) * (spec.training.global_batch // (dp * micro_batch)) * slices
     return schedule in CONTINUED or num_actions <= MOST_ACTIONS

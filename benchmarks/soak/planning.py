@@ -1,6 +1,6 @@
-"""Plans in processes of their own, so that none depends on what was planned before it.
+"""Makes plans in separate processes, so that none depends on earlier ones.
 
-A server forks a process for each: it has loaded the planner, and has not planned anything.
+A fork server, which has loaded the planner but not planned anything, forks a process for each plan.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from penstock.planner.replay import candidate_of, placement_of
 from tests.support.random_plans import NO_PIN, step_seconds
 
 MOST_SECONDS = 600.0
-"""For one plan, on a machine that may be busy."""
+"""Time limit of one plan, on a machine that may be busy."""
 
 ADDRESS_SPACE_BYTES = 6 * 2**30
 
 Key = tuple[int, str]
-"""The number of a problem, and which of its plans."""
+"""Number of a problem, and name of one of its plans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A plan that is asked for; with ``same`` that plan is simulated again instead."""
+    """Request for a plan. With ``same``, that plan is simulated again instead."""
 
     key: Key
     spec: JobSpec
@@ -50,7 +50,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Seconds of the step, none where the planner refused; the plan; what broke; what it took of the processor."""
+    """Seconds of the step, None if the planner refused; the plan; the error, if any; processor seconds."""
 
     key: Key
     seconds: float | None = None
@@ -60,7 +60,7 @@ class Answer:
 
 
 def answers(questions: Sequence[Question]) -> Iterator[Answer]:
-    """Each question's answer, as they come; as many processes at a time as there are processors."""
+    """Answers of all questions in order of completion, with one process per processor."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.soak.planning"])
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
@@ -99,7 +99,7 @@ def _answer(question: Question, there: Connection) -> None:
         else:
             seconds = simulated_again(question.same, question)
     except UserError:
-        pass  # nothing fits, or what is pinned cannot be
+        pass  # no plan fits, or the pins are impossible
     except Exception as error:
         broken = f"{type(error).__name__}: {error}"
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -120,6 +120,6 @@ def _problem(question: Question) -> Problem:
 
 
 def simulated_again(plan: Plan, question: Question) -> float:
-    """Seconds of a step of ``plan``, with its order and its placement, for the question's job and hardware."""
+    """Seconds of a step of ``plan``, with its order and placement, for the question's job and hardware."""
     judge = Simulated(_problem(question), plan.receive_ahead, placement_of(plan))
     return to_seconds(judge.evaluate(candidate_of(plan), in_full=True).step_ns)

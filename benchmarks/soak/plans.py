@@ -1,17 +1,17 @@
-"""The planner's own choices against pinned ones, and against those with less, for jobs on described hardware.
+"""Compares the planner's free choices with pinned plans and with plans of fewer resources, on described hardware.
 
 A large problem has 8 to 16,384 devices, a model of 1 to 1,000 billion parameters, 2 thousand to a million tokens and 1
-to 4,096 sequences, a small one at most 16 devices. It follows from the seed and its number alone. What must hold, each
-with its `Relation`; of small problems, which are many, the first and more memory alone:
+to 4,096 sequences. A small problem has at most 16 devices. A problem depends only on the seed and its number. Each
+property is a `Relation`. For small problems, which are many, only the first one and more memory are checked:
 
-- no plan of which everything is pinned is faster than the free one by more than 1 % (`benchmarks.soak.pins`);
-- a pin removed never makes a step more than 0.5 % longer: the free plan against those of which one field is pinned, and
-  plans with all fields but one against those with all;
-- a quarter more memory, and more devices where the old number is `minRanks`, never do, either;
-- links that are 10 % faster do only where the free plan itself, simulated again, is slower as well. That can be: a
-  message that comes earlier may delay another one. Such cases are reported, and are no violations.
+- no plan with all fields pinned is faster than the free plan by more than 1 % (`benchmarks.soak.pins`);
+- removing a pin never makes a step more than 0.5 % longer. The free plan is compared with plans of one pinned field,
+  and plans with all fields but one with those of all fields;
+- neither does a quarter more memory, nor more devices where the old number is `minRanks`;
+- links that are 10 % faster make a step longer only where the same plan, simulated again, gets slower, too. That is
+  possible: a message that arrives earlier may delay another one. Such cases are reported but are not violations.
 
-Every plan is made in a fresh process, all plans of all problems in random order.
+Every plan is made in a new process, and all plans of all problems in random order.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ FREE, ALL_PINNED, FASTER_LINKS, SAME_PLAN = "free", "all pinned", "links 10 % fa
 FIELDS = ("dp", "tp", "pp", "micro_batch", "slices", "schedule")
 
 REMOVED_FROM = 4
-"""Random pins of which one field is removed."""
+"""Number of random pins from which one field is removed."""
 
 BYTES_PER_PARAMETER = 16
-"""At least, in mixed precision. Models that all devices together have no memory for are not drawn."""
+"""Least bytes in mixed precision. Models that exceed the memory of all devices are not drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relation:
-    """The plan ``more`` of a problem takes at most ``times`` as long as its plan ``less``, and exists if that does.
+    """The plan ``more`` of a problem exists if its plan ``less`` does, and takes at most ``times`` as long.
 
-    Where the plan ``unless`` is longer than ``less``, too, it is only reported.
+    If the plan ``unless`` is also longer than ``less``, the violation is only reported.
     """
 
     less: str
@@ -71,7 +71,7 @@ class Relation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A job and its hardware, by its number, and the random numbers that its pins are drawn from."""
+    """A numbered job and its hardware, with the random numbers for its pins."""
 
     number: int
     spec: JobSpec
@@ -80,7 +80,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """In a line."""
+        """The problem in one line."""
         spec = self.spec
         model = spec.model
         return (
@@ -90,12 +90,12 @@ class Problem:
         )
 
     def question(self, name: str, **changes: Any) -> Question:
-        """A plan for this problem, or for one that is changed."""
+        """Request for a plan of this problem, with ``changes``."""
         return dataclasses.replace(Question(key=(self.number, name), spec=self.spec, cluster=self.cluster), **changes)
 
 
 def draw_problem(seed: int, number: int, sizes: Sizes = LARGE) -> Problem:
-    """The problem of this number: the first that is drawn that has a mesh, and memory for its model."""
+    """The problem of this number: the first random one that has a mesh and memory for its model."""
     chance = random.Random(f"{seed} {number}")
     while True:
         spec, cluster = random_job(chance, sizes)
@@ -106,7 +106,7 @@ def draw_problem(seed: int, number: int, sizes: Sizes = LARGE) -> Problem:
 
 
 def compare(seed: int, *, first: int, count: int, pins: int, report: Report, sizes: Sizes = LARGE) -> dict[str, Any]:
-    """``count`` problems from the number ``first`` on, each against so many pins."""
+    """Compare plans of ``count`` problems from number ``first`` on, each with ``pins`` pins."""
     problems = {number: draw_problem(seed, number, sizes) for number in range(first, first + count)}
     related = _related if sizes is LARGE else _related_of_small
     order = random.Random(seed)
@@ -149,7 +149,7 @@ def _answered(questions: list[Question], order: random.Random, report: Report) -
 
 
 def _related(problem: Problem, free: Plan | None, num_pins: int) -> Iterator[tuple[Relation, list[Question]]]:
-    """What must hold of a problem, with the plans that have to be made for it."""
+    """Relations that must hold for a problem, with the plans that they need."""
     pins = pins_around(problem.chance, problem.spec, problem.cluster, free, num_pins)
     yield from _with_pins(problem, pins)
     for i in problem.chance.sample(range(len(pins)), min(REMOVED_FROM, len(pins))):
@@ -171,7 +171,7 @@ def _related(problem: Problem, free: Plan | None, num_pins: int) -> Iterator[tup
 
 
 def _related_of_small(problem: Problem, free: Plan | None, num_pins: int) -> Iterator[tuple[Relation, list[Question]]]:
-    """The same, of one of many problems."""
+    """Relations for one of many small problems."""
     yield from _with_pins(problem, pins_around(problem.chance, problem.spec, problem.cluster, free, num_pins))
     if free is not None:
         yield _with_more_memory(problem)
@@ -225,7 +225,7 @@ def _is_excused(relation: Relation, number: int, known: Mapping[Key, Answer]) ->
 def _record(
     relation: Relation, number: int, known: Mapping[Key, Answer], pins: Mapping[Key, ParallelismSpec]
 ) -> dict[str, Any]:
-    """Both plans of a relation that does not hold."""
+    """Record of both plans of a violated relation."""
 
     def side(name: str) -> dict[str, Any]:
         answer, pin = known[number, name], pins.get((number, name))
@@ -247,7 +247,7 @@ def _sentence(record: dict[str, Any], problems: Mapping[int, Problem]) -> str:
 
 
 def _summary(problem: Problem, known: Mapping[Key, Answer]) -> dict[str, Any]:
-    """The free plan, and the fastest of the pinned ones."""
+    """Summary of the free plan and the fastest pinned one."""
     free = known[problem.number, FREE]
     pinned = [a.seconds for (number, name), a in known.items() if number == problem.number and name.startswith("pin ")]
     fitting = [seconds for seconds in pinned if seconds is not None]

@@ -1,8 +1,8 @@
-"""Ten thousand queued jobs: how fast ``/healthz`` answers meanwhile, and how soon a new job is seen.
+"""Ten thousand queued jobs: response time of ``/healthz``, and delay until a new job is observed.
 
 The service is `penstock serve` with its executor, whose machine is busy with one job that trains all the time. The
-operator is its own process on an apiserver of this process (`tests.support.fake_apiserver`), where every job has a
-JobSet that no queue admits. Both are asked for ``/healthz`` by a process of its own.
+operator is a separate process on an API server of this process (`tests.support.fake_apiserver`), where every job has a
+JobSet that no queue admits. A separate process requests ``/healthz`` of both.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ WAITING = {
     "launched": 1,
     "ranks": 1,
 }
-"""The status of a job whose JobSet was just made."""
+"""Status of a job whose JobSet was just created."""
 
 Report = Callable[[str], None]
 
 
 def queue(folder: Path, count: int, seconds: float, report: Report = quiet) -> dict[str, Any]:
-    """Both figures of both programs, each over so many seconds."""
+    """Measure both figures of both programs, each over ``seconds``."""
     results = {"service": _service(folder / "service", count, seconds, report)}
     results["operator"] = _operator(folder / "operator", count, seconds, report)
     violations = [f"{name}: {violation}" for name, part in results.items() for violation in part.pop("violations")]
@@ -86,7 +86,7 @@ def _judged(health: dict[str, float], seen: dict[str, float], errors: list[str],
 def _measured(
     url: str, seconds: float, first: int, new_job: Callable[[int], float]
 ) -> tuple[dict[str, float], dict[str, float], list[str], int]:
-    """Ask for health over there while new jobs come here; figures, errors, and how many jobs came."""
+    """Request ``/healthz`` while submitting new jobs. Returns figures of both, errors and the number of jobs."""
     shared = Shared()
     with away(poll, shared, url, HEALTH_PAUSE_SECONDS) as polling:
         time.sleep(WARM_UP_SECONDS)
@@ -125,7 +125,7 @@ def _service(folder: Path, count: int, seconds: float, report: Report) -> dict[s
 
 
 def _fill(service: Served, count: int) -> None:
-    """Jobs as the executor leaves them that wait for their turn: a request each would take minutes."""
+    """Write queued jobs to the database. Requests would take minutes."""
     engine = make_engine(parse_url(f"sqlite:///{service.folder / 'data' / 'penstock.db'}"))
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
         for number in range(count):
@@ -136,14 +136,14 @@ def _fill(service: Served, count: int) -> None:
 
 
 def _counted(service: Served) -> int:
-    """As Prometheus is told."""
+    """Number of queued jobs in the Prometheus metrics."""
     text = service.client.get("/metrics").text
     lines = [line for line in text.splitlines() if line.startswith("penstock_jobs{") and '"Queued"' in line]
     return round(sum(float(line.rpartition(" ")[2]) for line in lines))
 
 
 def _seen_by_executor(service: Served, number: int) -> float:
-    """Submit one more; how long until the executor has queued it."""
+    """Submit another job. Returns the seconds until the executor has queued it."""
     name = f"new-{number}"
     began = time.monotonic()
     service.submit(name)
@@ -169,7 +169,7 @@ def _operator(folder: Path, count: int, seconds: float, report: Report) -> dict[
 
 
 def _settled(fake: FakeApiserver, folder: Path, client: ApiClient) -> Found:
-    """The status of a job that waits for its queue, once the operator has nothing to add to it."""
+    """Final status of a job that waits for its queue: the operator no longer changes it."""
     _queued(fake, "queued-0", WAITING)
     with _running(folder, client):
         wait_until(lambda: bool(fake.job("queued-0")["status"].get("conditions")), PATIENCE_SECONDS)
@@ -202,7 +202,7 @@ def _manifest(name: str) -> Found:
 
 
 def _queued(fake: FakeApiserver, name: str, status: Mapping[str, Any]) -> None:
-    """A job whose first attempt was launched, and waits for a queue to admit it."""
+    """Create a job whose first attempt was launched and waits for admission to a queue."""
     now = format_instant(time.time())
     status = {**status, "phaseEnteredAt": now, "startedAt": now}
     job = fake.add_job(_manifest(name), **status)["metadata"]
@@ -214,7 +214,7 @@ def _queued(fake: FakeApiserver, name: str, status: Mapping[str, Any]) -> None:
 
 
 def _wait_for_launch(fake: FakeApiserver, name: str, patience: float) -> float:
-    """Apply one more; how long until its JobSet is there."""
+    """Apply another job. Returns the seconds until its JobSet exists."""
     began = time.monotonic()
     fake.add_job(_manifest(name))
     with fake.news:
@@ -224,7 +224,7 @@ def _wait_for_launch(fake: FakeApiserver, name: str, patience: float) -> float:
 
 @contextmanager
 def _running(folder: Path, client: ApiClient) -> Iterator[tuple[int, Path]]:
-    """The operator's process on that apiserver; its port for probes, and its log."""
+    """Run the operator's process on the API server. Yields its probe port and its log."""
     port, log, policy = free_port(), folder / "operator.log", folder / "policy.json"
     policy.write_text(json.dumps({"everywhere": {name: ["*"] for name in LISTS}}))
     environ = {

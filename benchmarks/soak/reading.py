@@ -1,7 +1,7 @@
-"""Reads fuzzed inputs in a process of its own under a memory limit: ``python -m benchmarks.soak.reading``.
+"""Reads fuzzed inputs in a separate process under a memory limit: ``python -m benchmarks.soak.reading``.
 
-The process writes the number of the case that it reads to a file before it begins it, so that its parent knows
-which input ended it, and a line of JSON for every violation.
+Before each case, the process writes the case's number to a file, so that its parent knows which input ended it. For
+every violation it prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from benchmarks.soak.cases import KINDS, case
 from penstock.core.errors import PenstockError
 
 ADDRESS_SPACE_BYTES = 4 * 2**30
-"""The hard limit: NumPy, Numba and threads reserve far more than they use."""
+"""Hard limit. NumPy, Numba and threads reserve far more than they use."""
 
 
 def main() -> None:
-    """Read cases from ``--first`` on, until ended or ``--count`` are read."""
+    """Read cases from ``--first`` on, until ``--count`` are read or the process is ended."""
     parser = argparse.ArgumentParser(prog="reading")
     parser.add_argument("kind", choices=list(KINDS))
     parser.add_argument("--seed", type=int, required=True)
@@ -43,7 +43,7 @@ def main() -> None:
             try:
                 read(content)
             except PenstockError:
-                pass  # refused in words
+                pass  # refused with a proper error
             except Exception as error:
                 what = f"{type(error).__name__}: {str(error)[:300]}"
                 print(json.dumps({"number": number, "what": what, "trace": _trace(error)}), flush=True)

@@ -1,6 +1,6 @@
-"""Requests of every route in `docs/openapi.json`, made wrong from a seed: path, query, headers and body.
+"""Malformed requests of every route in `docs/openapi.json`, made from a seed: path, query, headers and body.
 
-A request is bytes, sent over a connection of its own, so that nothing a client library would refuse is left out.
+A request is raw bytes, sent over a separate connection, so that it may contain what a client library would refuse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GOOD_HEADERS = {"Range": "bytes=0-10", "Last-Event-ID": "1", "Accept": "text/eve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What is really there, for requests that are to get further than 404."""
+    """Names of existing objects, for requests that should get further than 404."""
 
     values: Mapping[str, Sequence[str]]
     tokens: Sequence[str]
@@ -46,7 +46,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """A method and path of the document, with its parameters by place."""
+    """A method and path of the document, with its parameters by location."""
 
     method: str
     path: str
@@ -56,7 +56,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A status, 0 if the connection was closed without one, with the answer's first bytes and how long it took."""
+    """A status (0 if the connection was closed without one), the first bytes of the answer, and its seconds."""
 
     status: int
     text: bytes
@@ -83,7 +83,7 @@ def operations() -> list[Operation]:
 
 
 def request(chance: random.Random, operation: Operation, known: Known) -> bytes:
-    """One request of the operation."""
+    """A random request of the operation."""
     target = _target(chance, operation, known)
     body, headers = _body(chance, operation, known)
     headers = {"Host": known.host, "Connection": "close", "Content-Length": str(len(body)), **headers}
@@ -147,7 +147,7 @@ def _body(chance: random.Random, operation: Operation, known: Known) -> tuple[by
 
 
 def good_body(chance: random.Random, path: str, known: Known) -> dict[str, Any]:
-    """What the route would take."""
+    """A valid body for the route."""
     job = yamltext.load(FULL) if chance.random() < 0.5 else EXAMPLE_JOB
     if path == "/v1/jobs":
         return {**job, "metadata": {"name": f"fuzz-{chance.randrange(10**9)}"}}
@@ -161,11 +161,11 @@ def good_body(chance: random.Random, path: str, known: Known) -> dict[str, Any]:
 
 
 def send(port: int, raw: bytes, seconds: float) -> Answer:
-    """Send it, and read the head and some of the body; a stream is left after a moment. TimeoutError if none comes."""
+    """Send a request and read head and start of the answer. Leaves a stream early. May raise TimeoutError."""
     began = time.monotonic()
     text = b""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as line:
-        with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was read, and perhaps answered
+        with suppress(BrokenPipeError, ConnectionResetError):  # refused, perhaps with an answer, before all was read
             line.sendall(raw)
         try:
             while len(text) < MOST_ANSWER_BYTES and (part := line.recv(65_536)):
@@ -183,5 +183,5 @@ def send(port: int, raw: bytes, seconds: float) -> Answer:
 
 
 def squeezed(records: Sequence[dict[str, Any]]) -> bytes:
-    """A body of records that is well-formed, as shippers send it."""
+    """A well-formed, compressed body of records, as shippers send it."""
     return gzip.compress(json.dumps({"records": list(records)}).encode())

@@ -1,7 +1,7 @@
 """Fuzz the REST API and the pages of a real service process under a memory limit.
 
-The service is `penstock serve` with everything but the machine: this process holds the machine's lock, so that jobs
-which the fuzzer gets accepted are queued and not run. What it plans for `/v1/plans` runs in the usual processes.
+The service is the complete `penstock serve`, but this process holds the machine's lock. So jobs of the fuzzer that the
+service accepts are queued and do not run. Plans for `/v1/plans` run in the usual processes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tests.support.service import step_records
 from tests.support.serving import Served, served, served_job
 
 ADDRESS_SPACE_BYTES = 3 * 2**30
-"""The hard limit of the service process: threads and allocators reserve far more than they use."""
+"""Hard limit of the service process. Threads and allocators reserve far more than they use."""
 RESIDENT_BYTES = 512 * 2**20
-"""What it may ever have used."""
+"""Limit of the service's peak memory."""
 CASE_SECONDS = 30.0
 SLOW_DOWN_SECONDS = 0.2
 ROLES = ("admin", "admin", "admin", "editor", "viewer", "ingest")
@@ -39,7 +39,7 @@ ROLES = ("admin", "admin", "admin", "editor", "viewer", "ingest")
 
 @contextmanager
 def fuzzed_service(folder: Path) -> Iterator[Served]:
-    """A service that launches nothing, under the memory limit."""
+    """A service under the memory limit that launches nothing."""
     path = machine_lock_path({"XDG_STATE_HOME": str(folder / "state")}, Path.home(), socket.gethostname())
     path.parent.mkdir(parents=True)
     with closing(Lock(path, "the fuzzer")) as lock:
@@ -51,7 +51,7 @@ def fuzzed_service(folder: Path) -> Iterator[Served]:
 
 
 def known_of(service: Served) -> Known:
-    """Two jobs with some history, a token of every role, and what else requests may name."""
+    """Create two jobs with some history, tokens of every role, and other objects that requests may name."""
     client = service.client
     uids = [service.submit(name) for name in ("tiny", "other")]
     made = [
@@ -92,7 +92,7 @@ def _ingesting(token: str) -> dict[str, str]:
 
 
 def _run_elsewhere(service: Served, uid: str) -> None:
-    """Have the job run by another executor, so that it takes records."""
+    """Assign the job to another executor, so that the service accepts records for it."""
     engine = make_engine(parse_url(f"sqlite:///{service.folder / 'data' / 'penstock.db'}"))
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
         running = update(jobs).where(jobs.c.uid == uid)
@@ -101,7 +101,7 @@ def _run_elsewhere(service: Served, uid: str) -> None:
 
 
 class RestFuzz:
-    """Sends requests from a seed to a service, and keeps what does not hold."""
+    """Sends requests from a seed to a service, and keeps violations."""
 
     def __init__(self, service: Served, seed: int, keep: Callable[[str, bytes], Path]) -> None:
         self._service, self._seed, self._keep = service, seed, keep
@@ -113,7 +113,7 @@ class RestFuzz:
         self.number = 0
 
     def once(self) -> None:
-        """The next request."""
+        """Send the next request."""
         number, self.number = self.number, self.number + 1
         several = self._with_body if number % 2 else self._operations
         operation = several[number // 2 % len(several)]
@@ -136,7 +136,7 @@ class RestFuzz:
             time.sleep(SLOW_DOWN_SECONDS)
 
     def alive(self) -> bool:
-        """Whether the service still runs; a violation if not."""
+        """Whether the service still runs. Records a violation if not."""
         process = self._service.process
         assert process is not None
         if process.poll() is None:
@@ -145,7 +145,7 @@ class RestFuzz:
         return False
 
     def close(self) -> dict[str, Any]:
-        """Look at its memory and its log; the figures."""
+        """Check the service's memory and log. Returns the figures."""
         assert self._service.log is not None
         peak = peak_bytes(self._service.process.pid) if self._service.process else 0
         if peak > RESIDENT_BYTES:
@@ -171,7 +171,7 @@ class RestFuzz:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that a process ever had in memory; 0 once it has ended."""
+    """Peak resident bytes of a process; 0 once it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -86,7 +86,7 @@ def test_the_same_one_may_be_set_aside_twice(tmp_path: Path) -> None:
 def test_if_none_is_whole_all_are_named_and_stay(tmp_path: Path) -> None:
     for step in (5, 10):
         spoil(save(tmp_path, step) / "__0_0.distcp")
-    with pytest.raises(UserError, match=r"none is whole: a1/step-10 is corrupt: .*; a1/step-5 is corrupt: ") as caught:
+    with pytest.raises(UserError, match=r"none is whole: a1/step-10 is corrupt: .*; a1/step-5 is corrupt") as caught:
         restore(tmp_path)
     assert str(tmp_path) in caught.value.where
     assert f"remove {tmp_path}" in caught.value.remedy

@@ -93,5 +93,5 @@ def _none_is_whole(root: Path, corrupt: Sequence[str]) -> UserError:
     return UserError(
         what=f"none is whole: {'; '.join(corrupt)}",
         where=f"checkpoints in {root}",
-        remedy=f"put a whole one back, or remove {root}, and resume: without checkpoints the run begins anew",
+        remedy=f"restore a complete one, or remove {root}, and resume: without checkpoints the run starts over",
     )
