@@ -1,8 +1,20 @@
 """A job's life cycle as one table and one pure function; the operator and the local executor only observe and apply.
 
-Rules of this file: `TRANSITIONS` holds every legal change of phase, and no other code makes one; terminal phases are
-final. `decide` depends only on the observation and the given time, and returns what to do now. Called again after its
-decisions were applied, or after a crash in between, it returns the same or nothing.
+Problem. A job outlives the executors that manage it. They are killed at any time, miss events, and may have applied a
+decision without recording it. Idea: nothing depends on events or on memory. `decide` is a pure function of what is
+observed and of the time. Called again after its decisions were applied, or after a crash in between, it returns the
+same ones or none. `TRANSITIONS` has every legal change of phase, no other code makes one; terminal phases are final.
+
+The first rule that returns a decision wins: deadline, suspension, loss, then the rule of the phase. So a job past its
+deadline fails whatever its attempt does, and an attempt that ends during a suspension does not count as a failure.
+
+Example: attempt 2 runs with a predicted step of 8 s and took its last step at 100 s, so the next one is due after
+max(60, 10 * 8) = 80 s. At 130 s the decision is Wait(180), at 180 s SetPhase(Recovering, "AttemptFailed"). Then
+Delete(2), and once the attempt is gone Wait(181), since the first backoff is 1 s. At 181 s follows SetPhase(Queued),
+and then Launch(3). Each call takes constant time.
+
+Rejected: handlers per event. An executor that was restarted has missed some, and two orders of the same events need two
+rules.
 
     Pending -> Queued -> Profiling -> Planning -> Binding -> Running -> Succeeded
         |  ^       |         |            |          |          |

@@ -1,10 +1,32 @@
-"""The untimed machine: runs a Program's instructions as soon as they can run, and checks the state that each finds.
+"""Program checker: runs a Program on an untimed machine and checks the state that every instruction finds.
 
-A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the message was sent,
-WAIT_SEND until the peer posted its receive, WAIT_REDUCE until every rank of its group has started the reduction. SEND,
-POST_RECV, START_REDUCE and START_GATHER never wait. Replicas and shards run the same Program, so a reduction or gather
-over them (dp, tp) has been started by all once it was started here. A rank makes no choice, so every instruction finds
-the same contents at any speeds: one run of this machine stands for all.
+Problem. A Program is one list of instructions per rank. It is correct if no rank waits forever, every action reads the
+data that the model requires, every message meets the receive that was posted for it, and no two slots in use overlap.
+This has to hold at any speeds of devices and links, and there are too many interleavings to try all.
+
+Idea. One run is enough. A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the
+message was sent, WAIT_SEND until the peer posted its receive, WAIT_REDUCE until every rank of its group has started the
+reduction. SEND, POST_RECV, START_REDUCE and START_GATHER never wait. Replicas and shards run the same Program, so a
+reduction or gather over them (dp, tp) has been started by all once it was started here. A rank makes no choice, and a
+condition that it waits for stays true once it is true. So the order of instructions on different ranks changes neither
+what an instruction finds nor which instructions run: one run of this machine stands for all (as for Kahn process
+networks, 1974). If no rank can advance and one has not ended, the Program deadlocks at any speed.
+
+Example: two stages on two ranks, one micro-batch of one slice, without reductions and frees.
+
+    rank 0   0POST_RECV_B0  0F0            0SEND_F0  0WAIT_RECV_B0  0B0        0WAIT_SEND_F0
+    rank 1   1POST_RECV_F0  1WAIT_RECV_F0  1F0       1B0            1SEND_B0   1WAIT_SEND_B0
+
+The first sweep advances rank 0 to 0WAIT_RECV_B0: 0F0 has filled ``y``, as 0SEND_F0 requires. Then rank 1 runs to its
+end: its message was sent, and rank 0 posted the receive that 1WAIT_SEND_B0 waits for. The second sweep ends rank 0. If
+1SEND_B0 came before 1B0, it would send an empty slot, which is a violation. If 0WAIT_RECV_B0 came before 0F0, no rank
+would advance: rank 0 waits for a gradient and rank 1 for the activation that it is made of.
+
+Complexity. Every instruction runs once, in time proportional to the slots that it touches. A rank that waits is tried
+again once per sweep over the ranks.
+
+Rejected: a run of the simulator, which shows one interleaving and depends on costs; a search over interleavings, which
+finds nothing that this run does not.
 
 The contents of a slot are a count: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
 allowed order; any other slot is full at 1. The owner of the data follows from the slot's name, which is checked for

@@ -1,4 +1,33 @@
-"""Slices of a sequence: their costs, a slicing, and the slicing with the smallest largest slice.
+"""Slices of a sequence: their costs, and for each number of slices the slicing with the smallest largest slice.
+
+Problem. Slices of one sequence pass through a pipeline like micro-batches, so more slices shorten its warm-up and
+cool-down. But a causal slice attends to its whole prefix: of slices with equally many tokens the last one is the
+slowest. In 1F1B every turn lasts as long as the largest slice t*, so a step with M micro-batches of S slices over K
+stages takes (M S + K - 1) t*. We want the S and the slicing that minimise this.
+
+Idea. For a fixed S only t* matters, so find the slicing into S slices with the smallest t*, for every S, and rank the
+results. This does not depend on M and K, so one table serves all candidates of a search. With r quanta still to be cut,
+
+    tail[s, r] = min over q < r of max(edge[r, q], tail[s - 1, q]),    tail[0, 0] = 0.
+
+Example: 6 quanta, of which k after a prefix of p cost 4 k + k p + k (k + 1) / 2: matrices, attention to the prefix, and
+attention within the slice. All slicings cost 45 in total. For M = 2 and K = 4:
+
+    S   slicing            costs             t*    (M S + K - 1) t*
+    1   6                  45                45    225
+    2   4, 2               26, 19            26    182      (3, 3 has costs 18, 27)
+    3   3, 2, 1            18, 17, 10        18    162
+    4   2, 2, 1, 1         11, 15, 9, 10     15    165
+    5   2, 1, 1, 1, 1      11, 7, 8, 9, 10   11    143
+    6   1, 1, 1, 1, 1, 1   5, 6, 7, 8, 9, 10 10    150
+
+The objective is not unimodal in S, so every S has to be ranked.
+
+Complexity. The table takes S N^2 / 2 steps for N quanta and up to S slices, the slicing of one S takes another S N.
+
+Rejected: equal slices, whose largest slice is larger (27 instead of 26 above); bisection on t* with the longest
+possible slices, which needs costs that grow with the length, while measured costs need not. `slicing_flush` has the
+search for schedules whose step depends on the sum of the slices, too.
 
 A sequence has ``num_quanta`` quanta of ``quantum`` tokens. If the quantum does not divide the sequence, the last slice
 takes the remaining tokens, so every slice but the last is a whole number of quanta.

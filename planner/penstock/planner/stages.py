@@ -1,5 +1,29 @@
 """Units of each stage: contiguous ranges with the smallest bottleneck, within the memory of every stage.
 
+Problem. A pipeline is as fast as its slowest stage. Units (embedding, attention, MLP, head) differ in time and memory,
+and early stages hold more micro-batches in flight. Divide the units into contiguous stages such that every stage fits
+in its memory and the slowest stage is as fast as possible.
+
+Idea. Two dynamic programmes over (stage, first unit). The first finds the smallest bottleneck. Many partitions have it,
+so the second finds, among those with exactly this bottleneck, the one with the smallest sum of squared stage times,
+since other stages should have slack, too. The next larger bottlenecks follow in the same way: the simulator may rank
+them differently.
+
+Example: units with the times 1, 3, 4, 3, 4, 5 on 3 stages. Every unit has 1 byte of state and 1 byte per micro-batch in
+flight, and the stages hold 3, 2 and 1 micro-batches.
+
+    limit of 12 bytes    1 3 4 | 3 4 | 5      times 8, 7, 5    bytes 12, 6, 2
+    limit of 10 bytes    1 3 | 4 3 | 4 5      times 4, 7, 9    bytes 8, 6, 4
+
+Without the limit, 8 is optimal. With it the first stage can have two units at most, and 9 is optimal.
+
+Complexity. k w^2 ranges at most, for k stages and w = u - k + 1 places of u units. Costs do not fall as a range grows,
+so a row stops at the first range that is too expensive. Without memory limits and with equal devices, bisection on the
+bottleneck takes u steps per bit (`stages_kernel.smallest_longest`).
+
+Not used: a table of all ranges, which has k u^2 entries; bisection in general, which finds neither the next bottlenecks
+nor the smallest sum of squares, and for which the most units of a stage must not depend on where it starts.
+
 Legend for shapes: k stages, u units, w = u - k + 1 places. Stage ``s`` starts at unit s + x and stops before unit s + 1
 + y, with places 0 <= x <= y < w, so no stage is empty and the next stage starts at place y. Places are fewer than
 units, which saves work if stages are many.

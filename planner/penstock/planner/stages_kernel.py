@@ -1,7 +1,13 @@
-"""The dynamic programmes of the stage partition, compiled.
+"""The dynamic programmes of the stage partition, compiled. `penstock.planner.stages` has the problem and an example.
 
-The cost of a range of units is its stage's nanoseconds, or its stage's excess bytes. Neither falls as a range grows, so
-stops are tried one by one only until a range costs too much; no table of all ranges is made.
+The cost of a range of units is its stage's nanoseconds, or its stage's excess bytes if no partition fits. Neither falls
+as a range grows, so stops are tried one by one only until a range costs too much, and no table of all ranges is made.
+
+- `smallest_largest` keeps two values per stage and first unit: the smallest bottleneck of the rest, and the smallest
+  one above a given bottleneck, which yields the bottlenecks in ascending order.
+- `cheapest` keeps for each of them the smallest sum of squares, once for rests that have to contain a stage with
+  exactly the bottleneck and once for rests that need not. Otherwise a partition with a smaller bottleneck could be
+  returned for a larger one.
 
 Shape letters: k stages, u units, w = u - k + 1 places (see stages.py).
 """
