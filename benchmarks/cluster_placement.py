@@ -30,7 +30,7 @@ RATES = {"node1": "1gbit", "node2": "1gbit", "node3": "100mbit"}
 VISITS = 5
 """Rehearsals of each placement, in alternation."""
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """kubectl takes half a second of a core each time."""
 
 
@@ -45,7 +45,7 @@ def main() -> int:
 def measured(on: Installed) -> dict[str, Any]:
     """The job's links and plan, rehearsals of both placements, and whether a second job measured again."""
     job = submitted(on, "first", **WAITS_FOR_LINKS)
-    status = job.wait_for(Phase.SUCCEEDED, pause_seconds=LOOK_SECONDS)
+    status = job.wait_for(Phase.SUCCEEDED, pause_seconds=POLL_SECONDS)
     assert status.plan is not None
     plan, profile = job.run(1).read_plan(), job.run(1).read_profile()
     steps = placed_everywhere(plan, profile)
@@ -92,7 +92,7 @@ def links_of(profile: Profile) -> list[dict[str, Any]]:
 def measured_again(on: Installed, first: ClusterJob) -> bool:
     """Whether a second job of this kind measures the machine again instead of using the first job's profile."""
     second = submitted(on, "second", **WAITS_FOR_LINKS)
-    status = second.wait_for(Phase.SUCCEEDED, pause_seconds=LOOK_SECONDS)
+    status = second.wait_for(Phase.SUCCEEDED, pause_seconds=POLL_SECONDS)
     return status.profile != first.status().profile or "Profiling" in str(second.events())
 
 

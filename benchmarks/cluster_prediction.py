@@ -29,7 +29,7 @@ STEPS = 105
 """The first five are not counted."""
 
 PATIENCE_SECONDS = 1800.0
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 """kubectl takes half a second of a core each time."""
 
 
@@ -47,7 +47,7 @@ def measured(on: Installed) -> dict[str, Any]:
     example["spec"]["training"]["steps"] = STEPS
     example["spec"]["kubernetes"] = small_spec(on.cluster.image)["kubernetes"]
     job = made(on, example)
-    status = job.wait_for(Phase.SUCCEEDED, seconds=PATIENCE_SECONDS, pause_seconds=LOOK_SECONDS)
+    status = job.wait_for(Phase.SUCCEEDED, seconds=PATIENCE_SECONDS, pause_seconds=POLL_SECONDS)
     assert status.plan is not None
     with tempfile.TemporaryDirectory() as folder:
         alone = run_here(Path(folder), example["spec"], job.run(1))

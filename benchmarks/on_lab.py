@@ -14,7 +14,7 @@ from tests.support.cluster import Cluster, of
 from tests.support.installed import Installed, installed
 from tools.lab import lab
 
-LOOK_SECONDS, MOST_CORES = 10.0, 0.5
+SAMPLE_SECONDS, MOST_CORES = 10.0, 0.5
 _STAT = Path("/proc/stat")
 _IDLE = slice(3, 5)
 
@@ -36,7 +36,7 @@ def in_processes(cluster: Cluster) -> Iterator[Installed]:
 @contextmanager
 def quiet_lab(name: str, num_nodes: int = 3) -> Iterator[Cluster]:
     """A new lab. Ends the program if other processes use this machine."""
-    cores = busy_cores(LOOK_SECONDS)
+    cores = busy_cores(SAMPLE_SECONDS)
     if cores >= MOST_CORES:
         sys.exit(f"the machine is busy: {cores:.1f} cores are used, and it has to be less than {MOST_CORES}")
     started_lab = lab.up(lab.Wanted(name=name, num_nodes=num_nodes))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 LISTS = ("images", "claims", "storageClasses", "tolerations", "nodeSelectors")
@@ -61,7 +61,7 @@ class Operator:
         samples, ended = [self.held_bytes], threading.Event()
 
         def weigh() -> None:
-            while not ended.wait(LOOK_SECONDS):
+            while not ended.wait(POLL_SECONDS):
                 samples.append(self.held_bytes)
 
         thread = threading.Thread(target=weigh)

@@ -28,7 +28,7 @@ REST_SHARE = 0.5
 CASE_SECONDS = 20.0
 """Limit of processor time for one case. Not of elapsed time, since other processes may use the machine."""
 PEAK_BYTES = 1200 * 2**20
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 MOST_VIOLATIONS = 20
 START_SECONDS = 120.0
 
@@ -126,7 +126,7 @@ class _Child:
                 return
             if number < 0 and time.monotonic() - start > START_SECONDS:
                 raise TimeoutError(f"what reads {self._kind} does not start: {self._output.read_text()[-2000:]}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         number = self._reached()
         if process.returncode == 0:
             self._reading.cases = number

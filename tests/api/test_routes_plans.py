@@ -215,7 +215,7 @@ def test_what_is_no_number_is_refused(client: TestClient, field: str, number: st
         ({"job": {}}, "job.apiVersion", "is not penstock.dev/v1alpha1"),
         ({"job": job_manifest()}, "profile", "no machine"),
         ({"job": job_manifest(), "profile": "0" * 64}, "profile", "no such profile"),
-        ({"job": job_manifest(), "profile": 7}, "profile", "not a text"),
+        ({"job": job_manifest(), "profile": 7}, "profile", "not a string"),
         ({**asked_for(), "profile": "0" * 64}, "profile", "exclude each other"),
         ({**asked_for(), "budget": 3}, "budget", "unknown field"),
         ({"job": job_manifest(), "cluster": {"name": "c"}}, "cluster.device", "is missing"),

@@ -178,6 +178,6 @@ def test_the_command_starts_without_the_heavy_parts() -> None:
 
 
 def test_what_supervises_an_attempt_leaves_its_memory_to_the_ranks() -> None:
-    """In a pod there is one beside the ranks, and nowhere that compiled functions could be kept."""
+    """A pod has one agent next to the ranks, and no folder in which compiled functions could be cached."""
     loaded = modules_loaded_by("import penstock.agent.supervisor, penstock.agent.pod")
     assert loaded & {"fastapi", "numba", "plotly", "scipy", "sqlalchemy", "tokenizers", "torch"} == set()

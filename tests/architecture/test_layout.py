@@ -33,7 +33,7 @@ def test_the_repository_is_seen_at_all() -> None:
 
 
 def test_namespace_folders_hold_nothing_but_packages() -> None:
-    """An `__init__.py` beside the packages would hide every other component from import."""
+    """An `__init__.py` next to the packages would hide every other component from import."""
     strays = [name(path) for component in components() for path in component.glob("*.py")]
     strays += [name(path) for component in components() for path in (component / "penstock").glob("*.py")]
     assert strays == []

@@ -78,7 +78,7 @@ def test_the_newest_of_the_last_words_stay_and_the_message_is_whole() -> None:
 
 
 def test_a_long_message_keeps_its_beginning_and_its_remedy() -> None:
-    found = read(termination_message(failed("what happened: " + "é" * 5000 + "\n  remedy: mend it", "a word")))
+    found = read(termination_message(failed("what happened: " + "é" * 5000 + "\n  remedy: fix it", "a word")))
     assert found.message.startswith("what happened: é")
-    assert found.message.endswith("é\n  remedy: mend it")
+    assert found.message.endswith("é\n  remedy: fix it")
     assert found.last_words == ()

@@ -1,4 +1,4 @@
-"""Measurements have a text form that outlives what is added to it."""
+"""Manifests of profiles stay readable when fields are added."""
 
 from __future__ import annotations
 

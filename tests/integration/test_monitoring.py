@@ -58,7 +58,7 @@ pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, measurements: Path) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped a few times: a job that trains, one that failed, and a run beside the service."""
+    """A Prometheus that has scraped a few times: a job that trains, one that failed, and a run without the service."""
     with served(tmp_path_factory.mktemp("monitored"), cache=measurements) as service, an_operator() as operator_port:
         service.submit("broke", parallelism=CANNOT_BE_PLANNED)
         trains = service.submit("tiny", **ENDLESS)

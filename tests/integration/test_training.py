@@ -260,7 +260,7 @@ def test_going_on_from_an_older_checkpoint_where_the_newest_is_corrupt(
 def test_a_corrupt_checkpoint_that_the_job_names_is_refused(
     worker_pool: WorkerPool, tmp_path: Path, corpus: Path, straight: RunDir
 ) -> None:
-    """Older ones may lie beside it, but are not what was asked for."""
+    """Older ones may lie next to it, but were not requested."""
     other = RunDir(tmp_path / "other")
     copied_checkpoint(straight, other, 20)
     named = copied_checkpoint(straight, other, 40)

@@ -63,10 +63,10 @@ def everywhere(asked: Problem, candidate: Candidate) -> dict[tuple[int, ...], in
 def test_on_few_devices_no_placement_is_faster(case: tuple[Problem, Candidate]) -> None:
     asked, candidate = case
     judge = Simulated(asked)
-    seated, found = placed(judge, judge.evaluate(candidate))
+    placed_judge, found = placed(judge, judge.evaluate(candidate))
     steps = everywhere(asked, candidate)
     assert found.step_ns == min(steps.values())
-    assert steps[seated.placement(candidate.mesh)] == found.step_ns
+    assert steps[placed_judge.placement(candidate.mesh)] == found.step_ns
     kept = list(every_arrangement(judge, candidate.mesh))
     assert len(kept) == len(set(kept))
     assert {steps[each] for each in kept} == set(steps.values())
@@ -87,10 +87,10 @@ def suits_elsewhere() -> tuple[Problem, Candidate]:
 def test_no_other_placement_suits_a_schedule_that_was_made_for_one(case: tuple[Problem, Candidate]) -> None:
     asked, candidate = case
     judge = Simulated(asked)
-    seated, found = placed(judge, judge.evaluate(candidate))
-    made = dataclasses.replace(found.candidate, schedule=seated.spec(found.candidate), variant=None)
+    placed_judge, found = placed(judge, judge.evaluate(candidate))
+    made = dataclasses.replace(found.candidate, schedule=placed_judge.spec(found.candidate), variant=None)
     steps = everywhere(asked, made)
-    assert steps[seated.placement(candidate.mesh)] == found.step_ns == min(steps.values())
+    assert steps[placed_judge.placement(candidate.mesh)] == found.step_ns == min(steps.values())
 
 
 def shuffled(num_nodes: int, seed: int) -> tuple[ClusterSpec, list[int]]:

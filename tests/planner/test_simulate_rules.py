@@ -55,7 +55,7 @@ def on_one_host(costs: Costs, factor_ppm: int, replicas: int = 1) -> Costs:
 def test_neighbours_slow_each_other_only_while_both_compute() -> None:
     """Ranks with actions of 30 and of 10; together each takes twice as long.
 
-    Rank 0: F0 alone to 30; F1 beside rank 1 to 70, then alone to 80; B0 beside rank 1 to 120, alone to 130; B1 to 160.
+    Rank 0: F0 alone to 30; F1 with rank 1 to 70, then alone to 80; B0 with rank 1 to 120, alone to 130; B1 to 160.
     """
     compute = np.full((5, 2, 1), 30, dtype=np.int64)
     compute[:, 1] = 10

@@ -33,7 +33,7 @@ TEXT = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(900))
 
 
 def tiny_job(folder: Path, **spec: Any) -> Path:
-    """A manifest of a model that takes milliseconds per step, on text that lies beside it."""
+    """A manifest of a model that takes milliseconds per step, on text in the same folder."""
     (folder / "text").mkdir(parents=True, exist_ok=True)
     (folder / "text" / "a.py").write_text(TEXT)
     manifest = {

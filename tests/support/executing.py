@@ -42,7 +42,7 @@ class World:
         self.restart()
 
     def restart(self, service: Service | None = None, supervisors: Supervisors | None = None) -> None:
-        """The service is killed and started anew: what it remembered and what it was planning are lost."""
+        """The service is killed and started again: its memory and the plans in progress are lost."""
         self.planner = FakePlanner(answer=self.planner.answer)
         reports = Reports(address_file=Path("address"), token_file=Path("token"))
         self.executor = Executor(

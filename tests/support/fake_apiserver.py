@@ -369,7 +369,7 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
                     self.wfile.write(json.dumps(each).encode() + b"\n")
                     self.wfile.flush()
             except OSError:
-                pass  # whoever watched has gone
+                pass  # the watcher has gone
 
         def log_message(self, *_: Any) -> None:
             pass

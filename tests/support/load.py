@@ -130,7 +130,7 @@ def _metrics(step: int) -> StepMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """What a database has of the load, beside what it should have; anything but equal is lost or doubled."""
+    """Records of the load in a database, compared with those it should have: lost and duplicated ones."""
 
     points: int
     rolled_up: int
@@ -156,7 +156,7 @@ class Kept:
 
 
 def kept(load: Load, target: Target) -> Kept:
-    """Count what is there of the load's jobs, once all of it was acknowledged; a service may have run others beside."""
+    """Count the records of the load's jobs, once all are acknowledged. A service may have run other jobs as well."""
     engine = make_engine(parse_url(target.database))
     of_load = select(series.c.id, series.c.uid).where(series.c.uid.startswith(UID_PREFIX)).subquery()
     their_points = points.join(of_load, points.c.series == of_load.c.id)

@@ -97,7 +97,7 @@ def _reachable(programs: Path, root: Path, user: dict[str, Any]) -> Path:
     try:
         subprocess.run([programs / "initdb", "--version"], check=True, stdout=subprocess.DEVNULL, cwd=root, **user)
     except PermissionError:
-        package = programs.parents[1]  # the wheel's own libraries lie beside it, and are found relative to it
+        package = programs.parents[1]  # the wheel's libraries are next to it, at relative paths
         for folder in (package, package.with_name("pgserver.libs")):
             shutil.copytree(folder, root / folder.name, symlinks=True)
         return root / package.name / programs.relative_to(package)

@@ -55,7 +55,7 @@ def _complete(folder: Path) -> bool:
 
 
 def _keep(fetch: Callable[[Path], Path], cache: Path) -> None:
-    """The programs appear in the cache together or not at all, whoever else fetches them meanwhile."""
+    """The programs appear in the cache together or not at all, even if other processes fetch them meanwhile."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
         found, partial = fetch(Path(scratch)), Path(scratch) / "programs"

@@ -104,7 +104,7 @@ class ReferenceSimulator:
                 assert line.left is not None
                 line.left -= (after - now) * speed
             now = after
-        assert all(worker.pending is None for worker in self.workers), "ranks wait for ever"
+        assert all(worker.pending is None for worker in self.workers), "ranks wait forever"
         last = max(worker.end for worker in self.workers)
         for worker in self.workers:
             worker.bubble += last - worker.end

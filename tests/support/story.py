@@ -69,7 +69,7 @@ class _Watch:
         on.cluster.wait(lambda: "watch=true" in _read(self._err), f"kubectl does not watch: {_read(self._err)}")
 
     def end(self) -> None:
-        """It would go on for ever."""
+        """It would run forever."""
         self.process.kill()
         self.process.wait()
 

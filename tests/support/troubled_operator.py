@@ -44,7 +44,7 @@ class Trouble:
 
 
 def write_trouble(folder: Path, trouble: Trouble) -> None:
-    """Have this happen from now on, to writes that count anew."""
+    """Let this happen from now on, with a new count of writes."""
     (folder / "writes.log").write_text("")
     (folder / "trouble.json").write_text(json.dumps(asdict(trouble)))
 

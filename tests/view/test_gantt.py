@@ -180,7 +180,7 @@ def test_ticks_are_round_and_name_their_unit() -> None:
     assert "ms" in shown
 
 
-def test_peak_memory_and_busy_share_stand_beside_their_rank() -> None:
+def test_peak_memory_and_busy_share_stand_next_to_their_rank() -> None:
     timeline = dataclasses.replace(one_rank(Event(0, Activity.COMPUTE, "0F0.0", 0, 250_000)), peak_bytes=(3 * 2**29,))
     shown = texts(parse(gantt([timeline])))
     assert {"1.5 GiB", "25% busy", "peak memory", "rank 0"} <= set(shown)

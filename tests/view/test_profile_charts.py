@@ -120,7 +120,7 @@ def test_fit_errors_are_means_of_absolute_errors() -> None:
     points = [record(1.1, 1.0, False), record(0.8, 1.0, False), record(3.0, 2.0, True)]
     (found,) = profile_charts.fit_errors(points)
     assert (found.unit, found.kind, found.num_records) == (UnitKind.MLP, Kind.F, 3)
-    assert found.seen == pytest.approx(0.15)
+    assert found.fitted == pytest.approx(0.15)
     assert found.held_out == pytest.approx(0.5)
     (alone,) = profile_charts.fit_errors(points[:1])
     assert alone.held_out is None

@@ -488,16 +488,16 @@ def test_the_headline_s_numbers_fall_back_to_the_timelines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "beside"),
+    ("change", "note"),
     [
         ({"run": RunCurves(), "measured": None}, "predicted 231 ms; not measured"),
         ({"run": RunCurves(), "memory": ()}, "predicted 485 MiB; not measured"),
         ({"plan": None, "predicted": None}, "no prediction"),
     ],
 )
-def test_a_tile_without_its_other_half_says_so(change: dict[str, object], beside: str) -> None:
+def test_a_tile_without_its_other_half_says_so(change: dict[str, object], note: str) -> None:
     shown = Page(report(dataclasses.replace(sample_report(), **change)))  # type: ignore[arg-type]
-    assert beside in shown.texts("dd")
+    assert note in shown.texts("dd")
 
 
 def test_memory_adds_up() -> None:

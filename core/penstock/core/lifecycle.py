@@ -301,15 +301,15 @@ def stall_seconds(predicted_step_seconds: float | None) -> float:
     return max(STALL_LEAST_SECONDS, STALL_STEPS * (predicted_step_seconds or 0.0))
 
 
-def decide(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+def decide(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
     """Decisions for now, by the first rule that returns any; an empty list means: wait for the next observation."""
-    if seen.phase.terminal:
-        return _after_the_end(spec, seen, now)
+    if observed.phase.terminal:
+        return _after_the_end(spec, observed, now)
     for rule in (_deadline, _suspension, _loss):
-        decisions = rule(spec, seen, now)
+        decisions = rule(spec, observed, now)
         if decisions:
             return decisions
-    return _FORWARD[seen.phase](spec, seen, now)
+    return _FORWARD[observed.phase](spec, observed, now)
 
 
 def _after_the_end(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:

@@ -315,7 +315,7 @@ def _read_mapping(annotation: Any, value: Any, path: str) -> dict[Any, Any]:
     return dict(zip(map(str, value), items, strict=True))
 
 
-_SCALAR_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_SCALAR_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 _TAKEN_AS_THEY_ARE = frozenset(_SCALAR_NAMES) - {float}
 _MOST_BITS = 63
 
@@ -357,7 +357,8 @@ def _type_name(annotation: Any) -> str:
 
 def mistyped(value: Any, expected: str, path: str) -> UserError:
     """The error for a value of the wrong type."""
-    return UserError(what=f"{shown(value)} is not {expected}", where=path, remedy=f"write {expected}")
+    quoting = ", in quotes" if expected == _SCALAR_NAMES[str] else ""
+    return UserError(what=f"{shown(value)} is not {expected}", where=path, remedy=f"write {expected}{quoting}")
 
 
 def unknown_field(name: str, known: Mapping[str, Any], path: str) -> UserError:

@@ -341,7 +341,7 @@ def _work(record: UnitRecord) -> Work:
 
 
 def fit_points(profile: Profile) -> tuple[FitPoint, ...]:
-    """Every measured point beside what the fitted model says of it with all ranks computing."""
+    """Every measured point with the fitted model's time for it while all ranks compute."""
     costs = {degrees: measured_cost(profile, *degrees) for degrees in profile.degrees}
 
     def predicted(record: UnitRecord) -> float:

@@ -39,11 +39,11 @@ HOTTEST, COLDEST = 0.02, 1e-5
 Arrangement = tuple[int, ...]
 """The seat of every rank, replica after replica."""
 
-Seated = tuple[Simulated, Evaluation]
+Placed = tuple[Simulated, Evaluation]
 """The evaluation of a candidate, and the judge with its placement."""
 
 
-def placed(judge: Simulated, evaluation: Evaluation) -> Seated:
+def placed(judge: Simulated, evaluation: Evaluation) -> Placed:
     """The candidate on the devices where its step is shortest, and the judge with that placement."""
     problem, mesh = judge.problem, evaluation.candidate.mesh
     if mesh.dp * mesh.pp == 1 or links_are_alike(problem, mesh):
@@ -56,17 +56,17 @@ def placed(judge: Simulated, evaluation: Evaluation) -> Seated:
     return _shortest(best, recorded, ranked[: MOST_ACTIONS_TRIED_ELSEWHERE // recorded.num_actions])
 
 
-def _shortest(best: Seated, candidate: Candidate, ranked: Sequence[tuple[int, Arrangement]]) -> Seated:
+def _shortest(best: Placed, candidate: Candidate, ranked: Sequence[tuple[int, Arrangement]]) -> Placed:
     """The best so far, or the candidate with an arrangement in which its step is shorter and fits."""
     problem = best[0].problem
     for bound_ns, arrangement in ranked:
         if bound_ns >= best[1].step_ns:
             break
-        seated = _seated(best[0], candidate.mesh, arrangement)
-        evaluation = seated.evaluate(candidate, in_full=best[1].is_exact)
+        arranged = _with_arrangement(best[0], candidate.mesh, arrangement)
+        evaluation = arranged.evaluate(candidate, in_full=best[1].is_exact)
         fits = max(evaluation.peak_bytes) <= problem.memory_limit_bytes
         if fits and evaluation.step_ns < best[1].step_ns:
-            best = (seated, evaluation)
+            best = (arranged, evaluation)
     return best
 
 
@@ -93,7 +93,7 @@ def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
     return bool((most <= least * problem.link_tolerance).all())
 
 
-def _seated(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated:
+def _with_arrangement(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated:
     """The judge with this mesh's ranks on these seats."""
     devices = tuple(seat * mesh.tp for seat in arrangement)
     return judge.placing(lambda other: devices if other == mesh else devices_in_order(other))
@@ -101,10 +101,10 @@ def _seated(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated
 
 def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -> int:
     """Lower bound of the arrangement's step: fill, busiest rank and drain, or all messages of its busiest channel."""
-    seated = _seated(judge, candidate.mesh, arrangement)
-    costs = seated.costs(candidate, owners_of(candidate))
+    arranged = _with_arrangement(judge, candidate.mesh, arrangement)
+    costs = arranged.costs(candidate, owners_of(candidate))
     busiest = int((costs.transfer_ns @ costs.counts(candidate.mesh.num_microbatches)).max())
-    return max(seated.bound_ns(candidate), busiest)
+    return max(arranged.bound_ns(candidate), busiest)
 
 
 def _ranked(judge: Simulated, candidate: Candidate) -> list[tuple[int, Arrangement]]:

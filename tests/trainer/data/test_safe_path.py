@@ -14,7 +14,7 @@ from penstock.trainer.data.prepare import prepare
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """One with a text, beside a secret."""
+    """A folder with a text file, next to a secret."""
     (tmp_path / "secret.txt").write_text("secret")
     made = tmp_path / "folder"
     made.mkdir()

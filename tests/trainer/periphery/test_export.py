@@ -32,7 +32,7 @@ LENGTH = 20
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What transformers warns of in its own code is not ours to mend."""
+    """Warnings of transformers about its own code are not ours to fix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

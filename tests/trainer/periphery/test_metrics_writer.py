@@ -1,4 +1,4 @@
-"""What the first rank tells the world of an attempt, beside its steps."""
+"""Reports of the first rank about an attempt, apart from its steps."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_everything_runs_in_program_order_every_step(program: RankProgram) -> No
     num_bound = len(diary.bound)
     interpreter.run(1)
     assert diary.entries == once * 2
-    assert len(diary.bound) == num_bound, "a step binds nothing anew"
+    assert len(diary.bound) == num_bound, "a step binds nothing again"
 
 
 def test_gathers_are_started_and_waited_for_like_reductions() -> None:

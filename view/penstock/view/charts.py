@@ -123,9 +123,9 @@ def by_rank(values: Mapping[int, Sequence[tuple[int, float]]], title: str) -> Fi
     traces = []
     for rank, points in sorted(values.items()):
         turn, place = divmod(rank, len(SERIES))
-        look = {"color": f"var(--{SERIES[place]})", "width": 1.6, "dash": DASHES[turn % len(DASHES)]}
+        style = {"color": f"var(--{SERIES[place]})", "width": 1.6, "dash": DASHES[turn % len(DASHES)]}
         steps, heights = [step for step, _ in points], [value for _, value in points]
-        more = {"line": look, "mode": "lines+markers", "marker": {"size": 4}}
+        more = {"line": style, "mode": "lines+markers", "marker": {"size": 4}}
         traces.append(line(steps, heights, name=f"rank {rank}", colour=SERIES[place], **more))
     figure: Figure = {"data": traces, "layout": layout("step", title, height=270, legend=True)}
     figure["layout"]["yaxis"]["rangemode"] = "tozero"

@@ -187,7 +187,7 @@ class FitError:
 
     unit: UnitKind
     kind: Kind
-    seen: float | None
+    fitted: float | None
     held_out: float | None
     num_records: int
 
@@ -199,8 +199,8 @@ def fit_errors(points: Sequence[FitPoint]) -> tuple[FitError, ...]:
         for kind in _KIND_SYMBOLS:
             chosen = [p for p in points if p.record.unit is unit and p.record.kind is kind]
             if chosen:
-                seen, held_out = (_mean_error([p for p in chosen if p.record.held_out is h]) for h in (False, True))
-                errors.append(FitError(unit=unit, kind=kind, seen=seen, held_out=held_out, num_records=len(chosen)))
+                fitted, held_out = (_mean_error([p for p in chosen if p.record.held_out is h]) for h in (False, True))
+                errors.append(FitError(unit=unit, kind=kind, fitted=fitted, held_out=held_out, num_records=len(chosen)))
     return tuple(errors)
 
 

@@ -84,12 +84,12 @@ class _Tile:
     name: str
     value: str
     unit: str
-    beside: str
+    note: str
 
     @property
     def markup(self) -> Markup:
         number = element("dd", self.value, *((element("small", self.unit),) if self.unit else ()), class_="value")
-        return element("div", element("dt", self.name), number, element("dd", self.beside, class_="beside"))
+        return element("div", element("dt", self.name), number, element("dd", self.note, class_="detail"))
 
 
 def _loss(data: ReportData) -> _Tile:
@@ -125,8 +125,8 @@ def _per_device(speed: Speed) -> str:
 def _step(data: ReportData) -> _Tile:
     measured, predicted = measured_step_seconds(data), predicted_step_seconds(data)
     if measured is None:
-        beside = "not measured" if predicted is None else f"predicted {_milliseconds(predicted)}; not measured"
-        return _Tile("Step time", "–", "", beside)
+        note = "not measured" if predicted is None else f"predicted {_milliseconds(predicted)}; not measured"
+        return _Tile("Step time", "–", "", note)
     value, unit = _milliseconds(measured).split(" ")
     if predicted is None:
         return _Tile("Step time", value, unit, "no prediction")
@@ -136,8 +136,8 @@ def _step(data: ReportData) -> _Tile:
 def _memory(data: ReportData) -> _Tile:
     measured, predicted = measured_peak_bytes(data), predicted_peak_bytes(data)
     if measured is None:
-        beside = "not measured" if predicted is None else f"predicted {format_bytes(predicted)}; not measured"
-        return _Tile("Peak memory", "–", "", beside)
+        note = "not measured" if predicted is None else f"predicted {format_bytes(predicted)}; not measured"
+        return _Tile("Peak memory", "–", "", note)
     value, unit = format_bytes(measured).split(" ")
     if predicted is None:
         return _Tile("Peak memory", value, unit, "no prediction")

@@ -128,7 +128,7 @@ def fit_section(data: ReportData) -> Section:
 
 def _fit_table(errors: Iterable[FitError]) -> Markup:
     rows = [
-        (f"{UNIT_NAMES[e.unit]} {e.kind.value}", f"{e.num_records}", _percent(e.seen), _percent(e.held_out))
+        (f"{UNIT_NAMES[e.unit]} {e.kind.value}", f"{e.num_records}", _percent(e.fitted), _percent(e.held_out))
         for e in errors
     ]
     return table(("action", "records", "fitted", "held out"), rows, numbers=(1, 2, 3))

@@ -118,7 +118,7 @@ class RunDir:
             raise UserError(
                 what=f"cannot be written: {error.strerror}",
                 where=f"run directory {self.root}",
-                remedy="choose another with --run-dir, or mend its permissions",
+                remedy="choose another with --run-dir, or fix its permissions",
             ) from None
 
     @property

@@ -35,9 +35,9 @@ def load(text: str, where: str = "") -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}" if mark else where
-        raise UserError(what=f"is not YAML: {error.problem}", where=place, remedy="mend the line") from None
+        raise UserError(what=f"is not YAML: {error.problem}", where=place, remedy="fix the line") from None
     except YAMLError as error:
-        raise UserError(what=f"is not YAML: {error}", where=where, remedy="mend the file") from None
+        raise UserError(what=f"is not YAML: {error}", where=where, remedy="fix the file") from None
     except ValueError:  # Python rejects numbers of more digits, with its own message
         what = "holds a number of thousands of digits, or no number"
         raise UserError(what=what, where=where, remedy="write numbers as real models and devices have them") from None

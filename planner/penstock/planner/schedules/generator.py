@@ -87,7 +87,7 @@ def _installed(point: EntryPoint) -> Generator:
 
 def _call(point: EntryPoint, inputs: ScheduleInputs) -> Order:
     where = f"schedule {point.name} ({point.value})"
-    remedy = "mend or uninstall the package that provides it"
+    remedy = "fix or uninstall the package that provides it"
     try:
         schedule = point.load()(inputs)
     except PenstockError:

@@ -36,18 +36,18 @@ requests end alike on any machine.
 """
 
 MOST_DRAWN_ACTIONS = 4_000
-TELL_SECONDS = 0.25
-LOOK_SECONDS = 1.0
+REPORT_SECONDS = 0.25
+POLL_SECONDS = 1.0
 """Interval at which the process checks that its parent is running."""
 
 REAL_NUMBERS = "write sizes, speeds and times as real models and devices have them"
 
 
 class Counter(Reporter):
-    """Counts the work of a search, reports it to ``tell``, and ends a search that takes too long."""
+    """Counts the work of a search, reports it to ``report``, and ends a search that takes too long."""
 
-    def __init__(self, tell: Callable[[Progress], None], most_candidates: int = MOST_CANDIDATES) -> None:
-        self._tell, self._most_candidates = tell, most_candidates
+    def __init__(self, report: Callable[[Progress], None], most_candidates: int = MOST_CANDIDATES) -> None:
+        self._report, self._most_candidates = report, most_candidates
         self._now = Progress()
         self._best_ns: int | None = None
         self.problem: Problem | None = None
@@ -55,7 +55,7 @@ class Counter(Reporter):
 
     def of_change(self, change: str) -> Counter:
         """A counter with the same limits for the separate search of a ``change``."""
-        counter = Counter(self._tell, self._most_candidates)
+        counter = Counter(self._report, self._most_candidates)
         counter._now, counter.problem = Progress(change=change), self.problem
         return counter
 
@@ -78,7 +78,7 @@ class Counter(Reporter):
 
     def _update(self, **changes: Any) -> None:
         self._now = replace(self._now, **changes)
-        self._tell(self._now)
+        self._report(self._now)
 
 
 def answer(question: Question, reporter: Counter | None = None) -> Answer:
@@ -132,16 +132,16 @@ def _hardware(question: Question) -> Profile | ClusterSpec:
 
 
 def _progress_writer(clock: Callable[[], float]) -> Callable[[Progress], None]:
-    """A function that writes progress, at most once per `TELL_SECONDS`."""
+    """A function that writes progress, at most once per `REPORT_SECONDS`."""
     due_at = clock()
 
-    def tell(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         nonlocal due_at
         if clock() >= due_at:
-            due_at = clock() + TELL_SECONDS
+            due_at = clock() + REPORT_SECONDS
             _write(Line(progress=progress))
 
-    return tell
+    return report
 
 
 def _write(line: Line) -> None:
@@ -155,7 +155,7 @@ def _end_with(parent: int) -> None:
     The kernel's own signal (prctl(2), PR_SET_PDEATHSIG) would come when the parent's starting thread ends.
     """
     while os.getppid() == parent:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     os._exit(1)
 
 
