@@ -1,13 +1,30 @@
 """Stages that fit on every rank: balanced by time, then moved as far as the bytes that the simulator counts require.
 
-Under an order that does not depend on the stages, a rank's bytes follow from its own units and grow with them. So there
-are three steps, each slower than the one before; every result is checked by the walk through the order:
+Problem. Stages with equal times rarely have equal memory: early ranks hold more micro-batches, the last one has the
+head. How many slots a rank holds at once depends on the order of actions. So an estimate of bytes rejects stages that
+fit, or accepts some that do not.
+
+Idea. Under an order that does not depend on the stages, a rank's bytes follow from its own units and grow with them. So
+there are three steps, each slower than the one before; every result is checked by the walk through the order:
 
 1. Stages balanced by time alone. If they fit on every rank, nothing else is tried, and more memory changes nothing.
 2. The walk through the order gives the number of micro-batches of its units that a rank holds. With that the units are
    partitioned again within the limit (`penstock.planner.stages`). The walk with the new stages corrects it.
 3. For every rank the most units that fit, found by bisection, once for ranges that begin with an attention and once for
    those with an MLP. The partition under these limits is the fastest that fits; if there is none, none fits.
+
+Example: 1F1B on two ranks, an embedding, four layers of two units, and a head. The units of layers take 1, the head 2,
+the embedding 0. Each unit has 4 bytes of state and 3 bytes per micro-batch that is held: rank 0 holds two, rank 1 one.
+
+    balanced             6 and 4 units    times 5 and 5    bytes 6 (4 + 2 * 3) = 60 and 4 (4 + 3) = 28
+    limit of 50 bytes    5 and 5 units    times 4 and 6    bytes 5 (4 + 2 * 3) = 50 and 5 (4 + 3) = 35
+
+Complexity. A walk is linear in the actions of the few micro-batches after which memory no longer grows
+(`enough_microbatches`), and is shared by all candidates with the same order. The second step takes at most
+`MOST_CORRECTIONS` partitions. The third one bisects all ranks at once, with 2 log2(units) countings of bytes.
+
+Rejected (ADR 0036): a filter of partitions that were proposed by time alone, which found no plan where others fit; a
+frontier of time and bytes on a grid of limits, most of which no job has, and which wastes what lies between two.
 
 The last step is for one stage per rank and a whole head. It is left out for long walks if the second step is far above
 the limit; then the second step's result counts, which may be wrong. It is also left out for several stages per rank,

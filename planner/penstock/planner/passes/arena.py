@@ -1,14 +1,28 @@
 """Pass 6, arena: an offset in the rank's arena for every slot, so that slots with overlapping live ranges do not
 overlap.
 
-This is dynamic storage allocation with known live ranges, which is NP-hard; but a step is periodic, which helps. Slots
-of one kind and stage form a family. Within a family, slots whose live ranges do not overlap share a lane, which has one
-offset, so the runtime has few distinct offsets. A family's lanes are made in several ways, by size and by micro-batch
-modulo a period, and packed first-fit; the smallest result is kept. Then the families are stacked, and, unless that is
-close to the peak of live bytes, the lanes of all families are also packed together.
+Problem. This is dynamic storage allocation with known live ranges, which is NP-hard. The peak of live bytes is a lower
+bound. The runtime binds every operation to its tensors once, so few distinct offsets are better than many.
+
+Idea. A step is periodic. Slots of one kind and stage form a family. Within a family, slots whose live ranges do not
+overlap share a lane, which has one offset. A family's lanes are made in several ways, by size and by micro-batch modulo
+a period, and packed first-fit; the smallest result is kept. Then the families are stacked, and, unless that is close to
+the peak of live bytes, the lanes of all families are also packed together.
 
 A refined order repeats itself less: families peak at different times, and there are too many lanes. If lanes need more
 than `FAR` times the peak of live bytes, each slot is also placed by itself, sorted by size or by duration.
+
+Example: slots of 256 bytes, live ranges in instructions. Family A has [0, 4), [2, 6), [4, 8) and [6, 10). The first and
+the third share a lane, and so do the second and the fourth: offsets 0 and 256. Family B has [3, 5) and [7, 9), one lane
+at offset 512. The arena has 768 bytes, which is the peak of live bytes, at instruction 3. If family A had only [0, 2)
+and [1, 3), and family B [3, 5) and [4, 6), the stack would take 1,024 bytes, twice the peak. Packed together, both
+lanes of B take the offsets of A, since no instruction needs both families.
+
+Complexity. Lanes by size take n log n for n slots. First-fit compares m lanes pairwise by bit sets of instructions, for
+at most `MAX_LANES_TOGETHER` lanes. Slots placed one by one take n^2 log n.
+
+Rejected (ADR 0005): a caching allocator, whose peak depends on its history and is known only after a run; an offset for
+every slot in any case, which makes thousands of distinct offsets for a few per cent of an arena.
 """
 
 from __future__ import annotations

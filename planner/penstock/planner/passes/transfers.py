@@ -50,6 +50,8 @@ holds for any due actions, if messages are due in their order and no later than 
 
 No receive is earlier with ``late_receives`` than without, so receivers hold no more memory. A sender may hold its
 message longer, since its WAIT_SEND may come later.
+
+The pass is linear in the number of actions, times the few channels of a rank, with one bisection per message.
 """
 
 from __future__ import annotations
