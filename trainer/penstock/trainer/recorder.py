@@ -1,7 +1,8 @@
-"""When every instruction of a step ran, and one timeline of all ranks.
+"""Records when every instruction of a step ran, and merges the ranks' records into one timeline.
 
-Instructions of a rank follow each other, so one mark between two of them both ends the one and begins the other. A mark
-is a reading of the monotonic clock; on CUDA, where the host only launches, it is an event on the stream.
+The instructions of a rank run one after the other. So one mark between two instructions is both the end of the first
+and the start of the second. On the CPU a mark is a reading of the monotonic clock. On CUDA, where the host only
+launches kernels, it is an event on the stream.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class HostWaits:
 
 
 class CudaWaits:
-    """Waits of the device for other shards in one step: between two events on the stream that waits.
+    """Waits of the device for other shards in one step, each between two events on the waiting stream.
 
-    The host only enqueues a wait. The stream stands still between the events as long as the collective is not done, so
-    collectives that are hidden by compute take no time here. Nothing is recorded outside of a sampled step.
+    The host only enqueues a wait. The stream stops between the events until the collective is complete, so collectives
+    that compute hides take no time here. Nothing is recorded outside of a sampled step.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class CudaWaits:
         self.count = 0
 
     def begin(self) -> None:
-        """Begin a sampled step. Its events replace those of the last one, which must be over on the device."""
+        """Begin a sampled step. Its events replace those of the previous one, which must be complete on the device."""
         self.count, self._is_sampled = 0, True
 
     def end(self) -> None:
@@ -79,13 +80,13 @@ class CudaWaits:
         self.count += 1
 
     def totals_ns(self) -> Tensor:
-        """[count + 1] int64: the sum of the first 0, 1, ... waits of the step, which must be over on the device."""
+        """[count + 1] int64: sums of the first 0, 1, ... waits of the step, which must be complete on the device."""
         waits_ns = [round(before.elapsed_time(after) * 1e6) for before, after in self._pairs[: self.count]]
         return torch.tensor([0, *waits_ns], dtype=torch.int64).cumsum(0)
 
 
 class HostRecorder:
-    """Marks of one step on the host's clock; two stores and a clock reading each, so it may always be on.
+    """Marks of one step on the host's clock. A mark costs two stores and a clock reading, so the recorder is always on.
 
     ``waits`` measures the rank's waits for its shards.
     """
@@ -102,7 +103,7 @@ class HostRecorder:
         self._totals[position] = self._waits.total_ns
 
     def waits_ns(self) -> Tensor:
-        """[instructions + 1] int64: how long the rank had waited for its shards at every mark of the newest step."""
+        """[instructions + 1] int64: time waited for shards up to every mark of the newest step."""
         return torch.tensor(self._totals, dtype=torch.int64)
 
     def times_ns(self) -> Tensor:
@@ -125,7 +126,7 @@ class CudaRecorder:
         self._start_ns = 0
 
     def mark(self, position: int) -> None:
-        """Record an event. The first mark waits for the device, so that its time on the host's clock is known."""
+        """Record an event. The first mark synchronises the device, to relate the device's times to the host's clock."""
         if position == 0:
             torch.cuda.synchronize()
             self._start_ns = self._clock()
@@ -141,7 +142,7 @@ class CudaRecorder:
         return self._waits.totals_ns()[self._counts]
 
     def times_ns(self) -> Tensor:
-        """The marks of the newest step, [instructions + 1] int64 nanoseconds; waits for the device."""
+        """The marks of the newest step, [instructions + 1] int64 nanoseconds. Synchronises with the device."""
         first, last = self._events[0], self._events[-1]
         last.synchronize()
         elapsed_ns = [round(first.elapsed_time(event) * 1e6) for event in self._events]
@@ -176,8 +177,9 @@ def merge(
     peak_bytes: tuple[int, ...] = (),
     waits_ns: Sequence[Sequence[int]] = (),
 ) -> Timeline:
-    """One timeline from every global rank's marks, all on one clock; it begins with the earliest mark. ``waits_ns`` at
-    the same marks are how long ranks had waited for their shards, none where that is not known.
+    """Merge the marks of all global ranks, which are on one clock, into a timeline that starts at the earliest mark.
+
+    ``waits_ns`` holds for every mark how long the rank had waited for its shards. It is empty where that is unknown.
     """
     begin = min(times[0] for times in times_ns)
     return Timeline(
@@ -217,12 +219,12 @@ _ACTIVITIES = {
 def gather_times(
     times_ns: Tensor, program: Program, mesh: Mesh, group: dist.ProcessGroup, *, clock: Clock = time.perf_counter_ns
 ) -> list[list[int]]:
-    """Every rank's marks on the first rank's clock; collective over the group of all ranks, on the host."""
+    """Gather every rank's marks, converted to the first rank's clock. Collective over the host group of all ranks."""
     return gather_marks(times_ns - clock_offset_ns(group, clock=clock), program, mesh, group)
 
 
 def gather_marks(marks: Tensor, program: Program, mesh: Mesh, group: dist.ProcessGroup) -> list[list[int]]:
-    """What every rank has at its marks [instructions + 1]; collective over the group of all ranks, on the host."""
+    """Gather every rank's values at its marks [instructions + 1]. Collective over the host group of all ranks."""
     lengths = [1 + len(program.ranks[mesh.pipeline_rank(rank)].instructions) for rank in range(mesh.num_ranks)]
     padded = torch.zeros(max(lengths), dtype=torch.int64)
     padded[: len(marks)] = marks
@@ -234,10 +236,11 @@ def gather_marks(marks: Tensor, program: Program, mesh: Mesh, group: dist.Proces
 def clock_offset_ns(
     group: dist.ProcessGroup, *, clock: Clock = time.perf_counter_ns, machine: str | None = None
 ) -> int:
-    """How far this rank's clock is ahead of the first rank's; collective.
+    """Nanoseconds by which this rank's clock is ahead of the first rank's. Collective.
 
-    Ranks of one machine (one boot) share the monotonic clock: no estimate is better than that. For the others the first
-    rank answers pings, and the round trip that took least, halved, gives the offset (as NTP, RFC 5905, section 8).
+    Ranks of one machine (one boot) share the monotonic clock, so their offset is exactly zero. Every other rank pings
+    the first one several times. The fastest round trip gives the offset, with both ways taken as equally long (like
+    NTP, RFC 5905, section 8).
     """
     here = machine or _BOOT_ID.read_text().strip()
     machines: list[str | None] = [None] * dist.get_world_size(group)

@@ -1,12 +1,15 @@
-"""Collectives in the middle of a unit's pass.
+"""Collectives within a unit's pass.
 
-A pass is a generator. It computes up to the place where it needs the other shards (`penstock.core.sharding`), yields
-the request, and goes on once it is done. The caller decides what happens meanwhile: `run_pass` waits, `run_pair` runs a
-part of another pass. A pass also yields where it needs nobody and another one may go on (`TURN`). With one shard no
-pass
-yields anything.
+A pass is a generator. It computes until it needs the other shards (`penstock.core.sharding`), yields a request, and
+continues once the request is complete. The caller decides what happens in between: `run_pass` waits, `run_pair` runs a
+section of another pass. A pass also yields `TURN` at points where it needs no collective but another pass may continue.
+With one shard no pass yields anything.
 
-All shards of a rank drive the same passes in the same order, so their collectives meet.
+All shards of a rank run the same passes in the same order, so their collectives match.
+
+Example with two shards and sequence parallelism: a pass of attention computes its norm and yields Gather; then it
+projects q, k and v and yields TURN; then it attends, multiplies by the output matrix and yields Scatter. `run_pair`
+starts the Gather of pass 1, runs pass 2 up to its own Gather, waits for the first Gather, continues pass 1, and so on.
 
 Shape letters: T tokens of the slice, P rows of all shards' parts together (T padded to a multiple of tp), R = P / tp
 rows of one shard's part, H hidden.
@@ -25,15 +28,15 @@ from penstock.core.sharding import Collective
 
 
 class Work(Protocol):
-    """A transfer, a collective or a reduction under way."""
+    """A transfer, a collective or a reduction in flight."""
 
     def wait(self) -> object:
-        """Block until it is done (on CUDA: make the current stream wait); raises if it cannot be."""
+        """Block until it is complete (on CUDA: make the current stream wait). Raises if it failed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gather:
-    """Fill ``all_PH`` with all shards' parts, block after block; this shard's own block holds its part already."""
+    """Fill ``all_PH`` with the parts of all shards, one block each. This shard's block already holds its part."""
 
     all_PH: Tensor
 
@@ -42,7 +45,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scatter:
-    """Write to ``own_RH`` the sum over shards of its block of ``partial_PH``, added in the order of shards."""
+    """Write to ``own_RH`` the sum over shards of this shard's block of ``partial_PH``, added in the order of shards."""
 
     partial_PH: Tensor
     own_RH: Tensor
@@ -62,19 +65,19 @@ class Sum:
 Request = Gather | Scatter | Sum
 
 TURN = None
-"""What a pass yields in the middle of its compute, so that of a pair the other one can start its next collective."""
+"""Yielded by a pass within its compute, so that the other pass of a pair can start its next collective."""
 
 _Result = TypeVar("_Result")
 
 Pass = Generator[Request | None, None, _Result]
-"""F, I, W or R of a unit or a stage: yields what it needs of the other shards, in the order of `unit_collectives`."""
+"""F, I, W or R of a unit or a stage. It yields requests to the other shards in the order of `unit_collectives`."""
 
 
 class Shards(Protocol):
-    """Access of one shard to the others of its rank."""
+    """Collectives of one shard with the other shards of its rank."""
 
     def start(self, request: Request) -> Work:
-        """Begin what is asked for; the request's tensors must not be touched until it is done."""
+        """Start the request. The caller must not touch its tensors until it is complete."""
 
 
 class _NoShards:
@@ -116,7 +119,7 @@ class _Waiting:
 
 
 def run_pass(steps: Pass[_Result], shards: Shards) -> _Result:
-    """Run a pass to its end, waiting for every collective where it is asked for."""
+    """Run a pass to its end. Waits for every collective as soon as the pass requests it."""
     while True:
         try:
             request = next(steps)
@@ -128,13 +131,13 @@ def run_pass(steps: Pass[_Result], shards: Shards) -> _Result:
 
 
 def run_pair(first: Pass[object], second: Pass[object], shards: Shards, enter: Callable[[int], None]) -> None:
-    """Run two passes that do not need each other in turns, so that the collectives of each run next to the compute of
-    the other.
+    """Run two independent passes in turns, so that the collectives of each run during the compute of the other.
 
-    Whenever one yields, what it asks for starts, and the other one goes on, first waiting for what it had asked for.
-    ``enter`` is told whose turn it is, 0 or 1, and 0 at the end, also where a pass fails. Which turns there are follows
-    from the passes alone, so all shards start the same requests in the same order. On CUDA the host runs ahead, and the
-    device does the same in its streams: a wait holds the compute stream for one collective, not for those behind it.
+    Whenever one pass yields, its request starts. Then the other pass waits for its own last request and continues.
+    ``enter`` is called with the pass that continues, 0 or 1, and with 0 at the end, even if a pass fails. The order of
+    turns depends on the passes alone, so all shards start the same requests in the same order. On CUDA the host runs
+    ahead and the device follows the same order in its streams: a wait blocks the compute stream for one collective, not
+    for later ones.
     """
     passes = {0: first, 1: second}
     under_way: dict[int, Work] = {}
