@@ -1,19 +1,19 @@
-"""Simulated against rehearsed: the step of every schedule on 8 and 16 real ranks, with and without slices.
+"""Compares simulated and rehearsed steps of every schedule on 8 and 16 real ranks, with and without slices.
 
     ./dev bench rehearsal
 
 A rehearsal (`penstock rehearse`) runs a plan in as many processes as it has ranks, with real messages of the real sizes
-over gloo, and waits instead of computing. So 16 ranks fit on two cores, as long as actions of ``ACTION_SECONDS`` take
-much longer than what the cores do for each of them: a rank wakes, and starts and receives a message. The last table
-makes actions shorter until that no longer holds.
+over gloo, and waits instead of computing. So 16 ranks fit on two cores, as long as an action, ``ACTION_SECONDS``, takes
+much longer than the cores' work for it: waking a rank, starting and receiving a message. The last table makes actions
+shorter until that no longer holds.
 
-The hardware is described: a device on which a block's F, I and W take that long on average, and links as they are here,
-from the end of the action that made a message to the start of the one that waited for it. A message passes through two
-processes that sleep, and takes longer than the messages that follow each other in a measurement of links. So a first
-rehearsal on as many ranks, of 1F1B without slices, measures them, and all other plans are predicted by that. Attention
-takes longer the more tokens came before, so slices have unequal lengths. Every plan is made by the planner with mesh,
-slices and schedule pinned, and proved before it runs. All are visited in turn, and a visit is the step of median length
-of three. A visit during which anything else used the machine does not count.
+The hardware is described: a device on which F, I and W of a block take that long on average, and links with the latency
+of this machine, from the end of the action that made a message to the start of the action that waited for it. A message
+passes through two processes that sleep, so it takes longer than consecutive messages in a measurement of links. A first
+rehearsal of 1F1B without slices, on as many ranks, measures that latency, and all other plans are predicted with it.
+Attention takes longer with a longer prefix, so slices have unequal lengths. The planner makes every plan with mesh,
+slices and schedule pinned, and its program is checked before it runs. The plans are visited in turn. A visit takes the
+median step of three, and does not count if other processes used the machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from penstock.planner.replay import simulated
 
 LENGTH = 256
 BYTES_PER_SECOND = 10e9
-"""Of links; messages have at most 64 KiB, so latency is what counts."""
+"""Bandwidth of links. Messages have at most 64 KiB, so latency dominates."""
 
 MEMORY = 80 * 2**30
 
@@ -56,7 +56,7 @@ UNSTEADY = "other processes keep using the machine: end what else runs on it, an
 MOST_ROUNDS = 12
 MOST_ERROR = 0.03
 MOST_FOREIGN_CORES = 0.2
-"""Used by other processes during a visit that counts, interrupts included."""
+"""Largest number of cores that other processes and interrupts may use during a valid visit."""
 
 SCHEDULES = {
     "1f1b": 1,
@@ -68,17 +68,17 @@ SCHEDULES = {
     "interleaved-1f1b": 2,
     "interleaved-zb": 2,
 }
-"""Stages per rank, of a block each."""
+"""Stages per rank, one block each."""
 
 SHARES = {Pass.F: 1.0, Pass.I: 1.2, Pass.W: 0.8}
-"""Of the mean action, what each pass takes."""
+"""Time of each pass, relative to the mean action."""
 
 SHORTENED = "zbv"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is rehearsed: a schedule on a pipeline whose actions take so long on average."""
+    """A case to rehearse: a schedule on a pipeline, and the mean duration of its actions."""
 
     schedule: str
     ranks: int
@@ -120,12 +120,12 @@ class Case:
         )
 
     def plan(self, cluster: ClusterSpec) -> Plan:
-        """The planner's."""
+        """The planner's plan for the case."""
         return decide(problem_from_cluster(self.job, cluster)).plan
 
 
 def _costs(sequence_seconds: float) -> Iterator[CostRow]:
-    """A pass of a block takes ``sequence_seconds`` on average over a whole sequence, a quarter for attended pairs."""
+    """Costs of a block: ``sequence_seconds`` for an average pass over a sequence, a quarter for attended pairs."""
     pairs = LENGTH * (LENGTH + 1) // 2
     for pass_, unit, tokens in itertools.product(Pass, UnitKind, (1, LENGTH)):
         seconds = SHARES[pass_] * sequence_seconds * tokens / LENGTH
@@ -153,7 +153,7 @@ SHORTER = [
 
 @dataclasses.dataclass
 class Contender:
-    """A case with its plan, and the seconds of every visit."""
+    """A case with its plan and the seconds of every visit."""
 
     case: Case
     plan: Plan
@@ -162,12 +162,12 @@ class Contender:
 
     @classmethod
     def of(cls, case: Case, latency_seconds: float) -> Contender:
-        """Planned for links of that latency."""
+        """Plan a case for links with this latency."""
         cluster = case.cluster(latency_seconds)
         return cls(case, case.plan(cluster), cluster)
 
     def visit(self) -> Timeline | None:
-        """Rehearse it once more; none if the machine did other things meanwhile."""
+        """Rehearse the plan once more. Returns None if other processes used the machine."""
         begin, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
         timeline = rehearsed(self.plan, self.cluster)
         foreign = (_busy_seconds() - busy) - (_own_seconds() - own)
@@ -178,7 +178,7 @@ class Contender:
 
     @property
     def line(self) -> str:
-        """What is known of it so far."""
+        """Line with the results so far."""
         case, visits = self.case, len(self.step_seconds)
         error = f"{_error(self.result):+.1%}" if visits else "not quiet"
         name = f"{case.schedule}, {case.ranks} ranks, {case.slices} slices, {1000 * case.action_seconds:g} ms"
@@ -186,7 +186,7 @@ class Contender:
 
     @property
     def result(self) -> dict[str, Any]:
-        """For the tables."""
+        """Results for the tables."""
         return {
             **dataclasses.asdict(self.case),
             "slice_tokens": self.plan.slices,
@@ -196,7 +196,7 @@ class Contender:
 
 
 def main() -> int:
-    """Measure messages, plan, rehearse by turns, and write the tables."""
+    """Measure messages, plan, rehearse the plans in turn, and write the tables."""
     latencies = {ranks: latency_on(ranks) for ranks in sorted({case.ranks for case in CASES})}
     contenders = [Contender.of(case, latencies[case.ranks]) for case in (*CASES, *SHORTER)]
     rejected = 0
@@ -216,7 +216,7 @@ def main() -> int:
 
 
 def latency_on(num_ranks: int) -> float:
-    """The mean seconds of a message that its receiver already waits for, on so many ranks."""
+    """Mean seconds of a message whose receiver already waits for it, with ``num_ranks`` ranks."""
     case = next(case for case in CASES if case.ranks == num_ranks and case.slices == 1)
     contender = Contender.of(case, latency_seconds=0.0)
     timelines = [timeline for _ in range(VISITS) if (timeline := contender.visit()) is not None]
@@ -226,7 +226,7 @@ def latency_on(num_ranks: int) -> float:
 
 
 def _busy_seconds() -> float:
-    """What all cores have worked since the machine began."""
+    """Busy seconds of all cores since boot."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(ticks) - ticks[_IDLE] - ticks[_WAITING]) / os.sysconf("SC_CLK_TCK")
 
@@ -235,12 +235,12 @@ _IDLE, _WAITING = 3, 4
 
 
 def _own_seconds() -> float:
-    """What this process and all that have ended below it have worked."""
+    """Processor seconds of this process and of its ended descendants."""
     return sum(os.times()[:4])
 
 
 def message_seconds(timeline: Timeline) -> Iterator[float]:
-    """From the end of an action to that of the wait for its message, where the wait began before."""
+    """Seconds from an action's end to the end of the wait for its message, for waits that began before that."""
     made_at: dict[tuple[str, int, int | None, int | None], int] = {}
     for event in timeline.events:
         for action in flatten((parse_action(event.action),)):

@@ -1,8 +1,9 @@
-"""A stage: a contiguous range of units that one rank runs, action by action, on memory it is given.
+"""A stage: a contiguous range of units that one rank runs, action by action, in memory that the caller provides.
 
-No tensor requires a gradient and no graph is recorded. What outlives an action lies in the slots of
-`penstock.core.program`, handed in as views (`penstock.trainer.units.views`); what does not lies in the workspace.
-Actions are passes (`penstock.trainer.units.collectives`), since the shards of a rank meet in the middle of them.
+No tensor requires a gradient and autograd records nothing. Tensors that outlive an action are in the slots of
+`penstock.core.program`, which the caller passes as views (`penstock.trainer.units.views`). Temporaries of an action are
+in the workspace. Actions are passes (`penstock.trainer.units.collectives`): generators that yield whenever the shards
+of a rank communicate.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ _NOTHING: Mapping[str, Tensor] = {}
 
 
 class Stage:
-    """One shard of units [first, stop) of a model, the one of ``parameters``; every method is a pass over tokens
-    [start, stop) of every sequence of a micro-batch.
+    """One shard of units [first, stop) of a model. Every action is a pass over tokens [start, stop) of every sequence
+    of a micro-batch.
 
-    ``workspace`` holds `penstock.trainer.units.workspace.workspace_bytes` for the longest slice; stages of one rank may
-    share it, since their actions run one at a time, or two in its two lanes. ``sequence_length`` bounds every position.
-    ``backend`` replaces the attention kernels that suit the device. Token ids and labels are [B, n] (int64), hidden
-    states [rows, h] of B n tokens with all of sequence 0 first. The first stage needs the token ids, the last the
-    labels, which are shifted already; a label below 0 counts for nothing. Of a divided head every stage that has a part
-    needs the labels and the same gradient scale in all its actions.
+    ``parameters`` are those of the shard. ``workspace`` has `penstock.trainer.units.workspace.workspace_bytes` for the
+    longest slice. The stages of one rank may share it, since their actions run one at a time, or two in its two lanes.
+    ``sequence_length`` bounds every position. ``backend`` replaces the default attention kernels of the device.
+
+    Token ids and labels are [B, n] (int64). Hidden states are [rows, h] for B n tokens, all of sequence 0 first. The
+    first stage needs token ids, the last one needs labels. Labels are already shifted, and the loss ignores labels
+    below 0. Where the head is divided, every stage with a part needs the labels and the same gradient scale in all of
+    its actions.
     """
 
     def __init__(
@@ -85,9 +88,10 @@ class Stage:
     ) -> Pass[Tensor | None]:
         """F: fill ``kv`` at [start, stop), ``a``, ``l`` and ``y``.
 
-        The last stage returns the sum of the slice's token losses (a scalar of the accumulate type; on all shards but
-        the first zero, so that a sum over ranks counts it once), leaves ``gradient_scale`` times the sum's gradient in
-        ``h`` and adds that of a whole head's parameters. Others return none.
+        The last stage returns the sum of the slice's token losses, a scalar of the accumulate type. It is zero on all
+        shards but the first, so that a sum over ranks counts it once. The last stage also writes ``gradient_scale``
+        times the gradient of the sum to ``h``, and adds the gradient of the parameters of an undivided head. Other
+        stages return None.
         """
         yield from self._run_body(views, start, stop, token_ids)
         if self._parts is not None:
@@ -112,9 +116,9 @@ class Stage:
     ) -> Pass[None]:
         """R: run the operations of ``remade`` again and fill their buffers of ``a`` and ``l`` as F did, bit for bit.
 
-        All others hold what F left there. A product of q, k and v writes keys and values where they were. Leaves out
-        what no backward reads: the last output before a whole head or before the stage's end. With ``units`` only those
-        of these; the units before them have to be recomputed already.
+        All other buffers still hold the results of F. The product of q, k and v overwrites the same keys and values.
+        The output before an undivided head or at the end of the stage is left out, since no backward reads it. With
+        ``units`` only these units are recomputed; earlier units must have been recomputed already.
         """
         operations = self._remade_operations(remade, range(self.first, self.stop) if units is None else units)
         yield from self._run_body(views, start, stop, token_ids, operations)
@@ -123,7 +127,7 @@ class Stage:
             yield from self._parts.recompute(views, x, _needed(labels, "labels"), operations)
 
     def _remade_operations(self, remade: Remade, units: range) -> dict[int, Operations]:
-        """What each of the units runs again, for those that run anything."""
+        """Operations to run again, by unit. Units without any are left out."""
         operations = {unit: own for unit, own in enumerate(remade, start=self.first) if unit in units}
         last = self._last_body_unit
         if self._parts is None and last in operations:
@@ -133,7 +137,7 @@ class Stage:
     def evaluate(
         self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
     ) -> Pass[Tensor | None]:
-        """F without gradients: the last stage returns the sum of the slice's token losses, as F does, and needs no
+        """F without gradients. The last stage returns the sum of the slice's token losses, as F does, and needs no
         ``h``.
         """
         yield from self._run_body(views, start, stop, token_ids)
@@ -146,10 +150,10 @@ class Stage:
     def logits_after(
         self, views: SlotViews, start: int, stop: int, *, position: int, token_ids: Tensor | None = None
     ) -> Pass[Tensor | None]:
-        """F for generation: the first shard of a stage with a head returns the logits of what follows token
-        ``position`` of sequence 0, of the ``logit_rows`` that the stage has.
+        """F for generation. The first shard of a stage with a head returns logits of the token after ``position`` of
+        sequence 0.
 
-        They are valid until the next action.
+        They cover the stage's `logit_rows` and are valid until the next action. Others return None.
         """
         yield from self._run_body(views, start, stop, token_ids)
         if self._parts is not None:
@@ -162,22 +166,22 @@ class Stage:
 
     @property
     def has_embedding(self) -> bool:
-        """Whether its actions need the token ids."""
+        """Whether the actions need token ids."""
         return self._embedding is not None
 
     @property
     def needs_labels(self) -> bool:
-        """Whether it has a head, or a part of it."""
+        """Whether the stage has a head or a part of it."""
         return self._head is not None or self._parts is not None
 
     @property
     def returns_loss(self) -> bool:
-        """Whether it ends with the head."""
+        """Whether the stage ends with the head."""
         return self.stop == self.spec.num_units
 
     @property
     def logit_rows(self) -> range:
-        """The rows of the vocabulary that `logits_after` is of."""
+        """The range of the vocabulary that `logits_after` covers."""
         return range(self.spec.vocab) if self._parts is None else self._parts.rows
 
     def backward_input(
@@ -190,10 +194,11 @@ class Stage:
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
     ) -> Pass[None]:
-        """I: from ``g_in`` (the last stage: ``h``) fill ``w`` and ``g_out``; add what the prefix gets to ``dkv``.
+        """I: compute ``w`` and ``g_out`` from ``g_in`` (last stage: from ``h``), and add the prefix's gradient to
+        ``dkv``.
 
-        A micro-batch's slices come in reverse order. ``fresh_dkv`` marks the first of them, which finds nothing in
-        ``dkv``. The gradients of the norms are added here.
+        The slices of a micro-batch come in reverse order. ``fresh_dkv`` marks the first one, for which ``dkv`` has no
+        content yet. I also adds the gradients of the norms' parameters.
         """
         yield from self._take_gradient(views, labels, gradient_scale)
         for index in sorted(self._blocks, reverse=True):
@@ -212,9 +217,9 @@ class Stage:
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
     ) -> Pass[None]:
-        """B: I and W, unit by unit from the last, with the same results to the last bit.
+        """B: I and W of each unit, from the last unit to the first, with the same bits as I followed by W.
 
-        So the collectives of both are spread over the whole pass, and in a pair over all of the other one's.
+        This order spreads the collectives of I over the whole pass, where a second action can run during them.
         """
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
         yield from self._take_gradient(views, labels, gradient_scale)
@@ -229,7 +234,7 @@ class Stage:
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
 
     def _take_gradient(self, views: SlotViews, labels: Tensor | None, gradient_scale: Scale) -> Pass[None]:
-        """The gradient that came to the stage, or of its head, is that of its last block's output."""
+        """Make the received gradient, or that of the stage's head, the gradient of the last block's output."""
         if self._parts is None:
             received = SlotKind.RECEIVED_GRADIENT if self._head is None else SlotKind.HEAD_GRADIENT
             self._output_gradient(views, self._last_body_unit).copy_(views[received][self.stop - 1][received.value])
@@ -256,7 +261,7 @@ class Stage:
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
     ) -> Pass[None]:
-        """W: add the gradients of the matrices and biases, from ``l`` and ``w`` alone, at any time after I."""
+        """W: add the gradients of matrices and biases from ``l`` and ``w`` alone, at any time after I."""
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
         for index, block in self._blocks.items():
             yield from block.backward_weight(inputs[index], gradients[index])
@@ -274,7 +279,7 @@ class Stage:
         token_ids: Tensor | None,
         operations: Mapping[int, Operations] | None = None,
     ) -> Pass[None]:
-        """Forward through all units but the head, or only these ``operations``, by unit."""
+        """Run the forward of all units but the head, or only ``operations`` of it, by unit."""
         if operations is None:
             operations = dict.fromkeys(range(self.first, self.stop), EVERY_OPERATION)
         if self._embedding is not None and Operation.EMBED in operations.get(self.first, ()):
@@ -304,7 +309,7 @@ class Stage:
         return views[SlotKind.INPUT][index]["x"] if index == self.first else self._output(views, index - 1)
 
     def _parts_input(self, views: SlotViews) -> Tensor | None:
-        """The hidden state before the first part of a divided head; none for a stage with other parts."""
+        """The input of the first part of a divided head; None if the stage has only other parts."""
         assert self._parts is not None
         return self._input(views, self._last_body_unit + 1) if self._parts.has_first else None
 
@@ -313,8 +318,8 @@ class Stage:
         return views[slot][index]["y"]
 
     def _output_gradient(self, views: SlotViews, index: int) -> Tensor:
-        """Where the gradient of a unit's output belongs [rows, h]: the shard's block of the unit's ``w.dy``; ``g_out``
-        for what came into the stage.
+        """Buffer for the gradient of a unit's output [rows, h]: the shard's block of the unit's ``w.dy``, or ``g_out``
+        for the input of the stage.
         """
         if index < self.first:
             return views[SlotKind.SENT_GRADIENT][self.first]["g_out"]

@@ -1,8 +1,9 @@
-"""Which units are measured at the same time, so that measuring needs no more memory than a plan may.
+"""Chooses which units are in memory during a measurement, so that it needs no more memory than a plan may use.
 
-Best is a whole visit: embedding, `MOST_BLOCKS` blocks that take turns, and head, so that a unit finds the caches as
-cold as in training. A rank of the plan may hold far less of a large model. Then fewer blocks are measured, and at last
-the units apart from each other: a rank that cannot hold one unit alone can hold no stage either.
+The best choice is embedding, `MOST_BLOCKS` blocks and head, which run in turn, so that a unit finds the caches as cold
+as in training. A rank of the plan may have memory for a much smaller part of a large model. Then fewer blocks are
+measured at a time, and finally each kind of unit by itself. A rank that cannot hold a single unit cannot hold a stage
+either.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _GROUPINGS: tuple[tuple[tuple[UnitKind, ...], ...], ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is to be measured of a shard of a model's units: passes at ``timed`` points, memory at ``weighed`` ones.
+    """Measurements of a shard of a model's units: times at the points ``timed``, memory at the points ``weighed``.
 
-    Of a model whose head is divided the parts of the head are measured, and nothing else.
+    For a model with a divided head only the parts of the head are measured.
     """
 
     model: ModelSpec
@@ -46,7 +47,7 @@ class Workload:
     sharding: Sharding = WHOLE
 
     def slot_shape(self, unit: Unit, slot: SlotKind, point: Point) -> tuple[int, int, SlotKind, int, int, Sharding]:
-        """First and last unit, slot, batch, tokens and sharding of the slot of a one-unit stage."""
+        """First unit, end of the units, slot, batch, tokens and sharding of a slot of a one-unit stage."""
         tokens = self.sequence_length if slot in _WHOLE_SEQUENCE else point.length
         return unit.index, unit.index + 1, slot, point.batch, tokens, self.sharding
 
@@ -55,11 +56,11 @@ class Workload:
         return stage_slot_bytes(self.model, self.precision, *self.slot_shape(unit, slot, point))
 
     def workspace_bytes(self, unit: Unit, point: Point) -> int:
-        """Bytes of the temporaries that a unit declares."""
+        """Bytes of the workspace that a unit declares."""
         return workspace_bytes(self.model, self.precision, unit.index, unit.index + 1, point.tokens, self.sharding)
 
     def exchange_bytes(self, unit: Unit, kind: Kind, point: Point) -> int:
-        """Bytes that shards on the host keep for the collectives of one of its passes."""
+        """Bytes that shards on the host keep for the collectives of one pass of the unit."""
         num_bytes = self.sharding.padded_rows(point.tokens) * self.model.hidden * self.precision.compute_bytes
         parts = self.model.head_parts
         collectives = unit_collectives(unit.kind, kind, self.sharding, head_parts=parts, part=unit.part)
@@ -68,19 +69,19 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Units that are in memory together, each a stage of its own, and the workload they are measured at."""
+    """Units that are in memory at the same time, each as a separate stage, and their workload."""
 
     units: tuple[Unit, ...]
     load: Workload
 
     @property
     def one_of_each(self) -> tuple[Unit, ...]:
-        """The last unit of each kind, in the order of kinds, and every part of a head: memory is weighed with these."""
+        """The last unit of each kind, and every part of a head. Memory is measured with these."""
         return tuple({(unit.kind, unit.part): unit for unit in self.units}.values())
 
     @property
     def slot_bytes(self) -> int:
-        """The slots of the point that needs most."""
+        """Bytes of the slots at the point that needs most."""
         timed = [(self.units_at(point), point) for point in self.load.timed]
         weighed = [(self.one_of_each, point) for point in self.load.weighed]
         return max(
@@ -89,18 +90,18 @@ class Part:
         )
 
     def units_at(self, point: Point) -> tuple[Unit, ...]:
-        """Those that are timed at a point."""
+        """The units that are timed at ``point``."""
         return self.one_of_each if point.single else self.units
 
     @property
     def workspace_bytes(self) -> int:
-        """The temporaries of the point that needs most."""
+        """Bytes of the workspace at the point that needs most."""
         points = (*self.load.timed, *self.load.weighed)
         return max(self.load.workspace_bytes(unit, point) for unit in self.one_of_each for point in points)
 
     @property
     def parameter_bytes(self) -> int:
-        """Masters, gradients and the copy used in products."""
+        """Bytes of masters, gradients and the weights in the compute type."""
         precision = self.load.precision
         narrow = 0 if precision.compute_bytes == precision.accumulate_bytes else precision.compute_bytes
         tp = self.load.sharding.tp
@@ -109,15 +110,15 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """All that it holds."""
+        """Bytes of parameters, slots and workspace."""
         return self.parameter_bytes + self.slot_bytes + self.workspace_bytes
 
 
 def choose_parts(load: Workload, available_bytes: int) -> tuple[Part, ...]:
-    """The parts that measure everything, one after the other, each within ``available_bytes``.
+    """The parts to measure one after the other, each within ``available_bytes``.
 
-    Where even a unit alone needs more, several whole sequences together are neither timed nor weighed; the planner
-    takes them in proportion. Raises `UserError` if that is not enough.
+    If a single unit needs more, points with several whole sequences are left out, and the planner extrapolates to them.
+    Raises `UserError` if that is not enough.
     """
     groupings = _GROUPINGS if load.model.head_parts == 1 else _PARTS_OF_THE_HEAD
     for kinds in groupings:
@@ -139,7 +140,7 @@ def _largest_part(load: Workload, kinds: tuple[UnitKind, ...], available_bytes: 
 
 
 def _candidates(load: Workload, kinds: tuple[UnitKind, ...]) -> Iterator[Part]:
-    """Parts of these kinds, the best first."""
+    """Parts with these kinds of units, the preferred one first."""
     for blocks in range(min(load.model.layers, MOST_BLOCKS), 0, -1):
         yield Part(units=_units(load.model, kinds, blocks), load=load)
     if len(kinds) == 1:
@@ -149,6 +150,6 @@ def _candidates(load: Workload, kinds: tuple[UnitKind, ...]) -> Iterator[Part]:
 
 
 def _units(model: ModelSpec, kinds: Sequence[UnitKind], blocks: int) -> tuple[Unit, ...]:
-    """Of a head in parts the first and the last one, between which all others lie in what they do."""
+    """Units of these kinds. For a divided head the first and the last part: the costs of the others lie between."""
     some = (*model.units[: 1 + 2 * blocks], *dict.fromkeys((model.units[-model.head_parts], model.units[-1])))
     return tuple(unit for unit in some if unit.kind in kinds)

@@ -1,7 +1,7 @@
-"""Causal attention of a slice over its prefix and itself, chosen once by device and type.
+"""Backends for causal attention of a slice over its prefix and itself, chosen once by device and type.
 
 Shape letters: B sequences, N tokens of the slice, S keys (prefix and slice, S >= N), A heads, G key/value heads,
-D head dimension. Query i sees keys 0 to S - N + i: the mask is aligned to the lower right corner.
+D head dimension. Query i attends to keys 0 to S - N + i: the causal mask is aligned to the lower right corner.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from torch import Tensor
 _aten = torch.ops.aten
 
 FLASH_CAPABILITY = (8, 0)
-"""Of the oldest CUDA devices that FlashAttention-2 runs on."""
+"""Compute capability of the oldest CUDA devices that FlashAttention-2 supports."""
 
 QUERY_BLOCK = 256
-"""Queries per call on the CPU, about. A block sees only the keys up to its own end, so the masked triangle is computed
-for one block at a time; this is also the block at which the CPU kernel works best. All are equally large, since a small
-one passes over as many keys as a large one: 384 queries in two of 192 take 7 % less time than in 256 and 128.
+"""Approximate number of queries per call on the CPU. A block reads only the keys up to its own end, so the masked
+triangle is computed for one block at a time. The CPU kernel is fastest at this size. All blocks have the same size,
+since a small block passes over as many keys as a large one: 384 queries in two blocks of 192 take 7 % less time than in
+256 and 128.
 """
 LARGEST_BLOCK = QUERY_BLOCK * 3 // 2
 UNDIVIDED_QUERIES = 768
-"""From so many queries on the CPU kernel takes larger blocks of its own; without a prefix one call is 5 % faster."""
+"""From this number of queries on, the CPU kernel uses larger blocks itself: without a prefix one call is 5 % faster."""
 
 
 class Operands(NamedTuple):
-    """Queries of a slice [B, N, A, D], keys and values up to its end [B, S, G, D], the output [B, N, A, D], and the log
-    of each query's sum of exponentials [B, N, A] in the accumulate type.
+    """Operands of attention: queries of a slice [B, N, A, D], keys and values up to the slice's end [B, S, G, D], the
+    output [B, N, A, D], and the log-sum-exp of each query [B, N, A] in the accumulate type.
     """
 
     q: Tensor
@@ -41,7 +42,7 @@ class Operands(NamedTuple):
 
 
 class AttentionBackend(Protocol):
-    """What an attention unit asks of the kernels."""
+    """Interface of an attention unit to the kernels."""
 
     def forward(self, operands: Operands) -> None:
         """Write ``out`` = softmax(q k^T / sqrt(D), causal) v, and ``lse``."""
@@ -50,12 +51,12 @@ class AttentionBackend(Protocol):
     def backward(
         self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
-        """From the gradient of ``out``, write dq and add to dk and dv, or write these too where they are ``fresh``."""
+        """Compute gradients from that of ``out``: write dq, and add to dk and dv. If ``fresh``, overwrite dk and dv."""
         ...
 
 
 def build_backend(device: torch.device, dtype: torch.dtype, head_dim: int, sequence_length: int) -> AttentionBackend:
-    """The fastest backend that serves the device, the type and the head dimension."""
+    """The fastest backend that supports the device, the type and the head dimension."""
     if device.type == "cpu":
         return CpuFlash(dtype, sequence_length)
     is_served = dtype is torch.bfloat16 and head_dim % 8 == 0 and head_dim <= 256
@@ -65,14 +66,15 @@ def build_backend(device: torch.device, dtype: torch.dtype, head_dim: int, seque
 
 
 def _has_flash(device: torch.device) -> bool:
-    """Without a driver there is nothing to ask: shapes are then traced for a device that has all."""
+    """Whether the device supports FlashAttention-2. True without a driver: shapes are then traced for such a device."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
 def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[tuple[slice, int]]:
-    """Blocks of queries, each with the number of keys that its last query sees; the last first, which sees all keys.
+    """Blocks of queries, each with the number of keys that its last query attends to. The last block comes first, since
+    it reads all keys.
 
-    One if there are ``undivided_from`` or more, and no prefix.
+    One block if there is no prefix and at least ``undivided_from`` queries.
     """
     num_queries, num_keys = operands.q.shape[1], operands.k.shape[1]
     undivided = undivided_from is not None and num_queries == num_keys >= undivided_from
@@ -91,7 +93,7 @@ def _put(target: Tensor, value: Tensor, fresh: bool) -> None:
 
 
 class _CausalMask:
-    """Additive masks for every number of queries up to `LARGEST_BLOCK` and of keys: windows of one matrix."""
+    """Additive masks for up to `LARGEST_BLOCK` queries and any number of keys: windows of one matrix."""
 
     def __init__(self, sequence_length: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (min(LARGEST_BLOCK, sequence_length), sequence_length + LARGEST_BLOCK)
@@ -99,7 +101,7 @@ class _CausalMask:
         self._corner = sequence_length
 
     def window(self, num_queries: int, num_keys: int) -> Tensor | None:
-        """[num_queries, num_keys]; none where every key is seen."""
+        """The mask [num_queries, num_keys]; None if nothing is masked."""
         if num_queries == 1:
             return None
         left = self._corner - (num_keys - num_queries)
@@ -107,13 +109,15 @@ class _CausalMask:
 
 
 class CpuFlash:
-    """PyTorch's flash kernels for the CPU, forward and backward, called directly; they serve grouped queries too."""
+    """PyTorch's flash attention kernels for the CPU, called directly. They support grouped queries, too."""
 
     def __init__(self, dtype: torch.dtype, sequence_length: int) -> None:
         self._mask = _CausalMask(sequence_length, dtype, torch.device("cpu"))
 
     def _masking(self, num_queries: int, num_keys: int) -> dict[str, Any]:
-        """The kernels' own causal mask is aligned to the upper left: faster by 3 % without a prefix, wrong with one."""
+        """Mask arguments of a kernel. Its own causal mask, aligned to the upper left, is 3 % faster than an explicit
+        one, but wrong with a prefix.
+        """
         if num_queries == num_keys:
             return {"is_causal": True, "attn_mask": None}
         return {"is_causal": False, "attn_mask": self._mask.window(num_queries, num_keys)}
@@ -144,7 +148,7 @@ class CpuFlash:
 
 
 class CudaFlash:
-    """FlashAttention-2 (arXiv 2307.08691) as PyTorch carries it; its causal mask is aligned to the lower right."""
+    """FlashAttention-2 (arXiv 2307.08691) from PyTorch. Its causal mask is aligned to the lower right."""
 
     def __init__(self, device: torch.device) -> None:
         self._no_dropout_state = torch.zeros(2, dtype=torch.uint64, device=device)
@@ -171,7 +175,7 @@ class CudaFlash:
 
 
 class PlainAttention:
-    """The formulas themselves, for any device and type, and the yardstick of the other backends in tests.
+    """Attention by its formulas, for any device and type, and the reference for the other backends in tests.
 
     Backward (FlashAttention-2, algorithm 2): P = exp(q k^T - lse), dV = P^T dO, dS = P (dO V^T - rowsum(dO O)).
     """
@@ -206,13 +210,13 @@ class PlainAttention:
             _put(dk_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", dscores, q), first)
 
     def _block(self, operands: Operands, rows: slice, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v, out and lse of a block in the wide type, those of queries grouped by the key head they share."""
+        """q, k, v, out and lse of a block in the wide type, with the heads of q, out and lse grouped by key head."""
         k, v = operands.k[:, :end].to(self._wide), operands.v[:, :end].to(self._wide)
         q, out, lse = operands.q, operands.out, operands.lse[..., None]
         return self._grouped(q[:, rows], k), k, v, self._grouped(out[:, rows], k), self._grouped(lse[:, rows], k)
 
     def _grouped(self, x_BNAD: Tensor, k_BSGD: Tensor) -> Tensor:
-        """[B, N, G, A / G, D]: the queries that share a key head side by side."""
+        """View [B, N, G, A / G, D] in the wide type: heads grouped by the key head that they share."""
         batch, queries, heads, width = x_BNAD.shape
         groups = k_BSGD.shape[2]
         return x_BNAD.reshape(batch, queries, groups, heads // groups, width).to(self._wide)

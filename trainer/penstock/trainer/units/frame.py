@@ -1,4 +1,4 @@
-"""What a block's unit sees of one slice."""
+"""Arguments of a block unit's pass over one slice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Frame:
     """Tokens [start, stop) of every sequence of a micro-batch, and the unit's views of its slots.
 
     ``x`` [rows, h] is the shard's part of the unit's input, all tokens of sequence 0 first. The mappings hold the
-    buffers of `penstock.core.layout.unit_graph` by name; those of slots that the action does not touch are empty.
+    buffers of `penstock.core.layout.unit_graph` by name. Mappings of slots that the action does not access are empty.
     """
 
     start: int
