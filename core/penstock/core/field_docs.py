@@ -29,15 +29,15 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     Metadata: {
         "name": "at most 63 lower-case letters, digits and dashes; on a cluster at most 40, a letter first",
         "namespace": (
-            "whose job it is on a service, which keeps names and tokens apart by it; of no meaning to `penstock run`"
+            "owner of the job on a service, which separates names and tokens by it; ignored by `penstock run`"
         ),
         "labels": "free key-value pairs",
         "annotations": "free key-value pairs",
         "uid": "the job's identity, given by a service or cluster",
     },
     JobSpec: {
-        "objective": "what the planner minimises: `time` of a step, or `cost` (time x devices)",
-        "pricePerDeviceHour": "needed by `objective: cost`; with it plans say what they cost",
+        "objective": "quantity that the planner minimises: `time` of a step, or `cost` (time x devices)",
+        "pricePerDeviceHour": "needed by `objective: cost`; with it plans state their cost",
     },
     ModelSpec: {
         "family": (
@@ -47,7 +47,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "layers": "blocks",
         "hidden": "width of the hidden state",
         "heads": "query heads; must divide `hidden`",
-        "vocab": "tokens in the vocabulary; taken from the tokenizer where that says it",
+        "vocab": "tokens in the vocabulary; the tokenizer's number if it has one",
         "kvHeads": "key and value heads, a divisor of `heads`; 0 means as many as `heads`; llama only",
         "ffnHidden": "width of the MLP; 0 means 4 x hidden for gpt2 and 8/3 x hidden, rounded up to 64, for llama",
         "positions": "longest sequence of gpt2",
@@ -61,7 +61,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         ),
         "sequenceLength": "tokens of one sequence",
         "textField": "the field of a JSONL line that holds the text",
-        "limitBytes": "read only so much text",
+        "limitBytes": "read at most this many bytes of text",
     },
     TokenizerSpec: {
         "train": "`bpe`: train a byte-level BPE on the data; `bytes`: every byte is a token",
@@ -73,7 +73,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "steps": "optimizer steps",
         "schedule": "how the learning rate falls: `cosine`, `wsd` (holds, then falls) or `constant`",
         "warmupSteps": "steps over which the learning rate rises",
-        "minLearningRate": "where it falls to, as a share of the peak, from 0 to 1",
+        "minLearningRate": "final learning rate as a share of the peak, from 0 to 1",
         "decayShare": "the last share of steps in which `wsd` falls, from 0 to 1",
         "clip": "largest norm of the whole model's gradient",
         "precision": "`fp32` or `bf16` (master weights, gradients and reductions stay fp32); `fp64` is for proofs",
@@ -92,8 +92,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "ranks": "processes; on cuda one device each",
         "minRanks": "the fewest ranks that a plan may use, and on clusters those an elastic job runs on; none: `ranks`",
         "memoryPerRank": (
-            "plans that need more are not considered; of a very long one the ranks find the exact figure, and "
-            "refuse it if it is more; on cuda it is the device's memory"
+            "memory limit of a rank: plans that need more are not considered, and ranks refuse a very long one whose "
+            "exact figure is more; on cuda it is the device's memory"
         ),
         "threadsPerRank": "CPU threads of one rank",
     },
@@ -112,14 +112,14 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
             "`1`: replicas divide the optimizer's state between them (ZeRO-1), `0`: each has all of it; left out, the "
             "planner chooses"
         ),
-        "microBatch": "sequences in one micro-batch; the last one of a step has what is left",
+        "microBatch": "sequences in one micro-batch; the last one of a step has the remaining sequences",
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
         "schedule": "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",
         "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two or more per rank",
         "recompute": (
-            "what layers make again instead of keeping it for the backward: `none`, `selective` (norms and activation "
-            "functions), `full`, or a list for each of the pinned `stages` of `{unit, count, operations}`, as in "
-            "`plan.json`; left out, the planner chooses, where memory asks for it"
+            "operations of layers that are recomputed for the backward instead of kept: `none`, `selective` (norms and "
+            "activation functions), `full`, or a list for each of the pinned `stages` of `{unit, count, operations}`, "
+            "as in `plan.json`; left out, the planner chooses, where memory requires it"
         ),
     },
     CheckpointSpec: {
@@ -133,16 +133,20 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "ttlSecondsAfterFinished": (
             "seconds after its end until a finished job is removed, by a service or a cluster; none: it is kept"
         ),
-        "activeDeadlineSeconds": "longest time from the start; not in a queue, anew once suspended; 0: no limit",
+        "activeDeadlineSeconds": (
+            "longest time from the start; without time in a queue, and from 0 again after a suspension; 0: no limit"
+        ),
         "priority": "used by queues",
-        "replanOnDrift": "on a cluster: measure and plan anew after half an hour of steps that are not as predicted",
+        "replanOnDrift": (
+            "on a cluster: measure and plan again after half an hour of steps that differ from the prediction"
+        ),
     },
     ClusterSpec: {
         "name": "for people",
         "device": "the one kind of device",
         "numNodes": "nodes",
         "devicesPerNode": "devices of each",
-        "intraNode": "link between devices of a node; what a collective reaches there",
+        "intraNode": "link between devices of a node, at the speed of a collective there",
         "interNode": "link between nodes; with `nicsPerNode` one network card",
         "links": "exceptions: `{source, target, link}` between two nodes, by number",
         "nicsPerNode": (
@@ -150,9 +154,9 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
             "a reduction is one ring over single links"
         ),
         "intraNodePeer": "link between two devices of a node where it is slower than `intraNode`",
-        "software": "what the trainer does; the defaults describe penstock's own",
-        "error": "share by which predicted times may be off: the interval of predictions",
-        "costs": "rows measured elsewhere, which count instead of the device's kernels; `--costs` reads them from CSV",
+        "software": "properties of the trainer; the defaults describe penstock's own",
+        "error": "relative error of predicted times: the interval of predictions",
+        "costs": "rows measured elsewhere, which replace the device's kernels; `--costs` reads them from CSV",
     },
     KernelSpec: {
         "productShare": "of `peakFlops`, reached by a matrix product that is large in every dimension",
@@ -176,7 +180,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
             "mask and softmax are one kernel each; `none`: one kernel per operation"
         ),
         "fusedGradients": "whether W's products add to the gradients themselves, or further kernels do",
-        "gradientType": "`fp32` or `bf16`: in which gradients are summed",
+        "gradientType": "type in which gradients are summed: `fp32` or `bf16`",
         "transfers": (
             "`overlapped`: ranks compute meanwhile; `exchanged`: they send and receive at once and wait; "
             "`blocking`: one after the other"
@@ -186,12 +190,12 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "launchSeconds": "time of the host to launch one kernel",
         "headInForward": "whether the head's F does its whole backward",
         "overlappedCollectives": (
-            "whether a backward's collectives of tensor parallelism run next to its products, as in Megatron-LM, but "
-            "for the gather of the output's gradient"
+            "whether a backward's collectives of tensor parallelism run next to its products, as in Megatron-LM, "
+            "except the gather of the output's gradient"
         ),
         "recomputesOnDemand": (
-            "whether what is made again is made inside of the backward that needs it, after its gradient has come, as "
-            "by PyTorch's checkpointing"
+            "whether recomputation runs inside of the backward that needs it, after its gradient has arrived, as in "
+            "PyTorch's checkpointing"
         ),
     },
     CostRow: {
@@ -203,14 +207,14 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     DeviceSpec: {
         "name": "for people",
-        "peakFlops": "FLOPs per second at best",
+        "peakFlops": "largest number of FLOPs per second",
         "memoryBytes": "memory of one device; a job's smaller `memoryPerRank` counts",
         "efficiency": "achieved share of the peak by tokens at once; interpolated in log2(tokens)",
         "memoryBandwidth": "bytes per second",
         "constantBytes": "memory of the process before any parameter",
         "actionOverheadSeconds": "fixed cost of one action",
-        "pricePerHour": "of one device: plans then say what they cost; the planner itself counts device time",
-        "kernels": "how fast kernels are by the shape of their work; given, `efficiency` is not read",
+        "pricePerHour": "of one device: plans then state their cost; the planner itself counts device time",
+        "kernels": "speed of kernels by the shape of their work; if given, `efficiency` is ignored",
     },
     LinkSpec: {
         "latencySeconds": "seconds to the first byte",
@@ -219,7 +223,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     LinkOverride: {
         "source": "number of one node",
         "target": "number of the other",
-        "link": "what is between them",
+        "link": "the link between them",
     },
 }
 """By type and the field's name in manifests."""
