@@ -174,7 +174,7 @@ def test_a_search_that_ended_at_its_budget_claims_no_more() -> None:
         effort = reasons(asked(), replace(found, ending=ending), found.best)[-2]
         assert ("budget" in effort) == (ending is Ending.BUDGET)
         assert ("estimates" in effort) == (ending is Ending.ESTIMATES)
-        assert ("all that could fit were looked at" in effort) == (ending is Ending.EVERYTHING)
+        assert ("every outline that could fit was opened" in effort) == (ending is Ending.EVERYTHING)
 
 
 def test_another_costs_more_devices_only_if_it_does() -> None:
@@ -276,13 +276,13 @@ def more_work(plan: Plan) -> float:
 
 
 AGAIN = (
-    r"recomputation: (.*): (\d) MiB do not hold them, ([\d.]+) % more work"
+    r"recomputation: (.*), which do not fit in (\d) MiB: ([\d.]+) % more work"
     r"(?:, begun up to \d actions? before its backward)?; (.*)"
 )
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "rest"), [(8, r"the best plan found without takes .*, [\d.]+ % slower"), (4, "")]
+    ("mebibytes", "rest"), [(8, r"the best plan found without recomputation takes .*, [\d.]+ % slower"), (4, "")]
 )
 def test_a_plan_says_what_it_makes_again_and_why(mebibytes: int, rest: str) -> None:
     decision = decide(crowded(mebibytes), WIDE)
@@ -292,7 +292,7 @@ def test_a_plan_says_what_it_makes_again_and_why(mebibytes: int, rest: str) -> N
     assert int(told[2]) == mebibytes
     assert float(told[3]) == pytest.approx(100 * more_work(plan), abs=0.1)
     assert told[1] == _made_again(crowded(mebibytes), decision.chosen.candidate)
-    assert re.fullmatch(rest or "no plan that was found fits without", told[4])
+    assert re.fullmatch(rest or "no plan found without recomputation fits", told[4])
     keeping = [each for each in plan.alternatives if "recomputes" not in each.label and each.step_seconds is not None]
     assert bool(keeping) == bool(rest)
     assert all("slower" in each.reason or "needs" in each.reason for each in keeping)
@@ -312,7 +312,7 @@ def test_what_is_pinned_is_said_to_be_pinned(pin: Recompute) -> None:
 def test_an_imported_schedule_has_its_own_recomputation() -> None:
     schedule = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=2, recompute=True)
     plan = decide(problem(ranks=2, global_batch=2, dp=1, pp=2, tp=1, schedule=schedule), WIDE).plan
-    assert re.search(r": as the schedule has it, [1-9][\d.]* % more work$", recomputation(plan))
+    assert re.search(r": part of the imported schedule, [1-9][\d.]* % more work$", recomputation(plan))
 
 
 def test_nothing_is_said_of_recomputation_where_there_is_none() -> None:
@@ -326,7 +326,7 @@ def test_a_pin_that_leaves_too_little_room_is_the_first_to_go(pin: Recompute) ->
     """At 4 MiB only recomputation helps, at 1 MiB nothing does."""
     with pytest.raises(UserError, match="nothing fits") as caught:
         decide(crowded(4, recompute=pin), WIDE)
-    assert caught.value.remedy.startswith("leave out parallelism.recompute, and ranks make again what")
+    assert caught.value.remedy.startswith("leave out parallelism.recompute, and ranks recompute as much")
     with pytest.raises(UserError, match="nothing fits") as caught:
         decide(crowded(1, recompute=pin), WIDE)
     assert "leave out" not in caught.value.remedy
@@ -338,16 +338,16 @@ NORMS, ALL = (Operation.NORM,), tuple(remaking(DEEP, UnitKind.MLP))
 @pytest.mark.parametrize(
     ("policies", "told"),
     [
-        ("aa", "all 2 stages make again norms of both MLPs"),
-        (" a", "stage 1 makes again norms of both MLPs"),
+        ("aa", "all 2 stages recompute norms of both MLPs"),
+        (" a", "stage 1 recomputes norms of both MLPs"),
         (
             "ab",
-            "stage 0 makes again norms of both MLPs; stage 1 makes again everything of 1 of 2 and norms of 1 of 2 MLPs",
+            "stage 0 recomputes norms of both MLPs; stage 1 recomputes everything of 1 of 2 and norms of 1 of 2 MLPs",
         ),
-        ("a", "the only stage makes again norms of 2 of 4 MLPs"),
-        ("abab", "all 4 stages make again everything of 2 of 4 and norms of 2 of 4 MLPs"),
-        ("a a ", "stage 0 makes again norms of the MLP; stage 2 makes again norms of the MLP"),
-        ("aabb", "stages 0 to 1 make again norms of the MLP; stages 2 to 3 make again everything of the MLP"),
+        ("a", "the only stage recomputes norms of 2 of 4 MLPs"),
+        ("abab", "all 4 stages recompute everything of 2 of 4 and norms of 2 of 4 MLPs"),
+        ("a a ", "stage 0 recomputes norms of the MLP; stage 2 recomputes norms of the MLP"),
+        ("aabb", "stages 0 to 1 recompute norms of the MLP; stages 2 to 3 recompute everything of the MLP"),
     ],
 )
 def test_policies_are_told_stage_by_stage_unless_many_differ(policies: str, told: str) -> None:

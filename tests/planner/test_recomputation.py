@@ -287,7 +287,7 @@ NORMS_OF = {"unit": "mlp", "count": 1, "operations": ["norm"]}
 @pytest.mark.parametrize(
     ("pins", "message"),
     [
-        ({"recompute": [[], []]}, "recompute: says what each stage makes again, while stages are the planner's"),
+        ({"recompute": [[], []]}, "recompute: lists recomputation by stage, but stages are not pinned"),
         ({"recompute": [[]], "stages": [1, 1]}, "recompute: is of 1 stages, and 2 are pinned"),
         ({"recompute": [[{**NORMS_OF, "unit": "none"}], []], "stages": [1, 1]}, r"recompute\[0\]\[0\].unit: 'none'"),
     ],

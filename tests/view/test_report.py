@@ -196,7 +196,7 @@ def test_recomputation_is_told_by_stage_and_by_rank_where_there_is_any() -> None
     for tp, name in ((1, "rank 0"), (2, "ranks 0–1")):
         changed = dataclasses.replace(plan, tp=tp, placement=())
         words = [text for _, text in Page(report(dataclasses.replace(drawn, plan=changed))).words]
-        headers = ["stage", "makes again before its backwards"]
+        headers = ["stage", "recomputes before its backwards"]
         place = words.index("Recomputation by stage") + 1
         assert words[place : place + 4] == [*headers, f"stage 0, {name}", "norms of 1 of 4 MLPs"]
         place = words.index("predicted, all ranks") + 1

@@ -204,7 +204,7 @@ class ParallelismSpec(Manifest):
         where = "recompute"
         if self.stages is None:
             raise UserError(
-                what="says what each stage makes again, while stages are the planner's to choose",
+                what="lists recomputation by stage, but stages are not pinned",
                 where=where,
                 remedy="pin stages as well, or write none, selective or full",
             )

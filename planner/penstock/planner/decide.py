@@ -57,7 +57,7 @@ GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 
 
 LEAVE_OUT = {
-    "recompute": (Recompute.FULL, "leave out parallelism.recompute, and ranks make again what they have no room for"),
+    "recompute": (Recompute.FULL, "leave out parallelism.recompute, and ranks recompute as much as memory requires"),
     "zero": (1, "leave out parallelism.zero, and replicas divide the state of the optimizer"),
 }
 """Pins that may need memory, each with the value that needs least, and the effect of leaving it out."""

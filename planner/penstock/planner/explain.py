@@ -264,12 +264,11 @@ def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tupl
         cost += f", begun up to {format_count(candidate.recompute_ahead, 'action')} before its backward"
     is_imported = imported is not None and bool(imported.recomputed_stages)
     if pinned_operations(problem.pinned.recompute):
-        return (f"{remakes}: pinned{', and as the schedule has it' if is_imported else ''}, {cost}",)
+        return (f"{remakes}: pinned{' and in the imported schedule' if is_imported else ''}, {cost}",)
     if is_imported:
-        return (f"{remakes}: as the schedule has it, {cost}",)
-    return (
-        f"{remakes}: {format_bytes(problem.memory_limit_bytes)} do not hold them, {cost}; {_keeping(result, chosen)}",
-    )
+        return (f"{remakes}: part of the imported schedule, {cost}",)
+    limit = format_bytes(problem.memory_limit_bytes)
+    return (f"{remakes}, which do not fit in {limit}: {cost}; {_keeping(result, chosen)}",)
 
 
 def _keeping(result: Result, chosen: Evaluation) -> str:
@@ -278,9 +277,9 @@ def _keeping(result: Result, chosen: Evaluation) -> str:
         (evaluation for evaluation in (result.best, *result.others) if not any(evaluation.candidate.recompute)), None
     )
     if best is None:
-        return "no plan that was found fits without"
+        return "no plan found without recomputation fits"
     slower = _percent(best.step_ns / chosen.step_ns - 1)
-    return f"the best plan found without takes {format_seconds(to_seconds(best.step_ns))}, {slower}"
+    return f"the best plan found without recomputation takes {format_seconds(to_seconds(best.step_ns))}, {slower}"
 
 
 def _made_again(problem: Problem, candidate: Candidate) -> str:
@@ -291,7 +290,7 @@ def _made_again(problem: Problem, candidate: Candidate) -> str:
     ]
     groups = [(text, [*run]) for text, run in itertools.groupby(range(num_stages), texts.__getitem__) if text]
     if len(groups) <= MOST_STAGES_TOLD:
-        return "; ".join(f"{_stages(numbers, num_stages)} again {text}" for text, numbers in groups)
+        return "; ".join(f"{_stages(numbers, num_stages)} {text}" for text, numbers in groups)
     counts = Counter[tuple[UnitKind, tuple[Operation, ...]]]()
     for remake in itertools.chain.from_iterable(candidate.recompute):
         counts[remake.unit, remake.operations] += remake.count
@@ -301,16 +300,15 @@ def _made_again(problem: Problem, candidate: Candidate) -> str:
     )
     with_any = sum(map(bool, texts))
     which = f"all {num_stages}" if with_any == num_stages else f"{with_any} of {num_stages}"
-    return f"{which} stages make again {remakes_text(model, (0, model.num_units), total)}"
+    return f"{which} stages recompute {remakes_text(model, (0, model.num_units), total)}"
 
 
 def _stages(numbers: Sequence[int], num_stages: int) -> str:
-    """A run of stages as the subject of a sentence: ``stage 0 makes``, ``stages 0 to 2 make``."""
+    """A run of stages and the verb of a sentence: ``stage 0 recomputes``, ``stages 0 to 2 recompute``."""
     if len(numbers) == 1:
-        return "the only stage makes" if num_stages == 1 else f"stage {numbers[0]} makes"
-    return (
-        f"all {num_stages} stages make" if len(numbers) == num_stages else f"stages {numbers[0]} to {numbers[-1]} make"
-    )
+        return "the only stage recomputes" if num_stages == 1 else f"stage {numbers[0]} recomputes"
+    which = f"all {num_stages} stages" if len(numbers) == num_stages else f"stages {numbers[0]} to {numbers[-1]}"
+    return f"{which} recompute"
 
 
 def _more_work(problem: Problem, candidate: Candidate) -> float:

@@ -52,9 +52,9 @@ SLACK = 1.05
 class Ending(enum.StrEnum):
     """Why a search ended."""
 
-    EVERYTHING = "all that could fit were looked at"
-    ESTIMATES = "by their estimates no others come near"
-    BUDGET = "others were not looked at when the budget was spent"
+    EVERYTHING = "every outline that could fit was opened"
+    ESTIMATES = "the others take longer by their estimates"
+    BUDGET = "the budget was spent before the others were opened"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

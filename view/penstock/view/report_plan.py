@@ -43,7 +43,7 @@ def _made_again(plan: Plan) -> Markup:
     rows = [(stage_name(plan, stage), made_again(plan, stage) or "nothing") for stage in range(len(plan.stages))]
     if not any(plan.recompute):
         return _NONE
-    return card(table(("stage", "makes again before its backwards"), rows), title="Recomputation by stage")
+    return card(table(("stage", "recomputes before its backwards"), rows), title="Recomputation by stage")
 
 
 def plan_facts(plan: Plan) -> Markup:
