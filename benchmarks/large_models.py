@@ -21,6 +21,7 @@ from penstock.core.devices import cluster_of, device_kind
 from penstock.core.errors import UserError
 from penstock.core.job import ParallelismSpec
 from penstock.core.plan import Plan
+from penstock.core.remaking import Recompute
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
 
@@ -32,8 +33,8 @@ PINS: Mapping[str, tuple[ParallelismSpec, ...]] = {
     "everything free": (ParallelismSpec(),),
     "tp 8, pp at most 16": tuple(ParallelismSpec(tp=PRACTICE_TP, pp=pp) for pp in PRACTICE_PP),
     "without zero 1": (ParallelismSpec(zero=0),),
-    "without recomputation": (ParallelismSpec(recompute="none"),),
-    "without either": (ParallelismSpec(zero=0, recompute="none"),),
+    "without recomputation": (ParallelismSpec(recompute=Recompute.NONE),),
+    "without either": (ParallelismSpec(zero=0, recompute=Recompute.NONE),),
 }
 
 
