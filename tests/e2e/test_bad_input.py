@@ -69,7 +69,7 @@ WAITS = (
     ),
     Wait(
         name="no-queue",
-        says=("queue nobody-s has not admitted it yet", "Kueue"),
+        says=("queue nobody-s has not admitted the job yet", "Kueue"),
         changes={"kubernetes": {"queueName": "nobody-s"}},
     ),
 )
@@ -180,6 +180,6 @@ def test_what_was_measured_needs_no_service_and_is_made_again(on: Installed) -> 
     on.kubectl("delete", "configmap", status.profile.ref)
     on.cluster.wait(one.has_left, "its pods hold their places, and others would come to other nodes")
     other = submitted(on, "unmeasured", resources=NOBODY_ELSE_S, training=small_training(2))
-    assert "it is measured again" in other.wait_for_condition(ConditionType.PROFILED, "with the measurement is gone")
+    assert "measures again" in other.wait_for_condition(ConditionType.PROFILED, "and with it the measurement")
     status = other.wait_for(Phase.SUCCEEDED)
     assert (status.attempt, status.failures) == (1, 0)

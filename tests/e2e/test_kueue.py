@@ -43,7 +43,7 @@ def waits_for_quota(job: ClusterJob) -> bool:
     status = job.status()
     admitted = status.condition(ConditionType.ADMITTED)
     assert not job.pods()
-    told = f"queue {QUEUE} has not admitted it yet" in status.message and status.phase is Phase.QUEUED
+    told = f"queue {QUEUE} has not admitted the job yet" in status.message and status.phase is Phase.QUEUED
     return told and admitted is not None and (admitted.status, admitted.reason) == (ConditionStatus.FALSE, "Waiting")
 
 
@@ -74,6 +74,6 @@ def test_jobs_wait_for_quota_are_preempted_and_come_back(queued: Installed, undi
 
 def test_a_queue_that_is_not_there(queued: Installed) -> None:
     job = submitted_to(queued, "nowhere", "lost", LOW, 2)
-    said = job.wait_for_condition(ConditionType.ADMITTED, "queue nowhere has not admitted it yet")
+    said = job.wait_for_condition(ConditionType.ADMITTED, "queue nowhere has not admitted the job yet")
     assert "in this namespace" in said
     assert not job.pods()

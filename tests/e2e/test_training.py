@@ -11,7 +11,7 @@ import pytest
 from penstock.client import Place
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus, ConditionType
-from penstock.operator.statuses import in_short
+from penstock.operator.statuses import summarize
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import local_losses, small_spec, submitted
 from tests.support.installed import PAIR_NODES, Installed
@@ -73,7 +73,7 @@ def test_kubectl_prints_every_column_right_at_every_phase(first: Story) -> None:
 def test_what_is_printed_is_true(first: Story) -> None:
     """Plan, step, loss, attempt and ranks against what the ranks left."""
     job, run = first.job, first.job.run(1)
-    summary, losses = in_short(run.read_plan()).summary, job.losses()
+    summary, losses = summarize(run.read_plan()).summary, job.losses()
     for status in map(status_of, first.objects):
         launched = status["phase"] not in ("Pending", "Queued")
         assert not launched or (status["attempt"], status["ranks"]) == (1, 2)

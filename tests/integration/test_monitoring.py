@@ -22,7 +22,7 @@ from penstock.core.host.ports import free_port
 from penstock.core.run.folder import RunDir
 from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import LEASES
-from penstock.operator.controller import Operation
+from penstock.operator.controller import Controller
 from penstock.operator.metrics import serve
 from penstock.operator.settings import Settings
 from tests.support import prometheus
@@ -100,7 +100,7 @@ def an_operator() -> Iterator[int]:
         kube.add(LEASES, {"metadata": dict(lease), "spec": {"renewTime": str(time.time())}})
 
     async def operate() -> None:
-        found = Operation(kube, FakePlanner(), settings, time.time)
+        found = Controller(kube, FakePlanner(), settings, time.time)
         close = serve(found.registry, port)
         await found.start(asyncio.get_running_loop())
         started.set()

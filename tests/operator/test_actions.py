@@ -12,9 +12,9 @@ from penstock.core.pod import PodBinding
 from penstock.kube.names import BINDING_ANNOTATION, PROFILE_FILE, STOP_ANNOTATION
 from penstock.kube.resources import CONFIG_MAPS, PODS
 from penstock.kube.transport import KubeError
-from penstock.operator.actions import MOST_TOLD_AT_ONCE
+from penstock.operator.actions import MAX_PARALLEL_ANNOTATIONS
 from penstock.operator.manifests import jobset
-from penstock.operator.snapshots import SeenPod
+from penstock.operator.snapshots import PodSnapshot
 from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import SETTINGS, Operating
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 30.0
 POISON = poison(sample_profile().to_manifest())
 
 
-def running(on: Operating, count: int) -> list[SeenPod]:
+def running(on: Operating, count: int) -> list[PodSnapshot]:
     """The pods of an attempt, in the order of their names."""
     manifest = example()
     manifest["metadata"] |= {"uid": "u", "namespace": "default"}
@@ -38,7 +38,7 @@ def running(on: Operating, count: int) -> list[SeenPod]:
     return list(on.cache.pods("u"))
 
 
-def places(pods: list[SeenPod]) -> list[PodBinding]:
+def places(pods: list[PodSnapshot]) -> list[PodBinding]:
     return [
         PodBinding(
             pod_uid=pod.uid, attempt=1, epoch=0, node_rank=k, num_nodes=len(pods), ranks_per_pod=1, master="m", port=1
@@ -53,8 +53,8 @@ def on() -> Operating:
 
 
 def test_pods_are_told_at_once(on: Operating) -> None:
-    pods = running(on, 3 * MOST_TOLD_AT_ONCE)
-    together = threading.Barrier(MOST_TOLD_AT_ONCE)
+    pods = running(on, 3 * MAX_PARALLEL_ANNOTATIONS)
+    together = threading.Barrier(MAX_PARALLEL_ANNOTATIONS)
 
     def wait_for_others(write: str) -> None:
         together.wait(PATIENCE_SECONDS)

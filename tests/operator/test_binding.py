@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from penstock.core.job import PipelineJob
 from penstock.operator.binding import in_order, measuring_bindings, profile_key, training_bindings
-from penstock.operator.snapshots import SeenNode, SeenPod
+from penstock.operator.snapshots import NodeSnapshot, PodSnapshot
 from tests.support.manifests import example
 
 JOB = PipelineJob.from_manifest(example())
 HOSTS = "abcdef"
-NODES = {name: SeenNode(name=name, uid=f"uid-{name}", boot_id="1") for name in HOSTS}
+NODES = {name: NodeSnapshot(name=name, uid=f"uid-{name}", boot_id="1") for name in HOSTS}
 
 
-def pods(hosts: list[str]) -> list[SeenPod]:
+def pods(hosts: list[str]) -> list[PodSnapshot]:
     return [
-        SeenPod(
+        PodSnapshot(
             namespace="team",
             name=f"pod-{index}",
             uid=f"uid-{index}",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.core.lifecycle import Phase
 from penstock.operator.cache import Cache
 from penstock.operator.children import Children, Gone
-from penstock.operator.snapshots import SeenJobSet, SeenNode, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import JobSetSnapshot, NodeSnapshot, PodSnapshot, RanksJobSnapshot
 from tests.support.manifests import example
 
 NOW = 1000.0
@@ -29,10 +29,10 @@ def job(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
     return {**found, "metadata": metadata, "status": status}
 
 
-def pod(name: str = "p", version: int = 1, job_uid: str = "u", **more: Any) -> SeenPod:
+def pod(name: str = "p", version: int = 1, job_uid: str = "u", **more: Any) -> PodSnapshot:
     told: dict[str, Any] = {"uid": f"uid-{name}", "node": "east", "address": "", "running": True, **more}
     told = {"namespace": "team", "index": NAMES.index(name), "owner": f"job-of-{job_uid}", **told}
-    return SeenPod(
+    return PodSnapshot(
         name=name, job_uid=job_uid, attempt=1, being_deleted=False, version=version, owner_name="a-a1-ranks-0", **told
     )
 
@@ -42,11 +42,11 @@ def launched(cache: Cache, *uids: str) -> None:
     for uid in uids:
         cache.put_job(job(1, uid))
         named: dict[str, Any] = {"namespace": "team", "job_uid": uid}
-        jobset = SeenJobSet(
+        jobset = JobSetSnapshot(
             **named, name="a-a1", uid=f"jobset-of-{uid}", owner=uid, attempt=1, suspended=False, being_deleted=False
         )
         cache.put_jobset(jobset)
-        ranks_job = SeenRanksJob(**named, name="a-a1-ranks-0", uid=f"job-of-{uid}", owner=f"jobset-of-{uid}")
+        ranks_job = RanksJobSnapshot(**named, name="a-a1-ranks-0", uid=f"job-of-{uid}", owner=f"jobset-of-{uid}")
         cache.put_ranks_job(ranks_job)
 
 
@@ -185,7 +185,7 @@ class TestChildren:
     def test_owners_may_be_told_of_in_any_order(self, number: int) -> None:
         whole = Cache(lambda: NOW)
         launched(whole, "u")
-        ranks_job = SeenRanksJob(
+        ranks_job = RanksJobSnapshot(
             namespace="team", name="a-a1-ranks-0", uid="job-of-u", job_uid="u", owner="jobset-of-u"
         )
         cache, (jobset,) = Cache(lambda: NOW), whole.jobsets("u")
@@ -227,7 +227,7 @@ class TestChildren:
     @given(st.data())
     def test_order_does_not_matter(self, data: st.DataObject) -> None:
         """Each is told of at its versions and may end; in whatever order that arrives, the last counts."""
-        tellings: list[tuple[str, SeenPod]] = []
+        tellings: list[tuple[str, PodSnapshot]] = []
         expected = {}
         for name in "ab":
             versions = data.draw(st.integers(1, 4))
@@ -236,14 +236,14 @@ class TestChildren:
                 tellings.append(("remove", pod(name, versions + 1)))
             else:
                 expected[name] = str(versions)
-        children: Children[SeenPod] = Children()
+        children: Children[PodSnapshot] = Children()
         for verb, child in data.draw(st.permutations(tellings)):
             getattr(children, verb)(child)
         assert {each.name: each.address for each in children.of("u")} == expected
 
 
 class TestNodes:
-    NODE = SeenNode(name="east", uid="n", boot_id="b")
+    NODE = NodeSnapshot(name="east", uid="n", boot_id="b")
 
     def test_news_for_those_who_have_pods_there(self, cache: Cache, news: News) -> None:
         for uid, node in (("u", "east"), ("v", "west")):
@@ -267,7 +267,7 @@ class TestNodes:
 
     def test_since_when_the_service_is_there(self, cache: Cache) -> None:
         for there, now, since in ((True, 1.0, 1.0), (True, 2.0, 1.0), (False, 3.0, None), (True, 4.0, 4.0)):
-            cache.see_service(there, now)
+            cache.set_service(there, now)
             assert cache.service_since == since
 
 

@@ -17,7 +17,7 @@ from penstock.kube.names import PROFILE_FILE
 from penstock.kube.packing import unpacked
 from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS, JOBSETS, PODS, Resource
 from penstock.kube.transport import KubeError, Object
-from penstock.operator.measuring import in_short, measuring_job
+from penstock.operator.measuring import measuring_job, summarize
 from tests.support.crashing import CrashError
 from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
@@ -98,7 +98,7 @@ class TestMeasuring:
         condition, status = profiled(operating), status_of(operating)
         assert (condition.status, condition.reason) == (ConditionStatus.TRUE, "Measured")
         assert (status.profile_ref, status.measured_at) == (f"default/{JOB}", operating.now)
-        assert status.links == in_short(PROFILE.links)
+        assert status.links == summarize(PROFILE.links)
         assert job_of(operating) is None
         assert not operating.kube.all(PODS)
         found = operating.kube.config_map(JOB)
@@ -251,13 +251,13 @@ class TestWhatGoesWrong:
 
     def test_what_the_cluster_refuses_is_told(self, operating: Operating) -> None:
         operating.kube.refusals["pipelinejobs"] = KubeError(403, "Forbidden", "exceeded quota")
-        operating.profiles.turn()
+        operating.profiles.reconcile_all()
         assert (profiled(operating).reason, profiled(operating).message) == ("Forbidden", "exceeded quota")
 
     def test_a_cluster_without_the_definition_has_none(self) -> None:
         operating = Operating(FakePlanner())
         operating.kube.refusals["clusterprofiles"] = KubeError(404, "Not Found", "404 page not found")
-        operating.profiles.turn()
+        operating.profiles.reconcile_all()
         assert operating.kube.writes == []
 
 
@@ -307,7 +307,7 @@ class TestUse:
         monkeypatch.setattr(operating.kube, "get", closed(operating, "elsewhere"))
         for _ in range(3):
             operating.now += 60.0
-            operating.profiles.turn()
+            operating.profiles.reconcile_all()
         assert profile_of(operating)["status"] == told
 
     def test_what_it_may_not_read_in_its_own_namespace_is_told(
@@ -315,7 +315,7 @@ class TestUse:
     ) -> None:
         measure(operating)
         monkeypatch.setattr(operating.kube, "get", closed(operating, "default"))
-        operating.profiles.turn()
+        operating.profiles.reconcile_all()
         assert profiled(operating).reason == "Forbidden"
 
     def test_one_that_never_ages_is_used_after_a_month(self, operating: Operating) -> None:
@@ -338,7 +338,7 @@ class TestUse:
 
     def test_one_that_is_gone_is_measured_by_the_job_itself(self, operating: Operating) -> None:
         measure(operating)
-        operating.profiles.turn()
+        operating.profiles.reconcile_all()
         operating.kube.remove(operating.kube.config_map(JOB))
         profile_of(operating)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         uid = self.submitted(operating)
@@ -389,11 +389,11 @@ def test_links_in_short() -> None:
     def link(source: int, speed: float) -> LinkRecord:
         return LinkRecord(source=source, target=9, latency_seconds=1e-3, bytes_per_second=speed, error=0.0)
 
-    found = in_short((link(0, 5.0), link(1, 1.0), link(2, 3.0)))
+    found = summarize((link(0, 5.0), link(1, 1.0), link(2, 3.0)))
     assert found is not None
     assert (found.num_links, found.median_bytes_per_second) == (3, 3.0)
     assert (found.slowest.source, found.fastest.source) == (1, 0)
-    assert in_short(()) is None
+    assert summarize(()) is None
 
 
 def test_jobs_that_measure_need_no_shared_output(operating: Operating) -> None:
@@ -409,12 +409,12 @@ def test_jobs_that_measure_need_no_shared_output(operating: Operating) -> None:
 def test_a_job_whose_status_cannot_be_read_keeps_no_other_profile_waiting(
     operating: Operating, status: dict[str, Any]
 ) -> None:
-    operating.profiles.turn()
+    operating.profiles.reconcile_all()
     job = job_of(operating)
     assert job is not None
     job["status"] = status
     operating.kube.add(CLUSTER_PROFILES, {"metadata": {"name": "second"}, "spec": SPEC})
-    operating.profiles.turn()
+    operating.profiles.reconcile_all()
     names = {each["metadata"]["name"] for each in operating.kube.all(JOBS)}
     assert names == {JOB, "second-profile"}
     (first, _) = operating.kube.all(CLUSTER_PROFILES)

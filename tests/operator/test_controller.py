@@ -24,7 +24,7 @@ from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, LEASES, PODS
 from penstock.kube.transport import KubeError
 from penstock.operator import controller, handlers
-from penstock.operator.controller import Operation, StuckError
+from penstock.operator.controller import Controller, StuckError
 from penstock.operator.metrics import serve
 from penstock.operator.settings import Settings
 from tests.support.fake_kube import FakeKube
@@ -43,16 +43,16 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.kube.watching.LONGEST_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(controller, "SYNC_SECONDS", 0.2)
     monkeypatch.setattr(controller, "UNSYNCED_SECONDS", 0.05)
-    monkeypatch.setattr(controller, "SERVICE_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(controller, "SERVICE_POLL_SECONDS", 0.05)
 
 
 @asynccontextmanager
 async def operating(
     kube: Watchable, *, namespace: str = "", service: str = "", resync_seconds: float = 0.05
-) -> AsyncIterator[Operation]:
+) -> AsyncIterator[Controller]:
     """An operator that runs."""
     settings = Settings(image="trainer:1", namespace=namespace, service=service, resync_seconds=resync_seconds)
-    found = Operation(kube, FakePlanner(), settings, time.time)
+    found = Controller(kube, FakePlanner(), settings, time.time)
     await found.start(asyncio.get_running_loop())
     try:
         yield found
@@ -72,7 +72,7 @@ def phase(kube: FakeKube, uid: str) -> str:
     return str((job.get("status") or {}).get("phase"))
 
 
-def figures(found: Operation) -> dict[str, float]:
+def figures(found: Controller) -> dict[str, float]:
     """What Prometheus reads, by name and labels."""
     text = generate_latest(found.registry).decode()
     return {
@@ -182,8 +182,8 @@ def test_who_may_not_see_other_namespaces_knows_of_no_room_and_sees_to_its_own()
         kube.change_spec(uid, resources={"ranks": 4, "minRanks": 2})
         kube.closed = {PODS.plural}
         async with operating(kube, namespace="default") as found:
-            await until(lambda: found.cache.room(uid) is not None)
-            room = found.cache.room(uid)
+            await until(lambda: found.cache.capacity(uid) is not None)
+            room = found.cache.capacity(uid)
             assert room is not None
             assert room.num_pods == 0
             other = kube.submit(named("other"))
@@ -244,7 +244,7 @@ def test_nobody_waits_for_events_and_the_last_are_written_before_the_end() -> No
 def test_events_of_a_cluster_that_does_not_take_them_hold_the_end_up_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller, "LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setattr(controller, "FLUSH_SECONDS", 0.1)
 
     async def test() -> None:
         kube, let = Watchable(), threading.Event()
@@ -308,12 +308,12 @@ def test_labels_take_few_values_whatever_jobs_there_are() -> None:
 
 
 class TestProbe:
-    def probed(self, silences: Callable[[], Any]) -> int:
+    def probed(self, watch_ages: Callable[[], Any]) -> int:
         """What kopf's own endpoint answers."""
 
         async def test() -> int:
             memo, ready = kopf.Memo(), asyncio.Event()
-            memo.operation = type("Probed", (), {"silences": staticmethod(silences)})()
+            memo.controller = type("Probed", (), {"watch_ages": staticmethod(watch_ages)})()
             port = free_port()
             reporter = probing.health_reporter(
                 f"http://127.0.0.1:{port}/healthz",
@@ -354,12 +354,12 @@ class TestProbe:
 
     def test_when_a_watch_counts_as_stuck(self) -> None:
         now = [0.0]
-        found = Operation(Watchable(), FakePlanner(), Settings(), lambda: now[0])
+        found = Controller(Watchable(), FakePlanner(), Settings(), lambda: now[0])
         now[0] = controller.MOST_STUCK_SECONDS
-        assert set(found.silences()) == {"pipelinejobs", "jobsets", "jobs", "pods", "nodes"}
+        assert set(found.watch_ages()) == {"pipelinejobs", "jobsets", "jobs", "pods", "nodes"}
         now[0] += 1
         with pytest.raises(StuckError, match="jobsets, jobs, pods, nodes"):
-            found.silences()
+            found.watch_ages()
 
 
 @pytest.mark.parametrize("service", ["", "https://service:8470"])
@@ -382,7 +382,7 @@ def test_a_lease_that_nobody_renews_is_counted(service: str) -> None:
 
 
 def test_prometheus_is_answered() -> None:
-    found = Operation(Watchable(), FakePlanner(), Settings(), time.time)
+    found = Controller(Watchable(), FakePlanner(), Settings(), time.time)
     port = free_port()
     close = serve(found.registry, port)
     try:

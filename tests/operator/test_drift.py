@@ -69,7 +69,7 @@ def test_what_drifts_for_long_is_measured_and_planned_anew(operating: Operating)
     end_all(operating, AttemptState.STOPPED)
     operating.turn(12)
     message = measured_again(operating, uid)
-    assert message.startswith("ConfigMap measured is older than the drift: it is measured again; waits for")
+    assert message.startswith("ConfigMap measured is older than the drift: the attempt measures again; waiting for")
     operating.measured(uid, replace(sample_profile(), measured_at=operating.now), attempt=2)
     operating.turn(12)
     assert operating.phase(uid) is Phase.RUNNING

@@ -68,7 +68,7 @@ class TestWaiting:
         uid = profiling(operating)
         message = operating.status(uid).message
         assert "the agent of pod stdlib-llama-a1-ranks-0-0 cannot be reached" in message
-        assert "the service, which could bring the measurement, is not running" in message
+        assert "the service could deliver the measurement, but is not running" in message
         assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "ServiceUnavailable")
 
     def test_and_is_given_up_and_tried_again(self, operating: Operating) -> None:
@@ -78,7 +78,9 @@ class TestWaiting:
         later(operating, 1.0)
         status = operating.status(uid)
         assert (status.failures, status.phase, status.reason) == (1, Phase.RECOVERING, "AttemptFailed")
-        assert status.message.startswith("nothing new was heard of measuring: waits for the measurement: the agent of")
+        assert status.message.startswith(
+            "nothing new was heard of measuring: waiting for the measurement: the agent of"
+        )
         later(operating, 10.0)
         assert operating.status(uid).attempt == 2
 
@@ -97,7 +99,7 @@ class TestWaiting:
         uid = profiling(operating)
         operating.answers.serve(FIRST, report(operating, uid, state=AttemptState.STARTING))
         later(operating)
-        assert operating.status(uid).message == "pod stdlib-llama-a1-ranks-0-0 prepares its data"
+        assert operating.status(uid).message == "pod stdlib-llama-a1-ranks-0-0 is preparing its data"
         later(operating, PREPARING_SECONDS - SELDOM_SECONDS)
         assert operating.phase(uid) is Phase.PROFILING
         later(operating)
@@ -378,7 +380,7 @@ class TestMeasurementsOfOthers:
         assert status.phase is Phase.PROFILING
         profiled = status.condition(ConditionType.PROFILED)
         assert profiled is not None
-        assert profiled.message.startswith(f"ConfigMap measured {lacks}: it is measured again")
+        assert profiled.message.startswith(f"ConfigMap measured {lacks}: the attempt measures again")
         shards = tuple(replace(each, tp=pins.get("tp", 1)) for each in sample_profile().units)
         parts = tuple(replace(each, head_parts=2) for each in shards if each.unit is UnitKind.HEAD)
         own = replace(sample_profile(), units=(*shards, *parts), only_tp=pins.get("tp"))

@@ -12,15 +12,15 @@ from penstock.core.lifecycle import AttemptState, Phase, Step
 from penstock.core.pod import PodBinding
 from penstock.core.status import JobProgress, JobStatus
 from penstock.core.supervision import AttemptReport
-from penstock.operator.capacity import Room
+from penstock.operator.capacity import Capacity
 from penstock.operator.facts import Facts
 from penstock.operator.observe import is_gone, measuring, observe
 from penstock.operator.pending_reasons import missing_pods, unstarted_pods
-from penstock.operator.snapshots import End, Hindrance, SeenJobSet, SeenNode, SeenPod
+from penstock.operator.snapshots import End, JobSetSnapshot, NodeSnapshot, PendingReason, PodSnapshot
 from tests.support.manifests import example
 
-NODES = {name: SeenNode(name=name, uid=name, boot_id="b") for name in ("east", "west")}
-JOBSET = SeenJobSet(
+NODES = {name: NodeSnapshot(name=name, uid=name, boot_id="b") for name in ("east", "west")}
+JOBSET = JobSetSnapshot(
     namespace="team", name="a-a1", uid="j", job_uid="u", attempt=1, suspended=False, being_deleted=False
 )
 TAKEN = End(succeeded=False, message="preempted", at=2.0, disrupted=True)
@@ -48,14 +48,14 @@ def binding(epoch: int) -> PodBinding:
     )
 
 
-def pod(index: int, **changes: Any) -> SeenPod:
+def pod(index: int, **changes: Any) -> PodSnapshot:
     whole: dict[str, Any] = {"address": f"10.0.0.{index}", "running": True, "being_deleted": False, **changes}
     whole.setdefault("node", ("east", "west")[index])
     name = f"a-a1-ranks-0-{index}"
-    return SeenPod(namespace="team", name=name, uid=name, job_uid="u", attempt=1, index=index, **whole)
+    return PodSnapshot(namespace="team", name=name, uid=name, job_uid="u", attempt=1, index=index, **whole)
 
 
-def facts(phase: Phase = Phase.RUNNING, *pods: SeenPod, **changes: Any) -> Facts:
+def facts(phase: Phase = Phase.RUNNING, *pods: PodSnapshot, **changes: Any) -> Facts:
     job = PipelineJob.from_manifest(example())
     status = JobStatus(phase=phase, attempt=1, launched=1, ranks=2, phase_entered_at=100.0)
     found = Facts(job=job, status=status, jobset=JOBSET, pods=pods or (pod(0), pod(1)), nodes=NODES, service_since=0.0)
@@ -63,7 +63,7 @@ def facts(phase: Phase = Phase.RUNNING, *pods: SeenPod, **changes: Any) -> Facts
 
 
 BOUND = (pod(0, binding=binding(1)), pod(1, binding=binding(1)))
-LOST = {**NODES, "west": SeenNode(name="west", uid="west", boot_id="b", not_ready_since=50.0)}
+LOST = {**NODES, "west": NodeSnapshot(name="west", uid="west", boot_id="b", not_ready_since=50.0)}
 
 SITUATIONS = {
     "nothing was launched": (facts(status=JobStatus()), AttemptState.NONE, ""),
@@ -81,7 +81,7 @@ SITUATIONS = {
         facts(
             Phase.QUEUED,
             pod(0),
-            pod(1, node="", address="", hindrance=Hindrance(reason="Unschedulable", message="0/2")),
+            pod(1, node="", address="", pending_reason=PendingReason(reason="Unschedulable", message="0/2")),
         ),
         AttemptState.STARTING,
         "Unschedulable: 0/2",
@@ -89,7 +89,7 @@ SITUATIONS = {
     "a queue holds it": (
         facts(Phase.QUEUED, jobset=replace(JOBSET, suspended=True), pods=()),
         AttemptState.STARTING,
-        "has not admitted it yet",
+        "has not admitted the job yet",
     ),
     "a queue took it back before all were there": (
         facts(Phase.QUEUED, pod(0), jobset=replace(JOBSET, suspended=True)),
@@ -279,8 +279,8 @@ def test_a_pod_that_does_not_start_is_told_of_after_a_while() -> None:
     remedy = f"kubectl describe pod {late.name} shows the reason"
     assert message == f"pod {late.name} has not started on node east yet; {remedy}"
     assert unstarted_pods(replace(told, ahead_seconds=1.0), 130.0) == ""
-    pulls = Hindrance(reason="ErrImagePull", message="no such image")
-    for changes in ({"running": True}, {"end": BROKE}, {"hindrance": pulls}, {"placed_at": None}):
+    pulls = PendingReason(reason="ErrImagePull", message="no such image")
+    for changes in ({"running": True}, {"end": BROKE}, {"pending_reason": pulls}, {"placed_at": None}):
         assert unstarted_pods(facts(Phase.QUEUED, replace(late, **changes), pod(1)), 130.0) == ""
 
 
@@ -298,7 +298,9 @@ def pinned(pp: int) -> PipelineJob:
 def test_an_elastic_job_has_as_many_ranks_as_what_is_pinned_divides(room: int, expected: int) -> None:
     job = PipelineJob.from_manifest(example(resources={"ranks": 8, "minRanks": 2}, parallelism={"pp": 2}))
     status = JobStatus(phase=Phase.RUNNING, attempt=1, launched=1, ranks=4)
-    assert observe(facts(status=status, job=job, room=Room(num_pods=room, since=0.0))).feasible_ranks == expected
+    assert (
+        observe(facts(status=status, job=job, capacity=Capacity(num_pods=room, since=0.0))).feasible_ranks == expected
+    )
 
 
 def test_a_node_that_the_job_never_had_is_none_that_it_lost() -> None:
@@ -309,7 +311,7 @@ def test_a_node_that_the_job_never_had_is_none_that_it_lost() -> None:
 
 def test_how_many_ranks_have_a_place() -> None:
     job = PipelineJob.from_manifest(example(resources={"ranks": 2, "minRanks": 1}))
-    short = pod(1, node="", hindrance=Hindrance(reason="Unschedulable", message="", since=7.0))
+    short = pod(1, node="", pending_reason=PendingReason(reason="Unschedulable", message="", since=7.0))
     seen = observe(facts(Phase.QUEUED, pod(0), short, job=job))
     assert (seen.feasible_ranks, seen.short_since) == (1, 7.0)
     assert observe(facts(Phase.QUEUED, pod(0), short, job=pinned(2))).feasible_ranks == 0

@@ -16,7 +16,7 @@ from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.resources import JOBSETS
 from penstock.operator import places
-from penstock.operator.places import Contender, Places, Pool, Standing, jitter, pool_of
+from penstock.operator.places import Contender, PlacementState, Places, Pool, jitter, pool_of
 from tests.support.one_job import condition, example
 from tests.support.scheduling import Cluster
 
@@ -256,46 +256,51 @@ def test_who_competes(one: Mapping[str, object], other: Mapping[str, object], co
     assert first.competes(second) == second.competes(first) == competes
 
 
-def named(uid: str, standing: Standing | None, since: float, pool: str = "cpu", namespace: str = "team") -> Contender:
-    return Contender(uid=uid, namespace=namespace, name=uid, pool=Pool(pool), order=(0, since, uid), standing=standing)
+def named(
+    uid: str, state: PlacementState | None, since: float, pool: str = "cpu", namespace: str = "team"
+) -> Contender:
+    return Contender(uid=uid, namespace=namespace, name=uid, pool=Pool(pool), order=(0, since, uid), state=state)
 
 
 class TestOrder:
     def test_those_behind_give_way(self) -> None:
         found = Places()
-        first, second = named("a", Standing.IN_PART, 1.0), named("b", Standing.SHORT, 2.0)
-        for each in (first, second, named("c", Standing.IN_PART, 0.0, pool="gpu")):
+        first, second = named("a", PlacementState.IN_PART, 1.0), named("b", PlacementState.SHORT, 2.0)
+        for each in (first, second, named("c", PlacementState.IN_PART, 0.0, pool="gpu")):
             found.put(each.uid, each)
         assert found.competition(first).gives_way_to == ""
         assert found.competition(second).gives_way_to == "job a"
 
     @pytest.mark.parametrize(
-        ("standing", "holds_in_line", "holds_a_new_one"),
+        ("state", "holds_in_line", "holds_a_new_one"),
         [
-            (Standing.IN_PART, True, True),
-            (Standing.SHORT, True, False),
-            (Standing.PLACING, True, False),
-            (Standing.IN_LINE, True, False),
+            (PlacementState.IN_PART, True, True),
+            (PlacementState.SHORT, True, False),
+            (PlacementState.PLACING, True, False),
+            (PlacementState.IN_LINE, True, False),
             (None, False, False),
         ],
     )
-    def test_who_is_held(self, standing: Standing | None, holds_in_line: bool, holds_a_new_one: bool) -> None:
+    def test_who_is_held(self, state: PlacementState | None, holds_in_line: bool, holds_a_new_one: bool) -> None:
         found = Places()
-        found.put("a", named("a", standing, 1.0))
-        assert bool(found.competition(named("b", Standing.IN_LINE, 2.0)).held_by) == holds_in_line
+        found.put("a", named("a", state, 1.0))
+        assert bool(found.competition(named("b", PlacementState.IN_LINE, 2.0)).held_by) == holds_in_line
         assert bool(found.competition(named("b", None, 2.0)).held_by) == holds_a_new_one
 
     def test_the_first_in_line_goes_first(self) -> None:
         found = Places()
-        first, second = named("a", Standing.IN_LINE, 1.0), named("b", Standing.IN_LINE, 2.0)
+        first, second = named("a", PlacementState.IN_LINE, 1.0), named("b", PlacementState.IN_LINE, 2.0)
         for each in (first, second):
             found.put(each.uid, each)
         assert (found.competition(first).held_by, found.competition(second).held_by) == ("", "job a")
-        assert found.competition(named("c", Standing.SHORT, 0.0)).followed
+        assert found.competition(named("c", PlacementState.SHORT, 0.0)).followed
 
     def test_the_next_is_woken(self) -> None:
         found = Places()
-        for each in (named("a", Standing.IN_PART, 1.0), *(named(uid, Standing.IN_LINE, 2.0) for uid in "bcd")):
+        for each in (
+            named("a", PlacementState.IN_PART, 1.0),
+            *(named(uid, PlacementState.IN_LINE, 2.0) for uid in "bcd"),
+        ):
             found.put(each.uid, each)
         assert found.put("a", None) == ["b"]
         assert found.put("b", None) == ["c"]
@@ -305,28 +310,28 @@ class TestOrder:
         """All others would be reconciled for nothing, at each change of each of them."""
         line = Places()
         for number in range(3):
-            line.put(f"line-{number}", named(f"line-{number}", Standing.IN_LINE, number))
+            line.put(f"line-{number}", named(f"line-{number}", PlacementState.IN_LINE, number))
         for number in range(3):
             uid = f"part-{number}"
-            line.put(uid, named(uid, Standing.IN_PART, 10.0))
+            line.put(uid, named(uid, PlacementState.IN_PART, 10.0))
             line.put(uid, replace(named(uid, None, 10.0), gave_up=True))
-        assert line.put("other", named("other", Standing.IN_PART, 20.0)) == ["line-0"]
+        assert line.put("other", named("other", PlacementState.IN_PART, 20.0)) == ["line-0"]
         assert line.put("other", None) == ["line-0"]
         assert line.put("line-0", None) == ["line-1"]
 
     def test_a_turn_of_another_device_holds_up_nobody(self) -> None:
         line = Places()
         for uid, pool in (("a", "gpu"), ("b", "cpu")):
-            line.put(uid, named(uid, Standing.IN_LINE, 1.0, pool=pool))
-            line.put(f"{uid}-part", named(f"{uid}-part", Standing.IN_PART, 2.0, pool=pool))
+            line.put(uid, named(uid, PlacementState.IN_LINE, 1.0, pool=pool))
+            line.put(f"{uid}-part", named(f"{uid}-part", PlacementState.IN_PART, 2.0, pool=pool))
             line.put(f"{uid}-part", replace(named(f"{uid}-part", None, 2.0, pool=pool), gave_up=True))
-        assert line.competition(named("b", Standing.IN_LINE, 1.0)).held_by == ""
-        assert line.competition(named("c", Standing.IN_LINE, 0.0)).held_by == "job b"
-        assert line.put("c", named("c", Standing.IN_PART, 0.0)) == ["b"]
+        assert line.competition(named("b", PlacementState.IN_LINE, 1.0)).held_by == ""
+        assert line.competition(named("c", PlacementState.IN_LINE, 0.0)).held_by == "job b"
+        assert line.put("c", named("c", PlacementState.IN_PART, 0.0)) == ["b"]
 
     def test_jobs_of_other_namespaces_have_no_names(self) -> None:
         found = Places()
-        found.put("a", named("a", Standing.IN_PART, 1.0, namespace="secret"))
+        found.put("a", named("a", PlacementState.IN_PART, 1.0, namespace="secret"))
         assert found.competition(named("b", None, 2.0)).held_by == "a job of another namespace"
 
 

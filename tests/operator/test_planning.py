@@ -25,7 +25,7 @@ def question(steps: int = 200) -> Question:
 
 def answered(told: Planning, key: str) -> Step:
     for _ in range(50):
-        step, _ = told.look(key)
+        step, _ = told.status(key)
         if step not in (Step.WORKING,):
             return step
     raise AssertionError("it is never answered")
@@ -49,8 +49,8 @@ def test_so_many_at_once_and_all_in_the_end(steps: list[int], num_planners: int)
     for _ in range(100):
         working, _ = told.numbers()
         assert working == len(planner.polls) <= num_planners
-        told.turn()
-    assert [told.look(key)[0] for key in keys] == [Step.DONE] * len(keys)
+        told.take_answered()
+    assert [told.status(key)[0] for key in keys] == [Step.DONE] * len(keys)
     assert len(planner.asked) == len(set(steps))
 
 
@@ -71,14 +71,14 @@ def test_one_namespace_does_not_keep_another_waiting() -> None:
     shared = told.ask(question(8), "one")
     planner.may_answer = True
     for _ in range(100):
-        told.turn()
+        told.take_answered()
     assert planner.asked == [many[0], many[1], one, many[2], shared, *many[3:7]]
 
 
 def test_who_is_told_of_an_answer_is_told_once() -> None:
     told = Planning(FakePlanner())
     key = told.ask(question())
-    found = [name for _ in range(5) for name in told.turn()]
+    found = [name for _ in range(5) for name in told.take_answered()]
     assert found == [key]
 
 
@@ -86,27 +86,27 @@ def test_an_answer_that_somebody_else_met_with_is_told_too() -> None:
     told = Planning(FakePlanner())
     key = told.ask(question())
     answered(told, key)
-    assert told.turn() == [key]
+    assert told.take_answered() == [key]
 
 
 def test_why_there_is_none() -> None:
     told = Planning(FakePlanner(Answer(what="nothing fits", remedy="raise memoryPerRank")))
     key = told.ask(question())
     assert answered(told, key) is Step.FAILED
-    _, answer = told.look(key)
+    _, answer = told.status(key)
     assert answer is not None
     assert "raise memoryPerRank" in answer.error
 
 
 def test_nobody_asked() -> None:
-    assert Planning(FakePlanner()).look("key") == (Step.MISSING, None)
+    assert Planning(FakePlanner()).status("key") == (Step.MISSING, None)
 
 
 def test_what_nobody_here_draws_is_not_kept() -> None:
     told = Planning(FakePlanner(Answer(plan=sample_plan(), timeline=sample_timeline(sample_schedule(2, 2, 2)))))
     key = told.ask(question())
     answered(told, key)
-    _, answer = told.look(key)
+    _, answer = told.status(key)
     assert answer == Answer(plan=sample_plan())
 
 
@@ -117,7 +117,7 @@ def test_the_oldest_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     for steps in (1, 2, 3):
         keys.append(told.ask(question(steps)))
         answered(told, keys[-1])
-    assert [told.look(key)[0] for key in keys] == [Step.MISSING, Step.DONE, Step.DONE]
+    assert [told.status(key)[0] for key in keys] == [Step.MISSING, Step.DONE, Step.DONE]
 
 
 def test_closing_ends_what_is_worked_on() -> None:

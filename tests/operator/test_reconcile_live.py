@@ -153,7 +153,7 @@ class TestWhatTheClusterKnowsBetter:
         operating.kube.remove(operating.kube.all(PODS)[0])
         operating.turn(8)
         message = measured_again(operating, uid)
-        assert message.startswith("ConfigMap measured is 8 days old: it is measured again; waits for")
+        assert message.startswith("ConfigMap measured is 8 days old: the attempt measures again; waiting for")
 
     def test_a_measurement_that_went_as_it_was_chosen_costs_an_attempt_and_no_more(self, operating: Operating) -> None:
         uid = running(operating)

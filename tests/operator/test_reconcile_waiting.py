@@ -46,7 +46,8 @@ class TestWaiting:
         assert jobset["metadata"]["labels"][QUEUE_LABEL] == "team"
         assert (
             operating.status(uid).message
-            == "queue team has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
+            == "queue team has not admitted the job yet; check that Kueue runs, and the queue with "
+            "kubectl get localqueue team -n default"
         )
 
     def test_waiting_for_a_queue_takes_nothing_of_the_time_that_a_job_has(self, operating: Operating) -> None:
@@ -122,7 +123,7 @@ class TestWaiting:
         uid = running(operating, resources={"ranks": 2, "minRanks": 1}, training__steps=1_000_000)
         assert planner.questions[0].spec.resources.min_ranks == 1
         assert [each.ranks_per_pod * each.num_nodes for each in bindings(operating)] == [2, 2]
-        operating.cache.see_rooms({uid: 4}, operating.now)
+        operating.cache.set_capacities({uid: 4}, operating.now)
         operating.now += 299.0
         operating.kube.report(uid, attempt=1, epoch=1, step=9)
         operating.now += 1.0
@@ -155,12 +156,12 @@ class TestWaiting:
 
     def test_it_grows_once_there_was_room_for_long(self, operating: Operating) -> None:
         uid = self.shrunken(operating, steps=1_000_000)
-        operating.cache.see_rooms({uid: 1}, operating.now)
+        operating.cache.set_capacities({uid: 1}, operating.now)
         operating.now += 299.0
         operating.kube.report(uid, attempt=2, epoch=1, step=9)
         operating.turn()
         assert operating.status(uid).feasible_ranks == 1
-        operating.cache.see_rooms({uid: 1}, operating.now)
+        operating.cache.set_capacities({uid: 1}, operating.now)
         operating.now += 1.0
         operating.turn()
         end_all(operating, AttemptState.STOPPED)
@@ -175,9 +176,9 @@ class TestWaiting:
         self, operating: Operating, steps: int, pods: int, changes: bool
     ) -> None:
         uid = self.shrunken(operating, steps)
-        operating.cache.see_rooms({uid: pods + changes}, operating.now)
+        operating.cache.set_capacities({uid: pods + changes}, operating.now)
         operating.now += 299.0
-        operating.cache.see_rooms({uid: pods}, operating.now)
+        operating.cache.set_capacities({uid: pods}, operating.now)
         operating.kube.report(uid, attempt=2, epoch=1, step=9)
         operating.now += 1.0
         operating.turn()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.operator.remedies import clocks_differ, remedied
+from penstock.operator.remedies import clocks_differ, with_remedy
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from penstock.operator.remedies import clocks_differ, remedied
     ],
 )
 def test_what_to_do(said: str, remedy: str) -> None:
-    assert remedied(said).startswith(f"{said}; {remedy}")
+    assert with_remedy(said).startswith(f"{said}; {remedy}")
 
 
 def test_what_nobody_foresaw_is_told_as_it_was_said() -> None:
-    assert remedied("SchedulingGated: waiting") == "SchedulingGated: waiting"
+    assert with_remedy("SchedulingGated: waiting") == "SchedulingGated: waiting"
 
 
 @pytest.mark.parametrize(

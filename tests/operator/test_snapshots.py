@@ -13,7 +13,7 @@ from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PodBinding
 from penstock.core.supervision import AttemptReport
 from penstock.kube.names import ATTEMPT_LABEL, BINDING_ANNOTATION, INDEX_LABEL, STOP_ANNOTATION, UID_LABEL
-from penstock.operator.snapshots import Hindrance, SeenPod, see_jobset, see_node, see_pod
+from penstock.operator.snapshots import PendingReason, PodSnapshot, jobset_snapshot, node_snapshot, pod_snapshot
 
 BINDING = PodBinding(
     pod_uid="p", attempt=2, epoch=1, node_rank=0, num_nodes=1, ranks_per_pod=1, master="10.0.0.1", port=29_500
@@ -40,17 +40,17 @@ def ended(code: int, message: str = "", phase: str = "Failed", **more: Any) -> d
     return pod(phase=phase, **container(terminated=terminated))
 
 
-def annotated(**annotations: str) -> SeenPod:
+def annotated(**annotations: str) -> PodSnapshot:
     found = pod(**container(running={}))
     found["metadata"]["annotations"] = annotations
-    return see_pod(found)
+    return pod_snapshot(found)
 
 
 class TestPods:
     def test_its_place(self) -> None:
-        seen = see_pod(pod(**container(running={})))
+        seen = pod_snapshot(pod(**container(running={})))
         assert (seen.job_uid, seen.attempt, seen.index, seen.node, seen.address) == ("job", 2, 1, "east", "10.0.0.1")
-        assert (seen.running, seen.being_deleted, seen.image_id, seen.end, seen.hindrance) == (
+        assert (seen.running, seen.being_deleted, seen.image_id, seen.end, seen.pending_reason) == (
             True,
             False,
             "sha256:1",
@@ -61,31 +61,31 @@ class TestPods:
     def test_what_reports_runs_before_the_ranks_do(self) -> None:
         waiting = container(waiting={"reason": "PodInitializing"})
         del waiting["containerStatuses"][1]["imageID"]
-        seen = see_pod(pod(phase="Pending", **waiting, **beside(running={})))
-        assert (seen.running, seen.image_id, seen.hindrance, seen.end) == (True, "sha256:2", None, None)
+        seen = pod_snapshot(pod(phase="Pending", **waiting, **beside(running={})))
+        assert (seen.running, seen.image_id, seen.pending_reason, seen.end) == (True, "sha256:2", None, None)
 
     def test_it_has_ended_once_its_reports_are_brought(self) -> None:
         terminated = container(terminated={"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z"})
-        assert see_pod(pod(phase="Running", **terminated, **beside(running={}))).end is None
-        seen = see_pod(pod(phase="Running", **terminated, **beside(terminated={"exitCode": 0})))
+        assert pod_snapshot(pod(phase="Running", **terminated, **beside(running={}))).end is None
+        seen = pod_snapshot(pod(phase="Running", **terminated, **beside(terminated={"exitCode": 0})))
         assert seen.end is not None
         assert seen.end.succeeded
 
     def test_what_keeps_it_from_reporting_keeps_its_ranks_from_starting(self) -> None:
         waiting = container(waiting={"reason": "PodInitializing"})
-        seen = see_pod(pod(**waiting, **beside(waiting={"reason": "ErrImagePull", "message": "not found"})))
-        assert seen.hindrance is not None
-        assert (seen.hindrance.reason, seen.hindrance.message) == ("ErrImagePull", "not found")
+        seen = pod_snapshot(pod(**waiting, **beside(waiting={"reason": "ErrImagePull", "message": "not found"})))
+        assert seen.pending_reason is not None
+        assert (seen.pending_reason.reason, seen.pending_reason.message) == ("ErrImagePull", "not found")
 
     def test_one_that_nobody_has_placed(self) -> None:
-        seen = see_pod({"metadata": {"namespace": "team", "name": "a", "uid": "p"}, "spec": {}})
+        seen = pod_snapshot({"metadata": {"namespace": "team", "name": "a", "uid": "p"}, "spec": {}})
         assert (seen.node, seen.address, seen.running, seen.attempt, seen.index) == ("", "", False, 0, 0)
 
     def test_versions_are_no_difference(self) -> None:
         one, two = pod(), pod()
         two["metadata"]["resourceVersion"] = "8"
-        assert see_pod(one) == see_pod(two)
-        assert see_pod(one).version < see_pod(two).version
+        assert pod_snapshot(one) == pod_snapshot(two)
+        assert pod_snapshot(one).version < pod_snapshot(two).version
 
     def test_its_binding(self) -> None:
         assert annotated(**{BINDING_ANNOTATION: json.dumps(BINDING.to_manifest())}).binding == BINDING
@@ -102,23 +102,23 @@ class TestPods:
 
 def test_when_it_was_put_on_its_node() -> None:
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:00:05Z"}
-    assert see_pod(pod(conditions=[placed])).placed_at == 5.0
-    assert see_pod(pod(conditions=[{**placed, "status": "False"}])).placed_at is None
+    assert pod_snapshot(pod(conditions=[placed])).placed_at == 5.0
+    assert pod_snapshot(pod(conditions=[{**placed, "status": "False"}])).placed_at is None
 
 
 class TestHindrances:
     def test_no_node_fits(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
-        seen = see_pod(pod(conditions=[{**condition, "lastTransitionTime": "1970-01-01T00:00:05Z"}]))
-        assert seen.hindrance is not None
-        assert (seen.hindrance.reason, seen.hindrance.message, seen.hindrance.since) == (
+        seen = pod_snapshot(pod(conditions=[{**condition, "lastTransitionTime": "1970-01-01T00:00:05Z"}]))
+        assert seen.pending_reason is not None
+        assert (seen.pending_reason.reason, seen.pending_reason.message, seen.pending_reason.since) == (
             "Unschedulable",
             "0/2 nodes",
             5,
         )
 
     @pytest.mark.parametrize(
-        ("causes", "lacks_room"),
+        ("causes", "lacks_capacity"),
         [
             ("", True),
             ("2 Insufficient cpu.", True),
@@ -130,59 +130,59 @@ class TestHindrances:
             ("pod has unbound immediate PersistentVolumeClaims.", False),
         ],
     )
-    def test_others_may_leave_room(self, causes: str, lacks_room: bool) -> None:
+    def test_others_may_leave_room(self, causes: str, lacks_capacity: bool) -> None:
         message = f"0/2 nodes are available: {causes}"
-        assert Hindrance(reason="Unschedulable", message=message).lacks_room is lacks_room
+        assert PendingReason(reason="Unschedulable", message=message).lacks_capacity is lacks_capacity
 
     @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError"])
     def test_the_container_cannot_start(self, reason: str) -> None:
-        seen = see_pod(pod(**container(waiting={"reason": reason, "message": "no such image"})))
-        assert seen.hindrance is not None
-        assert (seen.hindrance.reason, seen.hindrance.since) == (reason, None)
+        seen = pod_snapshot(pod(**container(waiting={"reason": reason, "message": "no such image"})))
+        assert seen.pending_reason is not None
+        assert (seen.pending_reason.reason, seen.pending_reason.since) == (reason, None)
 
     @pytest.mark.parametrize("waiting", [{}, {"reason": "ContainerCreating"}, {"reason": "PodInitializing"}])
     def test_starting_is_no_hindrance(self, waiting: dict[str, str]) -> None:
-        assert see_pod(pod(**container(waiting=waiting))).hindrance is None
+        assert pod_snapshot(pod(**container(waiting=waiting))).pending_reason is None
 
 
 class TestEnds:
     def test_what_it_said_itself(self) -> None:
         report = AttemptReport(state=AttemptState.FAILED, message="data: empty", refused=True)
-        end = see_pod(ended(2, json.dumps(report.to_manifest()))).end
+        end = pod_snapshot(ended(2, json.dumps(report.to_manifest()))).end
         assert end is not None
         assert (end.succeeded, end.message, end.report) == (False, "data: empty", report)
 
     @pytest.mark.parametrize("message", ["", "Killed", "[1]", "[" * 4096])
     def test_another_s_last_word(self, message: str) -> None:
-        end = see_pod(ended(137, message)).end
+        end = pod_snapshot(ended(137, message)).end
         assert end is not None
         assert (end.report, end.succeeded) == (None, False)
         assert end.message.startswith("ended with code 137")
 
     def test_too_much_memory(self) -> None:
-        end = see_pod(ended(137, reason="OOMKilled")).end
+        end = pod_snapshot(ended(137, reason="OOMKilled")).end
         assert end is not None
         assert "raise resources.memoryPerRank" in end.message
 
     def test_taken_by_the_cluster(self) -> None:
         found = pod(phase="Failed", conditions=[{"type": "DisruptionTarget", "status": "True", "message": "preempted"}])
-        end = see_pod(found).end
+        end = pod_snapshot(found).end
         assert end is not None
         assert (end.disrupted, end.message) == (True, "preempted")
 
     def test_one_that_never_ran(self) -> None:
-        end = see_pod(pod(phase="Failed", reason="Evicted", message="node was low on memory")).end
+        end = pod_snapshot(pod(phase="Failed", reason="Evicted", message="node was low on memory")).end
         assert end is not None
         assert (end.succeeded, end.message, end.at) == (False, "node was low on memory", 0.0)
 
     def test_success(self) -> None:
-        end = see_pod(ended(0, phase="Succeeded")).end
+        end = pod_snapshot(ended(0, phase="Succeeded")).end
         assert end is not None
         assert end.succeeded
 
     @given(message=st.text(), code=st.integers(0, 255))
     def test_whatever_it_leaves_behind(self, message: str, code: int) -> None:
-        end = see_pod(ended(code, message)).end
+        end = pod_snapshot(ended(code, message)).end
         assert end is not None
         assert end.succeeded == (code == 0)
 
@@ -191,11 +191,11 @@ class TestJobSets:
     def test_one_that_failed(self) -> None:
         failed = {"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"}
         metadata = {"namespace": "team", "name": "a-a1", "uid": "j", "labels": {UID_LABEL: "job", ATTEMPT_LABEL: "1"}}
-        seen = see_jobset({"metadata": metadata, "spec": {"suspend": True}, "status": {"conditions": [failed]}})
+        seen = jobset_snapshot({"metadata": metadata, "spec": {"suspend": True}, "status": {"conditions": [failed]}})
         assert (seen.job_uid, seen.attempt, seen.suspended, seen.failure) == ("job", 1, True, "FailedJobs")
 
     def test_one_that_somebody_else_made(self) -> None:
-        seen = see_jobset({"metadata": {"namespace": "team", "name": "a", "uid": "j"}, "spec": {}})
+        seen = jobset_snapshot({"metadata": {"namespace": "team", "name": "a", "uid": "j"}, "spec": {}})
         assert (seen.job_uid, seen.attempt, seen.failure, seen.being_deleted) == ("", 0, "", False)
 
 
@@ -205,12 +205,12 @@ class TestNodes:
         return {"metadata": {"name": "east", "uid": "n"}, "status": status}
 
     def test_ready(self) -> None:
-        assert see_node(self.node({"type": "Ready", "status": "True"})).not_ready_since is None
+        assert node_snapshot(self.node({"type": "Ready", "status": "True"})).not_ready_since is None
 
     @pytest.mark.parametrize("status", ["False", "Unknown"])
     def test_lost(self, status: str) -> None:
         condition = {"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:09Z"}
-        assert see_node(self.node(condition)).not_ready_since == 9.0
+        assert node_snapshot(self.node(condition)).not_ready_since == 9.0
 
     def test_one_that_has_not_said_anything(self) -> None:
-        assert see_node(self.node()).not_ready_since == 0.0
+        assert node_snapshot(self.node()).not_ready_since == 0.0

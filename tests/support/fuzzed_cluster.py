@@ -104,7 +104,7 @@ class Fuzzed:
             listing = self._operating.kube.list(each.resource)
             sent: list[dict[str, Any]] = json.loads(json.dumps(listing.objects))
             each.replace(Listing(objects=tuple(sent), version=listing.version))
-        self._operating.cache.see_service(True, self._operating.now)
+        self._operating.cache.set_service(True, self._operating.now)
 
 
 def _text(found: Any) -> str:

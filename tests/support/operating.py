@@ -19,14 +19,14 @@ from penstock.kube.resources import BATCH_JOBS, CONFIG_MAPS, EVENTS, JOBS, JOBSE
 from penstock.kube.transport import Listing
 from penstock.operator.actions import Actions
 from penstock.operator.agents import Agents
-from penstock.operator.announcing import Announcer, at_once
+from penstock.operator.announcing import EventRecorder, at_once
 from penstock.operator.cache import Cache
 from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.fetching import AgentError
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
 from penstock.operator.settings import Settings
-from penstock.operator.snapshots import see_jobset, see_node, see_pod, see_ranks_job
+from penstock.operator.snapshots import jobset_snapshot, node_snapshot, pod_snapshot, ranks_job_snapshot
 from penstock.planner.worker.process import Planner
 from tests.support.fake_kube import FakeKube
 
@@ -75,7 +75,7 @@ class Operating:
         self.news: list[str] = []
         self.cache = Cache(self.clock, self.news.append)
         self.planning = Planning(self._planner)
-        announcer = Announcer(self.kube, self.clock)
+        announcer = EventRecorder(self.kube, self.clock)
         self.actions = Actions(self.kube, self.cache, self._settings, self.clock)
         self.profiles = ClusterProfiles(self.kube, self.cache, self.actions, "default", self.clock)
         self.agents = Agents(self.answers.fetch, self.clock, at_once, self.news.append)
@@ -96,18 +96,18 @@ class Operating:
         jobs, pods = kube.list(JOBS), kube.list(PODS)
         jobsets = kube.list(JOBSETS) if JOBSETS.plural not in kube.refusals else Listing(objects=(), version="0")
         cache.replace_jobs(jobs.objects, int(jobs.version))
-        cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version))
+        cache.replace_jobsets(map(jobset_snapshot, jobsets.objects), int(jobsets.version))
         ranks_jobs = kube.list(BATCH_JOBS)
-        cache.replace_ranks_jobs(map(see_ranks_job, ranks_jobs.objects), int(ranks_jobs.version))
-        cache.replace_pods(map(see_pod, pods.objects), int(pods.version))
-        cache.replace_nodes(map(see_node, kube.list(NODES).objects))
-        cache.see_service(self.service_is_there, self.now)
+        cache.replace_ranks_jobs(map(ranks_job_snapshot, ranks_jobs.objects), int(ranks_jobs.version))
+        cache.replace_pods(map(pod_snapshot, pods.objects), int(pods.version))
+        cache.replace_nodes(map(node_snapshot, kube.list(NODES).objects))
+        cache.set_service(self.service_is_there, self.now)
 
     def turn(self, times: int = 4) -> float | None:
         """Watches tell, and every job is looked at, until nothing more happens; when to look again."""
         wait: float | None = None
         for _ in range(times):
-            self.profiles.turn()
+            self.profiles.reconcile_all()
             self.look()
             for job in self.cache.jobs():
                 wait = self.reconciler.reconcile(job.uid)

@@ -11,7 +11,9 @@ from penstock.core.errors import UserError
 
 
 def connect(num_connections: int) -> ApiClient:
-    """Client with at most ``num_connections`` connections; raises `UserError` without a Kubernetes configuration."""
+    """Return a client with at most ``num_connections`` connections; raises `UserError` without a Kubernetes
+    configuration.
+    """
     client = Configuration()
     client.connection_pool_maxsize = num_connections
     try:
@@ -26,5 +28,6 @@ def _outside(client: Configuration) -> None:
         named = os.environ.get("KUBECONFIG") or None  # the client library would use its value at import
         config.load_kube_config(config_file=named, client_configuration=client)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
-        remedy = "run inside a pod, or set KUBECONFIG to a file that kubectl can use"
-        raise UserError(what=f"no Kubernetes configuration found: {error}", where="KUBECONFIG", remedy=remedy) from None
+        what = f"no Kubernetes configuration found: {' '.join(str(error).split())}"
+        remedy = "run inside a pod, or set KUBECONFIG to a file with which `kubectl version` reaches the cluster"
+        raise UserError(what=what, where="KUBECONFIG", remedy=remedy) from None

@@ -1,1 +1,1 @@
-"""Runs PipelineJobs on Kubernetes: observes, lets `penstock.core.lifecycle` decide, and applies."""
+"""Kubernetes operator for PipelineJobs: it observes, `penstock.core.lifecycle` decides, and it applies."""

@@ -1,13 +1,13 @@
-"""Starts the operator as its environment configures it: ``penstock-operator``, or ``python -m penstock.operator``.
+"""Entry point of the operator, which its environment configures: ``penstock-operator``.
 
 ``penstock-operator check-policy`` lists the jobs that the policy for jobs refuses, and starts nothing.
 
 | variable | meaning |
 |---|---|
-| PENSTOCK_NAMESPACE | the only namespace whose jobs it handles; all if it is empty |
-| PENSTOCK_LOG | ``json`` writes the log as lines of JSON |
-| PENSTOCK_POLICY_FILE | the policy for jobs, as the chart's ConfigMap has it; the chart's default without |
-| PENSTOCK_LIVENESS_PORT | where ``/healthz`` answers; 8081 |
+| PENSTOCK_NAMESPACE | the only namespace whose jobs the operator handles; all namespaces if empty |
+| PENSTOCK_LOG | ``json`` writes every log line as a JSON object |
+| PENSTOCK_POLICY_FILE | the file with the policy for jobs, from the chart's ConfigMap; the chart's default if unset |
+| PENSTOCK_LIVENESS_PORT | port of ``/healthz``; 8081 by default |
 
 `penstock.operator.settings` has the others.
 """
@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 
@@ -25,16 +26,17 @@ from penstock.kube.connecting import connect
 from penstock.kube.transport import KubeError
 from penstock.operator.kube import HttpKube
 from penstock.operator.policy_check import NUM_CONNECTIONS, report
-from penstock.operator.settings import settings_from
+from penstock.operator.settings import METRICS_VARIABLE, port_of, settings_from
 
 CHECK_POLICY = "check-policy"
-LIVENESS_PORT = "8081"
+LIVENESS_PORT = 8081
+LIVENESS_VARIABLE = "PENSTOCK_LIVENESS_PORT"
 
 
 def arguments(environment: Mapping[str, str]) -> list[str]:
-    """Arguments of kopf."""
+    """Return the arguments of kopf."""
     namespace = environment.get("PENSTOCK_NAMESPACE", "")
-    port = environment.get("PENSTOCK_LIVENESS_PORT") or LIVENESS_PORT
+    port = port_of(environment, LIVENESS_VARIABLE, LIVENESS_PORT)
     return [
         "run",
         "--standalone",
@@ -46,18 +48,45 @@ def arguments(environment: Mapping[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Run until a signal comes, or check the policy."""
-    if sys.argv[1:] == [CHECK_POLICY]:
-        sys.exit(_check_policy())
+    """Run until a signal comes, or check the policy. A mistake in the configuration is two lines, and exit code 2."""
+    try:
+        if sys.argv[1:] == [CHECK_POLICY]:
+            sys.exit(_check_policy())
+        if sys.argv[1:]:
+            remedy = f"run penstock-operator without arguments, or penstock-operator {CHECK_POLICY}"
+            raise UserError(what=f"no such command: {' '.join(sys.argv[1:])[:60]!r}", remedy=remedy)
+        require_startable(os.environ)
+    except (UserError, KubeError) as error:
+        sys.stderr.write(f"error {error}\n")
+        sys.exit(2)
     kopf_main(arguments(os.environ))
 
 
+def require_startable(environment: Mapping[str, str]) -> None:
+    """Raise `UserError` for a configuration that the operator cannot start with.
+
+    kopf would report the same error with a traceback for each of its tasks.
+    """
+    metrics_port = settings_from(environment).metrics_port
+    liveness_port = port_of(environment, LIVENESS_VARIABLE, LIVENESS_PORT)
+    connect(NUM_CONNECTIONS)
+    for variable, port in ((LIVENESS_VARIABLE, liveness_port), (METRICS_VARIABLE, metrics_port)):
+        if port:
+            _require_free(variable, port)
+
+
+def _require_free(variable: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            remedy = f"stop the process that listens there, or set {variable} to a free port"
+            raise UserError(what=f"port {port}: {error.strerror}", where=variable, remedy=remedy) from None
+
+
 def _check_policy() -> int:
-    try:
-        text, code = report(HttpKube(connect(NUM_CONNECTIONS)), settings_from(os.environ))
-    except (UserError, KubeError) as error:
-        sys.stderr.write(f"error {error}\n")
-        return 2
+    text, code = report(HttpKube(connect(NUM_CONNECTIONS)), settings_from(os.environ))
     sys.stdout.write(text + "\n")
     return code
 

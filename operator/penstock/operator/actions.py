@@ -39,17 +39,17 @@ from penstock.kube.packing import unpacked, unpacked_plan
 from penstock.kube.resources import BATCH_JOBS, CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError, Object
 from penstock.operator import manifests
-from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.grace import grace_seconds
 from penstock.operator.kube import KINDS, Kube
 from penstock.operator.settings import Settings
-from penstock.operator.snapshots import SeenPod, see_jobset, see_pod, see_ranks_job
+from penstock.operator.snapshots import PodSnapshot, jobset_snapshot, pod_snapshot, ranks_job_snapshot
 from penstock.operator.storage import require_shared_output
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD_AT_ONCE = 8
-"""How many pods of a job are annotated at the same time; one after the other, a hundred would take a second."""
+MAX_PARALLEL_ANNOTATIONS = 8
+"""Pods of a job that are annotated at the same time. A hundred pods, one after the other, would take a second."""
 
 
 class Actions:
@@ -58,50 +58,56 @@ class Actions:
     def __init__(self, kube: Kube, cache: Cache, settings: Settings, clock: Callable[[], float]) -> None:
         self._kube, self._cache, self._settings, self._clock = kube, cache, settings, clock
 
-    def write_status(self, seen: SeenJob, status: JobStatus) -> SeenJob:
-        """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, if it changed or went.
+    def write_status(self, snapshot: JobSnapshot, status: JobStatus) -> JobSnapshot:
+        """Write ``status`` as the operator's part of the status; raises `KubeError` if the job changed.
 
-        It is identified by its resource version, because a cluster ignores the uid where only a status is written.
+        The job is identified by its resource version, because a cluster ignores the uid where only a status is written.
         """
         manifest = {
             "apiVersion": API_VERSION,
             "kind": JOB_KIND,
-            "metadata": {"name": seen.name, "namespace": seen.namespace, "resourceVersion": str(seen.version)},
+            "metadata": {
+                "name": snapshot.name,
+                "namespace": snapshot.namespace,
+                "resourceVersion": str(snapshot.version),
+            },
             "status": operator_part(status),
         }
         try:
             current = self._kube.apply(manifest, "status")
         except KubeError as error:
             raise KubeError(409, "Conflict", error.message) if error.is_missing else error from None
-        return self._cache.put_job(current) or seen
+        return self._cache.put_job(current) or snapshot
 
-    def refresh(self, seen: SeenJob) -> SeenJob | None:
+    def refresh(self, snapshot: JobSnapshot) -> JobSnapshot | None:
         """Read the job from the cluster into the cache; none if it is gone."""
         try:
-            current = self._kube.get(JOBS, seen.namespace, seen.name)
+            current = self._kube.get(JOBS, snapshot.namespace, snapshot.name)
         except KubeError as error:
             if not error.is_missing:
                 raise
             current = {"metadata": {"uid": ""}}
-        if current["metadata"]["uid"] != seen.uid:
-            self._cache.remove_job(seen.uid)
+        if current["metadata"]["uid"] != snapshot.uid:
+            self._cache.remove_job(snapshot.uid)
             return None
         return self._cache.put_job(current)
 
-    def refresh_children(self, seen: SeenJob, *, with_pods: bool) -> None:
+    def refresh_children(self, snapshot: JobSnapshot, *, with_pods: bool) -> None:
         """Read the job's children from the cluster into the cache, which watches may not have updated yet."""
-        selector = f"{UID_LABEL}={seen.uid}"
+        selector = f"{UID_LABEL}={snapshot.uid}"
         try:
-            jobsets = self._kube.list(JOBSETS, seen.namespace, selector)
-            self._cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version), seen)
+            jobsets = self._kube.list(JOBSETS, snapshot.namespace, selector)
+            self._cache.replace_jobsets(map(jobset_snapshot, jobsets.objects), int(jobsets.version), snapshot)
         except KubeError as error:
             if not error.is_missing:  # a kind that the cluster does not know has no objects
                 raise
         if with_pods:
-            ranks_jobs = self._kube.list(BATCH_JOBS, seen.namespace, selector)
-            self._cache.replace_ranks_jobs(map(see_ranks_job, ranks_jobs.objects), int(ranks_jobs.version), seen)
-            pods = self._kube.list(PODS, seen.namespace, selector)
-            self._cache.replace_pods(map(see_pod, pods.objects), int(pods.version), seen)
+            ranks_jobs = self._kube.list(BATCH_JOBS, snapshot.namespace, selector)
+            self._cache.replace_ranks_jobs(
+                map(ranks_job_snapshot, ranks_jobs.objects), int(ranks_jobs.version), snapshot
+            )
+            pods = self._kube.list(PODS, snapshot.namespace, selector)
+            self._cache.replace_pods(map(pod_snapshot, pods.objects), int(pods.version), snapshot)
 
     def require_storage(self, job: PipelineJob, ranks: int) -> None:
         """Raise `UserError` if the pods of so many ranks could not share their output."""
@@ -133,7 +139,7 @@ class Actions:
             made = self._make_own(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
         except KubeError as error:
             raise _without_jobsets(error) from None
-        self._cache.put_jobset(see_jobset(made))
+        self._cache.put_jobset(jobset_snapshot(made))
 
     def _require_allowed(self, job: PipelineJob) -> None:
         if reasons := refusals_on(self._kube, job, self._settings.policy_for(job)):
@@ -144,7 +150,7 @@ class Actions:
         metadata, now = manifest["metadata"], self._clock()
         try:
             made = self._kube.create(manifest)
-            self._cache.see_made(made, now)
+            self._cache.compare_clocks(made, now)
             return made
         except KubeError as error:
             if not error.is_taken:
@@ -178,32 +184,32 @@ class Actions:
         if _is_of(existing, job.metadata.uid):
             self._kube.delete(CONFIG_MAPS, namespace, name, existing["metadata"]["uid"])
 
-    def end_attempt(self, seen: SeenJob) -> None:
-        """Have the newest attempt's JobSet removed, and with it its pods."""
-        for jobset in self._cache.jobsets(seen.uid):
-            if jobset.attempt == seen.status.attempt and not jobset.being_deleted:
-                self._kube.delete(JOBSETS, seen.namespace, jobset.name, jobset.uid)
+    def end_attempt(self, snapshot: JobSnapshot) -> None:
+        """Delete the newest attempt's JobSet, and with it its pods."""
+        for jobset in self._cache.jobsets(snapshot.uid):
+            if jobset.attempt == snapshot.status.attempt and not jobset.being_deleted:
+                self._kube.delete(JOBSETS, snapshot.namespace, jobset.name, jobset.uid)
 
-    def remove_job(self, seen: SeenJob) -> None:
+    def remove_job(self, snapshot: JobSnapshot) -> None:
         """Remove the job and everything that is its own."""
-        self._kube.delete(JOBS, seen.namespace, seen.name, seen.uid)
+        self._kube.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
 
-    def bind(self, pods: Iterable[SeenPod], bindings: Iterable[PodBinding]) -> None:
+    def bind(self, pods: Iterable[PodSnapshot], bindings: Iterable[PodBinding]) -> None:
         """Write its binding to each pod that does not have it."""
-        untold = [
+        unannounced = [
             (pod, json.dumps(binding.to_manifest(), separators=(",", ":")))
             for pod, binding in zip(pods, bindings, strict=True)
             if pod.binding != binding
         ]
-        self._annotate_all(BINDING_ANNOTATION, untold)
+        self._annotate_all(BINDING_ANNOTATION, unannounced)
 
-    def ask_to_stop(self, pods: Iterable[SeenPod], now: float) -> None:
+    def ask_to_stop(self, pods: Iterable[PodSnapshot], now: float) -> None:
         """Request a stop with a checkpoint from each running pod without such a request."""
         unasked = [pod for pod in pods if pod.stop_asked_at is None and pod.end is None]
         self._annotate_all(STOP_ANNOTATION, [(pod, str(format_instant(now))) for pod in unasked])
 
-    def remind(self, pods: Iterable[SeenPod]) -> None:
-        """Have the kubelets of these pods rewrite the files with their annotations; a pod that is gone is ignored."""
+    def remind(self, pods: Iterable[PodSnapshot]) -> None:
+        """Make the kubelets of these pods rewrite the files with their annotations; a pod that is gone is ignored."""
         for pod in pods:
             try:
                 self._annotate(pod, REMINDER_ANNOTATION, pod.annotated)
@@ -211,23 +217,23 @@ class Actions:
                 if not error.is_refusal:
                     raise
 
-    def _annotate_all(self, name: str, text_by_pod: Sequence[tuple[SeenPod, str]]) -> None:
-        """Annotate many pods at once: they begin together, so all wait for the last one."""
-        with ThreadPoolExecutor(MOST_TOLD_AT_ONCE, thread_name_prefix="annotate") as threads:
+    def _annotate_all(self, name: str, text_by_pod: Sequence[tuple[PodSnapshot, str]]) -> None:
+        """Annotate many pods concurrently: they start together, so all wait for the last one."""
+        with ThreadPoolExecutor(MAX_PARALLEL_ANNOTATIONS, thread_name_prefix="annotate") as threads:
             calls = [threads.submit(self._annotate, pod, name, text) for pod, text in text_by_pod]
         for call in calls:
             call.result()
 
-    def _annotate(self, pod: SeenPod, name: str, text: str) -> None:
+    def _annotate(self, pod: PodSnapshot, name: str, text: str) -> None:
         annotated = self._kube.annotate((pod.namespace, pod.name, pod.uid), {name: text})
-        self._cache.put_pod(see_pod(annotated))
+        self._cache.put_pod(pod_snapshot(annotated))
 
     def publish_plan(self, job: PipelineJob, attempt: int, plan: Plan) -> None:
-        """Lay the plan where the attempt's pods find it."""
+        """Write the plan to the attempt's ConfigMap, which its pods mount."""
         self._kube.apply(manifests.config_map(job, attempt, self._settings, plan))
 
     def published_plan(self, job: PipelineJob, attempt: int) -> Plan | None:
-        """The plan that lies where the attempt's pods find it; none if there is none that can be read."""
+        """Return the plan in the attempt's ConfigMap; none if there is none that can be read."""
         try:
             existing = self._kube.get(CONFIG_MAPS, job.metadata.namespace, attempt_name(job.metadata.name, attempt))
             return unpacked_plan(existing.get("binaryData", {}))
@@ -235,7 +241,13 @@ class Actions:
             if not error.is_missing:
                 raise
         except (UnpackError, UserError) as error:
-            log.warning("job %s: the plan of attempt %d cannot be read: %s", job.metadata.name, attempt, error)
+            log.warning(
+                "job %s/%s: the published plan of attempt %d cannot be read, so it is computed again: %s",
+                job.metadata.namespace,
+                job.metadata.name,
+                attempt,
+                error,
+            )
         return None
 
     def keep_profile(self, job: PipelineJob, attempt: int, profile: Profile) -> str:
@@ -258,11 +270,11 @@ class Actions:
                 raise
 
     def profile(self, namespace: str, name: str) -> Profile:
-        """The measurement that lies in a ConfigMap of that namespace, or of the one that ``name`` begins with.
+        """Return the measurement in a ConfigMap of that namespace, or of the namespace that ``name`` begins with.
 
         Raises `UserError` if it is gone, is no profile, or is in a namespace that this operator may not read.
         """
-        where, remedy = f"ConfigMap {name}", "nothing: it is measured again"
+        where, remedy = f"ConfigMap {name}", "no action is needed: the next attempt measures again"
         is_elsewhere = "/" in name
         if is_elsewhere:
             namespace, _, name = name.partition("/")
@@ -272,7 +284,7 @@ class Actions:
         except KubeError as error:
             if not error.is_missing and not (is_elsewhere and error.is_refusal):
                 raise
-            raise UserError(what="with the measurement is gone", where=where, remedy=remedy) from None
+            raise UserError(what="was deleted, and with it the measurement", where=where, remedy=remedy) from None
         except (UnpackError, UserError) as error:
             why = str(error).partition("\n")[0]
             raise UserError(what=f"holds no measurement: {why}", where=where, remedy=remedy) from None

@@ -10,7 +10,7 @@ from penstock.core.instants import format_instant
 from penstock.core.lifecycle import LOSSES, Phase, SetPhase
 from penstock.kube.names import API_VERSION, JOB_KIND, OPERATOR_MANAGER
 from penstock.kube.transport import KubeError
-from penstock.operator.cache import SeenJob
+from penstock.operator.cache import JobSnapshot
 from penstock.operator.kube import Kube
 
 log = logging.getLogger(__name__)
@@ -25,21 +25,21 @@ def at_once(act: Callable[[], None]) -> None:
     act()
 
 
-class Announcer:
-    """Writes events, in calls that ``later`` runs. A failed write is logged only: the status has the same content."""
+class EventRecorder:
+    """Writes events in calls that ``later`` runs. A failed write is only logged: the status has the same content."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float], later: Later = at_once) -> None:
         self._kube, self._clock, self._later = kube, clock, later
 
-    def phase(self, job: SeenJob, decision: SetPhase) -> None:
+    def phase(self, job: JobSnapshot, decision: SetPhase) -> None:
         """The job entered a phase."""
         is_bad = decision.phase is Phase.FAILED or decision.reason in LOSSES
         message = f"{decision.phase}: {decision.message}" if decision.message else str(decision.phase)
         extra = {**about(job), "phase": str(decision.phase), "reason": decision.reason}
         log.info("job %s/%s: %s (%s)", job.namespace, job.name, message, decision.reason, extra=extra)
-        self._tell(job, "Warning" if is_bad else "Normal", decision.reason, message)
+        self._record(job, "Warning" if is_bad else "Normal", decision.reason, message)
 
-    def _tell(self, job: SeenJob, kind: str, reason: str, message: str) -> None:
+    def _record(self, job: JobSnapshot, kind: str, reason: str, message: str) -> None:
         now = format_instant(self._clock())
         event = {
             "apiVersion": "v1",
@@ -62,15 +62,22 @@ class Announcer:
         }
         self._later(lambda: self._write(job, event))
 
-    def _write(self, job: SeenJob, event: Mapping[str, Any]) -> None:
+    def _write(self, job: JobSnapshot, event: Mapping[str, Any]) -> None:
         try:
             self._kube.create(event)
         except KubeError as error:
-            log.warning("an event of job %s/%s was lost: %s", job.namespace, job.name, error, extra=about(job))
+            log.warning(
+                "job %s/%s: event %s could not be written and is dropped: %s",
+                job.namespace,
+                job.name,
+                event["reason"],
+                error,
+                extra=about(job),
+            )
 
 
-def about(job: SeenJob | None) -> dict[str, str]:
-    """Fields of a log line, by which programs can search."""
+def about(job: JobSnapshot | None) -> dict[str, str]:
+    """Structured fields of a log line about the job."""
     if job is None:
         return {}
     return {"namespace": job.namespace, "job": job.name, "uid": job.uid, "phase": str(job.status.phase)}

@@ -1,7 +1,7 @@
-"""Assignment of pods to the nodes of an attempt, and the validity of a measurement on these nodes.
+"""Assignment of pods to the nodes of an attempt, and the cache key of a measurement on these nodes.
 
-Pods are put in the order of their hosts, not in that of their names, so that an attempt on the same hosts as another
-finds every rank where the other had it, and may use the other's measurements.
+Pods are ordered by host, not by name. An attempt on the same hosts as an earlier one then has every rank on the same
+host, and may use the earlier measurements.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from penstock.core.job import PipelineJob
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH, PodBinding
 from penstock.core.profile import digest
 from penstock.core.profile_matching import batches_to_measure, model_digest
-from penstock.operator.snapshots import SeenNode, SeenPod
+from penstock.operator.snapshots import NodeSnapshot, PodSnapshot
 
 MASTER_PORT = 29_500
 
 
-def in_order(pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode]) -> list[SeenPod]:
-    """The pods as nodes 0, 1, ... of the attempt."""
+def in_order(pods: Sequence[PodSnapshot], nodes: Mapping[str, NodeSnapshot]) -> list[PodSnapshot]:
+    """Return the pods as nodes 0, 1, ... of the attempt."""
     return sorted(pods, key=lambda pod: (_identity(nodes, pod.node), pod.index))
 
 
-def measuring_bindings(job: PipelineJob, attempt: int, pods: Sequence[SeenPod]) -> list[PodBinding]:
+def measuring_bindings(job: PipelineJob, attempt: int, pods: Sequence[PodSnapshot]) -> list[PodBinding]:
     """Epoch 0, for pods in order."""
     return [_binding(job, attempt, MEASURE_EPOCH, pods, number) for number in range(len(pods))]
 
 
-def training_bindings(job: PipelineJob, attempt: int, pods: Sequence[SeenPod], plan_digest: str) -> list[PodBinding]:
+def training_bindings(
+    job: PipelineJob, attempt: int, pods: Sequence[PodSnapshot], plan_digest: str
+) -> list[PodBinding]:
     """Epoch 1, for pods in order."""
     return [_binding(job, attempt, TRAIN_EPOCH, pods, number, plan_digest) for number in range(len(pods))]
 
 
 def _binding(
-    job: PipelineJob, attempt: int, epoch: int, pods: Sequence[SeenPod], number: int, plan_digest: str = ""
+    job: PipelineJob, attempt: int, epoch: int, pods: Sequence[PodSnapshot], number: int, plan_digest: str = ""
 ) -> PodBinding:
     return PodBinding(
         pod_uid=pods[number].uid,
@@ -50,9 +52,9 @@ def _binding(
 
 
 def profile_key(
-    job: PipelineJob, pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode], global_batch: int | None = None
+    job: PipelineJob, pods: Sequence[PodSnapshot], nodes: Mapping[str, NodeSnapshot], global_batch: int | None = None
 ) -> str:
-    """Validity of a measurement by these pods: their hosts since their last boot, the image, the work.
+    """Return the cache key of a measurement by these pods: their hosts since their last boot, the image and the work.
 
     The work is the job's, or that with another ``global_batch``.
     """
@@ -70,6 +72,6 @@ def profile_key(
     return digest(named)[:40]
 
 
-def _identity(nodes: Mapping[str, SeenNode], name: str) -> str:
+def _identity(nodes: Mapping[str, NodeSnapshot], name: str) -> str:
     node = nodes.get(name)
     return f"{node.uid}/{node.boot_id}" if node else name

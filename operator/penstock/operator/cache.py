@@ -18,25 +18,25 @@ from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.lifecycle import LIVE, Phase
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
-from penstock.operator.capacity import Room
+from penstock.operator.capacity import Capacity
 from penstock.operator.children import Child, Children, Gone
 from penstock.operator.ownership import Ownership, has_jobset, may_be_left, ranks
 from penstock.operator.places import NO_COMPETITION, Competition, Contender, Places, competitor, contender, holders
-from penstock.operator.snapshots import UNREADABLE, SeenJobSet, SeenNode, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import UNREADABLE, JobSetSnapshot, NodeSnapshot, PodSnapshot, RanksJobSnapshot
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 CLOCK_SLACK_SECONDS = 30.0
-"""Nothing is decided by times of the cluster that would come out differently for less."""
+"""Clock differences below this are ignored: no decision depends on the cluster's times to this precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenJob:
+class JobSnapshot:
     """A PipelineJob. ``job`` is none if its spec is invalid, for the reason in ``mistake``.
 
-    ``stepped_at`` is when its newest step was heard of, by this process's clock: those of others may be off.
+    ``stepped_at`` is when its newest step was reported, by this process's clock: other clocks may be off.
     """
 
     namespace: str
@@ -52,42 +52,42 @@ class SeenJob:
 
 
 class Cache:
-    """Everything, behind one lock; ``news`` is called with the uid of each job that something changed for."""
+    """All cached objects, behind one lock. ``notify`` is called with the uid of each job that a change affects."""
 
-    def __init__(self, clock: Callable[[], float], news: Callable[[str], None] = lambda uid: None) -> None:
+    def __init__(self, clock: Callable[[], float], notify: Callable[[str], None] = lambda uid: None) -> None:
         self._lock = threading.RLock()
-        self._clock, self._news = clock, news
-        self._jobs: dict[str, SeenJob] = {}
+        self._clock, self._notify = clock, notify
+        self._jobs: dict[str, JobSnapshot] = {}
         self._profiles: dict[tuple[str, str], dict[tuple[str, str], ProfileStatus]] = {}
         self._profile_keys: dict[str, dict[str, None]] = {}
         self._gone = Gone()
-        self._jobsets: Children[SeenJobSet] = Children()
-        self._ranks_jobs: Children[SeenRanksJob] = Children()
-        self._pods: Children[SeenPod] = Children()
+        self._jobsets: Children[JobSetSnapshot] = Children()
+        self._ranks_jobs: Children[RanksJobSnapshot] = Children()
+        self._pods: Children[PodSnapshot] = Children()
         self._ownership = Ownership()
         self._places = Places()
-        self._nodes: dict[str, SeenNode] = {}
+        self._nodes: dict[str, NodeSnapshot] = {}
         self._service_since: float | None = None
-        self._rooms: Mapping[str, Room] = {}
+        self._capacities: Mapping[str, Capacity] = {}
         self._ahead_seconds = 0.0
         self._shared: Mapping[str, str] = {}
 
     # Jobs
 
-    def job(self, uid: str) -> SeenJob | None:
+    def job(self, uid: str) -> JobSnapshot | None:
         """The job with that uid, if there is one."""
         with self._lock:
             return self._jobs.get(uid)
 
-    def jobs(self) -> list[SeenJob]:
-        """All of them."""
+    def jobs(self) -> list[JobSnapshot]:
+        """All cached jobs."""
         with self._lock:
             return list(self._jobs.values())
 
-    def put_job(self, item: Object) -> SeenJob | None:
+    def put_job(self, item: Object) -> JobSnapshot | None:
         """Cache the job, unless a newer version or its deletion is cached; return the cached job.
 
-        Progress alone does not notify. A job whose status cannot be read stays as it is cached, with a line in the log.
+        Progress alone does not notify. A job with an unreadable status stays as it is cached, and an error is logged.
         """
         uid = item["metadata"]["uid"]
         with self._lock:
@@ -95,16 +95,21 @@ class Cache:
             if uid in self._gone or (known is not None and _version(item) < known.version):
                 return known
             try:
-                job = see_job(item, self._clock(), known)
+                job = job_snapshot(item, self._clock(), known)
             except UNREADABLE as error:
-                log.error("the status of job %s cannot be read: %s", item["metadata"]["name"], error)
+                log.error(
+                    "job %s/%s: the status cannot be read, so the cached one stays in use: %s",
+                    item["metadata"].get("namespace"),
+                    item["metadata"]["name"],
+                    error,
+                )
                 return known
             self._jobs[uid] = job
             self._index_profile(job)
-            is_news = known is None or _without_progress(job) != _without_progress(known)
-            moved = self._places.put(uid, _contender(job)) if is_news else []
-        for affected_uid in [uid, *moved] if is_news else []:
-            self._news(affected_uid)
+            is_changed = known is None or _without_progress(job) != _without_progress(known)
+            moved = self._places.put(uid, _contender(job)) if is_changed else []
+        for affected_uid in [uid, *moved] if is_changed else []:
+            self._notify(affected_uid)
         return job
 
     def remove_job(self, uid: str) -> None:
@@ -117,7 +122,7 @@ class Cache:
             self._ownership.forget(uid)
             moved = self._places.put(uid, None)
         for affected_uid in [uid, *moved] if gone is not None else []:
-            self._news(affected_uid)
+            self._notify(affected_uid)
 
     def replace_jobs(self, items: Iterable[Object], version: int) -> None:
         """Cache these, which are all jobs at ``version``: the others' deletion was missed."""
@@ -130,14 +135,14 @@ class Cache:
                 self.remove_job(job.uid)
 
     def profiles(self, namespace: str, key: str) -> list[ProfileStatus]:
-        """The measurements with that key that jobs of the namespace made or went by, as far as their status says so or
-        this process has heard of them, the newest first.
+        """Return the measurements with that key that jobs of the namespace made or used, the newest first, as far as
+        their status names them or this process has cached them.
         """
         with self._lock:
             return list(reversed(self._profiles.get((namespace, key), {}).values()))
 
-    def _index_profile(self, job: SeenJob) -> None:
-        """Older ones stay: a job may come back to hosts that it measured in an attempt before the last."""
+    def _index_profile(self, job: JobSnapshot) -> None:
+        """Add the job's measurement. Older ones stay: a job may return to hosts that an earlier attempt measured."""
         newest = job.status.profile
         for profile in (*job.status.measurements, *([newest] if newest is not None else [])):
             keys = self._profile_keys.setdefault(job.uid, {})
@@ -147,7 +152,7 @@ class Cache:
                 of_key.pop((job.uid, profile.ref), None)
                 of_key[job.uid, profile.ref] = profile
 
-    def _forget_profiles(self, job: SeenJob) -> None:
+    def _forget_profiles(self, job: JobSnapshot) -> None:
         for key in self._profile_keys.pop(job.uid, {}):
             of_key = self._profiles[job.namespace, key]
             for name in [name for name in of_key if name[0] == job.uid]:
@@ -161,7 +166,7 @@ class Cache:
             ref = self._shared.get(key)
         return None if ref is None else ProfileStatus(ref=ref, key=key)
 
-    def see_shared_profiles(self, refs: Mapping[str, str]) -> None:
+    def set_shared_profiles(self, refs: Mapping[str, str]) -> None:
         """Cache the ConfigMaps that ClusterProfiles name, by the keys of their profiles."""
         with self._lock:
             self._shared = dict(refs)
@@ -180,15 +185,15 @@ class Cache:
         running = (competitor(other.job, other.status) for other in holding if other.job)
         return holders(competitor(job, status), running)
 
-    def _holds_places(self, seen: SeenJob) -> bool:
-        if seen.status.phase not in (Phase.QUEUED, *LIVE):
+    def _holds_places(self, snapshot: JobSnapshot) -> bool:
+        if snapshot.status.phase not in (Phase.QUEUED, *LIVE):
             return False
-        return any(pod.node and pod.end is None for pod in self.pods(seen.uid))
+        return any(pod.node and pod.end is None for pod in self.pods(snapshot.uid))
 
     # Objects that belong to jobs, or claim to
 
-    def jobsets(self, job_uid: str) -> tuple[SeenJobSet, ...]:
-        """Those of a job."""
+    def jobsets(self, job_uid: str) -> tuple[JobSetSnapshot, ...]:
+        """JobSets of a job."""
         with self._lock:
             job = self._jobs.get(job_uid)
             if job is None:
@@ -196,7 +201,7 @@ class Cache:
             jobsets = self._jobsets.of(job_uid)
             return tuple(jobset for jobset in jobsets if has_jobset(job.namespace, job.name, jobset))
 
-    def pods(self, job_uid: str) -> tuple[SeenPod, ...]:
+    def pods(self, job_uid: str) -> tuple[PodSnapshot, ...]:
         """A job's ranks' pods, one for each attempt and completion index."""
         with self._lock:
             job = self._jobs.get(job_uid)
@@ -205,8 +210,8 @@ class Cache:
             pods = self._pods.of(job_uid)
             return ranks(pod for pod in pods if self._ownership.has_pod(job.namespace, job.name, pod))
 
-    def leftovers(self, job_uid: str) -> tuple[SeenPod, ...]:
-        """Pods that may write where a job's ranks do, and are none of `pods`."""
+    def leftovers(self, job_uid: str) -> tuple[PodSnapshot, ...]:
+        """Return pods outside `pods` that may write to the job's output."""
         with self._lock:
             job = self._jobs.get(job_uid)
             if job is None:
@@ -215,50 +220,52 @@ class Cache:
             others = [pod for pod in self._pods.of(job_uid) if pod.uid not in known]
             return tuple(pod for pod in others if may_be_left(job.namespace, job.name, pod))
 
-    def put_jobset(self, jobset: SeenJobSet) -> None:
-        """Know it as it is now."""
+    def put_jobset(self, jobset: JobSetSnapshot) -> None:
+        """Cache the current version."""
         with self._lock:
             self._ownership.put_jobset(jobset)
-            is_news = self._jobsets.put(jobset)
-        self._told(jobset.job_uid, is_news)
+            is_changed = self._jobsets.put(jobset)
+        self._notify_if(jobset.job_uid, is_changed)
 
-    def remove_jobset(self, jobset: SeenJobSet) -> None:
-        """It is gone from the cluster."""
-        self._told(jobset.job_uid, self._locked(lambda: self._removed(self._jobsets, jobset)))
+    def remove_jobset(self, jobset: JobSetSnapshot) -> None:
+        """Drop an object that was deleted from the cluster."""
+        self._notify_if(jobset.job_uid, self._locked(lambda: self._removed(self._jobsets, jobset)))
 
-    def replace_jobsets(self, jobsets: Iterable[SeenJobSet], version: int, job: SeenJob | None = None) -> None:
-        """These are all there were at ``version``, of one job or of all."""
+    def replace_jobsets(self, jobsets: Iterable[JobSetSnapshot], version: int, job: JobSnapshot | None = None) -> None:
+        """Cache these, which are all objects at ``version``, of one job or of all."""
         self._replaced(self._jobsets, jobsets, version, job, self._ownership.put_jobset)
 
-    def put_ranks_job(self, ranks_job: SeenRanksJob) -> None:
-        """Know it as it is now."""
+    def put_ranks_job(self, ranks_job: RanksJobSnapshot) -> None:
+        """Cache the current version."""
         with self._lock:
             self._ownership.put_job(ranks_job)
-            is_news = self._ranks_jobs.put(ranks_job)
-        self._told(ranks_job.job_uid, is_news)
+            is_changed = self._ranks_jobs.put(ranks_job)
+        self._notify_if(ranks_job.job_uid, is_changed)
 
-    def remove_ranks_job(self, ranks_job: SeenRanksJob) -> None:
-        """It is gone from the cluster."""
-        self._told(ranks_job.job_uid, self._locked(lambda: self._removed(self._ranks_jobs, ranks_job)))
+    def remove_ranks_job(self, ranks_job: RanksJobSnapshot) -> None:
+        """Drop an object that was deleted from the cluster."""
+        self._notify_if(ranks_job.job_uid, self._locked(lambda: self._removed(self._ranks_jobs, ranks_job)))
 
-    def replace_ranks_jobs(self, ranks_jobs: Iterable[SeenRanksJob], version: int, job: SeenJob | None = None) -> None:
-        """These are all there were at ``version``, of one job or of all."""
+    def replace_ranks_jobs(
+        self, ranks_jobs: Iterable[RanksJobSnapshot], version: int, job: JobSnapshot | None = None
+    ) -> None:
+        """Cache these, which are all objects at ``version``, of one job or of all."""
         self._replaced(self._ranks_jobs, ranks_jobs, version, job, self._ownership.put_job)
 
-    def put_pod(self, pod: SeenPod) -> None:
-        """Know it as it is now."""
-        self._told(pod.job_uid, self._locked(lambda: self._pods.put(pod)))
+    def put_pod(self, pod: PodSnapshot) -> None:
+        """Cache the current version."""
+        self._notify_if(pod.job_uid, self._locked(lambda: self._pods.put(pod)))
 
-    def remove_pod(self, pod: SeenPod) -> None:
-        """It is gone from the cluster."""
-        self._told(pod.job_uid, self._locked(lambda: self._pods.remove(pod)))
+    def remove_pod(self, pod: PodSnapshot) -> None:
+        """Drop an object that was deleted from the cluster."""
+        self._notify_if(pod.job_uid, self._locked(lambda: self._pods.remove(pod)))
 
-    def replace_pods(self, pods: Iterable[SeenPod], version: int, job: SeenJob | None = None) -> None:
-        """These are all there were at ``version``, of one job or of all."""
+    def replace_pods(self, pods: Iterable[PodSnapshot], version: int, job: JobSnapshot | None = None) -> None:
+        """Cache these, which are all objects at ``version``, of one job or of all."""
         self._replaced(self._pods, pods, version, job, lambda pod: None)
 
     def _removed(self, known: Children[Child], child: Child) -> bool:
-        """Whether that is news. Its links outlive it, unless there is no job that they could lead to."""
+        """Remove the child; return whether that is a change. Its owner links stay, unless their PipelineJob is gone."""
         if child.job_uid not in self._jobs:
             self._ownership.forget(child.job_uid)
         return known.remove(child)
@@ -268,7 +275,7 @@ class Cache:
         known: Children[Child],
         listed: Iterable[Child],
         version: int,
-        job: SeenJob | None,
+        job: JobSnapshot | None,
         remember: Callable[[Child], None],
     ) -> None:
         children = list(listed)
@@ -276,51 +283,51 @@ class Cache:
             for child in children:
                 remember(child)
             if job is not None:
-                is_news = known.replace_of(job.uid, children, version, job.namespace)
-                uids = {job.uid} if is_news else set()
+                is_changed = known.replace_of(job.uid, children, version, job.namespace)
+                uids = {job.uid} if is_changed else set()
             else:
                 uids = known.replace(children, version)
         for uid in uids:
-            self._news(uid)
+            self._notify(uid)
 
     # Nodes, the service and the cluster's clock
 
-    def nodes(self) -> Mapping[str, SeenNode]:
-        """By name; not to be changed."""
+    def nodes(self) -> Mapping[str, NodeSnapshot]:
+        """Nodes by name. Callers do not change the mapping."""
         with self._lock:
             return self._nodes
 
-    def put_node(self, node: SeenNode) -> None:
+    def put_node(self, node: NodeSnapshot) -> None:
         """Cache the node; one that comes or goes notifies the jobs that have pods on it."""
         with self._lock:
             if self._nodes.get(node.name) == node:
                 return  # a heartbeat only
             self._nodes = {**self._nodes, node.name: node}
-        self._news_of_node(node.name)
+        self._notify_node(node.name)
 
     def remove_node(self, name: str) -> None:
-        """It is gone from the cluster."""
+        """Drop an object that was deleted from the cluster."""
         with self._lock:
             self._nodes = {other: node for other, node in self._nodes.items() if other != name}
-        self._news_of_node(name)
+        self._notify_node(name)
 
-    def replace_nodes(self, nodes: Iterable[SeenNode]) -> None:
-        """These are all there are."""
+    def replace_nodes(self, nodes: Iterable[NodeSnapshot]) -> None:
+        """Cache these, which are all nodes."""
         current = {node.name: node for node in nodes}
         with self._lock:
             before, self._nodes = self._nodes, current
         for name in before.keys() | current.keys():
             if before.get(name) != current.get(name):
-                self._news_of_node(name)
+                self._notify_node(name)
 
     @property
     def service_since(self) -> float | None:
-        """Since when the service has been there; none while it is away."""
+        """Start of the time since when the service has been running; none while it is not."""
         with self._lock:
             return self._service_since
 
-    def see_service(self, there: bool, now: float) -> None:
-        """The service is there, or away."""
+    def set_service(self, there: bool, now: float) -> None:
+        """Store whether the service renews its Lease."""
         with self._lock:
             if there != (self._service_since is not None):
                 self._service_since = now if there else None
@@ -331,8 +338,8 @@ class Cache:
         with self._lock:
             return self._ahead_seconds
 
-    def see_made(self, made: Object, asked_at: float) -> None:
-        """Compare clocks by an object that the cluster has just made, and dated by its own clock, in whole seconds."""
+    def compare_clocks(self, made: Object, asked_at: float) -> None:
+        """Compare clocks by an object that the cluster has just created and dated, in whole seconds."""
         made_at = parse_instant(made["metadata"].get("creationTimestamp"), "creationTimestamp")
         if made_at is None:
             return
@@ -340,40 +347,42 @@ class Cache:
         with self._lock:
             self._ahead_seconds = ahead if abs(ahead) > CLOCK_SLACK_SECONDS else 0.0
 
-    def room(self, uid: str) -> Room | None:
+    def capacity(self, uid: str) -> Capacity | None:
         """Free capacity for more of a job's ranks, if it was computed."""
         with self._lock:
-            return self._rooms.get(uid)
+            return self._capacities.get(uid)
 
-    def see_rooms(self, room_by_job: Mapping[str, int], now: float) -> None:
+    def set_capacities(self, pods_by_job: Mapping[str, int], now: float) -> None:
         """Cache the number of further pods that fit for these jobs; forget it for all others."""
         with self._lock:
-            before = self._rooms
-            self._rooms = {
-                uid: before[uid] if uid in before and before[uid].num_pods == count else Room(num_pods=count, since=now)
-                for uid, count in room_by_job.items()
+            before = self._capacities
+            self._capacities = {
+                uid: before[uid]
+                if uid in before and before[uid].num_pods == count
+                else Capacity(num_pods=count, since=now)
+                for uid, count in pods_by_job.items()
             }
 
-    def _news_of_node(self, name: str) -> None:
+    def _notify_node(self, name: str) -> None:
         with self._lock:
             uids = [uid for uid in self._jobs if any(pod.node == name for pod in self._pods.of(uid))]
         for uid in uids:
-            self._news(uid)
+            self._notify(uid)
 
     def _locked(self, change: Callable[[], T]) -> T:
         with self._lock:
             return change()
 
-    def _told(self, uid: str, is_news: bool) -> None:
-        if is_news:
-            self._news(uid)
+    def _notify_if(self, uid: str, is_changed: bool) -> None:
+        if is_changed:
+            self._notify(uid)
 
 
-def _contender(seen: SeenJob) -> Contender | None:
-    return None if seen.job is None or seen.being_deleted else contender(seen.job, seen.status)
+def _contender(snapshot: JobSnapshot) -> Contender | None:
+    return None if snapshot.job is None or snapshot.being_deleted else contender(snapshot.job, snapshot.status)
 
 
-def see_job(item: Object, now: float, known: SeenJob | None = None) -> SeenJob:
+def job_snapshot(item: Object, now: float, known: JobSnapshot | None = None) -> JobSnapshot:
     """The extract of a PipelineJob; a spec of the same generation is not parsed again."""
     metadata = item["metadata"]
     generation = int(metadata.get("generation", 0))
@@ -382,7 +391,7 @@ def see_job(item: Object, now: float, known: SeenJob | None = None) -> SeenJob:
     else:
         job, mistake = _read(item)
     status = JobStatus.from_manifest(item.get("status") or {}, "status")
-    return SeenJob(
+    return JobSnapshot(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
@@ -415,8 +424,8 @@ def _read(item: Object) -> tuple[PipelineJob | None, str]:
         return None, str(mistake)
 
 
-def _without_progress(job: SeenJob) -> SeenJob:
-    """Progress that names a new measurement is more than progress."""
+def _without_progress(job: JobSnapshot) -> JobSnapshot:
+    """Return the job without its progress, except for a measurement that the progress names."""
     progress = job.status.progress
     essentials = None if progress is None else (progress.attempt, progress.profile_ref)
     status = replace(job.status, progress=None, message=f"{job.status.message} {essentials}")

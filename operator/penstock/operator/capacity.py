@@ -1,6 +1,6 @@
 """Free capacity: how many more pods of a job fit on the nodes, by their offers less the running pods.
 
-It is the arithmetic of the scheduler's NodeResourcesFit, NodeAffinity (by nodeSelector) and TaintToleration, no more:
+It repeats the arithmetic of the scheduler's NodeResourcesFit, NodeAffinity (by nodeSelector) and TaintToleration only:
 the scheduler decides in the end, and a job that grew in vain shrinks again. Reference:
 https://kubernetes.io/docs/reference/scheduling/config
 """
@@ -25,8 +25,8 @@ KEEPS_OUT = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
-    """The number of further pods of a job that fit, and ``since`` when at least as many did."""
+class Capacity:
+    """Number of further pods of a job that fit, and ``since`` when at least as many have fit."""
 
     num_pods: int
     since: float

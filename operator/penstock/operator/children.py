@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from penstock.operator.snapshots import SeenJobSet, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import JobSetSnapshot, PodSnapshot, RanksJobSnapshot
 
-Child = TypeVar("Child", SeenJobSet, SeenPod, SeenRanksJob)
+Child = TypeVar("Child", JobSetSnapshot, PodSnapshot, RanksJobSnapshot)
 
 Key = tuple[str, str]
 """Namespace and name."""
@@ -89,5 +89,5 @@ class Children(Generic[Child]):
         return any(news)
 
 
-def _key(child: SeenJobSet | SeenPod | SeenRanksJob) -> Key:
+def _key(child: JobSetSnapshot | PodSnapshot | RanksJobSnapshot) -> Key:
     return child.namespace, child.name

@@ -1,8 +1,8 @@
-"""ClusterProfiles, measured by jobs that do nothing else (docs/adr/0016).
+"""Reconciles ClusterProfiles with jobs that only measure (docs/adr/0016).
 
-Of every profile that was not measured yet, or long ago, a PipelineJob is made in one namespace. It lives as any other,
-with its queue, its retries and its messages, until it has measured; the measurement is stored where it outlives the
-job, and is named in the profile's status. No state is kept here: all of it follows from the cluster's objects.
+For every profile without a fresh measurement, a PipelineJob is made in one namespace. It is queued, retried and
+reported as any other job until it has measured. The measurement is stored in a ConfigMap that outlives the job, and the
+profile's status names it. No state is kept here: all of it follows from the cluster's objects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.kube.transport import KubeError, Object
 from penstock.operator.actions import Actions
 from penstock.operator.cache import Cache
 from penstock.operator.kube import Kube
-from penstock.operator.measuring import in_short, measuring_job
+from penstock.operator.measuring import measuring_job, summarize
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ class ClusterProfiles:
         self._kube, self._cache, self._actions = kube, cache, actions
         self._namespace, self._clock = namespace, clock
 
-    def turn(self) -> None:
-        """Reconcile each, and cache the profiles that jobs may use."""
+    def reconcile_all(self) -> None:
+        """Reconcile every profile, and cache those that jobs may use."""
         try:
             objects = self._kube.list(CLUSTER_PROFILES).objects
         except KubeError as error:
@@ -46,7 +46,7 @@ class ClusterProfiles:
                 raise
             return
         known = [status for status in map(_status, objects) if status.profile_key]
-        self._cache.see_shared_profiles({status.profile_key: status.profile_ref for status in known})
+        self._cache.set_shared_profiles({status.profile_key: status.profile_ref for status in known})
         for item in objects:
             if "deletionTimestamp" not in item["metadata"]:
                 self._guarded(item)
@@ -57,16 +57,20 @@ class ClusterProfiles:
             self._reconcile(item)
         except KubeError as error:
             if not error.is_conflict:
-                log.warning("ClusterProfile %s: reconcile failed, retrying: %s", item["metadata"]["name"], error)
+                log.warning(
+                    "ClusterProfile %s: reconcile failed (%s); retrying at the next periodic reconcile",
+                    item["metadata"]["name"],
+                    error,
+                )
                 if error.is_refusal:
-                    self._tell(item, _status(item), error.reason, error.message)
+                    self._write_status(item, _status(item), error.reason, error.message)
 
     def _reconcile(self, item: Object) -> None:
         status = _status(item)
         try:
             profile = read_profile(item)
         except UserError as mistake:
-            self._tell(item, status, "InvalidSpec", str(mistake))
+            self._write_status(item, status, "InvalidSpec", str(mistake))
             return
         job = measuring_job(profile, self._namespace)
         there = self._get(JOBS, job.metadata.name)
@@ -77,10 +81,10 @@ class ClusterProfiles:
         elif there is None:
             made = job.to_manifest()
             self._kube.create({**made, "metadata": {**made["metadata"], "namespace": self._namespace, **_owned(item)}})
-            self._tell(item, status, "Measuring", f"job {self._namespace}/{job.metadata.name} measures")
+            self._write_status(item, status, "Measuring", f"job {self._namespace}/{job.metadata.name} measures")
         elif not is_own:
             message = f"job {job.metadata.name} in {self._namespace} belongs to another owner"
-            self._tell(item, status, "NameTaken", message)
+            self._write_status(item, status, "NameTaken", message)
         elif _spec(there) != job.spec:
             self._remove(there)
         else:
@@ -93,7 +97,7 @@ class ClusterProfiles:
             job_status = JobStatus.from_manifest(job.get("status") or {}, "status")
         except UserError as mistake:
             said = f"the status of job {self._namespace}/{name} cannot be read: {mistake}; delete the job"
-            self._tell(item, status, "UnreadableStatus", said)
+            self._write_status(item, status, "UnreadableStatus", said)
             return
         if job_status.profile is not None:
             try:
@@ -103,18 +107,18 @@ class ClusterProfiles:
                 return
             self._keep(item, name, measured, job_status.profile.key)
         elif job_status.phase is Phase.FAILED:
-            self._tell(item, status, job_status.reason, job_status.message)
+            self._write_status(item, status, job_status.reason, job_status.message)
         else:
             reason = f": {job_status.message}" if job_status.message else ""
             said = f"job {self._namespace}/{name}: {job_status.phase}{reason}"
-            self._tell(item, status, "Measuring", said)
+            self._write_status(item, status, "Measuring", said)
 
     def _keep(self, item: Object, name: str, measured: Profile, key: str) -> None:
         """Write the measurement first, then the status; the job is deleted at the next reconcile."""
         there = self._get(CONFIG_MAPS, name)
         if there is not None and _owner(there) != item["metadata"]["uid"]:
             message = f"ConfigMap {self._namespace}/{name} belongs to something else; remove it, or rename the profile"
-            self._tell(item, _status(item), "NameTaken", message)
+            self._write_status(item, _status(item), "NameTaken", message)
             return
         metadata = {"name": name, "namespace": self._namespace, **_owned(item)}
         files = {PROFILE_FILE: packed(measured.to_manifest())}
@@ -125,19 +129,19 @@ class ClusterProfiles:
             profile_ref=f"{self._namespace}/{name}",
             profile_key=key,
             measured_at=self._clock(),
-            links=in_short(measured.links),
+            links=summarize(measured.links),
         )
-        self._tell(item, status, "Measured", "", holds=True)
+        self._write_status(item, status, "Measured", "", holds=True)
 
     def _is_fresh(self, item: Object, profile: ClusterProfile, status: ClusterProfileStatus) -> bool:
-        """Whether it was measured as the spec is now, not too long ago, and is still there."""
+        """Whether the measurement matches the current spec, is recent enough and still exists."""
         if not status.profile_ref or status.observed_generation != item["metadata"]["generation"]:
             return False
         age, most = self._clock() - (status.measured_at or 0.0), profile.spec.max_age_seconds
         return not (most and age >= most) and self._exists(status.profile_ref)
 
     def _exists(self, ref: str) -> bool:
-        """Also true in another namespace where it may not be read: then another operator handles it."""
+        """Whether the ConfigMap exists. Also true if it may not be read: another operator handles its namespace."""
         namespace, _, name = ref.partition("/")
         try:
             self._kube.get(CONFIG_MAPS, namespace, name)
@@ -162,7 +166,7 @@ class ClusterProfiles:
             metadata = job["metadata"]
             self._kube.delete(JOBS, metadata["namespace"], metadata["name"], metadata["uid"])
 
-    def _tell(
+    def _write_status(
         self, item: Object, status: ClusterProfileStatus, reason: str, message: str, *, holds: bool = False
     ) -> None:
         """Write the status with its one condition, unless it is unchanged."""

@@ -1,4 +1,8 @@
-"""The operation: watches fill the cache, the cache's news go to the queue, and the queue's turn is a reconcile."""
+"""Controller loop: watches update the cache, cache events enqueue job keys, workers reconcile them.
+
+Three more things run periodically: a resync of all jobs, the poll of the service's Lease, and the reconcile of
+ClusterProfiles. Finished plan requests enqueue the jobs that wait for them.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ from penstock.kube.transport import KubeError
 from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
 from penstock.operator.agents import Agents, fetch_from_pod, pool
-from penstock.operator.announcing import Announcer, about
-from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.announcing import EventRecorder, about
+from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.capacity import Offer, num_pods, offers
 from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.kube import HttpKube, Kube
 from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
-from penstock.operator.service_lease import ServicePresence
+from penstock.operator.service_lease import ServiceLease
 from penstock.operator.settings import Settings
 from penstock.operator.watches import watched
 from penstock.operator.workqueue import WorkQueue
@@ -40,44 +44,44 @@ NUM_LAUNCHERS, NUM_THREADS = 32, 6
 A busy apiserver divides its time among calls, and a job waits for its launch first.
 """
 
-LAST_WORDS_SECONDS = 5.0
+FLUSH_SECONDS = 5.0
 SYNC_SECONDS = 60.0
 UNSYNCED_SECONDS = 1.0
-SERVICE_LOOK_SECONDS = 5.0
-PLANNING_LOOK_SECONDS = 0.1
-PROFILES_LOOK_SECONDS = 5.0
+SERVICE_POLL_SECONDS = 5.0
+PLANNING_POLL_SECONDS = 0.1
+PROFILES_POLL_SECONDS = 5.0
 MOST_STUCK_SECONDS = 180.0
 
 
 class StuckError(PenstockError):
-    """A watch does nothing for long."""
+    """A watch has neither an answer nor an error for long."""
 
 
-class Operation:
+class Controller:
     """One operator on the cluster behind ``kube``. ``clock`` gives seconds since the epoch."""
 
     def __init__(self, kube: Kube, planner: Planner, settings: Settings, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         self._metrics = Metrics(self._now, self.registry)
         self._kube, self._settings = MeteredKube(kube, self._metrics), settings
-        self.cache = Cache(clock, self._news)
+        self.cache = Cache(clock, self._notify)
         self._planning = Planning(planner, settings.num_planners, self._metrics.planning.observe)
-        self._teller = ThreadPoolExecutor(1, thread_name_prefix="announce")
-        self._announcer = Announcer(self._kube, clock, self._teller.submit)
+        self._event_writer = ThreadPoolExecutor(1, thread_name_prefix="announce")
+        self._events = EventRecorder(self._kube, clock, self._event_writer.submit)
         actions = Actions(self._kube, self.cache, settings, clock)
         self._profiles = ClusterProfiles(self._kube, self.cache, actions, settings.measuring_namespace, clock)
         self._asking = pool()
-        agents = Agents(fetch_from_pod, clock, self._asking.submit, self._news)
+        agents = Agents(fetch_from_pod, clock, self._asking.submit, self._notify)
         self._reconciler = Reconciler(self.cache, actions, self._planning, agents, clock, self._announce)
         self._queue = WorkQueue(
             self._reconcile, self._failed, num_workers=NUM_THREADS, num_first=NUM_LAUNCHERS, is_first=self._is_new
         )
         self._threads = ThreadPoolExecutor(NUM_LAUNCHERS + NUM_THREADS, thread_name_prefix="reconcile")
         self._watchers = [Watcher(self._kube, resource, settings.namespace, clock) for resource in watched(self.cache)]
-        self._presence, self._clock = ServicePresence(self._kube, settings.own_namespace, clock), clock
+        self._service_lease, self._clock = ServiceLease(self._kube, settings.own_namespace, clock), clock
         self._is_lease_held: bool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._beats: list[asyncio.Task[None]] = []
+        self._periodic: list[asyncio.Task[None]] = []
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to watch, and return once the cache is synced, or a kind cannot be listed for now."""
@@ -86,20 +90,24 @@ class Operation:
         synced = [asyncio.to_thread(watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]
         for watcher, done in zip(self._watchers, await asyncio.gather(*synced), strict=True):
             if not done:
-                log.warning("%s cannot be listed yet; jobs wait for it", watcher.name)
+                log.warning(
+                    "%s could not be listed within %.0f s; no job is reconciled until the watch has synced",
+                    watcher.name,
+                    SYNC_SECONDS,
+                )
         self._loop = loop
-        beats = {
+        periodic = {
             self._resync: self._settings.resync_seconds,
-            self._look_for_service: SERVICE_LOOK_SECONDS,
-            self._look_for_plans: PLANNING_LOOK_SECONDS,
-            self._look_at_profiles: PROFILES_LOOK_SECONDS,
+            self._poll_service: SERVICE_POLL_SECONDS,
+            self._poll_plans: PLANNING_POLL_SECONDS,
+            self._reconcile_profiles: PROFILES_POLL_SECONDS,
         }
-        self._beats = [loop.create_task(_every(seconds, beat)) for beat, seconds in beats.items()]
+        self._periodic = [loop.create_task(_every(seconds, task)) for task, seconds in periodic.items()]
 
     async def close(self) -> None:
         """Finish reconciles in flight, and plan no further."""
-        for beat in self._beats:
-            beat.cancel()
+        for task in self._periodic:
+            task.cancel()
         for watcher in self._watchers:
             watcher.stop()
         await self._queue.close()
@@ -107,20 +115,22 @@ class Operation:
         self._planning.close()
         self._threads.shutdown(wait=False)
         self._asking.shutdown(wait=False, cancel_futures=True)
-        await self._last_words()
+        await self._flush_events()
 
-    async def _last_words(self) -> None:
-        """Events that wait to be written, for a moment."""
+    async def _flush_events(self) -> None:
+        """Write pending events, for `FLUSH_SECONDS` at most."""
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._teller.shutdown), LAST_WORDS_SECONDS)
+            await asyncio.wait_for(asyncio.to_thread(self._event_writer.shutdown), FLUSH_SECONDS)
         except TimeoutError:
-            self._teller.shutdown(wait=False, cancel_futures=True)
+            self._event_writer.shutdown(wait=False, cancel_futures=True)
 
-    def silences(self) -> dict[str, float]:
-        """Seconds for which nothing was heard of each watch; raises `StuckError` if one does nothing."""
+    def watch_ages(self) -> dict[str, float]:
+        """Return the seconds since the last answer of each watch; raises `StuckError` if one is stuck."""
         stuck = [watcher.name for watcher in self._watchers if watcher.stuck_seconds > MOST_STUCK_SECONDS]
         if stuck:
-            raise StuckError(f"the watch of {', '.join(stuck)} did nothing for {MOST_STUCK_SECONDS:.0f} s")
+            raise StuckError(
+                f"the watch of {', '.join(stuck)} has had neither an answer nor an error for {MOST_STUCK_SECONDS:.0f} s"
+            )
         return {watcher.name: round(watcher.silent_seconds, 1) for watcher in self._watchers}
 
     def _now(self) -> Now:
@@ -129,7 +139,7 @@ class Operation:
             queued=self._queue.num_waiting,
             in_flight=self._queue.num_in_flight,
             phases=[job.status.phase for job in self.cache.jobs()],
-            silences={watcher.name: watcher.silent_seconds for watcher in self._watchers},
+            watch_ages={watcher.name: watcher.silent_seconds for watcher in self._watchers},
             plans_working=working,
             plans_waiting=waiting,
             lease_held=self._is_lease_held if self._settings.service else None,
@@ -137,14 +147,14 @@ class Operation:
 
     # The queue
 
-    def _news(self, uid: str) -> None:
-        """From any thread."""
+    def _notify(self, uid: str) -> None:
+        """Enqueue the job; may be called from any thread."""
         loop = self._loop
         if loop is not None:
             loop.call_soon_threadsafe(self._queue.add, uid)
 
     async def _reconcile(self, uid: str) -> float | None:
-        """Nothing follows from the half of the truth: a pod that was not heard of yet is not lost."""
+        """Reconcile once the cache is synced: before, a pod that is not cached yet would be taken for a lost one."""
         if not self._is_synced():
             return UNSYNCED_SECONDS
         began = asyncio.get_running_loop().time()
@@ -160,7 +170,7 @@ class Operation:
         return all(watcher.synced.is_set() for watcher in self._watchers)
 
     def _is_new(self, uid: str) -> bool:
-        """Whether it waits for its first attempt; it does not wait for others to be followed then, nor they for it."""
+        """Whether the job waits for its first attempt: such jobs have workers of their own."""
         job = self.cache.job(uid)
         return job is not None and job.status.attempt == 0
 
@@ -181,9 +191,9 @@ class Operation:
                 extra=about(job),
             )
 
-    def _announce(self, job: SeenJob, decision: SetPhase) -> None:
+    def _announce(self, job: JobSnapshot, decision: SetPhase) -> None:
         self._metrics.ended(decision)
-        self._announcer.phase(job, decision)
+        self._events.phase(job, decision)
 
     # Periodic work
 
@@ -193,19 +203,19 @@ class Operation:
             await asyncio.sleep(UNSYNCED_SECONDS)
         for job in self.cache.jobs():
             (self._queue.add if job.status.phase is Phase.PENDING else self._queue.resync)(job.uid)
-        await asyncio.to_thread(self._update_rooms)
+        await asyncio.to_thread(self._update_capacities)
 
-    def _update_rooms(self) -> None:
-        """Of the cluster's whole nodes and pods, and so only while some job has fewer ranks than it would have.
+    def _update_capacities(self) -> None:
+        """Compute free capacity from all nodes and pods, only while some job runs on fewer ranks than it requests.
 
         An operator of one namespace may not be allowed to read pods of others, and then computes no capacity.
         """
         small = [job for job in map(_shrunken, self.cache.jobs()) if job is not None]
-        room_by_job: dict[str, int] = {}
+        pods_by_job: dict[str, int] = {}
         if small:
             left = self._offers()
-            room_by_job = {job.metadata.uid: num_pods(job, left) for job in small}
-        self.cache.see_rooms(room_by_job, self._clock())
+            pods_by_job = {job.metadata.uid: num_pods(job, left) for job in small}
+        self.cache.set_capacities(pods_by_job, self._clock())
 
     def _offers(self) -> list[Offer]:
         """Free capacity of all nodes; empty where this operator may not read other pods."""
@@ -214,25 +224,25 @@ class Operation:
         except KubeError as error:
             if not error.is_denial:
                 raise
-            log.info("jobs that shrank cannot grow, as nodes and pods may not be listed: %s", error)
+            log.info("jobs that shrank cannot grow, because this operator may not list all nodes and pods: %s", error)
             return []
 
-    async def _look_for_service(self) -> None:
-        self._is_lease_held = await asyncio.to_thread(self._presence.look)
-        self.cache.see_service(self._is_lease_held, self._clock())
+    async def _poll_service(self) -> None:
+        self._is_lease_held = await asyncio.to_thread(self._service_lease.is_held)
+        self.cache.set_service(self._is_lease_held, self._clock())
 
-    async def _look_at_profiles(self) -> None:
-        await asyncio.to_thread(self._profiles.turn)
+    async def _reconcile_profiles(self) -> None:
+        await asyncio.to_thread(self._profiles.reconcile_all)
 
-    async def _look_for_plans(self) -> None:
-        for key in await asyncio.to_thread(self._planning.turn):
-            for uid in self._reconciler.asking(key):
+    async def _poll_plans(self) -> None:
+        for key in await asyncio.to_thread(self._planning.take_answered):
+            for uid in self._reconciler.waiting_for(key):
                 self._queue.add(uid)
 
 
-def _shrunken(seen: SeenJob) -> PipelineJob | None:
+def _shrunken(snapshot: JobSnapshot) -> PipelineJob | None:
     """The job, if it runs on fewer ranks than it requests."""
-    job, status = seen.job, seen.status
+    job, status = snapshot.job, snapshot.status
     if job is None or job.spec.resources.min_ranks is None or status.phase is not Phase.RUNNING:
         return None
     return job if status.ranks < job.spec.resources.ranks else None
@@ -244,12 +254,12 @@ async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
         try:
             await act()
         except PenstockError as error:
-            log.warning("periodic work failed, retrying in %.0f s: %s", seconds, error)
+            log.warning("%s failed: %s; retrying in %.1f s", act.__name__.strip("_"), error, seconds)
         except Exception:
-            log.exception("periodic work failed unexpectedly, retrying in %.0f s", seconds)
+            log.exception("%s failed unexpectedly; retrying in %.1f s", act.__name__.strip("_"), seconds)
         await asyncio.sleep(seconds)
 
 
-def operation_from(settings: Settings, clock: Callable[[], float]) -> Operation:
-    """The operation by ``settings``, on the cluster of this process's pod or of kubectl's current context."""
-    return Operation(HttpKube(connect(2 * (NUM_LAUNCHERS + NUM_THREADS))), ProcessPlanner(), settings, clock)
+def controller_from(settings: Settings, clock: Callable[[], float]) -> Controller:
+    """Return the controller of ``settings``, on the cluster of this process's pod or of kubectl's current context."""
+    return Controller(HttpKube(connect(2 * (NUM_LAUNCHERS + NUM_THREADS))), ProcessPlanner(), settings, clock)

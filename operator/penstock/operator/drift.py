@@ -1,4 +1,4 @@
-"""Drift of step times from the prediction: by how much, since when, and whether a new measurement would help."""
+"""Drift of step times from the prediction: its size, its start, and whether a new measurement would help."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.core.status import ConditionStatus, ConditionType, JobStatus, Plan
 from penstock.operator.facts import Facts
 
 DRIFTED_RATIO, SETTLED_RATIO = 1.3, 1.15
-"""Hysteresis: a drifted job has to come well back, or the condition would flap."""
+"""Hysteresis: a drifted job counts as settled only well below `DRIFTED_RATIO`, or the condition would flap."""
 BEGINNING = "Beginning"
 """Reason of `Drifted=False` while no step of the attempt was compared yet."""
 
 
 def step_seconds(facts: Facts) -> tuple[float, float] | None:
-    """Measured and predicted seconds of the newest step; none before there is a step to judge by."""
+    """Measured and predicted seconds of the newest step; none before the first comparable step."""
     plan, progress = facts.status.plan, facts.progress
     if facts.status.phase is not Phase.RUNNING or plan is None or progress is None or progress.step < WARM_UP_STEPS:
         return None
@@ -27,12 +27,12 @@ def step_seconds(facts: Facts) -> tuple[float, float] | None:
 
 
 def ratio(measured: float, predicted: float) -> float:
-    """How many times as long, or as short."""
+    """Factor between the two, at least 1, in either direction."""
     return max(measured / predicted, predicted / measured)
 
 
 def drifted_since(status: JobStatus) -> float | None:
-    """Since when steps have taken another time, also those of an attempt before; none if they do not.
+    """Start of the current drift, also if it began in an earlier attempt; none without drift.
 
     Also none where the prediction was wrong for hardware that had just been measured.
     """
@@ -43,15 +43,15 @@ def drifted_since(status: JobStatus) -> float | None:
 
 
 def hardware_drifted_since(facts: Facts) -> float | None:
-    """Since when steps have taken another time, and do, because the hardware is no longer as it was measured."""
+    """Start of the current drift, if the hardware is no longer as it was measured; none otherwise."""
     since, seconds = drifted_since(facts.status), step_seconds(facts)
     if since is None or seconds is None or ratio(*seconds) <= SETTLED_RATIO or _is_own(facts.status.plan, facts, since):
         return None
     return since
 
 
-def judged(status: JobStatus, facts: Facts, now: float) -> JobStatus:
-    """The status with the verdict on its prediction: since when steps are compared with it, and whether it is wrong.
+def with_drift(status: JobStatus, facts: Facts, now: float) -> JobStatus:
+    """Return the status with the start of comparisons with the prediction, and whether the prediction is wrong.
 
     It is wrong if an attempt that measured its own hardware was off from the first comparison on, for as long as would
     have that hardware measured again: the next prediction would be as wrong.
@@ -79,7 +79,7 @@ def _is_own(plan: PlanStatus | None, facts: Facts, since: float) -> bool:
 
 
 def _compared_since(facts: Facts, plan: PlanStatus | None) -> float | None:
-    """Since when steps of the attempt are compared with its prediction; none before the first comparison.
+    """Time of the first comparison of a step with the attempt's prediction; none before it.
 
     Version 0.1.0 kept no such time, and counted from the start of the phase. Its conditions say whether it compared.
     """

@@ -8,46 +8,45 @@ from dataclasses import dataclass
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Step
 from penstock.core.status import JobProgress, JobStatus
-from penstock.operator.agents import News
-from penstock.operator.capacity import Room
+from penstock.operator.agents import AgentAnswer
+from penstock.operator.capacity import Capacity
 from penstock.operator.manifests import num_pods
 from penstock.operator.places import NO_COMPETITION, Competition
-from penstock.operator.snapshots import SeenJobSet, SeenNode, SeenPod
+from penstock.operator.snapshots import JobSetSnapshot, NodeSnapshot, PodSnapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """A snapshot of a job: its spec and status, and the objects of its newest attempt.
 
-    ``profile`` and ``plan`` are where measuring and planning for that attempt are, with a message for one that failed.
-    ``service_since`` is since when the service has been there without a break; none while it is away. ``stepped_at`` is
-    when the newest step was heard of. ``room`` is the free capacity for more of its ranks, if it was computed. By
-    this process's clock all that the cluster dated is ``ahead_seconds`` later. ``hosts`` are the nodes of all its pods,
-    also of attempts before: pods of a lost node stay there until the node is deleted.
-    ``leftovers`` may be ranks of the attempt, which is not certain: they are only waited for.
-    ``agent`` is the answer of the agent in the pod of the first rank, if it was polled.
-    ``competition`` is that of other jobs for its places; ``holders`` names who has them, once the attempt stood
-    still for long.
+    ``profile`` and ``plan`` are the states of measuring and planning for that attempt, with a message for one that
+    failed. ``service_since`` is the time since when the service has been running; none while it is not. ``stepped_at``
+    is when the newest step was reported. ``capacity`` is the free capacity for more of its ranks, if it was computed.
+    This process's clock is ``ahead_seconds`` ahead of the cluster's. ``hosts`` are the nodes of all its pods, also of
+    earlier attempts: pods of a lost node stay there until the node is deleted. ``leftovers`` may be ranks of the
+    attempt, which is not certain: the operator only waits until they are gone. ``agent`` is the answer of the agent in
+    the pod of the first rank, if it was polled. ``competition`` is that of other jobs for its places. ``holders`` names
+    the jobs that have them, once the attempt has made no progress in placement for long.
     """
 
     job: PipelineJob
     status: JobStatus
-    jobset: SeenJobSet | None
-    pods: tuple[SeenPod, ...]
-    nodes: Mapping[str, SeenNode]
+    jobset: JobSetSnapshot | None
+    pods: tuple[PodSnapshot, ...]
+    nodes: Mapping[str, NodeSnapshot]
     profile: Step = Step.MISSING
     plan: Step = Step.MISSING
     plan_message: str = ""
     service_since: float | None = None
     stepped_at: float = 0.0
     profile_message: str = ""
-    room: Room | None = None
+    capacity: Capacity | None = None
     ahead_seconds: float = 0.0
     hosts: frozenset[str] = frozenset()
-    leftovers: tuple[SeenPod, ...] = ()
+    leftovers: tuple[PodSnapshot, ...] = ()
     competition: Competition = NO_COMPETITION
     holders: str = ""
-    agent: News | None = None
+    agent: AgentAnswer | None = None
 
     @property
     def wanted_pods(self) -> int:

@@ -1,9 +1,9 @@
 """A bounded GET request to the agent in a pod.
 
-The other end is not trusted. The whole call takes `SECONDS` at most, however slowly the answer trickles,
-and keeps a mebibyte and its head at most. It goes to the address of a pod, as a number, and to no other: names are not
+The other end is not trusted. The whole call takes `SECONDS` at most, however slowly the answer arrives, and keeps at
+most a mebibyte and its head. It goes only to the numeric address of a pod: names are not
 looked up, redirects are not followed, and proxies of the environment are not used. Libraries limit each read and not
-the whole, so the few bytes are read here, and only then understood as HTTP.
+the whole, so the few bytes are read here and parsed as HTTP afterwards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fetch(address: str, name: str, port: int = AGENT_PORT, seconds: float = SECO
             line.sendall(request.encode())
             answer = _received(line, ends_at)
     except TimeoutError:
-        raise AgentError(f"gave no whole answer within {seconds:.0f} s") from None
+        raise AgentError(f"gave no complete answer within {seconds:.0f} s") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise AgentError(f"cannot be reached at port {port}: {reason}") from None
@@ -46,13 +46,13 @@ def fetch(address: str, name: str, port: int = AGENT_PORT, seconds: float = SECO
 
 
 def require_pod_address(address: str) -> None:
-    """Raise `AgentError` unless a pod may have the address: it is none of this host, of its link, or of many."""
+    """Raise `AgentError` unless a pod may have the address: no loopback, link-local or multicast address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
         raise AgentError(f"has no valid address: {address[:64]!r}") from None
     if ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
-        raise AgentError(f"has the address {address}, which no pod has")
+        raise AgentError(f"has the address {address}, which is loopback, link-local, multicast or reserved")
 
 
 def _left(ends_at: float) -> float:
@@ -63,7 +63,7 @@ def _left(ends_at: float) -> float:
 
 
 def _received(line: socket.socket, ends_at: float) -> bytes:
-    """All that comes until the other end closes."""
+    """Read until the other end closes."""
     most = MOST_AGENT_BYTES + MOST_HEAD_BYTES
     answer = bytearray()
     while True:

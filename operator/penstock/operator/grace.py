@@ -18,10 +18,10 @@ STORAGE_BYTES_PER_SECOND = 100e6
 
 
 def grace_seconds(spec: JobSpec, status: JobStatus) -> float:
-    """Twice a step and a checkpoint, and a margin; a minute at least.
+    """Return twice the time of a step and a checkpoint, plus a margin; a minute at least.
 
-    A step is as long as it was planned or measured, whichever is longer. An attempt that is made has no plan yet, but
-    those before it may have been measured.
+    The step time is the planned or the measured one, whichever is longer. A new attempt has no plan yet, but steps of
+    earlier ones may have been measured.
     """
     predicted = status.plan.step_seconds if status.plan else None
     measured = status.progress.step_seconds if status.progress else None

@@ -1,7 +1,7 @@
 """The only module of the operator that calls Kubernetes: its requests, and their form.
 
 Applies are server-side, under the operator's field manager (https://kubernetes.io/docs/reference/using-api/server-side-apply);
-every write that changes or removes something names the uid it means, so that it never strikes a namesake.
+every write that changes or removes an object names its uid, so that it never hits a new object of the same name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manifests of an attempt's objects: a ConfigMap and a JobSet. Nothing is read or sent.
+"""Manifests of an attempt's objects: a ConfigMap and a JobSet. Nothing is read or sent here.
 
 Concepts: https://jobset.sigs.k8s.io/docs/concepts; the files of a pod: `penstock.core.pod`.
 """
@@ -48,7 +48,7 @@ def labels(job: PipelineJob, attempt: int) -> dict[str, str]:
 
 
 def config_map(job: PipelineJob, attempt: int, settings: Settings, plan: Plan | None = None) -> dict[str, Any]:
-    """The attempt's ConfigMap: the job, where the service is, and the plan once there is one."""
+    """The attempt's ConfigMap: the job, the service's address, and the plan once there is one."""
     files = {JOB_FILE: json.dumps(job.to_manifest(), separators=(",", ":")), **_service_files(settings)}
     manifest: dict[str, Any] = {
         "apiVersion": "v1",
@@ -80,7 +80,7 @@ def _service_files(settings: Settings) -> dict[str, str]:
 
 
 def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:
-    """The attempt's JobSet: one indexed Job of equal pods, none of which is ever started a second time.
+    """The attempt's JobSet: one indexed Job of equal pods, none of which is ever restarted.
 
     With a queue it is made suspended, and the queue's controller resumes it.
     """
@@ -124,7 +124,10 @@ def _queue_labels(job: PipelineJob) -> dict[str, str]:
 
 
 def claims(job: PipelineJob) -> list[dict[str, Any]]:
-    """The claims that the job wants made. One that is to be kept has no owner, so nothing removes it with the job."""
+    """Claims that the operator creates for the job.
+
+    A claim with reclaim policy Retain has no owner, so it outlives it.
+    """
     manifests = []
     for root, volume in job.spec.kubernetes.volumes.items():
         if volume.template is None:

@@ -1,8 +1,8 @@
-"""Which measurement an attempt goes by: its own, or an older one of the same work on the same hosts.
+"""Choice of the measurement that an attempt uses: its own, or an older one of the same work on the same hosts.
 
-Its own comes by the service, which lays it into a ConfigMap, or from the agent of its first pod (`penstock.operator.
-agents`), and then this stores it there. The status names the measurements of the last `MOST_KEPT` attempts with one, so
-that another operator finds them; older ConfigMaps are removed.
+The service stores an attempt's own measurement in a ConfigMap. If the agent of the first pod delivers it first
+(`penstock.operator.agents`), the operator stores it. The status names the measurements of the last `MOST_KEPT` attempts
+that measured, so that another operator finds them; older ConfigMaps are removed.
 
 A stored measurement is checked before the attempt uses it. The attempt measures again if the measurement is gone, too
 old, older than a drift that the job has to be planned again for, or without a degree that the job pins, which keys do
@@ -33,14 +33,14 @@ MOST_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Measurements that an attempt could not use, by the ConfigMaps' names, and the reason for each."""
+    """Reasons why an attempt could not use measurements, by the names of their ConfigMaps."""
 
     attempt: int
     messages: dict[str, str] = field(default_factory=dict)
 
 
 class Measurements:
-    """Of all jobs, each in one thread at a time."""
+    """Measurements of all jobs. Calls for one job are made by one thread at a time."""
 
     def __init__(self, cache: Cache, actions: Actions) -> None:
         self._cache, self._actions = cache, actions
@@ -52,14 +52,14 @@ class Measurements:
         self._lost.pop(job_uid, None)
         self._kept.pop(job_uid, None)
 
-    def located(self, facts: Facts) -> Facts:
-        """The facts, with the step and the message of measuring."""
+    def with_profile(self, facts: Facts) -> Facts:
+        """Return the facts with the state and the message of measuring."""
         explained = replace(facts, profile_message=self._message(facts))
         return replace(explained, profile=self._step(explained))
 
     def holds(self, facts: Facts, now: float) -> bool:
-        """Whether the attempt may use its measurement: an older one is read, and given up if it is lost; one
-        that the agent brought is written to its ConfigMap.
+        """Whether the attempt may use its measurement. An older one is read first, and dropped if it is lost; one from
+        the agent is written to its ConfigMap first.
         """
         known = self._known(facts)
         if known is None:
@@ -74,20 +74,20 @@ class Measurements:
         outdated = (not is_shared and stale(profile, now)) or _outdrifted(facts, profile)
         reason = outdated or unfit_degrees(profile, facts.job.spec)
         if reason:
-            self.lose(facts, known.ref, f"ConfigMap {known.ref} {reason}: it is measured again")
+            self.lose(facts, known.ref, f"ConfigMap {known.ref} {reason}: the attempt measures again")
         return not reason
 
     def chosen(self, facts: Facts) -> ProfileStatus | None:
-        """The current measurement: an older one, or the one that was just made."""
+        """Return the current measurement: an older one, or the attempt's own."""
         known, ref = self._known(facts), self._own_ref(facts)
         if known is not None or not ref:
             return known
         self._lost_by(facts).pop(ref, None)  # another of that name was lost before
         return ProfileStatus(ref=ref, key=_key(facts))
 
-    def remembered(self, status: JobStatus, job: PipelineJob) -> JobStatus:
-        """The status with the measurement that it goes by among the job's, if it is its own, and no more of them than
-        are kept; the others' ConfigMaps are removed.
+    def retained(self, status: JobStatus, job: PipelineJob) -> JobStatus:
+        """Return the status with the attempt's own measurement in the job's list. Delete the ConfigMaps of measurements
+        beyond `MOST_KEPT`.
         """
         chosen = status.profile
         if chosen is None or not chosen.ref.removeprefix(profile_prefix(job.metadata.name)).isdecimal():
@@ -98,7 +98,7 @@ class Measurements:
         return replace(status, measurements=(*others[-(MOST_KEPT - 1) :], chosen))
 
     def _keep(self, facts: Facts) -> None:
-        """Store the agent's measurement, unless the service did so before."""
+        """Store the agent's measurement, unless the service has stored it."""
         agent, job, attempt = facts.agent, facts.job, facts.status.attempt
         if self._own_ref(facts) or agent is None or agent.profile is None:
             return
@@ -112,7 +112,7 @@ class Measurements:
         return ref if attempt == facts.status.attempt else ""
 
     def lose(self, facts: Facts, ref: str, message: str) -> None:
-        """Have the attempt use another measurement, or measure. A later attempt tries the name again."""
+        """Make the attempt use another measurement, or measure. A later attempt tries the name again."""
         uid, attempt = facts.job.metadata.uid, facts.status.attempt
         if uid not in self._lost or self._lost[uid].attempt != attempt:
             self._lost[uid] = _Lost(attempt)
@@ -131,8 +131,8 @@ class Measurements:
         return Step.WORKING if measuring(facts) else Step.MISSING
 
     def _known(self, facts: Facts) -> ProfileStatus | None:
-        """An older one: this job's, which may have been made because another was outdated, or another's of its
-        namespace, or everybody's.
+        """Return an older measurement: this job's, another job's of its namespace, or a ClusterProfile's."""
+        """
         """
         if is_measuring(facts.job):
             return None
@@ -144,7 +144,7 @@ class Measurements:
         return next((profile for profile in candidates if profile is not None and profile.ref not in lost), None)
 
     def _message(self, facts: Facts) -> str:
-        """The reason for a new measurement, or the reason why an attempt that used the old one cannot go on."""
+        """Reason for a new measurement, or reason why an attempt that used the old one cannot go on."""
         lost, status = self._lost_by(facts), facts.status
         if status.phase in (Phase.QUEUED, Phase.PROFILING):
             return next(iter(lost.values()), "")
@@ -156,7 +156,7 @@ class Measurements:
 
 
 def is_measuring(job: PipelineJob) -> bool:
-    """Whether the job is there to measure, and for nothing else."""
+    """Whether the job only measures, for a ClusterProfile."""
     return MEASURES_LABEL in job.metadata.labels
 
 

@@ -21,14 +21,14 @@ from penstock.core.profile import LinkRecord
 from penstock.core.profile_matching import ANY_GLOBAL_BATCH
 
 RETRY_SECONDS = 3_600
-"""A job that failed is removed so long after, and another tries again."""
+"""Seconds after which a failed job is deleted and another one is made."""
 
 SUFFIX = "-profile"
 _MOST_NAME_CHARACTERS = 40 - len(SUFFIX)
 
 
 def measuring_job(profile: ClusterProfile, namespace: str) -> PipelineJob:
-    """The job that measures for the profile. Its data is not read, and its batch stands for any batch."""
+    """Return the job that measures for the profile. Its data is never read, and its batch size does not matter."""
     spec, name = profile.spec, profile.metadata.name
     return PipelineJob(
         metadata=Metadata(
@@ -58,7 +58,7 @@ def measuring_job(profile: ClusterProfile, namespace: str) -> PipelineJob:
     )
 
 
-def in_short(links: tuple[LinkRecord, ...]) -> LinksStatus | None:
+def summarize(links: tuple[LinkRecord, ...]) -> LinksStatus | None:
     """Summary of the links for the status; empty with only one rank."""
     if not links:
         return None

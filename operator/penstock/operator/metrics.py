@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator. Labels take few values, regardless of the jobs and their outcomes."""
+"""Prometheus metrics of the operator. The cardinality of labels does not depend on the number of jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Now:
     queued: int
     in_flight: int
     phases: Iterable[Phase]
-    silences: Mapping[str, float]
+    watch_ages: Mapping[str, float]
     plans_working: int
     plans_waiting: int
     lease_held: bool | None = None
@@ -78,7 +78,7 @@ class Metrics(Collector):
         ages = GaugeMetricFamily(
             "penstock_operator_watch_age_seconds", "Since a watch was heard of last.", labels=["resource"]
         )
-        for resource, seconds in now.silences.items():
+        for resource, seconds in now.watch_ages.items():
             ages.add_metric([resource], seconds)
         yield ages
         plans = GaugeMetricFamily("penstock_operator_planning_questions", "Questions to the planner.", labels=["state"])
@@ -91,13 +91,13 @@ class Metrics(Collector):
             )
 
     def ended(self, decision: SetPhase) -> None:
-        """A job came to this phase."""
+        """Count the end of an attempt."""
         if decision.phase.terminal or decision.phase in (Phase.RECOVERING, Phase.SUSPENDED):
             self.ends.labels(decision.phase.value, decision.reason).inc()
 
     @contextmanager
     def call(self, verb: str, resource: str) -> Iterator[None]:
-        """Count the call of Kubernetes that is made meanwhile."""
+        """Measure the call to Kubernetes in the ``with`` block."""
         began, code = time.monotonic(), "200"
         try:
             yield
@@ -119,12 +119,12 @@ class MeteredKube:
             return self._kube.get(resource, namespace, name)
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
-        """All of them."""
+        """List the objects."""
         with self._metrics.call("list", resource.plural):
             return self._kube.list(resource, namespace, selector)
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        """Changes, for some minutes."""
+        """Watch for changes, for a minute at most."""
         changes = self._kube.watch(resource, version, namespace, selector)
         with self._metrics.call("watch", resource.plural):
             first = next(changes, None)
@@ -133,23 +133,23 @@ class MeteredKube:
             yield from changes
 
     def create(self, manifest: Mapping[str, Any]) -> Object:
-        """One that was not there."""
+        """Create an object."""
         with self._metrics.call("create", KINDS[manifest["kind"]].plural):
             return self._kube.create(manifest)
 
     def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
-        """Fields, by the server."""
+        """Apply fields, server-side."""
         plural = KINDS[manifest["kind"]].plural
         with self._metrics.call("apply", f"{plural}/{subresource}" if subresource else plural):
             return self._kube.apply(manifest, subresource)
 
     def annotate(self, pod: tuple[str, str, str], annotations: Mapping[str, str]) -> Object:
-        """A pod."""
+        """Annotate a pod."""
         with self._metrics.call("annotate", "pods"):
             return self._kube.annotate(pod, annotations)
 
     def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """One, and what it owns."""
+        """Delete an object and its dependents."""
         with self._metrics.call("delete", resource.plural):
             self._kube.delete(resource, namespace, name, uid)
 

@@ -1,4 +1,4 @@
-"""From cached objects to the input of the life cycle; nothing is read from the cluster or changed here."""
+"""Translation of cached objects into the input of the life cycle. Nothing is read from the cluster or changed here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ from penstock.core.status import JobStatus
 from penstock.operator.drift import hardware_drifted_since
 from penstock.operator.facts import Facts
 from penstock.operator.grace import grace_seconds
-from penstock.operator.pending_reasons import hindrance, measuring_news, placed_ranks, placement_since, short_since
+from penstock.operator.pending_reasons import (
+    measuring_message,
+    pending_reason,
+    placed_ranks,
+    placement_since,
+    short_since,
+)
 from penstock.operator.places import jitter, waiting_since
 from penstock.operator.restart_benefit import feasible_ranks, growth_pays, replan_pays
-from penstock.operator.snapshots import End, SeenNode, SeenPod
+from penstock.operator.snapshots import End, NodeSnapshot, PodSnapshot
 
 NODE_NOTICE_SECONDS = 60.0
-"""A silent node is called not ready after 50 s, by Kubernetes' default; peers of its pods may have ended by then."""
+"""Kubernetes marks a silent node as not ready after 50 s by default; peers of its pods may have ended by then."""
 
 _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
 
@@ -72,7 +78,7 @@ def observe(facts: Facts) -> Observed:
         predicted_step_seconds=status.plan.step_seconds if status.plan else None,
         last_checkpoint=progress.last_checkpoint if progress else None,
         feasible_ranks=feasible_ranks(facts) if spec.resources.min_ranks is not None else None,
-        capacity_stable_since=facts.room.since if facts.room else None,
+        capacity_stable_since=facts.capacity.since if facts.capacity else None,
         checkpoint_is_current=True,  # an attempt makes one before it stops
         growth_pays=growth_pays(facts),
         drifted_since=hardware_drifted_since(facts),
@@ -83,12 +89,12 @@ def observe(facts: Facts) -> Observed:
 
 def _said(facts: Facts) -> str:
     measures = facts.status.phase is Phase.PROFILING
-    return measuring_news(facts) if measures else facts.profile_message or facts.plan_message
+    return measuring_message(facts) if measures else facts.profile_message or facts.plan_message
 
 
 def _news_due_at(facts: Facts) -> float | None:
-    """When an attempt that measures is given up. It may prepare data for long; of an attempt whose agent never
-    answered, like that of an image of 0.1.0, this is not known.
+    """Time at which an attempt that measures is given up. It may prepare data for long. An attempt whose agent never
+    answered, such as one of an image of 0.1.0, has the longer limit.
     """
     if facts.status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
         return None
@@ -104,7 +110,7 @@ def _gave_places_up(status: JobStatus) -> bool:
 
 
 def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
-    """The state of the newest attempt, and its reason if there is one.
+    """Return the state of the newest attempt, and its reason if there is one.
 
     The order is that of certainty: a pod's report of its own end comes before the state of pods and nodes.
     """
@@ -114,17 +120,17 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
     if ended is not None:
         return ended
     if not _is_complete(facts):
-        return AttemptState.STARTING, hindrance(facts)
+        return AttemptState.STARTING, pending_reason(facts)
     if all(pod.binding and pod.binding.epoch >= TRAIN_EPOCH for pod in facts.pods if pod.end is None):
         return AttemptState.RUNNING, ""
     return AttemptState.READY, ""
 
 
 def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
-    """The first pod that failed stands for all: it did not fail because of another's end.
+    """Return the failure of the pod that failed first: it did not fail because of another pod's end.
 
-    A cluster dates ends by the second. Of those in the same one, a pod that could report nothing was killed; others had
-    the time to say that they lost it.
+    A cluster dates ends in whole seconds. Among ends in the same second, a pod without a report was killed, and the
+    others had the time to report that they lost it.
     """
     failed = [(pod, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
     if not failed:
@@ -138,10 +144,10 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _lost_before(facts: Facts, end: End) -> str:
-    """The disruption of other pods of the attempt before one gave up for lack of them; empty if there was none.
+    """The disruption of other pods of the attempt that made this one give up; empty if there was none.
 
-    It may have done so while no operator watched, whose own node may have been the one. Where a user's mistake ended
-    the pod, that counts.
+    The disruption may have happened while no operator ran, whose own node may have been the one. If a user's mistake
+    ended the pod, that mistake counts.
     """
     if end.report is not None and end.report.refused:
         return ""
@@ -189,7 +195,7 @@ def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
     if facts.jobset is None or facts.jobset.being_deleted:
         return AttemptState.DISRUPTED, "the JobSet was deleted"
     if facts.jobset.suspended:
-        # With pods it was let go before. It would go on with those alone that had not ended, so another has to follow.
+        # Its pods ran before. Resumed, it would restart only those that had not ended, so a new attempt has to follow.
         had_a_place = live or facts.pods
         return (AttemptState.DISRUPTED, "was preempted: its JobSet was suspended") if had_a_place else None
     for pod in facts.pods:
@@ -218,14 +224,14 @@ def _is_closed(facts: Facts) -> bool:
 def is_gone(facts: Facts) -> bool:
     """Whether no rank of the attempt is left to write; ranks on a lost node cannot reach their peers.
 
-    One that is to be followed by another is gone only with its JobSet, or it would be taken for the other.
+    An attempt that another one follows is gone only with its JobSet, or it would be taken for the next one.
     """
     if any(_may_write(pod, facts.nodes) for pod in (*facts.pods, *facts.leftovers)):
         return False
     return _is_closed(facts) or (facts.status.phase.terminal and not _may_bear(facts))
 
 
-def _may_write(pod: SeenPod, nodes: Mapping[str, SeenNode]) -> bool:
+def _may_write(pod: PodSnapshot, nodes: Mapping[str, NodeSnapshot]) -> bool:
     if pod.end is not None or not pod.node:
         return False
     node = nodes.get(pod.node)
@@ -256,7 +262,7 @@ def _node_lost_since(facts: Facts) -> float | None:
 
 
 def _last_step_at(facts: Facts) -> float | None:
-    """When a step of the attempt was heard of last, or could have been; none before its first."""
+    """Time of the last reported step of the attempt, or of the earliest possible report; none before its first."""
     progress, listening = facts.progress, _listening_since(facts)
     if listening is None or progress is None or progress.epoch < TRAIN_EPOCH:
         return None
@@ -264,9 +270,9 @@ def _last_step_at(facts: Facts) -> float | None:
 
 
 def _listening_since(facts: Facts) -> float | None:
-    """Since when the attempt trains and could have reported steps: without the service there are no reports.
+    """Time since when the attempt trains and could have reported steps: without the service there are no reports.
 
-    All by this process's clock, so that no attempt stalls because another clock is off.
+    Every time is by this process's clock, so that no attempt counts as stalled because another clock is off.
     """
     if facts.status.phase is not Phase.RUNNING or facts.service_since is None:
         return None

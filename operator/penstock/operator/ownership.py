@@ -1,8 +1,8 @@
-"""Which objects of the cluster are a PipelineJob's: those whose chain of controllers ends at it.
+"""Ownership of cluster objects: an object belongs to a PipelineJob if its chain of controllers ends at it.
 
-The operator finds objects by the label with the job's uid, because watches and lists select by labels. Labels prove
-nothing: `kubectl debug --copy-to --keep-labels` copies them, and anybody may write them in any namespace. Three owner
-references do, each with the uid of the very object that controls the next, all in the job's namespace:
+The operator selects objects by the label with the job's uid, because watches and lists select by labels. Labels prove
+nothing: `kubectl debug --copy-to --keep-labels` copies them, and any user may write them in any namespace. Three owner
+references prove it, each with the uid of the object that controls the next, all in the job's namespace:
 
     pod -> Job NAME-aN-ranks-0 -> JobSet NAME-aN -> PipelineJob NAME
 
@@ -11,8 +11,7 @@ its Job next and its pods last, and their writes until then are the job's.
 
 An operator that starts in between knows neither Job nor JobSet. Pods that name such a Job as their controller are not
 bound, counted or requested to stop, but another attempt waits until they are gone (`may_be_left`): they may be ranks
-of the one before. A cluster removes pods whose controller does not exist, so nothing waits for a name that somebody
-made up.
+of the one before. A cluster removes pods whose controller does not exist, so nothing waits for an invented name.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.kube.names import attempt_name, ranks_job_name
-from penstock.operator.snapshots import SeenJobSet, SeenPod, SeenRanksJob
+from penstock.operator.snapshots import JobSetSnapshot, PodSnapshot, RanksJobSnapshot
 
 
 class Ownership:
     """The links that were observed, by the uid of their PipelineJob. Not safe among threads."""
 
     def __init__(self) -> None:
-        self._jobsets: dict[str, dict[str, SeenJobSet]] = {}
-        self._jobs: dict[str, dict[str, SeenRanksJob]] = {}
+        self._jobsets: dict[str, dict[str, JobSetSnapshot]] = {}
+        self._jobs: dict[str, dict[str, RanksJobSnapshot]] = {}
 
-    def put_jobset(self, jobset: SeenJobSet) -> None:
+    def put_jobset(self, jobset: JobSetSnapshot) -> None:
         """Remember a JobSet that its PipelineJob controls."""
         if jobset.owner == jobset.job_uid:
             self._jobsets.setdefault(jobset.job_uid, {})[jobset.uid] = jobset
 
-    def put_job(self, job: SeenRanksJob) -> None:
+    def put_job(self, job: RanksJobSnapshot) -> None:
         """Remember a Job and the JobSet that controls it."""
         if job.owner:
             self._jobs.setdefault(job.job_uid, {})[job.uid] = job
@@ -45,7 +44,7 @@ class Ownership:
         self._jobsets.pop(job_uid, None)
         self._jobs.pop(job_uid, None)
 
-    def has_pod(self, namespace: str, name: str, pod: SeenPod) -> bool:
+    def has_pod(self, namespace: str, name: str, pod: PodSnapshot) -> bool:
         """Whether the pod is a rank's of its PipelineJob, which has that namespace and name."""
         job = self._jobs.get(pod.job_uid, {}).get(pod.owner)
         jobset = self._jobsets.get(pod.job_uid, {}).get(job.owner) if job is not None else None
@@ -55,23 +54,23 @@ class Ownership:
         return in_place and job.name == ranks_job_name(name, pod.attempt) and has_jobset(namespace, name, jobset)
 
 
-def has_jobset(namespace: str, name: str, jobset: SeenJobSet) -> bool:
+def has_jobset(namespace: str, name: str, jobset: JobSetSnapshot) -> bool:
     """Whether the JobSet is an attempt's of its PipelineJob, which has that namespace and name."""
     is_its = jobset.owner == jobset.job_uid and jobset.namespace == namespace
     return is_its and jobset.name == attempt_name(name, jobset.attempt)
 
 
-def ranks(pods: Iterable[SeenPod]) -> tuple[SeenPod, ...]:
+def ranks(pods: Iterable[PodSnapshot]) -> tuple[PodSnapshot, ...]:
     """One pod for each attempt and completion index, the one that was made first, by name.
 
     A Job removes the others by itself.
     """
-    first: dict[tuple[int, int], SeenPod] = {}
+    first: dict[tuple[int, int], PodSnapshot] = {}
     for pod in sorted(pods, key=lambda pod: (pod.made_at, pod.name)):
         first.setdefault((pod.attempt, pod.index), pod)
     return tuple(sorted(first.values(), key=lambda pod: pod.name))
 
 
-def may_be_left(namespace: str, name: str, pod: SeenPod) -> bool:
+def may_be_left(namespace: str, name: str, pod: PodSnapshot) -> bool:
     """Whether the pod may be one of the job ``name`` whose owners were never observed."""
     return pod.namespace == namespace and pod.owner_name == ranks_job_name(name, pod.attempt)

@@ -5,28 +5,29 @@ from __future__ import annotations
 from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, AttemptState
 from penstock.kube.names import RANKS_JOB
 from penstock.operator.facts import Facts
-from penstock.operator.remedies import remedied
-from penstock.operator.snapshots import SeenPod
+from penstock.operator.remedies import with_remedy
+from penstock.operator.snapshots import PodSnapshot
 
 POD_SECONDS = 15.0
-"""A cluster that would make pods has made them by then."""
+"""Seconds within which a healthy cluster creates an attempt's pods."""
 
 START_SECONDS = 30.0
-"""A node that has the image and can mount the volumes has started a pod by then."""
+"""Seconds within which a node that has the image and can mount the volumes starts a pod."""
 
 
-NO_SERVICE = "the service, which could bring the measurement, is not running; start it, or wait"
+NO_SERVICE = "the service could deliver the measurement, but is not running; start it, or wait for the agent"
 
 
-def hindrance(facts: Facts) -> str:
-    """The pending reason of the first pod that has one; empty if none has."""
+def pending_reason(facts: Facts) -> str:
+    """Return the pending reason of the first pod that has one; empty if none has."""
     if facts.jobset is not None and facts.jobset.suspended:
         queue = facts.job.spec.kubernetes.queue_name
-        return f"queue {queue} has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
-    stuck = next((pod for pod in facts.pods if pod.hindrance), None)
-    if stuck is None or stuck.hindrance is None:
+        command = f"kubectl get localqueue {queue} -n {facts.job.metadata.namespace}"
+        return f"queue {queue} has not admitted the job yet; check that Kueue runs, and the queue with {command}"
+    stuck = next((pod for pod in facts.pods if pod.pending_reason), None)
+    if stuck is None or stuck.pending_reason is None:
         return ""
-    message = remedied(f"pod {stuck.name}: {stuck.hindrance.reason}: {stuck.hindrance.message}")
+    message = with_remedy(f"pod {stuck.name}: {stuck.pending_reason.reason}: {stuck.pending_reason.message}")
     placed = placed_ranks(facts)
     if not placed or placement_since(facts) is None:
         return message
@@ -35,7 +36,7 @@ def hindrance(facts: Facts) -> str:
 
 
 def missing_pods(facts: Facts, now: float) -> str:
-    """The reason if the cluster has not made pods for long: it refuses to, and the events of the child Job say why."""
+    """The reason if the cluster has not created the pods for long: the events of the child Job have the cause."""
     since = facts.status.phase_entered_at or now
     if facts.jobset is None or facts.jobset.suspended or now < since + POD_SECONDS:
         return ""
@@ -48,15 +49,15 @@ def missing_pods(facts: Facts, now: float) -> str:
 def unstarted_pods(facts: Facts, now: float) -> str:
     """The reason if a pod has a node for long and does not start, which the kubelet reports only in events."""
     due = now - START_SECONDS - facts.ahead_seconds
-    waiting = [pod for pod in facts.pods if not (pod.running or pod.end or pod.hindrance)]
+    waiting = [pod for pod in facts.pods if not (pod.running or pod.end or pod.pending_reason)]
     late = next((pod for pod in waiting if pod.placed_at is not None and pod.placed_at <= due), None)
     if late is None:
         return ""
     return f"pod {late.name} has not started on node {late.node} yet; kubectl describe pod {late.name} shows the reason"
 
 
-def measuring_news(facts: Facts) -> str:
-    """The state of an attempt that measures, or the cause of its silence, after the reason why it measures again."""
+def measuring_message(facts: Facts) -> str:
+    """The progress of measuring, or the cause of its delay, after the reason for a new measurement."""
     return "; ".join(filter(None, (facts.profile_message, _measuring(facts))))
 
 
@@ -64,37 +65,37 @@ def _measuring(facts: Facts) -> str:
     agent = facts.agent
     if agent is None:
         is_bound = len([pod for pod in facts.pods if pod.binding is not None]) == facts.wanted_pods
-        return hindrance(facts) or ("" if is_bound else "not all of its pods have the request to measure yet")
+        return pending_reason(facts) or ("" if is_bound else "not all pods have received the request to measure yet")
     pod = first_pod(facts)
     name = pod.name if pod is not None else "of the first rank"
     if agent.problem:
-        service = "the service may bring the measurement" if facts.service_since is not None else NO_SERVICE
-        return f"waits for the measurement: the agent of pod {name} {agent.problem}; {service}"
+        service = "the service may still deliver it" if facts.service_since is not None else NO_SERVICE
+        return f"waiting for the measurement: the agent of pod {name} {agent.problem}; {service}"
     if agent.report is None:
-        return f"waits for the measurement of pod {name}"
+        return f"waiting for the measurement of pod {name}"
     if agent.report.state is AttemptState.STARTING:
-        return f"pod {name} prepares its data"
+        return f"pod {name} is preparing its data"
     done, total = agent.report.done, agent.report.total
     if not total:
-        return f"pod {name} measures"
-    return f"pod {name} has measured {min(10 * done // total, 10)} tenths of its points"  # each news is a write
+        return f"pod {name} is measuring"
+    return f"pod {name} has measured {min(10 * done // total, 10)} tenths of its points"  # few values: each is a write
 
 
-def first_pod(facts: Facts) -> SeenPod | None:
+def first_pod(facts: Facts) -> PodSnapshot | None:
     """The pod of the attempt's first rank, which collects the measurements of all, once it is bound to measure."""
     return next((pod for pod in facts.pods if pod.binding is not None and pod.binding.node_rank == 0), None)
 
 
 def placement_since(facts: Facts) -> float | None:
-    """Since when no more pods of an attempt that lacks places got one; none if it lacks none, or a queue decides.
+    """Time of the last placement in an attempt that lacks places; none if it lacks none, or a queue decides.
 
-    A pod that holds no place, and would get none if others left, does not compete: it waits.
+    A pod without a place that would get none if other pods left does not compete: it only waits.
     """
     since = short_since(facts)
     if since is None or facts.job.spec.kubernetes.queue_name:
         return None
     placed = [pod.placed_at + facts.ahead_seconds for pod in facts.pods if pod.placed_at is not None]
-    if not placed and not any(pod.hindrance.lacks_room for pod in facts.pods if pod.hindrance):
+    if not placed and not any(pod.pending_reason.lacks_capacity for pod in facts.pods if pod.pending_reason):
         return None
     return max([since, *placed])
 
@@ -105,13 +106,15 @@ def placed_ranks(facts: Facts) -> int:
     return min(placed * facts.job.spec.kubernetes.ranks_per_pod, facts.status.ranks)
 
 
-def held(facts: Facts) -> str:
-    """That the job is not launched for now, because others want the same places."""
+def hold_reason(facts: Facts) -> str:
+    """Message of a job that is not launched yet, because other jobs want the same places."""
     other = facts.competition.held_by
-    return f"waits for its turn: {other} wants the same places and is ahead" if other else ""
+    return f"waiting in line: {other} wants the same places and is ahead" if other else ""
 
 
 def short_since(facts: Facts) -> float | None:
-    """Since when pods of the attempt have had no place."""
-    times = [pod.hindrance.since for pod in facts.pods if pod.hindrance and pod.hindrance.since is not None]
+    """Time since when pods of the attempt have been without a place."""
+    times = [
+        pod.pending_reason.since for pod in facts.pods if pod.pending_reason and pod.pending_reason.since is not None
+    ]
     return min(times) + facts.ahead_seconds if times else None

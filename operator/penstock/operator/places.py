@@ -1,24 +1,24 @@
-"""Which jobs want the same places, and in which order they get them, where no queue such as Kueue decides it.
+"""Competition of jobs for the same places, and their order, where no queue such as Kueue decides.
 
 A scheduler places pods one by one. Two attempts of three pods each that come at once to three free places may get two
-and one, and neither starts. Nothing but the jobs' order can end that, so there is one, by priority, then by how long a
-job has waited, and four rules (`penstock.core.lifecycle` decides by them, ADR 0029):
+and one, and neither starts. Only an order of the jobs can resolve that: by priority, then by waiting time, with four
+rules (`penstock.core.lifecycle` decides by them, ADR 0029):
 
 1. Of attempts that are short of places and want the same, all but the first in order give way.
 2. A job that gave way, or was held, is in line. It is launched when no competing attempt is short or was launched from
    the line and is not placed yet, and no competing job in line is ahead of it: one at a time.
-3. Whenever a job gives up because places are missing, the next turn is that of the job that has been in line longest,
-   whatever its priority. So jobs that have priority and never fit, because of their size or because other pods hold the
-   places for days, cost another one attempt of two minutes for each job that has been in line longer than it.
-4. A job that is not in line is held, and so joins it, only while a competing attempt is placed in part: where places
-   abound no job waits for another.
+3. Whenever a job gives up because places are missing, the job that has been in line longest is promoted: it is launched
+   next, at any priority. A high-priority job that never fits, because of its size or because other pods hold the places
+   for days, therefore delays a job by two minutes for each job that has been in line longer.
+4. A job that is not in line is held, and so joins the line, only while a competing attempt is placed in part: with
+   enough places no job waits for another.
 
-Jobs compete if some node might take pods of both: they request the same device, and their node selectors do not
-exclude each other. Taints are left out, so jobs may be taken for competitors that are none; that costs them a wait of
-two minutes at most, because an attempt that stands still for so long is given up while others wait for it.
+Jobs compete if some node might take pods of both: they request the same device, and their node selectors do not exclude
+each other. Taints are ignored, so two jobs may count as competitors by mistake. That costs a wait of two minutes at
+most, because an attempt without progress in placement is given up after that time while others wait for it.
 
-Where a job stands is read from its status, where the condition Admitted says it, so it outlives the operator. Only who
-has the next turn (rule 3) is not written down: an operator that restarts gives the next turn by rule 2.
+The state of a job is read from the condition Admitted in its status, so it outlives the operator. Only promotions (rule
+3) are not stored: a restarted operator chooses the next job by rule 2.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ PLACED_IN_PART, UNPLACED = "PlacedInPart", "Unschedulable"
 """Reasons of the condition Admitted, where it does not hold."""
 
 
-class Standing(enum.Enum):
-    """Where a job stands in a competition."""
+class PlacementState(enum.Enum):
+    """State of a job in a competition."""
 
     IN_LINE = "in line"
     PLACING = "placing"
@@ -47,14 +47,14 @@ class Standing(enum.Enum):
     IN_PART = "in part"
 
 
-_STANDINGS = {
-    IN_LINE: Standing.IN_LINE,
-    PLACING: Standing.PLACING,
-    UNPLACED: Standing.SHORT,
-    PLACED_IN_PART: Standing.IN_PART,
+_STATES = {
+    IN_LINE: PlacementState.IN_LINE,
+    PLACING: PlacementState.PLACING,
+    UNPLACED: PlacementState.SHORT,
+    PLACED_IN_PART: PlacementState.IN_PART,
 }
-_ATTEMPTS = (Standing.PLACING, Standing.SHORT, Standing.IN_PART)
-_SHORT = (Standing.SHORT, Standing.IN_PART)
+_ATTEMPTS = (PlacementState.PLACING, PlacementState.SHORT, PlacementState.IN_PART)
+_SHORT = (PlacementState.SHORT, PlacementState.IN_PART)
 
 Order = tuple[int, float, str]
 """Priority, the highest first; since when the job waits; its uid."""
@@ -84,7 +84,7 @@ class Contender:
     name: str
     pool: Pool
     order: Order
-    standing: Standing | None = None
+    state: PlacementState | None = None
     gave_up: bool = False
 
 
@@ -125,16 +125,16 @@ def competitor(job: PipelineJob, status: JobStatus) -> Contender:
     """The job as one that has or wants places, whether Kueue or the operator starts it."""
     admitted = status.condition(ConditionType.ADMITTED)
     queued = status.phase is Phase.QUEUED and admitted is not None and admitted.status is ConditionStatus.FALSE
-    standing = _STANDINGS.get(admitted.reason) if queued and admitted is not None else None
+    state = _STATES.get(admitted.reason) if queued and admitted is not None else None
     # A job that gave places up joins the line at its end, or a few that never fit would always be ahead of all others.
-    since = status.phase_entered_at if standing is Standing.IN_LINE else waiting_since(status)
+    since = status.phase_entered_at if state is PlacementState.IN_LINE else waiting_since(status)
     return Contender(
         uid=job.metadata.uid,
         namespace=job.metadata.namespace or "",
         name=job.metadata.name,
         pool=pool_of(job),
         order=(-job.spec.run_policy.priority, since if since is not None else float("inf"), job.metadata.uid),
-        standing=standing,
+        state=state,
         gave_up=status.phase is Phase.RECOVERING and status.reason == PLACED_IN_PART,
     )
 
@@ -147,34 +147,35 @@ def jitter(uid: str, attempt: int) -> float:
 
 @dataclass(slots=True)
 class _Members:
-    """The contenders of one pool, in order, by standing."""
+    """The contenders of one pool, in order, by state."""
 
-    ordered: dict[Standing, list[Order]] = field(default_factory=lambda: {standing: [] for standing in Standing})
+    ordered: dict[PlacementState, list[Order]] = field(default_factory=lambda: {state: [] for state in PlacementState})
 
-    def first(self, standings: Iterable[Standing], other_than: str = "") -> Order | None:
-        """The first in order with one of these standings, but for one uid."""
+    def first(self, states: Iterable[PlacementState], other_than: str = "") -> Order | None:
+        """The first in order with one of these states, but for one uid."""
         firsts = []
-        for standing in standings:
-            members = self.ordered[standing]
+        for state in states:
+            members = self.ordered[state]
             firsts += [order for order in members[:2] if order[2] != other_than][:1]
         return min(firsts, default=None)
 
 
 class Places:
-    """All contenders. Not safe among threads; each call costs as much as there are pools, and one that says
-    that a job gave up as much as there are contenders. Only turns of pools that do not compete make it cost more.
+    """All contenders. Not thread-safe.
+
+    A call costs O(pools), plus O(contenders) when a job gave up, plus O(promoted jobs of pools that do not compete).
     """
 
     def __init__(self) -> None:
         self._contenders: dict[str, Contender] = {}
         self._pools: dict[Pool, _Members] = {}
-        self._turns: dict[str, None] = {}  # of jobs in line, the next one first
+        self._promoted: dict[str, None] = {}  # jobs in line, in the order of their promotion
 
     def put(self, uid: str, current: Contender | None) -> list[str]:
-        """Store a job's standing; return the uids of jobs whose decisions may change by it."""
+        """Store a job's state; return the uids of jobs whose decisions may change by it."""
         known = self._contenders.get(uid)
         gave_up = current is not None and current.gave_up
-        current = current if current is not None and current.standing is not None else None
+        current = current if current is not None and current.state is not None else None
         if known == current:
             return []
         if known is not None:
@@ -182,31 +183,33 @@ class Places:
         if current is not None:
             self._contenders[uid] = current
             members = self._pools.setdefault(current.pool, _Members())
-            bisect.insort(members.ordered[_standing(current)], current.order)
-        if current is None or current.standing is not Standing.IN_LINE:
-            self._turns.pop(uid, None)
+            bisect.insort(members.ordered[_state(current)], current.order)
+        if current is None or current.state is not PlacementState.IN_LINE:
+            self._promoted.pop(uid, None)
         if known is not None and gave_up:
-            self._give_turn(known)
+            self._promote(known)
         pools = {changed.pool for changed in (known, current) if changed is not None}
-        affected = [self._first(pool, group, uid) for pool in pools for group in (_SHORT, (Standing.IN_LINE,))]
-        affected += [self._next_turn(other) for pool in pools for other in self._pools if pool.competes(other)]
+        affected = [self._first(pool, group, uid) for pool in pools for group in (_SHORT, (PlacementState.IN_LINE,))]
+        affected += [self._first_promoted(other) for pool in pools for other in self._pools if pool.competes(other)]
         return sorted({first.uid for first in affected if first is not None} - {uid})
 
-    def _give_turn(self, own: Contender) -> None:
-        """The next turn is that of the competitor that has been in line longest and has none."""
+    def _promote(self, own: Contender) -> None:
+        """Promote the competitor that has been in line longest and is not promoted."""
         waiting = (
             other
             for other in self._contenders.values()
-            if other.standing is Standing.IN_LINE and other.uid not in self._turns and other.pool.competes(own.pool)
+            if other.state is PlacementState.IN_LINE
+            and other.uid not in self._promoted
+            and other.pool.competes(own.pool)
         )
         longest = min(waiting, key=lambda other: other.order[1:], default=None)
         if longest is not None:
-            self._turns[longest.uid] = None
+            self._promoted[longest.uid] = None
 
-    def _next_turn(self, pool: Pool) -> Contender | None:
-        """The first job with a turn that competes for places of the pool."""
-        turns = (self._contenders[uid] for uid in self._turns)
-        return next((other for other in turns if other.pool.competes(pool)), None)
+    def _first_promoted(self, pool: Pool) -> Contender | None:
+        """Return the first promoted job that competes for places of the pool."""
+        promoted = (self._contenders[uid] for uid in self._promoted)
+        return next((other for other in promoted if other.pool.competes(pool)), None)
 
     def competition(self, own: Contender) -> Competition:
         """The competition for the job's places."""
@@ -215,24 +218,24 @@ class Places:
         return Competition(
             held_by=_named(self._before(own), own),
             gives_way_to=_named(short, own) if is_ahead else "",
-            followed=self._first(own.pool, (Standing.IN_LINE,), own.uid) is not None,
+            followed=self._first(own.pool, (PlacementState.IN_LINE,), own.uid) is not None,
         )
 
     def _before(self, own: Contender) -> Contender | None:
         """The job that this one waits for before its launch."""
-        if own.standing is not Standing.IN_LINE:
-            return self._first(own.pool, (Standing.IN_PART,), own.uid)
+        if own.state is not PlacementState.IN_LINE:
+            return self._first(own.pool, (PlacementState.IN_PART,), own.uid)
         attempt = self._first(own.pool, _ATTEMPTS, own.uid)
         if attempt is not None:
             return attempt
-        turn = self._next_turn(own.pool)
-        if turn is not None:
-            return turn if turn.uid != own.uid else None
-        ahead = self._first(own.pool, (Standing.IN_LINE,), own.uid)
+        promoted = self._first_promoted(own.pool)
+        if promoted is not None:
+            return promoted if promoted.uid != own.uid else None
+        ahead = self._first(own.pool, (PlacementState.IN_LINE,), own.uid)
         return ahead if ahead is not None and ahead.order < own.order else None
 
-    def _first(self, pool: Pool, standings: Iterable[Standing], other_than: str) -> Contender | None:
-        wanted = tuple(standings)
+    def _first(self, pool: Pool, states: Iterable[PlacementState], other_than: str) -> Contender | None:
+        wanted = tuple(states)
         firsts = (members.first(wanted, other_than) for members in self._competing(pool))
         order = min((first for first in firsts if first is not None), default=None)
         return self._contenders[order[2]] if order is not None else None
@@ -243,29 +246,29 @@ class Places:
     def _remove(self, known: Contender) -> None:
         del self._contenders[known.uid]
         members = self._pools[known.pool]
-        ordered = members.ordered[_standing(known)]
+        ordered = members.ordered[_state(known)]
         del ordered[bisect.bisect_left(ordered, known.order)]
         if not any(members.ordered.values()):
             del self._pools[known.pool]
 
 
 def holders(own: Contender, running: Iterable[Contender]) -> str:
-    """The jobs of penstock that hold the places that the job lacks, in words."""
+    """Message with the penstock jobs that hold the places that the job lacks."""
     competing = [other for other in running if other.uid != own.uid and other.pool.competes(own.pool)]
     if not competing:
-        return "pods that are not penstock's, or nodes without the requested resources, keep it from the others"
+        return "pods that are not penstock's, or nodes without the requested resources, hold the rest"
     named = sorted({_named(other, own) for other in competing})
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
     return f"held by {', '.join(named[:3])}{more}"
 
 
 def _named(other: Contender | None, own: Contender) -> str:
-    """The names of another namespace's jobs are not disclosed."""
+    """Name of a job for messages; names of other namespaces' jobs are not disclosed."""
     if other is None:
         return ""
     return f"job {other.name}" if other.namespace == own.namespace else "a job of another namespace"
 
 
-def _standing(member: Contender) -> Standing:
-    assert member.standing is not None, "a contender without a standing is not kept"
-    return member.standing
+def _state(member: Contender) -> PlacementState:
+    assert member.state is not None, "a contender without a state is not kept"
+    return member.state

@@ -1,6 +1,7 @@
 """Plans for many jobs: equal plan requests are computed once, few at a time, and answers are cached for a while.
 
-Namespaces take turns: however many requests one makes, another's first request waits for one of each at most.
+Namespaces are served round robin: another namespace's first request waits for at most one request of each, however
+many one namespace makes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ MOST_REMEMBERED = 256
 
 
 class Planning:
-    """Calls ``planner``; threads may share it. ``num_planners`` requests are computed at once, the others wait.
+    """Calls ``planner``; threads may share it. ``num_planners`` requests are computed concurrently, the others wait.
 
-    ``took`` gets the seconds of each.
+    ``took`` is called with the duration of each, in seconds.
     """
 
     def __init__(self, planner: Planner, num_planners: int = 1, took: Callable[[float], None] = lambda s: None) -> None:
@@ -35,34 +36,34 @@ class Planning:
         self._answered: list[str] = []
 
     def ask(self, question: Question, namespace: str = "") -> str:
-        """Have the question of that namespace answered some time; its key."""
+        """Enqueue the plan request of that namespace; return its key."""
         key = digest(question.to_manifest())
         with self._lock:
             if key not in self._answers and key not in self._working:
                 self._waiting.setdefault(namespace, OrderedDict()).setdefault(key, question)
-            self._turn()
+            self._advance()
         return key
 
     def remember(self, plan: Plan) -> str:
-        """Take a plan that was made before as an answer; the key of its question."""
+        """Store a plan that was made before as an answer; return the key of its request."""
         with self._lock:
             self._remember(plan.digest, Answer(plan=plan))
         return plan.digest
 
-    def look(self, key: str) -> tuple[Step, Answer | None]:
-        """The step of the request with that key, and its answer once there is one."""
+    def status(self, key: str) -> tuple[Step, Answer | None]:
+        """Return the state of the request with that key, and its answer once there is one."""
         with self._lock:
-            self._turn()
+            self._advance()
             answer = self._answers.get(key)
             if answer is not None:
                 return (Step.DONE if answer.plan is not None else Step.FAILED), answer
             known = key in self._working or any(key in keys for keys in self._waiting.values())
             return (Step.WORKING if known else Step.MISSING), None
 
-    def turn(self) -> list[str]:
-        """The keys of the questions that were answered since this was called last."""
+    def take_answered(self) -> list[str]:
+        """Return the keys of requests that were answered since the last call."""
         with self._lock:
-            self._turn()
+            self._advance()
             answered, self._answered = self._answered, []
             return answered
 
@@ -72,14 +73,14 @@ class Planning:
             return len(self._working), len({key for keys in self._waiting.values() for key in keys})
 
     def close(self) -> None:
-        """Answer nothing more."""
+        """Cancel all requests."""
         with self._lock:
             self._waiting.clear()
             for key in self._working:
                 self._planner.cancel(key)
             self._working.clear()
 
-    def _turn(self) -> None:
+    def _advance(self) -> None:
         for key in list(self._working):
             answer = self._planner.poll(key)
             if answer is not None:
@@ -92,7 +93,7 @@ class Planning:
             self._working[key] = time.monotonic()
 
     def _next(self) -> tuple[str, Question]:
-        """Remove and return the oldest request of the namespace whose turn is longest ago."""
+        """Remove and return the oldest request of the namespace that was served least recently."""
         namespace, keys = self._waiting.popitem(last=False)
         key, question = keys.popitem(last=False)
         self._waiting[namespace] = keys  # behind all others

@@ -1,10 +1,10 @@
-"""The pod that an attempt's ranks run in, within the restricted Pod Security Standard.
+"""Pod of an attempt's ranks, within the restricted Pod Security Standard.
 
-It may do nothing in the cluster: its one token has only the service as audience. Reference:
+The pod has no rights in the cluster: its one token has only the service as audience. Reference:
 https://kubernetes.io/docs/concepts/security/pod-security-standards
 
-Next to the ranks' container there is one that reports, a sidecar: it starts first and is ended last (ADR 0020). It also
-answers the operator (ADR 0030).
+A sidecar next to the ranks' container reports: it starts first and is ended last (ADR 0020). It also answers the
+operator (ADR 0030).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ USER = 65_532
 TOKEN_SECONDS = 600
 OUT = "out"
 STORAGE = "/penstock"
-"""Below it lie ``out`` and ``data/NAME``."""
+"""Mount point of ``out`` and ``data/NAME``."""
 
 LOCAL = "/var/lib/penstock"
 AGENT_BYTES = 512 * 2**20
@@ -53,7 +53,7 @@ AGENT_BYTES = 512 * 2**20
 REPORTER_MEMORY = str(128 * 2**20)
 REPORTER_REQUESTS = {"cpu": "20m", "memory": REPORTER_MEMORY}
 REPORTER_LIMITS = {"cpu": "1", "memory": REPORTER_MEMORY}
-"""It sleeps after its start, and then uses processor time that ranks leave while they wait for messages."""
+"""The sidecar sleeps after its start, and later uses processor time while ranks wait for messages."""
 
 
 def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _mounts(*names: str) -> list[dict[str, Any]]:
 
 
 def _storage(job: PipelineJob) -> list[dict[str, Any]]:
-    """The volumes that the job names; without one for its output, that lasts as long as its pod."""
+    """The volumes that the job names. Output without a volume lasts as long as its pod."""
     volumes: list[dict[str, Any]] = [
         {"name": _volume(root), "persistentVolumeClaim": {"claimName": claim_name(job, root)}}
         for root in job.spec.kubernetes.volumes

@@ -1,5 +1,5 @@
-"""The admission policy for checks that a definition cannot have: fields that may be a number or a list, or a string or
-a mapping.
+"""Admission policy for fields that the definition cannot check: those that are a number or a list, or a string or a
+mapping.
 
 Rules of a definition cannot read such a field; a policy reads the object as it is. It is applied together with the
 definitions. Reference: https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy
@@ -30,7 +30,7 @@ class Check:
     message_expression: str = ""
 
     def to_manifest(self) -> dict[str, str]:
-        """As a policy holds it."""
+        """The check in the form of a policy's validation."""
         manifest = {"expression": self.holds, "message": f"{self.path}: {self.message}", "reason": "Invalid"}
         if self.message_expression:
             manifest["messageExpression"] = f"'{self.path}: ' + {self.message_expression}"
@@ -80,13 +80,13 @@ CHECKS = (
     Check(
         path=_SCHEDULE,
         holds="type(variables.schedule) != string || !variables.schedule.endsWith('.csv')",
-        message="no file is sent along: write {generator: csv, text: ...}, as `penstock submit` does by itself",
+        message="is a path, and no file is uploaded: write {generator: csv, text: ...}, or use `penstock submit`",
     ),
     Check(
         path="spec.parallelism.recompute",
         holds="type(variables.recompute) == bool || type(variables.recompute) == list || "
         "(type(variables.recompute) == string && variables.recompute in ['none', 'selective', 'full'])",
-        message="is none of what it may be: write none, selective, full, or a list for each pinned stage",
+        message="is not a recomputation mode: write none, selective, full, or a list for each pinned stage",
     ),
     Check(
         path="spec.parallelism",
@@ -109,6 +109,6 @@ def policy() -> JsonSchema:
 
 
 def binding() -> JsonSchema:
-    """The binding that puts the policy into force, everywhere."""
+    """The binding that enforces the policy in all namespaces."""
     spec = {"policyName": NAME, "validationActions": ["Deny"]}
     return {"apiVersion": _API, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": NAME}, "spec": spec}

@@ -1,7 +1,7 @@
 """``penstock-operator check-policy``: the jobs on a cluster that its policy refuses. Nothing is changed.
 
-It reads the operator's variables and objects, so that an administrator learns before an upgrade, or before a
-list is shortened, which jobs would be held: those that there are, and those that measure for ClusterProfiles.
+It reads the operator's variables and objects. An administrator learns before an upgrade, or before shortening a list,
+which jobs would be held: unfinished jobs, and jobs that measure for ClusterProfiles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.core.job import PipelineJob
 from penstock.kube.allowing import refusals_on
 from penstock.kube.resources import CLUSTER_PROFILES, JOBS
 from penstock.kube.transport import KubeError, Object
-from penstock.operator.cache import see_job
+from penstock.operator.cache import job_snapshot
 from penstock.operator.cluster_profiles import read_profile
 from penstock.operator.kube import Kube
 from penstock.operator.measuring import measuring_job
@@ -24,7 +24,7 @@ NUM_CONNECTIONS = 2
 
 
 def report(kube: Kube, settings: Settings) -> tuple[str, int]:
-    """A line for each reason, and the consequences for such jobs; with the exit code, 1 if there are any.
+    """Return a line for each reason and the consequences for such jobs, and the exit code, 1 if there are any.
 
     Raises `KubeError` if they cannot be listed.
     """
@@ -41,11 +41,11 @@ def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]
     """Jobs that have not ended. Those that cannot be read are named by the operator's log."""
     for item in kube.list(JOBS, namespace).objects:
         try:
-            seen = see_job(item, 0.0)
+            snapshot = job_snapshot(item, 0.0)
         except UNREADABLE:
             continue
-        if seen.job is not None and not seen.status.phase.terminal:
-            yield f"{seen.namespace}/{seen.name} ({seen.status.phase})", seen.job
+        if snapshot.job is not None and not snapshot.status.phase.terminal:
+            yield f"{snapshot.namespace}/{snapshot.name} ({snapshot.status.phase})", snapshot.job
 
 
 def _measuring(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:

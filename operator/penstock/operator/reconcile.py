@@ -1,7 +1,51 @@
-"""One reconcile of one job: gather the facts, decide by the life cycle, act, and write the status.
+"""Reconcile one job: take a snapshot, decide by the life cycle, act, and write the status.
 
-It is idempotent: it may be interrupted anywhere and repeated at any time. Two facts are read from the cluster itself,
-not from the cache: whether another attempt may be made, and whether one has come to its end.
+Problem. A PipelineJob changes for many reasons: its user edits it, a pod ends, a node is lost, a plan is finished, the
+service reports a step. Watches deliver these events late, in any order, or not at all, and the operator itself may be
+killed between any two of its calls. No attempt may then exist twice, and no attempt may be given up without a reason.
+
+Idea. Events carry no meaning: each one only enqueues the job's uid. A reconcile reads the whole state from the cache
+(`_facts`), translates it into the input of the life cycle (`observe`), and carries out what the pure function
+`penstock.core.lifecycle.decide` returns. It repeats this until nothing follows at once, writes the status, and returns
+the number of seconds after which time alone may change a decision. Three rules make it idempotent:
+
+1. The status is written before the action that it announces. Attempt N is written as ``attempt: N`` under the resource
+   version of the snapshot, and only then are its ConfigMap and JobSet created, under names that follow from N. After a
+   crash in between, ``attempt > launched`` shows the half-done launch, and it is repeated (`_is_half_launched`).
+2. Every action may be repeated: objects have fixed names and are created or left alone, a delete names a uid, and an
+   annotation that a pod has is not written again.
+3. A decision that cannot be undone is confirmed with the cluster (`_confirmed`): a launch after an earlier attempt, and
+   every end of an attempt. The cache may lag behind, and a pod that is not cached yet looks like a lost one.
+
+Example: a job of two pods, from its creation on. ``D`` is the decision, ``W`` a write to the cluster.
+
+    event                      decisions and writes
+    job applied             D SetPhase(Queued)  D Launch(1)  W status attempt=1  W ConfigMap and JobSet a1
+    pod 0 runs              none: the attempt is complete with pod 1
+    pod 1 runs              D SetPhase(Profiling)  D StartProfile  W status  W 2 annotations (epoch 0)
+    measurement stored      D SetPhase(Planning)  D StartPlan  W status; the plan request is queued
+    plan request finished   D SetPhase(Binding)  D Bind  W status  W plan  W 2 annotations (epoch 1)
+                            D SetPhase(Running)  W status
+    node of pod 1 deleted   D SetPhase(Recovering), confirmed by 4 reads  W status  D Delete(1)  W delete JobSet a1
+
+If the operator is killed after ``W status attempt=1``, the next one reads attempt 1 and launched 0, and no JobSet: it
+creates ConfigMap and JobSet a1 again. If it is killed after the JobSet too, it reads launched 0 and a JobSet a1, and
+goes on to wait for pods.
+
+Complexity. One reconcile costs as much as the job has pods: a job of p pods and an event for each costs O(p) per event
+and O(p^2) in total, which is 100 x 100 small comparisons for 100 pods. The whole cluster is never scanned. At most
+`MOST_ROUNDS` decisions are made in one reconcile; a job's whole life needs fewer.
+
+Rejected designs:
+
+- Handlers for each event (kopf's own): a handler sees one object and not the attempt, is lost with the process, and two
+  of them for one job run concurrently (docs/adr/0013, docs/adr/0023).
+- State in annotations of the operator's own: the status already shows it to users, and one place cannot contradict
+  itself.
+- Reading the cluster instead of the cache in every reconcile: with 1,000 jobs the resync alone would be thousands of
+  calls a minute. Only the decisions of rule 3 need fresh state.
+- Confirming a first launch also: its number is written under the job's resource version, which fails if the job has
+  changed. That is as good as a read (docs/adr/0015).
 """
 
 from __future__ import annotations
@@ -33,14 +77,22 @@ from penstock.core.status import JobStatus
 from penstock.kube.transport import KubeError
 from penstock.operator import binding
 from penstock.operator.actions import Actions
-from penstock.operator.agents import PAUSE_SECONDS, SELDOM_SECONDS, Agents, News
-from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.agents import PAUSE_SECONDS, SELDOM_SECONDS, AgentAnswer, Agents
+from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.facts import Facts
 from penstock.operator.measurements import Measurements, is_measuring
 from penstock.operator.observe import measuring, observe
 from penstock.operator.pending_reasons import first_pod, placement_since
 from penstock.operator.planning import Planning
-from penstock.operator.statuses import begun, denied, entered, in_short, is_reported_by_service, refused, updated
+from penstock.operator.statuses import (
+    begin_attempt,
+    compute_status,
+    denied,
+    enter_phase,
+    is_reported_by_service,
+    refused,
+    summarize,
+)
 from penstock.planner.worker.questions import Question
 
 PLANNING_SECONDS = 5.0
@@ -49,27 +101,27 @@ PLANNING_SECONDS = 5.0
 REMIND_SECONDS = 0.5
 """Delay after an annotation until the pod's reminder is set.
 
-A kubelet writes a pod's annotations as it knew them when it began, and when it is done takes all for written that it
-has heard by then: the rest comes a minute or more later, or when the pod changes again (`MarkRemountRequired` and
+A kubelet writes the annotations that it knew when the write began, and marks all as written that it has received when
+the write ends: those in between come a minute or more later, or when the pod changes again (`MarkRemountRequired` and
 `AddPodToVolume` in Kubernetes' pkg/kubelet/volumemanager/cache). For a pod that has just started it may write twice
 within a fifth of a second, and three such pods in a hundred got it only after more than a minute.
 """
 
-AGAIN_SECONDS = 0.2
+RETRY_SECONDS = 0.2
 MOST_ROUNDS = 12
 """Limit of successive decisions in one reconcile; a job's whole life needs fewer."""
 
-Announce = Callable[[SeenJob, SetPhase], None]
+Announce = Callable[[JobSnapshot, SetPhase], None]
 
 
 @dataclass(slots=True)
 class _Draft:
     """A job during one reconcile: ``status`` is ahead of the cluster's until it is written."""
 
-    seen: SeenJob
+    snapshot: JobSnapshot
     job: PipelineJob
     status: JobStatus
-    untold: list[SetPhase] = field(default_factory=list)
+    unannounced: list[SetPhase] = field(default_factory=list)
 
 
 class GoneError(PenstockError):
@@ -77,7 +129,7 @@ class GoneError(PenstockError):
 
 
 class Reconciler:
-    """Reconciles jobs, each in one thread at a time. ``announce`` reports a change of phase to people."""
+    """Reconciles jobs, each in one thread at a time. ``announce`` publishes a change of phase as an event."""
 
     def __init__(
         self,
@@ -97,22 +149,26 @@ class Reconciler:
     def reconcile(self, uid: str) -> float | None:
         """Reconcile the job; return the seconds until the next reconcile at the latest, none for never."""
         for _ in range(MOST_ROUNDS):
-            seen = self._cache.job(uid)
-            if seen is None or seen.being_deleted:
+            snapshot = self._cache.job(uid)
+            if snapshot is None or snapshot.being_deleted:
                 self._forget(uid)
                 return None
             try:
-                return self._look(_Draft(seen, seen.job, seen.status)) if seen.job is not None else self._refuse(seen)
+                return (
+                    self._reconcile_draft(_Draft(snapshot, snapshot.job, snapshot.status))
+                    if snapshot.job is not None
+                    else self._refuse(snapshot)
+                )
             except GoneError:
                 return None
             except KubeError as error:
                 if not error.is_conflict:
                     raise
-                self._actions.refresh(seen)  # another writer was faster, and the decisions may be different now
-        return AGAIN_SECONDS
+                self._actions.refresh(snapshot)  # another writer was faster, and the decisions may be different now
+        return RETRY_SECONDS
 
-    def asking(self, key: str) -> list[str]:
-        """The jobs that wait for the answer to this plan request."""
+    def waiting_for(self, key: str) -> list[str]:
+        """Return the jobs that wait for the answer to this plan request."""
         return [uid for uid, question in list(self._questions.items()) if question == key]
 
     def _forget(self, uid: str) -> None:
@@ -121,16 +177,18 @@ class Reconciler:
         self._measurements.forget(uid)
         self._agents.forget(uid)
 
-    def _refuse(self, seen: SeenJob) -> float | None:
+    def _refuse(self, snapshot: JobSnapshot) -> float | None:
         """End a job, and its attempt, that passed the cluster's validation and is invalid by core's."""
-        if seen.status.phase.terminal:
+        if snapshot.status.phase.terminal:
             return None
-        self._actions.end_attempt(seen)
-        self._actions.write_status(seen, refused(seen.status, seen.mistake, seen.generation, self._clock()))
-        self._announce(seen, SetPhase(Phase.FAILED, "InvalidSpec", seen.mistake))
+        self._actions.end_attempt(snapshot)
+        self._actions.write_status(
+            snapshot, refused(snapshot.status, snapshot.mistake, snapshot.generation, self._clock())
+        )
+        self._announce(snapshot, SetPhase(Phase.FAILED, "InvalidSpec", snapshot.mistake))
         return None
 
-    def _look(self, draft: _Draft) -> float | None:
+    def _reconcile_draft(self, draft: _Draft) -> float | None:
         try:
             for _ in range(MOST_ROUNDS):
                 if not self._advance(draft):
@@ -138,11 +196,11 @@ class Reconciler:
             return self._finish(draft)
         except KubeError as error:
             if error.is_denial:
-                self._write(draft, denied(draft.status, error, draft.seen.generation, self._clock()))
+                self._write(draft, denied(draft.status, error, draft.snapshot.generation, self._clock()))
             raise
 
     def _advance(self, draft: _Draft) -> bool:
-        """One decision; whether it changed something, so that there may be another."""
+        """Decide once and act; return whether something changed, so that another decision may follow."""
         if _has_measured(draft):
             return False
         if self._is_half_launched(draft):
@@ -153,7 +211,7 @@ class Reconciler:
         decisions = decide(draft.job.spec, observe(facts), now)
         if _plans(decisions) and not self._holds(draft, facts, now):
             return True
-        if _should_confirm(draft.seen, decisions) and not self._confirmed(draft, decisions):
+        if _should_confirm(draft.snapshot, decisions) and not self._confirmed(draft, decisions):
             return True
         changed = [self._act(draft, facts, decision, now) for decision in sorted(decisions, key=_is_effect)]
         return any(changed)
@@ -163,7 +221,7 @@ class Reconciler:
             return self._measurements.holds(facts, now)
         except KubeError as error:
             if error.is_refusal:
-                self._write(draft, denied(draft.status, error, draft.seen.generation, now))
+                self._write(draft, denied(draft.status, error, draft.snapshot.generation, now))
             raise
 
     def _finish(self, draft: _Draft) -> float | None:
@@ -171,14 +229,14 @@ class Reconciler:
         now = self._clock()
         facts = self._facts(draft)
         observed = observe(facts)
-        self._write(draft, updated(draft.status, facts, observed, draft.seen.generation, now))
+        self._write(draft, compute_status(draft.status, facts, observed, draft.snapshot.generation, now))
         decisions = decide(draft.job.spec, observed, now)
         waits = [decision.until - now for decision in decisions if isinstance(decision, Wait)]
         if facts.plan is Step.WORKING:
             waits.append(PLANNING_SECONDS)
         if facts.agent is not None:
             waits.append(PAUSE_SECONDS if draft.status.phase is Phase.PROFILING else SELDOM_SECONDS)
-        waits += self._remind(draft.seen.uid, facts, now)
+        waits += self._remind(draft.snapshot.uid, facts, now)
         return max(min(waits), 0.001) if waits else None
 
     def _remind(self, uid: str, facts: Facts, now: float) -> list[float]:
@@ -196,21 +254,21 @@ class Reconciler:
         return []
 
     def _write(self, draft: _Draft, status: JobStatus) -> None:
-        """Write the status to the cluster if it changed, and announce news to people.
+        """Write the status to the cluster if it changed, and publish events about new phases.
 
-        A launch is written together with the next change: its JobSet shows it until then. So is a checkpoint that the
-        service reported.
+        ``launched`` is written with the next change: the JobSet shows it until then. The same holds for a checkpoint
+        that the service reported.
         """
-        if self._is_made(draft.seen.uid, status.attempt):
+        if self._is_made(draft.snapshot.uid, status.attempt):
             status = replace(status, launched=status.attempt)
-        before = draft.seen.status
+        before = draft.snapshot.status
         checkpoint = before.checkpoint if is_reported_by_service(status) else status.checkpoint
         if replace(status, launched=before.launched, checkpoint=checkpoint) != before:
-            draft.seen = self._actions.write_status(draft.seen, status)
-        draft.status = draft.seen.status
-        for decision in draft.untold:
-            self._announce(draft.seen, decision)
-        draft.untold.clear()
+            draft.snapshot = self._actions.write_status(draft.snapshot, status)
+        draft.status = draft.snapshot.status
+        for decision in draft.unannounced:
+            self._announce(draft.snapshot, decision)
+        draft.unannounced.clear()
 
     def _is_made(self, uid: str, attempt: int) -> bool:
         return any(jobset.attempt == attempt for jobset in self._cache.jobsets(uid))
@@ -218,7 +276,7 @@ class Reconciler:
     # Observation
 
     def _facts(self, draft: _Draft) -> Facts:
-        uid, status = draft.seen.uid, draft.status
+        uid, status = draft.snapshot.uid, draft.status
         jobsets = (jobset for jobset in self._cache.jobsets(uid) if jobset.attempt == status.attempt)
         pods, leftovers = self._cache.pods(uid), self._cache.leftovers(uid)
         bare = Facts(
@@ -228,19 +286,19 @@ class Reconciler:
             pods=tuple(pod for pod in pods if pod.attempt == status.attempt),
             nodes=self._cache.nodes(),
             service_since=self._cache.service_since,
-            stepped_at=draft.seen.stepped_at,
-            room=self._cache.room(uid),
+            stepped_at=draft.snapshot.stepped_at,
+            capacity=self._cache.capacity(uid),
             ahead_seconds=self._cache.ahead_seconds,
             hosts=frozenset(pod.node for pod in (*pods, *leftovers) if pod.node),
             leftovers=tuple(pod for pod in leftovers if pod.attempt == status.attempt),
         )
         plan, plan_message = self._plan_step(draft)
-        bare = replace(self._with_places(bare), agent=self._heard(bare))
-        return replace(self._measurements.located(bare), plan=plan, plan_message=plan_message)
+        bare = replace(self._with_places(bare), agent=self._agent_answer(bare))
+        return replace(self._measurements.with_profile(bare), plan=plan, plan_message=plan_message)
 
-    def _heard(self, facts: Facts) -> News | None:
-        """The answer of the first rank's agent, where it is needed: of an attempt that measures, and of one that trains
-        while the service is away, for its checkpoints.
+    def _agent_answer(self, facts: Facts) -> AgentAnswer | None:
+        """Return the answer of the first rank's agent, where it is needed: in an attempt that measures, and in one that
+        trains while the service is not running, for its checkpoints.
         """
         uid, phase, pod = facts.job.metadata.uid, facts.status.phase, first_pod(facts)
         measures = phase is Phase.PROFILING and measuring(facts)
@@ -249,10 +307,10 @@ class Reconciler:
             if phase is not Phase.RUNNING:
                 self._agents.forget(uid)
             return None
-        return self._agents.look(uid, pod, measures=measures)
+        return self._agents.poll(uid, pod, measures=measures)
 
     def _with_places(self, facts: Facts) -> Facts:
-        """The facts, with the competition of other jobs if the job waits for places."""
+        """Return the facts with the competition of other jobs, if the job waits for places."""
         if facts.status.phase is not Phase.QUEUED:
             return facts
         facts = replace(facts, competition=self._cache.competition(facts.job, facts.status))
@@ -262,29 +320,32 @@ class Reconciler:
         return replace(facts, holders=self._cache.holders(facts.job, facts.status))
 
     def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
-        key = self._questions.get(draft.seen.uid)
+        key = self._questions.get(draft.snapshot.uid)
         if draft.status.phase not in (Phase.PLANNING, Phase.BINDING) or key is None:
             return Step.MISSING, ""
-        step, answer = self._planning.look(key)
+        step, answer = self._planning.status(key)
         return step, answer.error if answer is not None else ""
 
     def _confirmed(self, draft: _Draft, decisions: list[Decision]) -> bool:
-        """Whether the cluster itself leads to the same decisions. If not, the draft takes over the cluster's state."""
-        fresh = self._actions.refresh(draft.seen)
+        """Whether fresh state leads to the same decisions. If not, the draft takes over the fresh state."""
+        fresh = self._actions.refresh(draft.snapshot)
         if fresh is None or fresh.job is None or fresh.being_deleted:
-            raise GoneError(f"job {draft.seen.name} is gone")
-        self._actions.refresh_children(draft.seen, with_pods=any(_gives_up(decision) for decision in decisions))
-        if fresh.status != draft.seen.status or fresh.job != draft.job:
-            draft.seen, draft.job, draft.status = fresh, fresh.job, fresh.status
-            draft.untold.clear()
+            raise GoneError(f"job {draft.snapshot.namespace}/{draft.snapshot.name} was deleted during its reconcile")
+        self._actions.refresh_children(draft.snapshot, with_pods=any(_gives_up(decision) for decision in decisions))
+        if fresh.status != draft.snapshot.status or fresh.job != draft.job:
+            draft.snapshot, draft.job, draft.status = fresh, fresh.job, fresh.status
+            draft.unannounced.clear()
             return False
-        draft.seen = fresh
+        draft.snapshot = fresh
         return decide(draft.job.spec, observe(self._facts(draft)), self._clock()) == decisions
 
     # Acting
 
     def _act(self, draft: _Draft, facts: Facts, decision: Decision, now: float) -> bool:
-        """Whether something follows at once. Before anything else in the cluster does, the status is written."""
+        """Carry out the decision; return whether another may follow at once.
+
+        The status is written before other objects.
+        """
         if isinstance(decision, SetPhase):
             self._enter(draft, facts, decision, now)
             return True
@@ -308,69 +369,71 @@ class Reconciler:
             case Stop():
                 self._actions.ask_to_stop(facts.pods, now)
             case Delete():
-                self._actions.end_attempt(draft.seen)
+                self._actions.end_attempt(draft.snapshot)
             case Expire():
-                self._actions.remove_job(draft.seen)
+                self._actions.remove_job(draft.snapshot)
         return isinstance(decision, Bind)
 
     def _enter(self, draft: _Draft, facts: Facts, decision: SetPhase, now: float) -> None:
-        status = entered(draft.status, decision, now)
+        status = enter_phase(draft.status, decision, now)
         if decision.phase is Phase.PLANNING:
             status = replace(status, profile=self._measurements.chosen(facts))
-            status = self._measurements.remembered(status, draft.job)
+            status = self._measurements.retained(status, draft.job)
         if decision.phase is Phase.BINDING:
             plan = self._plan(draft)
-            status = replace(status, plan=in_short(plan) if plan else None)
+            status = replace(status, plan=summarize(plan) if plan else None)
         if decision.reason == "Shrink":
             status = replace(status, feasible_ranks=observe(facts).feasible_ranks)
         if decision.phase in (Phase.RECOVERING, Phase.SUSPENDED) or decision.phase.terminal:
-            self._questions.pop(draft.seen.uid, None)
+            self._questions.pop(draft.snapshot.uid, None)
         observed = replace(facts, status=status)
-        draft.status = updated(status, observed, observe(observed), draft.seen.generation, now)
-        draft.untold.append(decision)
+        draft.status = compute_status(status, observed, observe(observed), draft.snapshot.generation, now)
+        draft.unannounced.append(decision)
 
     def _begin(self, draft: _Draft, facts: Facts, launch: Launch, now: float) -> bool:
-        """The attempt's number is written down before anything bears it, so that no other attempt ever does."""
+        """Write the attempt's number before any object has it, so that no two attempts share one."""
         try:
             if not is_measuring(draft.job):
                 self._actions.require_storage(draft.job, launch.ranks)
         except UserError as mistake:
             self._enter(draft, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
             return True
-        status = begun(draft.status, launch, bool(draft.job.spec.kubernetes.queue_name), now)
+        status = begin_attempt(draft.status, launch, bool(draft.job.spec.kubernetes.queue_name), now)
         begins = replace(facts, status=status, jobset=None, pods=())
-        self._write(draft, updated(status, begins, observe(begins), draft.seen.generation, now))
+        self._write(draft, compute_status(status, begins, observe(begins), draft.snapshot.generation, now))
         self._launch(draft)
         return True
 
     def _is_half_launched(self, draft: _Draft) -> bool:
-        """Whether an attempt was announced, and nothing of it is there."""
+        """Whether an attempt was written to the status, and none of its objects exists."""
         status = draft.status
         waits = status.phase is Phase.QUEUED and not draft.job.spec.run_policy.suspend
-        return waits and status.attempt > status.launched and not self._is_made(draft.seen.uid, status.attempt)
+        return waits and status.attempt > status.launched and not self._is_made(draft.snapshot.uid, status.attempt)
 
     def _launch(self, draft: _Draft) -> None:
         try:
             self._actions.launch(draft.job, draft.status)
         except KubeError as error:
             if error.is_refusal:
-                self._write(draft, denied(draft.status, error, draft.seen.generation, self._clock()))
+                self._write(draft, denied(draft.status, error, draft.snapshot.generation, self._clock()))
             raise
         draft.status = replace(draft.status, message="")
 
     def _ask(self, draft: _Draft, facts: Facts, now: float) -> bool:
-        """Whether a decision follows at once: no request can be made, or the answer is there.
+        """Request a plan; return whether a decision follows at once, because the request failed or is answered already.
 
-        Equal questions of many jobs have equal keys, so the question holds nothing of the job's name.
+        Equal requests of many jobs have equal keys, so the request does not contain the job's name.
         """
         if self._has_published(draft):
             return True
         known, spec = draft.status.profile, draft.job.spec
         if known is None:
-            remedy = "submit the job again"
-            raise UserError(what="there is no measurement to plan by", where="status.profile", remedy=remedy)
+            remedy = "delete the job and apply it again: another writer removed the field from the status"
+            raise UserError(
+                what="is missing, so there is no measurement to plan by", where="status.profile", remedy=remedy
+            )
         try:
-            profile = self._actions.profile(draft.seen.namespace, known.ref)
+            profile = self._actions.profile(draft.snapshot.namespace, known.ref)
         except UserError as lost:
             self._measurements.lose(facts, known.ref, str(lost))
             return True
@@ -380,33 +443,33 @@ class Reconciler:
         except UserError as mistake:
             self._enter(draft, facts, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), now)
             return True
-        self._questions[draft.seen.uid] = self._planning.ask(question, draft.seen.namespace)
+        self._questions[draft.snapshot.uid] = self._planning.ask(question, draft.snapshot.namespace)
         return self._plan_step(draft)[0] is not Step.WORKING
 
     def _has_published(self, draft: _Draft) -> bool:
-        """Whether an operator that ended while it bound the pods had laid the plan out.
+        """Whether an earlier operator published a plan and ended while it bound the pods.
 
-        Some of them may train by it, and another version of the planner answers the same question otherwise.
+        Some pods may train by that plan, and another version of the planner may answer the same request differently.
         """
         if draft.status.phase is not Phase.BINDING or draft.status.plan is None:
             return False
         plan = self._actions.published_plan(draft.job, draft.status.attempt)
         if plan is None or plan.digest != draft.status.plan.digest:
             return False
-        self._questions[draft.seen.uid] = self._planning.remember(plan)
+        self._questions[draft.snapshot.uid] = self._planning.remember(plan)
         return True
 
     def _plan(self, draft: _Draft) -> Plan | None:
-        key = self._questions.get(draft.seen.uid)
-        answer = self._planning.look(key)[1] if key is not None else None
+        key = self._questions.get(draft.snapshot.uid)
+        answer = self._planning.status(key)[1] if key is not None else None
         return answer.plan if answer is not None else None
 
     def _with_plan(self, draft: _Draft) -> JobStatus:
-        """The status with the plan that is bound, which may be another one than before the operator ended."""
+        """Return the status with the plan that is bound, which may differ after a restart of the operator."""
         plan, known = self._plan(draft), draft.status.plan
         if plan is None or (known is not None and known.digest == plan.digest):
             return draft.status
-        return replace(draft.status, plan=in_short(plan))
+        return replace(draft.status, plan=summarize(plan))
 
     def _bind(self, draft: _Draft, facts: Facts) -> None:
         """Write the plan first, then the bindings: a binding makes a pod read the plan."""
@@ -423,7 +486,7 @@ def _has_measured(draft: _Draft) -> bool:
 
 
 def _is_effect(decision: Decision) -> bool:
-    """Phases come first: an operator that ends in between has written the reason before it acted."""
+    """Sort key that puts phases first: an operator that ends in between has written the reason before it acted."""
     return not isinstance(decision, SetPhase)
 
 
@@ -431,13 +494,13 @@ def _plans(decisions: list[Decision]) -> bool:
     return any(isinstance(decision, SetPhase) and decision.phase is Phase.PLANNING for decision in decisions)
 
 
-def _should_confirm(seen: SeenJob, decisions: list[Decision]) -> bool:
-    """Whether a decision makes an attempt after another, or gives one up.
+def _should_confirm(snapshot: JobSnapshot, decisions: list[Decision]) -> bool:
+    """Whether a decision launches an attempt after an earlier one, or gives one up.
 
-    The first follows from nothing but the job, and its number is written under the version of the job that it follows
-    from, or not at all: that is as good as a read before.
+    A first launch needs no confirmation: its number is written under the resource version of the job that it follows
+    from, or the write fails.
     """
-    makes_another = seen.status.attempt > 0
+    makes_another = snapshot.status.attempt > 0
     return any((isinstance(decision, Launch) and makes_another) or _gives_up(decision) for decision in decisions)
 
 

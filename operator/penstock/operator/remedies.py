@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _GOES_ON = "the job goes on by itself"
-_NEW_JOB = "a spec stays as it is, so make a new job"
+_NEW_JOB = "a spec cannot be changed, so make a new job"
 _IMAGE = f"push the image or give the account a pull secret, and {_GOES_ON}; or fix kubernetes.image in a new job"
 
 _BY_WORD = (
@@ -17,18 +17,16 @@ _BY_WORD = (
 """The first key that occurs in the message decides."""
 
 
-def remedied(said: str) -> str:
+def with_remedy(said: str) -> str:
     """The message, with its remedy if there is one."""
     remedy = next((remedy for word, remedy in _BY_WORD if word in said), "")
     return f"{said}; {remedy}" if remedy else said
 
 
 def clocks_differ(ahead_seconds: float) -> str:
-    """That the operator's clock is not the cluster's; empty if it is."""
+    """Message about a difference between the operator's and the cluster's clocks; empty if they agree."""
     if not ahead_seconds:
         return ""
     which = "ahead of" if ahead_seconds > 0 else "behind"
     minutes = max(1, round(abs(ahead_seconds) / 60))
-    return (
-        f"the operator's clock is about {minutes} min {which} the cluster's; have their machines follow one time server"
-    )
+    return f"the operator's clock is about {minutes} min {which} the cluster's; synchronise both machines with NTP"

@@ -1,4 +1,4 @@
-"""Whether another attempt is worth its restart: with more ranks, or by a newer measurement."""
+"""Benefit of a restart with more ranks or with a newer measurement, compared with its cost."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RESTART_SECONDS = 120.0
 def feasible_ranks(facts: Facts) -> int | None:
     """Ranks that the scheduler has placed; all of them until it reports otherwise."""
     per_pod = facts.job.spec.kubernetes.ranks_per_pod
-    if facts.status.phase is Phase.RUNNING and facts.room is not None:
-        return _whole(facts.job.spec, facts.status.ranks + facts.room.num_pods * per_pod)
+    if facts.status.phase is Phase.RUNNING and facts.capacity is not None:
+        return _whole(facts.job.spec, facts.status.ranks + facts.capacity.num_pods * per_pod)
     if short_since(facts) is None:
         return facts.status.feasible_ranks
     placed = sum(1 for pod in facts.pods if pod.node)
@@ -33,7 +33,7 @@ def _whole(spec: JobSpec, ranks: int) -> int:
 
 
 def growth_pays(facts: Facts) -> bool:
-    """Whether the steps that are left would be done sooner, if they took less time in proportion to the ranks."""
+    """Whether the remaining steps would finish sooner on more ranks, if step time is proportional to 1 / ranks."""
     status, plan = facts.status, facts.status.plan
     grown = feasible_ranks(facts)
     if plan is None or plan.step_seconds is None or not grown:
@@ -48,7 +48,7 @@ def _steps_left(facts: Facts) -> int:
 
 
 def replan_pays(facts: Facts) -> bool:
-    """Whether the steps that are left might gain more than another attempt costs."""
+    """Whether the remaining steps may gain more than another attempt costs."""
     plan, progress = facts.status.plan, facts.progress
     if plan is None or plan.step_seconds is None or progress is None or progress.step_seconds is None:
         return False

@@ -1,8 +1,8 @@
 """The apiserver's checks across fields, and of changes, in CEL: a copy of core's own checks.
 
-The types refuse the same when the operator reads a job; here the person who applies it gets the error at once. `slices`
-and `schedule` have no type for the apiserver, so CEL cannot read them here: `policy.py` checks them. Reference:
-https://kubernetes.io/docs/reference/using-api/cel
+core's types refuse the same values when the operator reads a job. These rules report the error to the user at once, on
+`kubectl apply`. `slices` and `schedule` have no type for the apiserver, so CEL cannot read them here: `policy.py`
+checks them. Reference: https://kubernetes.io/docs/reference/using-api/cel
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rule:
     reason: str = "FieldValueInvalid"
 
     def to_manifest(self) -> dict[str, str]:
-        """As ``x-kubernetes-validations`` holds it."""
+        """The rule in the form of ``x-kubernetes-validations``."""
         manifest = {"rule": self.holds, "message": self.message, "messageExpression": self.message_expression}
         manifest |= {"fieldPath": self.path, "reason": self.reason}
         return {key: value for key, value in manifest.items() if value}
@@ -121,7 +121,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds="has(self.model.vocab) || has(self.data.tokenizer.vocab) || "
             "(has(self.data.tokenizer.train) && self.data.tokenizer.train == 'bytes')",
-            message="is missing, and the tokenizer does not say it: write the tokenizer's number of tokens",
+            message="is missing, and the tokenizer does not define it: write the tokenizer's number of tokens",
             path=".model.vocab",
             reason="FieldValueRequired",
         ),
@@ -157,7 +157,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
         Rule(  # the apiserver takes a factor below one for nothing where it divides a whole number by it
             holds="!has(self.parallelism.stages) || self.parallelism.stages.all(s, double(int(s * 2.0)) == s * 2.0)",
-            message="has a part that is no half of a block: write numbers such as 4 or 4.5",
+            message="has a part that is not a multiple of half a block: write numbers such as 4 or 4.5",
             path=".parallelism.stages",
         ),
         Rule(
@@ -203,7 +203,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "DataSpec": (
         Rule(
             holds=f"self.source == 'python-stdlib' || self.source.matches('^data://{names.LABEL}(/|$)')",
-            message="is no place on a cluster: write python-stdlib, or data://NAME/PATH with a volume data/NAME",
+            message="does not exist on a cluster: write python-stdlib, or data://NAME/PATH with a volume data/NAME",
             path=".source",
         ),
     ),
@@ -216,7 +216,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
         Rule(
             holds=f"!has(self.file) || self.file.matches('^data://{names.LABEL}/')",
-            message="is no place on a cluster: write data://NAME/PATH with a volume data/NAME",
+            message="does not exist on a cluster: write data://NAME/PATH with a volume data/NAME",
             path=".file",
         ),
     ),
@@ -259,7 +259,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "EnvVar": (
         Rule(
             holds="self.value == '' || !has(self.valueFrom)",
-            message="stands beside value: keep one of them",
+            message="is set together with value: keep one of them",
             path=".valueFrom",
         ),
     ),
@@ -275,7 +275,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _exactly_one("claim", "template", remedy="write {claim: NAME}, or {template: {size: 10Gi}}"),
         Rule(
             holds="self.reclaim != 'Delete' || has(self.template)",
-            message="a claim that was there before the job is not deleted with it: leave reclaim out",
+            message="an existing claim is not deleted with the job: leave reclaim out",
             path=".reclaim",
         ),
     ),

@@ -1,6 +1,6 @@
-"""Whether the service is there: it renews its Lease for as long as it is.
+"""Liveness of the service: it renews its Lease while it runs.
 
-When it was renewed is taken from this process's clock, as Kubernetes' own leader election does: the other's may be off.
+Renewals are dated by this process's clock, as in Kubernetes' own leader election: the service's clock may be off.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from penstock.kube.resources import LEASES
 from penstock.kube.transport import KubeError
 from penstock.operator.kube import Kube
 
-SILENCE_SECONDS = 30.0
+LAPSE_SECONDS = 30.0
 
 
-class ServicePresence:
+class ServiceLease:
     """Reads the Lease in ``namespace``. Belongs to one thread at a time."""
 
     def __init__(self, kube: Kube, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._namespace, self._clock = kube, namespace, clock
         self._renewed, self._heard_at = "", 0.0
 
-    def look(self) -> bool:
-        """Whether it was renewed lately; unchanged while the cluster cannot be reached."""
+    def is_held(self) -> bool:
+        """Read the Lease; return whether it was renewed within `LAPSE_SECONDS`.
+
+        An unreachable cluster changes nothing.
+        """
         try:
             lease = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
             renewed = str((lease.get("spec") or {}).get("renewTime") or "")
@@ -31,4 +34,4 @@ class ServicePresence:
             renewed = "" if error.is_missing else self._renewed
         if renewed != self._renewed:
             self._renewed, self._heard_at = renewed, self._clock()
-        return bool(self._renewed) and self._clock() - self._heard_at < SILENCE_SECONDS
+        return bool(self._renewed) and self._clock() - self._heard_at < LAPSE_SECONDS

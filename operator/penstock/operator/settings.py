@@ -1,4 +1,4 @@
-"""Settings of an operator, from its environment."""
+"""Settings of the operator, from its environment."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from penstock.core.job_policy import Allowance, JobPolicy
 from penstock.core.pod import MEASURES_LABEL
 from penstock.kube.allowing import read_policy
 
+METRICS_VARIABLE = "PENSTOCK_METRICS_PORT"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """One operator. ``namespace`` is the only one whose jobs it handles; all if empty.
+    """Settings of one operator. ``namespace`` is the only one whose jobs it handles; all if empty.
 
-    ``image`` is that of ranks where a job names none. ``service`` is the URL by which pods reach the service;
-    ``service_ca`` the certificates that it is trusted by, as text. Without a URL no steps are reported.
-    ``own_namespace`` is where the operator and the service live. Prometheus is answered on ``metrics_port``, and
-    nowhere if that is 0. ``policy`` limits jobs; their ``image`` is always allowed.
+    ``image`` is the default image of ranks. ``service`` is the URL by which pods reach the service, and ``service_ca``
+    the PEM certificates that they trust it by. Without a URL no steps are reported. ``own_namespace`` is the namespace
+    of the operator and the service. ``metrics_port`` serves Prometheus; 0 disables it. ``policy`` limits jobs;
+    ``image`` is always allowed.
     """
 
     own_namespace: str = "penstock-system"
@@ -35,18 +37,18 @@ class Settings:
 
     @property
     def measuring_namespace(self) -> str:
-        """Where ClusterProfiles are measured: the operator's own, or where it does all that it does."""
+        """Namespace in which ClusterProfiles are measured: the only one it handles, or its own."""
         return self.namespace or self.own_namespace
 
     def policy_for(self, job: PipelineJob) -> JobPolicy:
-        """The policy for this job: also a pod's own resources, and its place where it is the operator's own."""
+        """Return the policy for this job, with the resources and volumes that the operator's own pods need."""
         everywhere = self.policy.everywhere + Allowance(images=(self.image,) if self.image else ())
         own = [self.measuring_namespace] if MEASURES_LABEL in job.metadata.labels else []
         return replace(self.policy, namespaces=(*self.policy.namespaces, *own), everywhere=everywhere)
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
-    """Settings by the variables PENSTOCK_...; raises `UserError` for values that cannot be used."""
+    """Return the settings by the variables PENSTOCK_...; raises `UserError` for invalid values."""
     own, policy = environment.get("PENSTOCK_OWN_NAMESPACE", "penstock-system"), environment.get("PENSTOCK_POLICY_FILE")
     return Settings(
         own_namespace=own,
@@ -56,24 +58,29 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
         service=environment.get("PENSTOCK_SERVICE_URL", ""),
         service_ca=_text(environment, "PENSTOCK_SERVICE_CA_FILE"),
         num_planners=_number(environment, "PENSTOCK_PLANNERS", 1, range(1, 65)),
-        metrics_port=_number(environment, "PENSTOCK_METRICS_PORT", 8080, range(65_536)),
+        metrics_port=port_of(environment, METRICS_VARIABLE, 8080),
     )
 
 
+def port_of(environment: Mapping[str, str], variable: str, default: int) -> int:
+    """Return the port in the variable; raises `UserError` for anything else."""
+    return _number(environment, variable, default, range(65_536))
+
+
 def _text(environment: Mapping[str, str], variable: str) -> str:
-    """The content of the file that the variable names."""
+    """Return the content of the file that the variable names."""
     path = environment.get(variable, "")
     try:
         return Path(path).read_text() if path else ""
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        what, remedy = f"{path} cannot be read: {reason}", "mount it, or leave the variable out"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        what, remedy = f"{path} cannot be read: {reason}", "mount the file there, or unset the variable"
         raise UserError(what=what, where=variable, remedy=remedy) from None
 
 
 def _number(environment: Mapping[str, str], variable: str, default: int, allowed: range) -> int:
     text = environment.get(variable) or str(default)
     if not text.isdecimal() or int(text) not in allowed:
-        remedy = f"write a number from {allowed.start} to {allowed.stop - 1}"
-        raise UserError(what=f"{text!r} cannot be used", where=variable, remedy=remedy)
+        remedy = f"write a number from {allowed.start} to {allowed.stop - 1}, or unset the variable for {default}"
+        raise UserError(what=f"{text[:60]!r} is not a number in the allowed range", where=variable, remedy=remedy)
     return int(text)

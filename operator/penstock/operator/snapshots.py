@@ -1,6 +1,6 @@
-"""The operator's cached objects: small frozen extracts of the cluster's, with the input of the life cycle.
+"""Snapshots of cluster objects: small frozen extracts with the fields that the life cycle needs.
 
-Read once when an object arrives. A thousand jobs' pods would otherwise be held with all their fields.
+An object is read once, when it arrives. The cache holds the pods of a thousand jobs, and not all of their fields.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenJobSet:
+class JobSetSnapshot:
     """An attempt's JobSet. ``failure`` is the JobSet controller's message about one that failed.
 
     ``completed`` says that all its pods ended well, also where they are gone. ``owner`` is the uid of the PipelineJob
-    that controls it; ``job_uid`` is only its label.
+    that controls it; ``job_uid`` is only its label, which any user may set.
     """
 
     namespace: str
@@ -60,7 +60,7 @@ class SeenJobSet:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenRanksJob:
+class RanksJobSnapshot:
     """The Job that the JobSet controller makes of an attempt's JobSet; ``owner`` is the uid of that JobSet."""
 
     namespace: str
@@ -73,7 +73,10 @@ class SeenRanksJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """How a pod ended. ``disrupted``: preempted or evicted, not by the job's fault; ``report`` is the pod's own."""
+    """End of a pod. ``disrupted``: preempted or evicted, so the job is not at fault.
+
+    ``report`` is the pod's own report.
+    """
 
     succeeded: bool
     message: str
@@ -83,16 +86,16 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hindrance:
-    """The pending reason of a pod, by the scheduler or the kubelet, ``since`` when if that is known."""
+class PendingReason:
+    """Pending reason of a pod, from the scheduler or the kubelet, with the time ``since`` when, if it is known."""
 
     reason: str
     message: str
     since: float | None = None
 
     @property
-    def lacks_room(self) -> bool:
-        """Whether the pod would have a place if pods of others left, as far as the scheduler reports.
+    def lacks_capacity(self) -> bool:
+        """Whether the pod would have a place if other pods left, as far as the scheduler reports.
 
         Its message lists a cause for each set of nodes. None of them may be of a kind that stays whichever pods leave.
         """
@@ -108,15 +111,15 @@ _STAYS = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenPod:
+class PodSnapshot:
     """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one.
 
-    Whose it is follows from the Job that controls it, ``owner_name`` with the uid ``owner`` (`penstock.operator.
-    ownership`); ``job_uid`` and ``attempt`` are only its labels. It was ``made_at`` by the cluster's clock.
+    The Job that controls it, ``owner_name`` with the uid ``owner``, proves to which PipelineJob it belongs
+    (`penstock.operator.ownership`); ``job_uid`` and ``attempt`` are only its labels. ``made_at`` is its creation, by
+    the cluster's clock.
 
-    ``placed_at`` is when it was put on its ``node``, by the cluster's clock. It is ``running`` once anything in it
-    does, and has its ``end`` when nothing does: its ranks have ended by then, and their records were brought to the
-    service or could not be.
+    ``placed_at`` is when it was assigned to its ``node``, by the cluster's clock. It is ``running`` once one of its
+    containers runs, and has its ``end`` when all have ended: the records of its ranks are uploaded then, or lost.
     """
 
     namespace: str
@@ -134,7 +137,7 @@ class SeenPod:
     binding: PodBinding | None = None
     stop_asked_at: float | None = None
     reminder: str = ""
-    hindrance: Hindrance | None = None
+    pending_reason: PendingReason | None = None
     end: End | None = None
     owner_name: str = ""
     owner: str = ""
@@ -149,7 +152,7 @@ class SeenPod:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenNode:
+class NodeSnapshot:
     """A node; ``not_ready_since`` is none while it is ready."""
 
     name: str
@@ -158,12 +161,12 @@ class SeenNode:
     not_ready_since: float | None = None
 
 
-def see_jobset(item: Object) -> SeenJobSet:
+def jobset_snapshot(item: Object) -> JobSetSnapshot:
     """The extract of a JobSet that the operator made."""
     metadata = item["metadata"]
     labels = metadata.get("labels", {})
     failed = _condition(item, "Failed")
-    return SeenJobSet(
+    return JobSetSnapshot(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
@@ -180,10 +183,10 @@ def see_jobset(item: Object) -> SeenJobSet:
     )
 
 
-def see_ranks_job(item: Object) -> SeenRanksJob:
+def ranks_job_snapshot(item: Object) -> RanksJobSnapshot:
     """The extract of the Job of an attempt's JobSet."""
     metadata = item["metadata"]
-    return SeenRanksJob(
+    return RanksJobSnapshot(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
@@ -193,7 +196,7 @@ def see_ranks_job(item: Object) -> SeenRanksJob:
     )
 
 
-def see_pod(item: Object) -> SeenPod:
+def pod_snapshot(item: Object) -> PodSnapshot:
     """The extract of an attempt's pod."""
     metadata, status = item["metadata"], item.get("status", {})
     labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
@@ -201,7 +204,7 @@ def see_pod(item: Object) -> SeenPod:
     reporter = _container(status, "initContainerStatuses", REPORTER_CONTAINER)
     reports = "running" in reporter.get("state", {})
     owner_name, owner = controller(item, BATCH_JOB_KIND, BATCH_GROUP)
-    return SeenPod(
+    return PodSnapshot(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
@@ -217,7 +220,7 @@ def see_pod(item: Object) -> SeenPod:
         binding=_binding(annotations.get(BINDING_ANNOTATION, "")),
         stop_asked_at=_instant(annotations.get(STOP_ANNOTATION, "")),
         reminder=annotations.get(REMINDER_ANNOTATION, ""),
-        hindrance=_hindrance(item, reporter, container),
+        pending_reason=_pending_reason(item, reporter, container),
         end=_end(item, container, reports),
         owner_name=owner_name,
         owner=owner,
@@ -226,11 +229,11 @@ def see_pod(item: Object) -> SeenPod:
     )
 
 
-def see_node(item: Object) -> SeenNode:
+def node_snapshot(item: Object) -> NodeSnapshot:
     """The extract of a node."""
     ready = _condition(item, "Ready", wanted=None)
     is_ready = ready.get("status") == "True"
-    return SeenNode(
+    return NodeSnapshot(
         name=item["metadata"]["name"],
         uid=item["metadata"]["uid"],
         boot_id=item.get("status", {}).get("nodeInfo", {}).get("bootID", ""),
@@ -253,7 +256,7 @@ def _container(status: Object, kind: str, name: str) -> Object:
 
 
 def _binding(text: str) -> PodBinding | None:
-    """The binding; none if another writer put something else there."""
+    """Return the binding; none if another writer put something else there."""
     try:
         return PodBinding.from_manifest(jsontext.load(text)) if text else None
     except (ValueError, UserError):
@@ -261,22 +264,22 @@ def _binding(text: str) -> PodBinding | None:
 
 
 def _instant(text: str) -> float | None:
-    """The time of the stop request; 0 for other text, since any text counts as a request."""
+    """Return the time of the stop request; 0 for any other content, since any content counts as a request."""
     try:
         return parse_instant(text, STOP_ANNOTATION) if text else None
     except UserError:
         return 0.0
 
 
-def _hindrance(pod: Object, *containers: Object) -> Hindrance | None:
+def _pending_reason(pod: Object, *containers: Object) -> PendingReason | None:
     unscheduled = _condition(pod, "PodScheduled", wanted="False")
     if unscheduled:
         since = parse_instant(unscheduled.get("lastTransitionTime"), "PodScheduled")
-        return Hindrance(reason=unscheduled.get("reason", ""), message=unscheduled.get("message", ""), since=since)
+        return PendingReason(reason=unscheduled.get("reason", ""), message=unscheduled.get("message", ""), since=since)
     for container in containers:
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return Hindrance(reason=waiting["reason"], message=waiting.get("message", ""))
+            return PendingReason(reason=waiting["reason"], message=waiting.get("message", ""))
     return None
 
 
@@ -297,7 +300,7 @@ def _end(pod: Object, container: Object, reports: bool) -> End | None:
 
 
 def _report(text: str) -> AttemptReport | None:
-    """A container that was killed left no message, or one of another process."""
+    """Return the pod's report; none for a killed container, which left no message or one of another process."""
     try:
         return AttemptReport.from_manifest(jsontext.load(text)) if text else None
     except (ValueError, UserError):
@@ -310,8 +313,8 @@ def _why(status: Object, terminated: Object, report: AttemptReport | None, taken
     if taken:
         return str(taken.get("message") or taken.get("reason"))
     if terminated.get("reason") == "OOMKilled":
-        return "was killed for more memory than its limit; raise resources.memoryPerRank"
+        return "was killed because it exceeded its memory limit; raise resources.memoryPerRank"
     if terminated.get("exitCode"):
         last = str(terminated.get("message", "")).strip().rpartition("\n")[2]
-        return f"ended with code {terminated['exitCode']}: {last or 'without a word'}"
+        return f"ended with code {terminated['exitCode']}: {last or 'without a message'}"
     return str(status.get("message") or status.get("reason") or "")

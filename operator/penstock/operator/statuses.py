@@ -1,4 +1,4 @@
-"""A job's status from decisions and observations: the phase, its times, and the conditions."""
+"""Status of a job from decisions and observations: the phase, its times, and the conditions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from penstock.core.speed import step_text
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.kube.transport import KubeError
 from penstock.operator import places
-from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
+from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, ratio, step_seconds, with_drift
 from penstock.operator.facts import Facts
 from penstock.operator.pending_reasons import (
-    held,
-    hindrance,
-    measuring_news,
+    hold_reason,
+    measuring_message,
     missing_pods,
+    pending_reason,
     placed_ranks,
     placement_since,
     unstarted_pods,
@@ -51,8 +51,8 @@ _PLANNED = frozenset({Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED})
 _PROFILED = _PLANNED | {Phase.PLANNING}
 
 
-def entered(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
-    """The status in the phase that was decided on; raises `IllegalTransitionError` for one that cannot follow."""
+def enter_phase(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
+    """Return the status in the decided phase; raises `IllegalTransitionError` for one that cannot follow."""
     phase = enter(status.phase, decision.phase)
     lost = decision.reason in LOSSES
     return dataclasses.replace(
@@ -68,14 +68,17 @@ def entered(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
     )
 
 
-def begun(status: JobStatus, launch: Launch, queues: bool, now: float) -> JobStatus:
-    """The status that announces an attempt, before anything of it is made. One that ``queues`` has not started yet."""
+def begin_attempt(status: JobStatus, launch: Launch, queues: bool, now: float) -> JobStatus:
+    """Return the status that announces an attempt, before its objects exist.
+
+    One that ``queues`` has not started yet.
+    """
     started_at = now if status.started_at is None and not queues else status.started_at
     return dataclasses.replace(status, attempt=launch.attempt, ranks=launch.ranks, plan=None, started_at=started_at)
 
 
-def in_short(plan: Plan) -> PlanStatus:
-    """The summary of a plan for the status."""
+def summarize(plan: Plan) -> PlanStatus:
+    """Return the summary of a plan for the status."""
     mesh = [f"{name} {size}" for name, size in (("dp", plan.dp), ("tp", plan.tp), ("pp", plan.pp)) if size > 1]
     slices = f"{len(plan.slices)} slices" if len(plan.slices) > 1 else "unsliced"
     batches = f"{plan.num_alike} x {plan.microbatch}" + (f" + {plan.remainder}" if plan.remainder else "")
@@ -89,16 +92,16 @@ def in_short(plan: Plan) -> PlanStatus:
     )
 
 
-def updated(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: float) -> JobStatus:
-    """The status with its conditions, and with the pending reason as its message; equal if nothing changed."""
+def compute_status(status: JobStatus, facts: Facts, observed: Observed, generation: int, now: float) -> JobStatus:
+    """Return the status with its conditions, and the pending reason as its message; equal if nothing changed."""
     queued = status.phase is Phase.QUEUED
     waits_for = _waits_for(status, facts, now) if queued else ""
     message = waits_for if queued else status.message
     if status.phase is Phase.PROFILING and facts.profile is not Step.DONE:
-        message = measuring_news(facts)
-    conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for, now), generation, now)
+        message = measuring_message(facts)
+    conditions = _merged(status.conditions, _conditions(status, facts, observed, waits_for, now), generation, now)
     return dataclasses.replace(
-        judged(dataclasses.replace(status, conditions=conditions), facts, now),
+        with_drift(dataclasses.replace(status, conditions=conditions), facts, now),
         observed_generation=generation,
         message=message,
         started_at=_active_since(status, facts, now),
@@ -107,7 +110,9 @@ def updated(status: JobStatus, facts: Facts, seen: Observed, generation: int, no
 
 
 def _newest_checkpoint(status: JobStatus, facts: Facts) -> CheckpointName | None:
-    """As reported by the service or the agent. Ranks search by themselves (docs/adr/0018); this is for people."""
+    """Newest checkpoint that the service or the agent reported. Only users read it: ranks search by themselves
+    (docs/adr/0018).
+    """
     progress, report = facts.progress, facts.agent.report if facts.agent is not None else None
     checkpoints = [status.checkpoint, report.checkpoint if report is not None else None]
     if progress is not None and progress.last_checkpoint is not None:
@@ -126,19 +131,21 @@ def is_reported_by_service(status: JobStatus) -> bool:
 
 def _waits_for(status: JobStatus, facts: Facts, now: float) -> str:
     if facts.jobset is None and status.attempt <= status.launched:
-        return held(facts)
-    return hindrance(facts) or missing_pods(facts, now) or unstarted_pods(facts, now)
+        return hold_reason(facts)
+    return pending_reason(facts) or missing_pods(facts, now) or unstarted_pods(facts, now)
 
 
 def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
-    """Like a Job's startTime: none while suspended, also by a queue, after which its time limit restarts."""
+    """Start of the active time, as in a Job's startTime: none while suspended, also by a queue; the time limit
+    restarts.
+    """
     if status.phase is Phase.SUSPENDED or (facts.jobset is not None and facts.jobset.suspended):
         return None
     return now if status.started_at is None and facts.jobset is not None else status.started_at
 
 
 def denied(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
-    """The status of a job for which the cluster refuses to do something; it is tried again."""
+    """Return the status of a job for which the cluster refused a call that will be retried."""
     waits = _WAITS.get(status.phase)
     new = [] if waits is None else [_condition(waits, False, "", error.reason or "Refused", error.message)]
     conditions = _merged(status.conditions, new, generation, now)
@@ -147,8 +154,8 @@ def denied(status: JobStatus, error: KubeError, generation: int, now: float) -> 
 
 
 def refused(status: JobStatus, mistake: str, generation: int, now: float) -> JobStatus:
-    """The status of a job that cannot be understood: it has failed."""
-    failed = entered(status, SetPhase(Phase.FAILED, "InvalidSpec", mistake), now)
+    """Return the failed status of a job with an invalid spec."""
+    failed = enter_phase(status, SetPhase(Phase.FAILED, "InvalidSpec", mistake), now)
     new = [
         _condition(ConditionType.COMPLETE, False, "", "Failed", ""),
         _condition(ConditionType.FAILED, True, "InvalidSpec", "", mistake),
@@ -157,7 +164,7 @@ def refused(status: JobStatus, mistake: str, generation: int, now: float) -> Job
     return dataclasses.replace(failed, observed_generation=generation, conditions=conditions)
 
 
-def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str, now: float) -> Iterable[Condition]:
+def _conditions(status: JobStatus, facts: Facts, observed: Observed, waits_for: str, now: float) -> Iterable[Condition]:
     """The conditions that apply in this phase; one that was true stays, with its current content."""
     live = status.phase in LIVE
     if status.attempt or waits_for:
@@ -169,7 +176,7 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str,
     if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":
         yield _planned(status)
     if live:
-        is_bound = seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
+        is_bound = observed.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
         yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
     yield from _outlived(status)
     if status.condition(ConditionType.STALLED) or NO_STEP in status.message:
@@ -187,7 +194,7 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str,
 
 
 def _waits_why(status: JobStatus, facts: Facts, now: float) -> str:
-    """The reason why it is not admitted, which encodes its standing among others (`penstock.operator.places`)."""
+    """Reason of the condition Admitted, which encodes the job's placement state (`penstock.operator.places`)."""
     before = status.condition(ConditionType.ADMITTED)
     was_in_line = before is not None and before.reason in (places.IN_LINE, places.PLACING)
     if facts.job.spec.kubernetes.queue_name or status.phase not in (Phase.QUEUED, Phase.RECOVERING):
@@ -208,7 +215,7 @@ def _is_placed(facts: Facts) -> bool:
 
 
 def _outlived(status: JobStatus) -> Iterable[Condition]:
-    """Conditions that were true of an attempt that is over, or of the one before."""
+    """Conditions of an attempt that has ended, set to false."""
     gone = [ConditionType.PROFILED, ConditionType.PLANNED] if status.phase is Phase.QUEUED else []
     if status.phase not in LIVE and status.phase is not Phase.SUCCEEDED:
         gone.append(ConditionType.BOUND)
@@ -222,7 +229,7 @@ def _profiled(status: JobStatus, facts: Facts) -> Condition:
         return _condition(ConditionType.PROFILED, True, "Measured", "", "")
     is_unheard = facts.service_since is None and facts.agent is not None and bool(facts.agent.problem)
     reason = "ServiceUnavailable" if is_unheard else "Measuring"
-    return _condition(ConditionType.PROFILED, False, "", reason, measuring_news(facts))
+    return _condition(ConditionType.PROFILED, False, "", reason, measuring_message(facts))
 
 
 def _planned(status: JobStatus) -> Condition:
@@ -234,7 +241,7 @@ def _planned(status: JobStatus) -> Condition:
 
 
 def _drifted(facts: Facts) -> Condition | None:
-    """Whether steps take another time than was predicted.
+    """Condition Drifted: whether step times differ from the prediction.
 
     Drift of an attempt stays until the next one trains, because a measurement may have to be newer than it.
     """
@@ -261,7 +268,7 @@ def _condition(kind: ConditionType, holds: bool, when_true: str, when_false: str
 def _merged(
     before: tuple[Condition, ...], changes: Iterable[Condition], generation: int, now: float
 ) -> tuple[Condition, ...]:
-    """In the order of their types; a transition's time is that of the status's last change."""
+    """Return all conditions in the order of their types. A transition time changes only with the condition's status."""
     old = {condition.type: condition for condition in before}
     new = {condition.type: _dated(condition, old.get(condition.type), generation, now) for condition in changes}
     merged = {**old, **new}

@@ -18,17 +18,17 @@ def require_shared_output(
 ) -> None:
     """Raise `UserError` unless ``num_pods`` pods may all write the job's output.
 
-    ``modes_of_claim`` knows the access modes of a claim; none for one that does not exist yet, for which pods wait.
+    ``modes_of_claim`` returns the access modes of a claim; none for one that does not exist yet, for which pods wait.
     """
     if num_pods < 2:
         return
     volume = job.spec.kubernetes.volumes.get(OUT)
     if volume is None:
-        raise UserError(what=f"is missing, and {num_pods} pods have to share their output", where=WHERE, remedy=REMEDY)
+        raise UserError(what=f"is missing, but {num_pods} pods have to share their output", where=WHERE, remedy=REMEDY)
     if volume.template is not None:
         modes: Sequence[str] | None = [mode.value for mode in volume.template.access_modes]
     else:
         modes = modes_of_claim(volume.claim or "")
     if modes is not None and AccessMode.READ_WRITE_MANY.value not in modes:
-        what = f"offers {', '.join(modes) or 'no access mode'}, and {num_pods} pods have to write there"
+        what = f"offers {', '.join(modes) or 'no access mode'}, but {num_pods} pods have to write there"
         raise UserError(what=what, where=WHERE, remedy=REMEDY)

@@ -1,9 +1,9 @@
-"""JSON Schema of core's types as the structural schema of a custom resource, which allows less.
+"""Translation of core's JSON Schema into the structural schema of a custom resource, which allows less.
 
-It has no alternatives but "integer or string": a null is left out, which the apiserver does with values too, and
-a field that may be a number or a list has no type at all. Unknown fields are not refused but pruned, unless the
-client requests strict checks, as kubectl does. A titled object gets the rules of its type. The apiserver takes them
-because all input is bounded (`penstock.core.limits`): it estimates the cost of each rule. Reference:
+The only alternative that it allows is "integer or string". A null is left out, as the apiserver does with values, and a
+field that may be a number or a list has no type. Unknown fields are not refused but pruned, unless the client requests
+strict checks, as kubectl does. A titled object gets the rules of its type. The apiserver estimates the cost of each
+rule and accepts them because all input is bounded (`penstock.core.limits`). Reference:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions
 """
 
@@ -46,12 +46,12 @@ def structural(schema: Mapping[str, Any], name: str = "") -> JsonSchema:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether the apiserver can represent a bound, as a float; ``format: int64`` stands for the others."""
+    """Whether the apiserver can represent a bound, as a float; ``format: int64`` replaces the others."""
     return not isinstance(value, int) or int(float(value)) == value
 
 
 def _collapsed(schema: Mapping[str, Any]) -> JsonSchema:
-    """Without null, and with the items of a tuple as those of a list, which are all alike."""
+    """Return the schema without null, and with a tuple as a list, whose items all have one schema."""
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     result = dict(schema)
     if len(options) == 1:
@@ -85,7 +85,7 @@ def _exclusive(plain: Mapping[str, Any]) -> JsonSchema:
 
 
 def _choices(plain: Mapping[str, Any]) -> JsonSchema:
-    """All values, where they are few; also those of a field that is a word or a boolean."""
+    """Enumerate all values where they are few, also those of a field that is a string or a boolean."""
     options = [option for option in plain.get("anyOf", ()) if option != {"type": "null"}]
     of_options = [[True, False] if option["type"] == "boolean" else option.get("enum", []) for option in options]
     values = [plain["const"]] if "const" in plain else plain.get("enum", [])

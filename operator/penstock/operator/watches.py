@@ -1,4 +1,4 @@
-"""The operator's watches, and their updates of the cache."""
+"""Watches of the operator, and their updates of the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.kube.resources import BATCH_JOBS, JOBS, JOBSETS, NODES, PODS, Reso
 from penstock.kube.transport import Object
 from penstock.kube.watching import Watched
 from penstock.operator.cache import Cache
-from penstock.operator.snapshots import UNREADABLE, see_jobset, see_node, see_pod, see_ranks_job
+from penstock.operator.snapshots import UNREADABLE, jobset_snapshot, node_snapshot, pod_snapshot, ranks_job_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 def watched(cache: Cache) -> list[Watched]:
     """PipelineJobs; JobSets, Jobs and pods of their attempts; and nodes."""
-    jobsets = _children(JOBSETS, see_jobset, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
+    jobsets = _children(JOBSETS, jobset_snapshot, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
     ranks_jobs = _children(
-        BATCH_JOBS, see_ranks_job, cache.replace_ranks_jobs, cache.put_ranks_job, cache.remove_ranks_job
+        BATCH_JOBS, ranks_job_snapshot, cache.replace_ranks_jobs, cache.put_ranks_job, cache.remove_ranks_job
     )
-    pods = _children(PODS, see_pod, cache.replace_pods, cache.put_pod, cache.remove_pod)
+    pods = _children(PODS, pod_snapshot, cache.replace_pods, cache.put_pod, cache.remove_pod)
     return [_jobs(cache), replace(jobsets, optional=True), ranks_jobs, pods, _nodes(cache)]
 
 
@@ -60,8 +60,8 @@ def _children(
 def _nodes(cache: Cache) -> Watched:
     return Watched(
         resource=NODES,
-        replace=lambda listing: cache.replace_nodes(_readable(see_node, listing.objects)),
-        put=_if_readable(see_node, cache.put_node),
+        replace=lambda listing: cache.replace_nodes(_readable(node_snapshot, listing.objects)),
+        put=_if_readable(node_snapshot, cache.put_node),
         remove=lambda item: cache.remove_node(item["metadata"]["name"]),
     )
 
@@ -75,10 +75,16 @@ def _if_readable(see: Callable[[Object], T], put: Callable[[T], None]) -> Callab
 
 
 def _readable(see: Callable[[Object], T], items: Iterable[Object]) -> Iterator[T]:
-    """Extracts of the readable items. Any user may make one with the operator's labels, and must not hide others."""
+    """Yield snapshots of the readable items. An unreadable one, which any user may create, must not hide the others."""
     for item in items:
         try:
             yield see(item)
         except UNREADABLE as error:
             metadata = item.get("metadata", {})
-            log.warning("%s/%s cannot be read: %r", metadata.get("namespace"), metadata.get("name"), error)
+            log.warning(
+                "%s %s/%s is ignored, because it cannot be read: %r",
+                item.get("kind", "object"),
+                metadata.get("namespace"),
+                metadata.get("name"),
+                error,
+            )

@@ -1,9 +1,8 @@
-"""A queue of keys: for each one call is in flight, and one more follows if it is added again meanwhile.
+"""Work queue of keys: at most one call is in flight for each key, and one more follows if it was added meanwhile.
 
-The pattern is that of client-go's workqueue; here on asyncio, with two levels and two groups of workers. A key that is
-added because something happened leaves the queue before any that is there for a resync alone: however many of those
-wait, it waits for a worker, not for them. Keys that are ``first`` have workers of their own, and neither wait for the
-others nor hold them up.
+The pattern is client-go's workqueue, here on asyncio, with two levels and two groups of workers. A key that an event
+added leaves the queue before all keys of a resync: it waits for a worker and not for them. Keys that are ``first`` have
+workers of their own, so the two groups do not delay each other.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Handle = Callable[[str], Awaitable[float | None]]
 
 
 class Level(enum.IntEnum):
-    """Why a key waits for a worker, the most urgent first."""
+    """Reason why a key waits for a worker, the most urgent first."""
 
     FIRST = 0
     NEWS = 1
@@ -41,10 +40,10 @@ class _Entry:
 
 
 class WorkQueue:
-    """All methods belong to the thread of ``loop``. ``failed`` is called with an error and how often in a row.
+    """Queue and workers; all methods belong to the thread of ``loop``.
 
-    So many calls are in flight at most: ``num_first`` for keys that are ``is_first`` when news of them arrive, and
-    ``num_workers`` for all others.
+    ``failed`` is called with an error and the number of failures in a row. At most ``num_first`` calls are in flight
+    for keys that are ``is_first`` when they are added, and ``num_workers`` for all others.
     """
 
     def __init__(
@@ -69,16 +68,16 @@ class WorkQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Keys that wait for a worker, for a call that is in flight, or for a pause after failures to be over."""
+        """Keys that wait for a worker, for their call in flight, or for the end of a backoff."""
         entries = list(self._entries.values())
         return sum(1 for entry in entries if _waits(entry))
 
     def add(self, key: str) -> None:
-        """Work on the key as soon as a worker is free, before any that `resync` added. A pause after failures stays."""
+        """Work on the key as soon as a worker is free, before all that `resync` added. A backoff stays in force."""
         self._add(key, Level.NEWS)
 
     def resync(self, key: str) -> None:
-        """Work on the key once nothing that was added waits."""
+        """Work on the key once no key of `add` waits."""
         self._add(key, Level.RESYNC)
 
     def add_after(self, key: str, seconds: float) -> None:
@@ -179,5 +178,5 @@ async def _nothing(key: str) -> None:
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long a key waits that failed so often in a row: 0.2, 0.4, 0.8, ... up to a minute."""
+    """Backoff after that many failures in a row, in seconds: 0.2, 0.4, 0.8, ... up to a minute."""
     return float(min(FIRST_WAIT_SECONDS * 2 ** min(failures - 1, 20), LONGEST_WAIT_SECONDS))
