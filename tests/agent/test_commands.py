@@ -64,12 +64,34 @@ def test_arguments_that_cannot_be_right_are_refused(arguments: list[str], capsys
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage: penstock-agent" in capsys.readouterr().err
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error.startswith("error penstock-agent")
+    assert remedy.startswith("remedy penstock-agent")
+    assert remedy.endswith("--help lists the arguments")
+
+
+def test_a_supervisor_without_an_order_is_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["supervise", str(tmp_path), "1"]) == 2
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error {tmp_path}")
+    assert error.endswith("No such file or directory")
+    assert remedy.startswith("remedy ")
+
+
+def test_a_pod_without_its_uid_is_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PENSTOCK_POD_UID", raising=False)
+    folders = [word for name in ("out", "local", "data") for word in (f"--{name}", str(tmp_path / name))]
+    assert main(["pod", "--attempt", "1", *folders]) == 2
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error == "error PENSTOCK_POD_UID: is not set"
+    assert "downward API" in remedy
 
 
 def test_old_names_start_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert old_main(["pod", "--nonsense"]) == 2
-    assert "usage: penstock-agent pod" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("error penstock-agent pod: ")
 
 
 def test_an_old_supervisor_asks_about_this_machine(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_it_says_who_and_where_it_is(bench: Bench) -> None:
-    bench.files.tell(AttemptReport(state=AttemptState.READY, profile=Step.WORKING, done=2, total=9))
+    bench.files.update(AttemptReport(state=AttemptState.READY, profile=Step.WORKING, done=2, total=9))
     assert bench.report() == AgentReport(
         pod_uid="pod", job_uid="job", attempt=3, state=AttemptState.READY, profile=Step.WORKING, done=2, total=9
     )
@@ -62,7 +62,7 @@ def test_it_says_who_and_where_it_is(bench: Bench) -> None:
 
 def test_what_was_measured_is_served_with_its_digest(bench: Bench) -> None:
     bench.files.measured(sample_profile())
-    bench.files.tell(AttemptReport(state=AttemptState.READY, profile=Step.DONE))
+    bench.files.update(AttemptReport(state=AttemptState.READY, profile=Step.DONE))
     assert len(bench.report().measurement) == 64
     assert Profile.from_manifest(unpack(bench.get(AGENT_MEASUREMENT))) == sample_profile()
 
@@ -72,7 +72,7 @@ def test_the_newest_checkpoint_is_named(bench: Bench) -> None:
         folder = bench.run.checkpoints / f"a{attempt}" / f"step-{step}"
         folder.mkdir(parents=True)
         (folder / "manifest.json").touch()
-    bench.files.tell(AttemptReport(state=AttemptState.RUNNING, last_checkpoint=60))
+    bench.files.update(AttemptReport(state=AttemptState.RUNNING, last_checkpoint=60))
     assert bench.report().checkpoint == CheckpointName(attempt=2, step=60)
 
 
@@ -102,7 +102,7 @@ def test_callers_that_say_nothing_are_cut_off_and_others_answered(
 ) -> None:
     """Also those that trickle: a limit for each read would begin again."""
     monkeypatch.setattr(agent, "SECONDS", 0.5)
-    bench.files.tell(AttemptReport(state=AttemptState.READY))
+    bench.files.update(AttemptReport(state=AttemptState.READY))
     over = threading.Event()
 
     def trickle(line: socket.socket) -> None:
@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_ends_no_attempt(bench: Bench) -> None:
     bench.folders.served.parent.mkdir(parents=True, exist_ok=True)
     bench.folders.served.touch()
     bench.files.measured(sample_profile())
-    bench.files.tell(AttemptReport(state=AttemptState.READY))
+    bench.files.update(AttemptReport(state=AttemptState.READY))
     with pytest.raises(AgentError, match="404"):
         bench.get(AGENT_REPORT)
 

@@ -14,7 +14,7 @@ import pytest
 from penstock.agent.executor import Executor
 from penstock.agent.launch import Failure, Outcome
 from penstock.agent.progress_files import newest_checkpoint_step
-from penstock.agent.run_observer import Show
+from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, read_state
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import StopRequests
@@ -33,7 +33,7 @@ EVERY = 5
 WHOLE_LIFE = [Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED]
 
 
-class Recording(Show):
+class Recording(RunObserver):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
@@ -344,7 +344,7 @@ def test_an_attempt_without_a_result_has_failed(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FakeWorkers(scripts=[Script(outcome="")]), runPolicy__backoffLimit=0)
     state = bench.execute()
     assert state.phase is Phase.FAILED
-    assert "left no result" in state.message
+    assert "without writing a result" in state.message
 
 
 def test_an_old_result_does_not_count(tmp_path: Path) -> None:

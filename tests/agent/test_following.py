@@ -83,7 +83,7 @@ def test_every_host_of_a_run_is_a_source_of_its_own(run: RunDir) -> None:
         write(run, f"hosts/{host}/{STDERR}", f"second of {host}\n")
         write(run, f"hosts/{host}/logs/a1/ranks.json", names)
         with contextlib.closing(follower(own)) as following_it:
-            following_it.look()
+            following_it.poll()
     found = {host: read_records(run.root / "hosts" / host / "outbox" / f"a1-logs-{host}.jsonl") for host in "ab"}
     assert [(r.source, r.sequence, r.log.rank, r.log.message) for r in found["a"] if r.log] == [
         ("logs-a", 0, 0, "first of a"),
@@ -105,7 +105,7 @@ def test_lines_of_every_rank_and_of_who_started_them(run: RunDir, follow: Follow
     write(run, "logs/a2/none_z/attempt_0/0/stdout.log", "again\n")
     write(run, "logs/rehearse/none_z/attempt_0/0/stdout.log", "not of an attempt\n")
     write(run, "logs/a1/notes.log", "not a rank's\n")
-    follow().look()
+    follow().poll()
     assert [(line.rank, line.level, line.message) for line in lines(run)] == [
         (0, "info", "ready"),
         (0, "info", "measuring"),
@@ -124,11 +124,11 @@ def test_what_was_printed_last_comes_last(run: RunDir, follow: Follow) -> None:
     write(run, STDOUT, "rank 0 is ready\nstep 60 of 60\n", at=3)
     write(run, "logs/a1-profile/none_y/attempt_0/0/stdout.log", "measuring\n", at=1)
     watching = follow()
-    watching.look()
+    watching.poll()
     assert messages(run) == ["measuring", "rank 1 is ready", "rank 0 is ready", "step 60 of 60"]
     write(run, STDERR, "cannot end\n", at=5)
     write(run, STDOUT, "ending\n", at=4)
-    watching.look()
+    watching.poll()
     assert messages(run)[4:] == ["ending", "cannot end"]
 
 
@@ -136,8 +136,8 @@ def test_only_what_is_new_is_taken(run: RunDir, follow: Follow) -> None:
     watching = follow()
     for i in range(3):
         write(run, STDOUT, f"line {i}\n")
-        watching.look()
-        watching.look()
+        watching.poll()
+        watching.poll()
     assert messages(run) == ["line 0", "line 1", "line 2"]
 
 
@@ -146,11 +146,11 @@ def test_all_is_read_also_where_one_file_got_nothing_new(run: RunDir, follow: Fo
     watching = follow()
     write(run, STDOUT, "starting\n")
     write(run, STDERR, "warning\n")
-    watching.look()
+    watching.poll()
     assert is_read(run, 1)
     write(run, STDOUT, "step 1\n")
     assert not is_read(run, 1)
-    watching.look(last=True)
+    watching.poll(last=True)
     assert is_read(run, 1)
 
 
@@ -158,7 +158,7 @@ def test_a_line_that_is_no_record_stops_nothing(run: RunDir, follow: Follow) -> 
     """As a lost power leaves it."""
     write(run, "outbox/a1-logs.jsonl", b"\0\0\0\n")
     write(run, STDOUT, "line\n")
-    follow().look()
+    follow().poll()
     kept = (run.outbox / "a1-logs.jsonl").read_bytes()
     assert b'"line"' in kept
 
@@ -166,12 +166,12 @@ def test_a_line_that_is_no_record_stops_nothing(run: RunDir, follow: Follow) -> 
 def test_a_line_is_waited_for_until_the_last_look(run: RunDir, follow: Follow) -> None:
     watching = follow()
     write(run, STDOUT, "whole\nhal")
-    watching.look()
+    watching.poll()
     assert messages(run) == ["whole"]
     write(run, STDOUT, "f\nlast wor")
-    watching.look()
+    watching.poll()
     assert messages(run) == ["whole", "half"]
-    watching.look(last=True)
+    watching.poll(last=True)
     assert messages(run) == ["whole", "half", "last wor"]
 
 
@@ -189,7 +189,7 @@ def test_a_line_is_waited_for_until_the_last_look(run: RunDir, follow: Follow) -
 )
 def test_a_line_is_made_readable(run: RunDir, follow: Follow, written: bytes, seen: str) -> None:
     write(run, STDOUT, written)
-    follow().look()
+    follow().poll()
     assert messages(run) == [seen]
 
 
@@ -217,7 +217,7 @@ def test_levels_are_those_that_are_marked(line: str, level: str) -> None:
 def test_of_many_lines_the_newest_are_taken(run: RunDir, follow: Follow) -> None:
     watching = follow()
     write(run, STDOUT, "".join(f"{i}\n" for i in range(MOST_LINES + 5)))
-    watching.look()
+    watching.poll()
     assert messages(run)[1:] == [str(i) for i in range(5, MOST_LINES + 5)]
     assert messages(run)[0].endswith(f"are in {STDOUT}")
     assert lines(run)[0].level == "warning"
@@ -225,7 +225,7 @@ def test_of_many_lines_the_newest_are_taken(run: RunDir, follow: Follow) -> None
 
 def test_a_million_lines_fill_nothing(run: RunDir, follow: Follow) -> None:
     write(run, STDOUT, b"a line that is repeated\n" * 1_000_000)
-    follow().look()
+    follow().poll()
     assert len(messages(run)) == MOST_LINES + 1
     assert sum(path.stat().st_size for path in run.outbox.iterdir()) < 2**18
 
@@ -235,7 +235,7 @@ def test_an_outbox_of_lines_is_bounded(run: RunDir, follow: Follow, monkeypatch:
     watching = follow()
     for i in range(100):
         write(run, STDOUT, f"line {i}\n" * 10)
-        watching.look()
+        watching.poll()
     path = run.outbox / "a1-logs.jsonl"
     assert path.stat().st_size < 11_000
     assert [record.sequence for record in read_records(path)][-1] == 999
@@ -244,18 +244,18 @@ def test_an_outbox_of_lines_is_bounded(run: RunDir, follow: Follow, monkeypatch:
 def test_a_line_without_end_is_cut(run: RunDir, follow: Follow) -> None:
     write(run, STDOUT, b"x" * (2 * MOST_BYTES))
     watching = follow()
-    watching.look()
+    watching.poll()
     assert len(messages(run)[-1]) == MOST_CHARACTERS
 
 
 def test_a_file_that_was_made_anew_is_no_trouble(run: RunDir, follow: Follow) -> None:
     watching = follow()
     write(run, STDOUT, "first\n")
-    watching.look()
+    watching.poll()
     (run.root / STDOUT).write_text("x\n")
-    watching.look()
+    watching.poll()
     write(run, STDOUT, "second\n")
-    watching.look()
+    watching.poll()
     assert messages(run) == ["first", "x", "second"]
 
 
@@ -265,12 +265,12 @@ def test_what_goes_wrong_is_said_once_and_made_up_for(run: RunDir, follow: Follo
     manifest = run.job.read_text()
     run.job.unlink()
     write(run, STDOUT, "early\n")
-    watching.look()
-    watching.look()
+    watching.poll()
+    watching.poll()
     assert len(said) == 1
-    assert "lines of attempt 1 wait" in said[0]
+    assert "log lines of attempt 1 cannot be read" in said[0]
     run.job.write_text(manifest)
-    watching.look()
+    watching.poll()
     watching.close()
     assert messages(run) == ["early"]
 
@@ -304,13 +304,13 @@ def test_every_line_comes_once_whenever_the_follower_is_killed(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Outbox, "put", killing(Outbox.put, kill_after))
             try:
-                watching.look()
+                watching.poll()
             except Killed:
                 pass
             finally:
                 watching.close()
     with contextlib.closing(follower(run)) as watching:
-        watching.look()
+        watching.poll()
     assert sorted(messages(run), key=lambda text: int(text.split()[1])) == [f"line {i}" for i in range(number)]
 
 

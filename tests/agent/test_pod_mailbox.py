@@ -15,7 +15,7 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PLAN_FILE
 from penstock.core.run.folder import RunDir
-from penstock.core.supervision import AttemptReport, Wish
+from penstock.core.supervision import AttemptReport, SupervisorRequest
 from tests.support.pods import Attempt, PodFolder, identified
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import sample_job
@@ -50,23 +50,23 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_before_anything_is_written_nothing_is_wished(bench: Bench) -> None:
     assert bench.box.place is None
-    assert not any(bench.box.wished(wish) for wish in Wish)
+    assert not any(bench.box.is_requested(request) for request in SupervisorRequest)
     assert bench.box.binding() is None
 
 
 def test_files_that_are_not_there_say_nothing(bench: Bench) -> None:
     for path in bench.pod.pod_files.iterdir():
         path.unlink()
-    assert not any(bench.box.wished(wish) for wish in Wish)
+    assert not any(bench.box.is_requested(request) for request in SupervisorRequest)
 
 
 def test_epoch_0_wishes_a_measurement_and_epoch_1_none(bench: Bench) -> None:
     bench.attempt.measure()
-    assert bench.box.wished(Wish.MEASURE)
+    assert bench.box.is_requested(SupervisorRequest.MEASURE)
     assert bench.box.binding() is None
     assert bench.box.place == bench.attempt.binding(1, 0)
     bench.attempt.train(sample_plan())
-    assert not bench.box.wished(Wish.MEASURE)
+    assert not bench.box.is_requested(SupervisorRequest.MEASURE)
     binding = bench.box.binding()
     assert binding is not None
     assert binding.plan_digest == sample_plan().digest
@@ -84,7 +84,7 @@ def test_a_plan_that_another_pod_put_is_left_as_it_is(bench: Bench) -> None:
 
 def test_a_stop_is_any_text(bench: Bench) -> None:
     bench.pod.ask_to_stop()
-    assert bench.box.wished(Wish.STOP)
+    assert bench.box.is_requested(SupervisorRequest.STOP)
 
 
 def test_the_binding_of_the_pod_that_had_its_name_before_is_not_heeded(bench: Bench) -> None:
@@ -92,7 +92,7 @@ def test_the_binding_of_the_pod_that_had_its_name_before_is_not_heeded(bench: Be
     for other in ({"pod_uid": "before"}, {"attempt": 2}):
         bench.pod.bind(replace(bench.attempt.binding(1, 1, sample_plan()), **other))
         assert bench.box.binding() is None
-        assert not bench.box.wished(Wish.MEASURE)
+        assert not bench.box.is_requested(SupervisorRequest.MEASURE)
 
 
 @pytest.mark.parametrize("text", ["{", '{"podUid": "x"}', "[]"])
@@ -117,7 +117,7 @@ def test_a_plan_that_does_not_come_ends_the_attempt(bench: Bench) -> None:
     bench.pod.bind(bench.attempt.binding(1, 1, plan))
     bench.box.binding()
     bench.now = PLAN_SECONDS
-    with pytest.raises(RunError, match=rf"plan {plan.digest[:12]} is not there after 300 s"):
+    with pytest.raises(RunError, match=rf"plan {plan.digest[:12]} has not arrived after 300 s"):
         bench.box.binding()
 
 
@@ -156,9 +156,9 @@ def test_a_plan_of_another_version_is_refused_with_its_field(bench: Bench) -> No
 
 def test_only_the_end_is_told_and_changes_are_said(bench: Bench) -> None:
     for step in range(3):
-        bench.box.tell(AttemptReport(state=AttemptState.RUNNING, last_checkpoint=step))
+        bench.box.report(AttemptReport(state=AttemptState.RUNNING, last_checkpoint=step))
     assert bench.pod.termination.read_text() == ""
     ended = AttemptReport(state=AttemptState.FAILED, message="no step within 60 s")
-    bench.box.tell(ended)
+    bench.box.report(ended)
     assert bench.pod.report() == ended
     assert bench.said == ["running, profile missing", "failed, profile missing: no step within 60 s"]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.agent import pod_workers
 from penstock.agent.launch import LaunchSpec, Nodes
-from penstock.agent.pod_workers import RESULT_SECONDS, Patient, PodWorkers
+from penstock.agent.pod_workers import RESULT_SECONDS, AwaitingResult, PodWorkers
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import Device
 from penstock.core.pod import MEASURES_LABEL, PodBinding
@@ -131,7 +131,7 @@ def test_a_plan_for_more_devices_is_refused(run: RunDir, launched: list[LaunchSp
 
 
 def test_a_binding_that_was_taken_back_starts_nothing(run: RunDir, launched: list[LaunchSpec]) -> None:
-    with pytest.raises(RunError, match="not bound any more"):
+    with pytest.raises(RunError, match="lost its binding"):
         workers(None).profile(sample_job(), run, 2)
     assert launched == []
 
@@ -148,7 +148,7 @@ def test_data_is_prepared_where_all_pods_find_it(run: RunDir, monkeypatch: pytes
 
 def test_ranks_that_ended_well_run_until_their_result_is_seen(tmp_path: Path) -> None:
     now = [0.0]
-    patient = Patient(ranks(), tmp_path / "result.json", lambda: now[0])
+    patient = AwaitingResult(ranks(), tmp_path / "result.json", lambda: now[0])
     assert patient.poll() is None
     now[0] = RESULT_SECONDS - 1
     assert patient.poll() is None
@@ -158,7 +158,7 @@ def test_ranks_that_ended_well_run_until_their_result_is_seen(tmp_path: Path) ->
 
 def test_a_result_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     now = [0.0]
-    patient = Patient(ranks(), tmp_path / "result.json", lambda: now[0])
+    patient = AwaitingResult(ranks(), tmp_path / "result.json", lambda: now[0])
     assert patient.poll() is None
     now[0] = RESULT_SECONDS
     assert patient.poll() == FINE
@@ -166,12 +166,12 @@ def test_a_result_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) 
 
 def test_a_failure_is_known_at_once(tmp_path: Path) -> None:
     failing = FakeRanks(Script(end=killed()), lambda: False, lambda outcome: None)
-    assert Patient(failing, tmp_path / "result.json").poll() == killed()
+    assert AwaitingResult(failing, tmp_path / "result.json").poll() == killed()
 
 
 def test_all_else_is_the_ranks_own(tmp_path: Path) -> None:
     own = ranks(end=False)
-    patient = Patient(own, tmp_path / "result.json")
+    patient = AwaitingResult(own, tmp_path / "result.json")
     assert patient.poll() is None
     assert patient.all_started()
     assert patient.log_path(0) is None

@@ -204,7 +204,7 @@ def test_a_followed_attempt_is_not_sent_any_more_and_that_is_said_once(bench: Be
     assert shipper.ship()
     assert bench.service.kept == {(2, "rank-0"): list(range(6))}
     assert [key for key, _ in bench.service.posts] == [(1, "rank-0"), (2, "rank-0"), (2, "rank-0")]
-    assert bench.said == ["a1-rank-0.jsonl: the attempt is closed; the rest of it is not sent"]
+    assert bench.said == ["a1-rank-0.jsonl: the service has closed the attempt, so its remaining records are not sent"]
 
 
 def test_an_attempt_that_is_not_known_yet_waits_and_holds_up_no_other(bench: Bench) -> None:
@@ -250,7 +250,7 @@ def test_one_record_that_is_too_large_is_left_out_and_said(bench: Bench) -> None
     fill(bench.outbox, 30)
     assert bench.shipper().ship()
     assert bench.kept == [sequence for sequence in range(30) if sequence != 5]
-    assert bench.said == ["a1-rank-0.jsonl: 1 records were refused and are left out: too large"]
+    assert bench.said == ["a1-rank-0.jsonl: the service rejected 1 records, which are skipped: too large"]
 
 
 def test_batches_grow_again_after_a_success(bench: Bench) -> None:
@@ -267,7 +267,7 @@ def test_records_of_a_job_that_is_forgotten_are_left_out_and_said(bench: Bench) 
     bench.service.answers = [reply(404, "there is no job")]
     assert bench.shipper().ship()
     assert bench.kept == [MOST_RECORDS, MOST_RECORDS + 1, MOST_RECORDS + 2]
-    assert bench.said == ["a1-rank-0.jsonl: 500 records were refused and are left out: there is no job"]
+    assert bench.said == ["a1-rank-0.jsonl: the service rejected 500 records, which are skipped: there is no job"]
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])

@@ -16,7 +16,7 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.folder import metrics_line
 from penstock.core.serialization.files import write_json
-from penstock.core.supervision import AttemptReport, Wish
+from penstock.core.supervision import AttemptReport, SupervisorRequest
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, fake_metrics, killed, refused
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import EVERY, STEPS, FakeDecider
@@ -67,7 +67,7 @@ def test_it_says_that_it_starts_before_it_prepares(tmp_path: Path) -> None:
 def test_a_fresh_profile_is_not_measured_again(tmp_path: Path) -> None:
     """Not even if the service asks: it may have read the report of an attempt before."""
     bench = Bench(tmp_path, decider=FakeDecider(has_profile=True))
-    bench.wish(Wish.MEASURE)
+    bench.request(SupervisorRequest.MEASURE)
     assert bench.supervise().state is AttemptState.SUCCEEDED
     assert bench.workers.started == ["prepare", "train 3 on 2"]
     assert bench.decider.kept == 0
@@ -75,7 +75,7 @@ def test_a_fresh_profile_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_nothing_is_measured_or_trained_unasked(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.meanwhile = lambda report: bench.wish(Wish.STOP) if bench.pauses == 10 else None
+    bench.meanwhile = lambda report: bench.request(SupervisorRequest.STOP) if bench.pauses == 10 else None
     bench.supervise()
     assert bench.workers.started == ["prepare"]
 
@@ -84,10 +84,10 @@ def test_measuring_tells_how_far_it_is(tmp_path: Path) -> None:
     bench = Bench(tmp_path, silently_profiling())
 
     def meanwhile(report: AttemptReport) -> None:
-        bench.wish(Wish.MEASURE)
+        bench.request(SupervisorRequest.MEASURE)
         write_json(bench.run.profile_progress, {"done": bench.pauses, "total": 9})
         if bench.pauses == 5:
-            bench.wish(Wish.STOP)
+            bench.request(SupervisorRequest.STOP)
 
     bench.meanwhile = meanwhile
     bench.supervise()
@@ -196,7 +196,7 @@ def test_ranks_that_leave_no_result_have_failed(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FakeWorkers(scripts=[Script(outcome="")]))
     report = bench.supervise()
     assert (report.state, report.refused) == (AttemptState.FAILED, False)
-    assert "left no result" in report.message
+    assert "without writing a result" in report.message
 
 
 def test_an_error_that_is_nobodys_mistake_is_told_too(tmp_path: Path) -> None:
@@ -226,7 +226,9 @@ def test_a_binding_of_another_plan_is_refused(tmp_path: Path) -> None:
     bench.bind("0123456789abcdef" * 4)
     report = bench.supervise()
     assert (report.state, report.refused) == (AttemptState.FAILED, True)
-    assert f"is bound to plan 0123456789ab, the run directory holds {sample_plan().digest[:12]}" in report.message
+    assert (
+        f"is bound to plan 0123456789ab, but the run directory has plan {sample_plan().digest[:12]}" in report.message
+    )
     assert bench.workers.started == ["prepare"]
 
 
@@ -252,7 +254,7 @@ def test_the_report_is_written_only_when_something_changed(tmp_path: Path) -> No
             bench.folder.report.write_text(mark)
         if bench.pauses == 20:
             found.append(bench.folder.report.read_text())
-            bench.wish(Wish.STOP)
+            bench.request(SupervisorRequest.STOP)
 
     bench.meanwhile = meanwhile
     bench.supervise()
@@ -286,7 +288,7 @@ def test_a_report_that_vanished_is_written_again(tmp_path: Path) -> None:
     def meanwhile(report: AttemptReport) -> None:
         bench.folder.report.unlink()
         if bench.pauses == 5:
-            bench.wish(Wish.STOP)
+            bench.request(SupervisorRequest.STOP)
 
     bench.meanwhile = meanwhile
     assert bench.supervise().state is AttemptState.STOPPED

@@ -15,7 +15,7 @@ from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.folder import RunDir
 from penstock.core.run.rank_status import StatusFile, read_status, status_path
 from penstock.core.serialization.files import write_json
-from penstock.core.supervision import AttemptReport, Wish
+from penstock.core.supervision import AttemptReport, SupervisorRequest
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import FakeDecider
@@ -30,7 +30,7 @@ def stop_at_step(bench: Bench, step: int) -> Callable[[AttemptReport], None]:
     def meanwhile(report: AttemptReport) -> None:
         bench.serve(report)
         if bench.run.metrics.exists() and len(bench.run.read_metrics()) >= step:
-            bench.wish(Wish.STOP)
+            bench.request(SupervisorRequest.STOP)
 
     return meanwhile
 
@@ -47,7 +47,7 @@ def test_a_stop_while_training_ends_after_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_stop_before_training_is_at_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.meanwhile = lambda report: bench.wish(Wish.STOP)
+    bench.meanwhile = lambda report: bench.request(SupervisorRequest.STOP)
     assert bench.supervise().state is AttemptState.STOPPED
     assert bench.workers.started == ["prepare"]
 
@@ -56,9 +56,9 @@ def test_a_stop_while_measuring_ends_the_measurement(tmp_path: Path) -> None:
     bench = Bench(tmp_path, silently_profiling())
 
     def meanwhile(report: AttemptReport) -> None:
-        bench.wish(Wish.MEASURE)
+        bench.request(SupervisorRequest.MEASURE)
         if report.profile is Step.WORKING:
-            bench.wish(Wish.STOP)
+            bench.request(SupervisorRequest.STOP)
 
     bench.meanwhile = meanwhile
     assert bench.supervise().state is AttemptState.STOPPED
@@ -69,7 +69,7 @@ def test_a_stop_that_comes_with_the_binding_trains_nothing(tmp_path: Path) -> No
     """Ranks that were started a moment ago cannot hear it, and it is told only once."""
     bench = Bench(tmp_path, decider=FakeDecider(has_profile=True))
     bench.bind()
-    bench.wish(Wish.STOP)
+    bench.request(SupervisorRequest.STOP)
     assert bench.supervise().state is AttemptState.STOPPED
     assert bench.workers.started == ["prepare"]
 
@@ -101,7 +101,7 @@ def test_a_stop_is_heard_by_ranks_that_still_start(tmp_path: Path) -> None:
     def meanwhile(report: AttemptReport) -> None:
         bench.bind()
         if report.state is AttemptState.STARTING:
-            bench.wish(Wish.STOP)
+            bench.request(SupervisorRequest.STOP)
         if bench.pauses == 10:
             for rank in range(sample_plan().num_ranks):
                 StatusFile(status_path(bench.run.status, rank), 1).start(["0F0.0"])
@@ -149,7 +149,7 @@ def test_a_signal_ends_everything(tmp_path: Path, state: AttemptState) -> None:
 
     bench.meanwhile = meanwhile
     report = bench.supervise()
-    assert (report.state, report.message) == (AttemptState.FAILED, "was ended from outside")
+    assert (report.state, report.message) == (AttemptState.FAILED, "was ended by a signal")
     assert not report.refused
     assert bench.report == report
 
@@ -163,7 +163,7 @@ def test_a_signal_ends_what_measures(tmp_path: Path) -> None:
             bench.requests(signal.SIGTERM)
 
     bench.meanwhile = meanwhile
-    assert bench.supervise().message == "was ended from outside"
+    assert bench.supervise().message == "was ended by a signal"
     assert bench.workers.ranks[-1].killed
 
 
@@ -171,5 +171,5 @@ def test_a_signal_cuts_preparing_short(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.workers.prepare_with = lambda: bench.requests(signal.SIGTERM)
     report = bench.supervise()
-    assert (report.state, report.message) == (AttemptState.FAILED, "was ended from outside")
+    assert (report.state, report.message) == (AttemptState.FAILED, "was ended by a signal")
     assert bench.workers.started == ["prepare"]

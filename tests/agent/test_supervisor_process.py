@@ -298,13 +298,13 @@ def test_a_shipper_that_died_is_followed_by_another_after_longer_and_longer_paus
             """How long nothing ships after one that lived for so many seconds."""
             nonlocal now
             now += life
-            shipper.look()
+            shipper.ensure_running()
             dead, processes[-1].died = processes[-1], True
-            shipper.look()
+            shipper.ensure_running()
             died_at = now
             while processes[-1] is dead:
                 now += 1
-                shipper.look()
+                shipper.ensure_running()
             assert shipper.pids == {processes[-1].pid}
             return int(now - died_at)
 

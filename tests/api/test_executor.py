@@ -129,7 +129,7 @@ def test_a_job_is_suspended_before_it_runs_and_nothing_is_left_of_it(world: Worl
 
 
 def test_a_suspension_between_looking_and_launching_loses_nothing(world: World) -> None:
-    """The launch is refused by its version, so nothing started, and the next turn sees the wish."""
+    """The launch is refused by its version, so nothing started, and the next turn sees the request."""
     uid = world.submit()
     world.turn()
     service = _interrupted(world, lambda: world.suspend(uid))

@@ -21,7 +21,7 @@ from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
 from penstock.core.run.claims import boot_id, is_alive, this_process
 from penstock.core.serialization.manifest_files import read, write
-from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
+from penstock.core.supervision import AttemptReport, Binding, Claim, Order, SupervisorRequest
 
 STUB = """
 import os, signal, sys, time
@@ -104,7 +104,7 @@ def started(service: ProcessSupervisors, folder: AttemptFolder) -> Claim:
 def test_nothing_is_there_before_the_start(stubs: Stubs, folder: AttemptFolder) -> None:
     service = stubs.service()
     assert (service.claimed(folder), service.alive(folder), service.report(folder)) == (False, False, None)
-    assert not service.wished(folder, Wish.STOP)
+    assert not service.is_requested(folder, SupervisorRequest.STOP)
 
 
 def test_a_start_leaves_the_order_and_a_process_that_is_known_by_its_claim(stubs: Stubs, folder: AttemptFolder) -> None:
@@ -293,8 +293,8 @@ def test_wishes_stay_and_a_binding_is_made_once(stubs: Stubs, folder: AttemptFol
     service = stubs.service()
     started(service, folder)
     for _ in range(2):
-        service.ask(folder, Wish.MEASURE)
-    assert (service.wished(folder, Wish.MEASURE), service.wished(folder, Wish.STOP)) == (True, False)
+        service.ask(folder, SupervisorRequest.MEASURE)
+    assert (service.is_requested(folder, SupervisorRequest.MEASURE), service.is_requested(folder, SupervisorRequest.STOP)) == (True, False)
     service.bind(folder, Binding(plan_digest="one"))
     service.bind(folder, Binding(plan_digest="two"))
     assert read(folder.binding, Binding) == Binding(plan_digest="one")

@@ -117,5 +117,5 @@ def test_a_profile_of_the_trainer_of_before_is_not_taken_for_this_one_s(upgraded
         num_ranks=profile.num_ranks,
     )
     now = profile.measured_at + 1.0
-    assert unfit(profile, spec, own, now) == "was measured with other code of the trainer"
+    assert unfit(profile, spec, own, now) == "was measured with another version of the trainer"
     assert unfit(profile, spec, replace(own, key=profile.key), now) is None

@@ -14,7 +14,7 @@ from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder
-from penstock.core.supervision import AttemptReport, Binding, Order, Wish
+from penstock.core.supervision import AttemptReport, Binding, Order, SupervisorRequest
 from tests.support.crashing import Crash
 from tests.support.sample_run import sample_profile
 
@@ -55,7 +55,7 @@ class FakeAttempt:
     claimed: bool = False
     ran: int = 0
     binding: Binding | None = None
-    wishes: set[Wish] = field(default_factory=set)
+    requests: set[SupervisorRequest] = field(default_factory=set)
     report: AttemptReport | None = None
 
     def step(self) -> None:
@@ -69,7 +69,7 @@ class FakeAttempt:
     def _go_on(self, report: AttemptReport) -> None:
         if report.state is AttemptState.STARTING:
             self._tell(AttemptState.READY, profile=Step.DONE if self.script.profiled else Step.MISSING)
-        elif Wish.STOP in self.wishes:
+        elif SupervisorRequest.STOP in self.requests:
             self._finish(AttemptState.STOPPED)
         elif report.state is AttemptState.RUNNING:
             self._run()
@@ -77,7 +77,7 @@ class FakeAttempt:
             self._tell(AttemptState.RUNNING, num_ranks=2)
         elif report.profile is Step.WORKING:
             self._measured()
-        elif Wish.MEASURE in self.wishes and report.profile is Step.MISSING:
+        elif SupervisorRequest.MEASURE in self.requests and report.profile is Step.MISSING:
             self._tell(AttemptState.READY, profile=Step.WORKING)
 
     def _measured(self) -> None:
@@ -106,7 +106,7 @@ class FakeAttempt:
     def end(self) -> None:
         """What SIGTERM does: it says that it was ended, unless it had said how it ended."""
         if self.alive and self.report is not None and not self.report.ended:
-            self._tell(AttemptState.FAILED, message="was ended from outside")
+            self._tell(AttemptState.FAILED, message="was ended by a signal")
         self.alive = False
 
 
@@ -152,12 +152,12 @@ class FakeSupervisors:
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
         return self.attempts[folder].report if folder in self.attempts else None
 
-    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
-        return folder in self.attempts and wish in self.attempts[folder].wishes
+    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
+        return folder in self.attempts and request in self.attempts[folder].requests
 
-    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
-        self.asked.append((wish.value, folder.attempt))
-        self.attempts[folder].wishes.add(wish)
+    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
+        self.asked.append((request.value, folder.attempt))
+        self.attempts[folder].requests.add(request)
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
         self.asked.append(("bind", folder.attempt))
@@ -200,11 +200,11 @@ class CrashingSupervisors:
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
         return self.real.report(folder)
 
-    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
-        return self.real.wished(folder, wish)
+    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
+        return self.real.is_requested(folder, request)
 
-    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
-        self.crash.around(lambda: self.real.ask(folder, wish))
+    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
+        self.crash.around(lambda: self.real.ask(folder, request))
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
         self.crash.around(lambda: self.real.bind(folder, binding))

@@ -13,7 +13,7 @@ from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
-from penstock.core.supervision import AttemptReport, Binding, Wish
+from penstock.core.supervision import AttemptReport, Binding, SupervisorRequest
 from tests.support.fake_workers import FakeWorkers, Script
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import FakeDecider, sample_job
@@ -81,8 +81,8 @@ class Bench:
         """What the service saw, each once."""
         return list(dict.fromkeys((report.state, report.profile) for report in self.seen))
 
-    def wish(self, wish: Wish) -> None:
-        self.folder.wish(wish).touch()
+    def request(self, request: SupervisorRequest) -> None:
+        self.folder.request(request).touch()
 
     def bind(self, digest: str | None = None) -> None:
         write_json(self.run.plan, sample_plan().to_manifest())
@@ -91,7 +91,7 @@ class Bench:
     def serve(self, report: AttemptReport) -> None:
         """What a service does that wants the job done."""
         if report.state is AttemptState.READY and report.profile is Step.MISSING:
-            self.wish(Wish.MEASURE)
+            self.request(SupervisorRequest.MEASURE)
         if report.state is AttemptState.READY and report.profile is Step.DONE:
             self.bind()
 

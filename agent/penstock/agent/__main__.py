@@ -1,9 +1,9 @@
-"""The `penstock-agent` command, which other programs start.
+"""Entry point of `penstock-agent`, which other programs start.
 
 ``pod`` and ``report-pod`` are the two containers of a pod on a cluster. ``supervise`` and ``ship`` belong to an attempt
-under a service on one machine. ``export`` makes a checkpoint a model for other programs.
+under a service on one machine. ``export`` writes a checkpoint as a model for other programs.
 
-Exit codes: 0 done, 1 it failed, 2 the user's mistake, 130 and 143 stopped by SIGINT and SIGTERM.
+Exit codes: 0 done, 1 failed, 2 a mistake of the user, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.agent.console import say, say_error
 from penstock.core.errors import PenstockError, UserError
@@ -39,7 +39,7 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Run one command; return its exit code."""
     options = _parser().parse_args(arguments)
     command: Command = options.command
     try:
@@ -89,7 +89,8 @@ def _report_pod(options: argparse.Namespace) -> int:
 def _own_uid() -> str:
     uid = os.environ.get(POD_UID_VARIABLE, "")
     if not uid:
-        raise UserError(what="is not set", where=POD_UID_VARIABLE, remedy="let the pod's own uid be there")
+        remedy = "set it from metadata.uid with the downward API, as the operator does"
+        raise UserError(what="is not set", where=POD_UID_VARIABLE, remedy=remedy)
     return uid
 
 
@@ -129,22 +130,27 @@ def _export(options: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Takes no abbreviated options."""
+    """Parser without abbreviated options, whose errors are two lines."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
 
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake and where help is; exit with code 2."""
+        say_error(UserError(what=message, where=self.prog, remedy=f"{self.prog} --help lists the arguments"))
+        sys.exit(USER_MISTAKE)
+
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="penstock-agent", description="Other programs start this.")
+    parser = _Parser(prog="penstock-agent", description="Start, watch and stop ranks. Other programs start this one.")
     commands = parser.add_subparsers(required=True, parser_class=_Parser)
-    pod = commands.add_parser("pod", help="be a pod of an attempt; the operator starts this")
+    pod = commands.add_parser("pod", help="run the ranks of a pod; the operator starts this")
     _add_pod_options(pod)
-    pod.add_argument("--data", type=_path, required=True, help="the folder of the roots of data://")
-    pod.add_argument("--pod-files", type=Path, default=Path(POD_FILES), help="the annotations of this pod")
-    pod.add_argument("--termination-log", type=Path, default=Path(TERMINATION_FILE), help="the file for the outcome")
+    pod.add_argument("--data", type=_path, required=True, help="folder with one folder for each root of data://")
+    pod.add_argument("--pod-files", type=Path, default=Path(POD_FILES), help="folder with the annotations of this pod")
+    pod.add_argument("--termination-log", type=Path, default=Path(TERMINATION_FILE), help="file for the result")
     pod.set_defaults(command=_pod)
-    report = commands.add_parser("report-pod", help="bring a pod's records to the service; the operator starts this")
+    report = commands.add_parser("report-pod", help="upload a pod's records to the service; the operator starts this")
     _add_pod_options(report)
     report.add_argument("--token-file", type=Path, default=Path(TOKEN_FILE), help="the file that holds the token")
     report.set_defaults(command=_report_pod)
@@ -152,27 +158,30 @@ def _parser() -> argparse.ArgumentParser:
     supervise.add_argument("root", type=Path, help="the run directory")
     supervise.add_argument("attempt", type=int, help="the attempt's number")
     supervise.set_defaults(command=_supervise)
-    ship = commands.add_parser("ship", help="bring a run's records to a service")
+    ship = commands.add_parser("ship", help="upload a run's records to a service")
     ship.add_argument("root", type=_path, help="the run directory")
-    ship.add_argument(
-        "--address-file", type=Path, required=True, help="the file in which the service writes its address"
-    )
+    ship.add_argument("--address-file", type=Path, required=True, help="file with the address of the service")
     ship.add_argument("--token-file", type=Path, required=True, help="the file that holds the token")
     ship.set_defaults(command=_ship)
-    export = commands.add_parser("export", help="write the newest checkpoint's weights as transformers reads them")
+    export = commands.add_parser("export", help="write a checkpoint's weights in the format of transformers")
     export.add_argument("root", type=Path, help="the run directory")
     export.add_argument("--to", type=Path, required=True, help="the folder to write")
-    export.add_argument("--attempt", type=_positive, default=None, help="of this attempt's checkpoints")
-    export.add_argument("--step", type=_natural, default=None, help="the checkpoint after so many steps")
+    export.add_argument("--attempt", type=_positive, default=None, help="use only checkpoints of this attempt")
+    export.add_argument("--step", type=_natural, default=None, help="use the checkpoint of this step")
     export.set_defaults(command=_export)
     return parser
 
 
 def _add_pod_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempt", type=_positive, required=True, help="the attempt's number")
-    parser.add_argument("--out", type=_path, required=True, help="the folder that all pods share")
-    parser.add_argument("--local", type=_path, required=True, help="a folder of this pod alone, on its node")
-    parser.add_argument("--attempt-files", type=Path, default=Path(ATTEMPT_FILES), help="job, address and plan")
+    parser.add_argument("--out", type=_path, required=True, help="folder that all pods share")
+    parser.add_argument("--local", type=_path, required=True, help="folder on the node, for this pod only")
+    parser.add_argument(
+        "--attempt-files",
+        type=Path,
+        default=Path(ATTEMPT_FILES),
+        help="folder with the job, the service's address and the plan",
+    )
 
 
 def _path(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""One launch of a job, for a supervisor or the command's executor: its processes, how far they are, how they ended."""
+"""One attempt of a job, for a supervisor or the local executor: its processes, their progress and their result."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Attempt:
         self._measuring = self._workers.profile(self._job, self._run, self.number)
 
     def train(self, num_ranks: int, metrics_port: int | None) -> None:
-        """Start training by the plan, which may want fewer ranks."""
+        """Start training by the plan, which may use fewer ranks."""
         self.num_ranks = num_ranks
         self._run.result.unlink(missing_ok=True)
         self._training = self._workers.train(self._job, self._run, self.number, num_ranks, metrics_port)
 
     @property
     def alive(self) -> bool:
-        """Whether any of its processes is."""
+        """Whether any of its processes is alive."""
         return any(ranks is not None and ranks.poll() is None for ranks in (self._measuring, self._training))
 
     def profile(self) -> Step:
-        """Where measuring is; raises `UserError` if it showed a mistake of the user's."""
+        """State of measuring; raises `UserError` if it failed by a mistake of the user."""
         if self._measuring is None:
             return Step.MISSING
         outcome = self._measuring.poll()
@@ -60,7 +60,7 @@ class Attempt:
         return Step.FAILED
 
     def state(self) -> AttemptState:
-        """Where it is; raises `UserError` if training showed a mistake of the user's."""
+        """State of the attempt; raises `UserError` if training failed by a mistake of the user."""
         if self._training is None:
             return AttemptState.READY
         outcome = self._training.poll()
@@ -70,7 +70,7 @@ class Attempt:
         state = None if outcome.failure else _ENDS.get(str(read_result(self._run).get("outcome")))
         if state is not None:
             return state
-        self._note(self._training, outcome.failure or _wordless(outcome))
+        self._note(self._training, outcome.failure or _no_result(outcome))
         return AttemptState.FAILED
 
     def _note(self, ranks: Ranks, failure: Failure) -> None:
@@ -84,33 +84,33 @@ class Attempt:
             self.last_words = tuple(log.read_text(errors="replace").rstrip().splitlines()[-MOST_LAST_WORDS:])
 
     def stop(self) -> None:
-        """Ask it to checkpoint and end."""
+        """Request a checkpoint and an end."""
         self.stop_requested = True
         if self._training is not None:
             self._training.stop()
 
     def kill(self) -> None:
-        """End its remaining processes; none is left when this returns."""
+        """Kill the remaining processes, and wait until they are gone."""
         for ranks in (self._measuring, self._training):
             if ranks is not None:
                 end(ranks)
 
 
 def _named(failure: Failure) -> str:
-    """The failure with its rank, step and action, which unexpected errors do not name."""
+    """Message of a failure, with the rank, step and action that unexpected errors lack."""
     if failure.rank is None or failure.message.startswith(f"rank {failure.rank}"):
         return failure.message
     place = f" in step {failure.step} at {failure.action}" if failure.action else ""
     return f"rank {failure.rank} failed{place}: {failure.message}"
 
 
-def _wordless(outcome: Outcome) -> Failure:
-    message = f"the ranks ended with code {outcome.exit_code} and left no result"
+def _no_result(outcome: Outcome) -> Failure:
+    message = f"the ranks ended with code {outcome.exit_code} without writing a result"
     return Failure(rank=None, step=-1, action="", message=message)
 
 
 def read_result(run: RunDir) -> dict[str, Any]:
-    """The outcome that the newest attempt wrote; empty if it wrote none."""
+    """Return the result that the newest attempt wrote; empty if it wrote none."""
     try:
         result = jsontext.load(run.result.read_text())
     except (OSError, ValueError):

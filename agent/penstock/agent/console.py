@@ -8,7 +8,7 @@ from penstock.core.errors import UserError, mistakes_in
 
 
 def say(line: str) -> None:
-    """One line."""
+    """Print one line."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

@@ -1,9 +1,9 @@
-"""The agent of a pod: two small files, which the launcher writes and the agent serves by HTTP.
+"""Agent of a pod: it serves two small files by HTTP, which the launcher writes.
 
-Measurements and checkpoints are rare, and a job cannot go on without the first. Records bring them to the service,
-which may be away, with its node. So the operator fetches them from the pod itself (docs/adr/0030). The launcher
-writes to the pod's own disk; the agent, in the container that reports, serves these two names at the pod's address and
-nothing else. It takes no input but the path, a few connections at a time, each for `SECONDS` at most.
+Measurements and checkpoints are rare, and a job cannot go on without a measurement. Records deliver both to the
+service, which may be down, with its node. So the operator fetches them from the pod itself (docs/adr/0030). The
+launcher writes to the pod's own disk. The agent, in the reporting container, serves only these two names at the pod's
+address. Its only input is the path; it serves a few connections at a time, each for `SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AgentFiles:
         if self._put(AGENT_MEASUREMENT, content):
             self._measurement = hashlib.sha256(content).hexdigest()
 
-    def tell(self, report: AttemptReport) -> None:
-        """Serve the state of the attempt, if it has changed."""
+    def update(self, report: AttemptReport) -> None:
+        """Write the state of the attempt, if it has changed."""
         served = AgentReport(
             pod_uid=self._pod_uid,
             job_uid=self._job_uid,
@@ -97,7 +97,7 @@ class AgentFiles:
 def serving(
     folder: Path, address: str, say: Callable[[str], None], port: int = AGENT_PORT
 ) -> Iterator[tuple[str, int] | None]:
-    """Serve the files in ``folder`` at the pod's address during the block, which is given where that is.
+    """Serve the files in ``folder`` at the pod's address during the block, and yield the address.
 
     Nothing is served if the pod has no address, or cannot listen there.
     """
@@ -121,12 +121,12 @@ def _server(folder: Path, address: str, port: int, say: Callable[[str], None]) -
         return _Server(folder, address, port)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        say(f"measurements are not served at {address} port {port}: {reason}; records bring them to the service")
+        say(f"cannot serve measurements at {address} port {port}: {reason}; records still deliver them to the service")
         return None
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Answers GETs of the two names, few at once: the others wait to be accepted."""
+    """Answers GET requests for the two names, few at once; the others wait to be accepted."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -139,19 +139,19 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Wait for a free place: none is held for longer than `SECONDS`."""
+        """Wait until fewer than the limit are served: none takes longer than `SECONDS`."""
         self._free.acquire()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and free the place."""
+        """Answer, and let the next request in."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that ended early is nothing that anyone should read about."""
+        """Ignore connections that end early."""
 
     def content(self, name: str) -> bytes | None:
         """Return the file of that name, cut a byte after the largest size; none if there is no such file."""
@@ -170,14 +170,14 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = SECONDS
 
     def setup(self) -> None:
-        """The time of a connection counts as a whole: one that trickles would restart a limit for each read."""
+        """Limit the time of the whole connection: a slow one would restart a limit for each read."""
         super().setup()
         self._cut = threading.Timer(SECONDS, self._end)
         self._cut.daemon = True
         self._cut.start()
 
     def finish(self) -> None:
-        """It was in time."""
+        """Cancel the time limit."""
         self._cut.cancel()
         super().finish()
 
@@ -200,4 +200,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, the name of http.server
-        """Not logged: the operator sends a request every few seconds."""
+        """Log nothing: the operator sends a request every few seconds."""

@@ -1,7 +1,7 @@
-"""The local executor: observes one run, decides by the life cycle, and acts, until the run has ended.
+"""Local executor: it observes one run, decides by the life cycle, and acts, until the run has ended.
 
-All decisions are `penstock.core.lifecycle.decide`'s. Admission on one machine means that its data is prepared; a stop
-that the user requests is the life cycle's suspension.
+All decisions are made by `penstock.core.lifecycle.decide`. On one machine a run is admitted once its data is prepared,
+and a stop request of the user suspends it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from penstock.agent.attempt import Attempt
 from penstock.agent.metrics import LineFollower, MetricsFollower
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
-from penstock.agent.run_observer import Show
+from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.agent.workers import Workers
 from penstock.core.errors import UserError
@@ -54,15 +54,15 @@ class Decider(Protocol):
         ...
 
     def keep_profile(self) -> None:
-        """A new profile lies in the run directory: keep it for other runs."""
+        """Store the new profile of the run directory for other runs."""
         ...
 
     def find_plan(self) -> Plan | None:
-        """The plan in the run directory, if it serves the job."""
+        """Return the plan in the run directory, if it matches the job."""
         ...
 
     def plan(self, report: Report) -> Plan:
-        """A new plan, written to the run directory; ``report`` gets the search's progress.
+        """Make a plan and write it to the run directory; ``report`` gets the progress of the search.
 
         Raises `UserError` when nothing fits or the search is too large.
         """
@@ -72,7 +72,7 @@ class Decider(Protocol):
 class Executor:
     """Runs ``job`` in the directory ``run`` from ``state`` on, with the directory's lock held by the caller.
 
-    ``clock`` gives seconds since the epoch, ``pause`` lets some pass.
+    ``clock`` returns seconds since the epoch, ``pause`` sleeps.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Executor:
         *,
         workers: Workers,
         decider: Decider,
-        show: Show,
+        show: RunObserver,
         requests: StopRequests,
         metrics_port: int | None = None,
         clock: Callable[[], float] = time.time,
@@ -99,14 +99,14 @@ class Executor:
         self._admitted = False
 
     def run(self) -> RunState:
-        """Go on until a terminal phase or suspension; no process is left then, also after an error.
+        """Run until a terminal phase or suspension; no process is left then, also after an error.
 
         Raises:
-            UserError: a mistake that a retry would not fix; the run has failed.
+            UserError: a mistake that a retry cannot fix; the run has failed.
         """
         try:
             while not self._is_over:
-                self._turn()
+                self._reconcile()
         except UserError as mistake:
             self._kill()
             self._enter(SetPhase(Phase.FAILED, "UserError", str(mistake)))
@@ -122,14 +122,14 @@ class Executor:
 
     @property
     def _spec(self) -> JobSpec:
-        """The job's desired state: suspended after a stop request."""
+        """Return the spec, suspended after a stop request."""
         spec = self._job.spec
         if not self._requests.received:
             return spec
         return dataclasses.replace(spec, run_policy=dataclasses.replace(spec.run_policy, suspend=True))
 
-    def _turn(self) -> None:
-        """Observe, decide, act."""
+    def _reconcile(self) -> None:
+        """Observe, decide and act once."""
         if len(self._requests.received) > 1:
             self._kill()
         self._follow()
@@ -201,7 +201,9 @@ class Executor:
                 self._bind()
             case Stop():
                 self._current.stop()
-                self._show.note("stopping after this step, with a checkpoint; a second request stops without one")
+                self._show.note(
+                    "stopping after this step and saving a checkpoint; press Ctrl-C again to stop now without one"
+                )
             case Delete():
                 self._kill()
             case Expire() | Wait():

@@ -1,9 +1,9 @@
-"""Log lines of ranks as records: their files are followed, and new lines go into a separate outbox.
+"""Log lines of ranks as records: a follower reads their files, and appends new lines to a separate outbox.
 
-The end positions in the files are written before the lines are appended, so a follower that is killed in
-between leaves no gap and no line twice. Lines carry no time of their own: of lines since the last poll, the file
-that was written last comes last, so that the last line of a log is the last that was printed. Lines are cut, and of
-many that come at once the newest are taken: a rank that prints without end fills its own file and nothing else.
+The end positions in the files are written before the lines are appended, so a follower that is killed in between leaves
+no gap and no duplicate. Lines have no time of their own. Of the lines since the last poll, those of the file that was
+written last come last, so that the last line of a log is the last one printed. Long lines are cut, and of many lines
+only the newest are taken: a rank that prints without end fills its own file and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE = "logs"
 MOST_CHARACTERS = 2_000
 MOST_LINES = 500
 MOST_BYTES = 2**18
-"""Of a file, per poll."""
+"""Limit for a file in one poll."""
 OUTBOX_BYTES = 8 * 2**20
 
 _FILES = re.compile(
@@ -40,7 +40,7 @@ _WARNED = re.compile(r"\S+:\d+: \w*Warning: ")
 _LEVELS = {"D": "debug", "I": "info", "W": "warning", "E": "error", "C": "error", "F": "error"}
 
 Places = Mapping[str, int]
-"""How far files are read, by their names below the run directory."""
+"""Read positions of files, by their names below the run directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def log_files(root: Path) -> list[LogFile]:
 
 
 def _rank(path: Path, process: int) -> int:
-    """The rank of a launch's process: its number, unless the launch maps it to another."""
+    """Return the rank of a launch's process: its number, unless the launch maps it to another."""
     try:
         names = jsontext.load((path.parents[3] / RANKS_FILE).read_text())
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def _rank(path: Path, process: int) -> int:
 
 
 def level_of(line: str) -> str:
-    """As it is plainly marked; ``info`` if it is not."""
+    """Return the level that the line is marked with; ``info`` without a mark."""
     if match := _MARKED.match(line) or _GLOG.match(line):
         return _LEVELS[match[1][0]]
     if _RAISED.match(line):
@@ -86,7 +86,7 @@ def level_of(line: str) -> str:
 
 
 def is_read(run: RunDir, attempt: int) -> bool:
-    """Whether all that the attempt's files hold was appended to its outbox."""
+    """Whether all lines of the attempt's files are in its outbox."""
     place = run.outbox / f"a{attempt}-{_source(run)}"
     files = [file for file in log_files(run.logs.parent) if file.attempt == attempt]
     try:
@@ -108,12 +108,12 @@ def _source(run: RunDir) -> str:
 
 
 def _begin(path: Path, known: int) -> int:
-    """Where reading goes on; a file that is shorter than it was is another."""
+    """Return the position to read from; a file that became shorter is a new one."""
     return known if path.stat().st_size >= known else 0
 
 
 def end_of_lines(path: Path, start: int, *, last: bool) -> int:
-    """Where the complete lines end that follow ``start``; with ``last`` also one without its end."""
+    """Return the end of the complete lines after ``start``; with ``last`` also of an incomplete one."""
     size = path.stat().st_size
     if last or size == start:
         return size
@@ -123,7 +123,7 @@ def end_of_lines(path: Path, start: int, *, last: bool) -> int:
         newline = file.read(size - begin).rfind(b"\n")
     if newline >= 0:
         return begin + newline + 1
-    return size if begin > start else start  # a line that long is not waited for
+    return size if begin > start else start  # an overlong line is cut
 
 
 def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
@@ -134,7 +134,7 @@ def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
         lines = content.read(stop - begin).removesuffix(b"\n").split(b"\n")
     whole = lines if begin == start else lines[1:] or lines
     if begin > start or len(whole) > MOST_LINES:
-        message = f"here lines are left out: they came too fast, and are in {file.name}"
+        message = f"lines are left out here, because they were printed too fast; {file.name} has all of them"
         yield LogLine(rank=file.rank, level="warning", message=message)
     for line in whole[-MOST_LINES:]:
         text = _readable(line)
@@ -142,7 +142,7 @@ def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
 
 
 def _readable(line: bytes) -> str:
-    """The final text of a line that was overwritten, as progress bars do."""
+    """Return the final text of a line that was overwritten, as progress bars do."""
     seen = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = seen.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
@@ -158,7 +158,7 @@ class Follower:
     _attempts: dict[int, _Attempt] = field(default_factory=dict)
     _said: str = ""
 
-    def look(self, *, last: bool = False) -> bool:
+    def poll(self, *, last: bool = False) -> bool:
         """Read the lines since the last poll; with ``last`` also a line that has no end yet. False if some
         lines have to wait.
         """
@@ -168,11 +168,11 @@ class Follower:
             files.setdefault(file.attempt, []).append(file)
         for attempt, of_attempt in files.items():
             try:
-                self._followed(attempt).look(of_attempt, last=last)
+                self._followed(attempt).poll(of_attempt, last=last)
             except (OSError, UserError) as error:  # the next poll continues at the written positions
                 well = False
                 self._drop(attempt)
-                self._say(f"lines of attempt {attempt} wait: {error}")
+                self._say(f"log lines of attempt {attempt} cannot be read: {error}; retrying at the next poll")
         return well
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Follower:
 
 
 class _Attempt:
-    """The files of one attempt, and how far they are read. Each host that takes part is a source of its own."""
+    """Files of one attempt and their read positions. Each host that takes part is a separate source."""
 
     def __init__(self, run: RunDir, attempt: int, clock: Callable[[], float]) -> None:
         self._run, self._number, self._clock = run, attempt, clock
@@ -210,7 +210,7 @@ class _Attempt:
         if self._box is not None:
             self._box.close()
 
-    def look(self, files: list[LogFile], *, last: bool) -> None:
+    def poll(self, files: list[LogFile], *, last: bool) -> None:
         """Append the files' new lines, in the order in which the files were last written."""
         if self._places is None:
             self._places = self._recovered(files)
@@ -225,7 +225,7 @@ class _Attempt:
         self._places = end
 
     def _recovered(self, files: list[LogFile]) -> Places:
-        """The positions up to which they were read; lines that are missing from the outbox are appended now."""
+        """Return the stored positions, after appending lines that are missing from the outbox."""
         try:
             known = jsontext.load(self._memory.read_text())
         except (FileNotFoundError, ValueError):
@@ -235,7 +235,7 @@ class _Attempt:
         return dict(known["end"])
 
     def _append(self, files: list[LogFile], begin: Places, end: Places, *, skipping: int) -> None:
-        """In the order of ``end``, as it was written, regardless of later writes."""
+        """Append lines in the order of ``end``, as it was stored, regardless of later writes."""
         box, named = self._outbox(), {file.name: file for file in files}
         for name, stop in end.items():
             start, file = begin.get(name, 0), named.get(name)

@@ -1,4 +1,4 @@
-"""Followers of files to which ranks append while they run: metrics.jsonl, warnings, or only a file's growth."""
+"""Followers of files to which ranks append while they run: metrics.jsonl, warnings, or only the growth of a file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ LONGEST_LINE_BYTES = 2**16
 
 
 class LineFollower:
-    """Reads appended lines since the last poll, from the end of the last whole line on.
+    """Reads lines that were appended since the last poll, from the end of the last whole line on.
 
-    A line that a killed process left unfinished is completed or cut away by the next; neither is missed or taken apart.
+    The next process completes or cuts off a line that a killed process left unfinished. In both cases every line is
+    read once and as a whole.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,7 +23,7 @@ class LineFollower:
         self._offset = _end_of_lines(path) if path.exists() else 0
 
     def new(self) -> list[str]:
-        """The lines that were completed since the last call, in order."""
+        """Return the lines that were completed since the last call, in order."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -34,7 +35,7 @@ class LineFollower:
 
 
 def _end_of_lines(path: Path) -> int:
-    """Where the last whole line of a file ends."""
+    """Return the end of the last whole line of a file."""
     with path.open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE_BYTES)
         file.seek(start)
@@ -48,12 +49,12 @@ class MetricsFollower:
         self._lines = LineFollower(path)
 
     def new(self) -> list[StepMetrics]:
-        """The entries that were completed since the last call, in order; damaged ones are left out."""
+        """Return the entries that were completed since the last call, in order; damaged ones are left out."""
         return [entry for line in self._lines.new() if (entry := metrics_entry(line)) is not None]
 
 
 class Growth:
-    """Whether a file grew since the last poll; a shorter one, of which a broken line was cut off, did not."""
+    """Growth of a file since the last poll; a file that became shorter did not grow."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Plans for supervisors and the command's executor: whether one serves a job, and how a new one is made."""
+"""Plans for supervisors and the local executor: matching a plan to a job, and making a new one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _obeys_schedule(plan: Plan, pinned: str | ScheduleSpec | None) -> bool:
 
 
 class LocalDecider:
-    """Finds or makes profile and plan of one run on this machine."""
+    """Finds or makes the profile and the plan of one run on this machine."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class LocalDecider:
 
     @cached_property
     def identity(self) -> Identity:
-        """The identity that a profile must have; raises `UserError` if the job's device is not here."""
+        """Return the identity that a profile must have; raises `UserError` if this machine lacks the job's device."""
         return self._identify(self._job.spec)
 
     def find_profile(self) -> bool:
-        """A job for the CPU that has a plan needs no profile; any other gets the freshest that fits."""
+        """Whether there is a fresh profile. A job for the CPU that has a plan needs none."""
         planned = self.find_plan() is not None
         if planned and self._job.spec.resources.device is Device.CPU:
             return True  # PyTorch need not be loaded, which takes seconds
@@ -92,18 +92,18 @@ class LocalDecider:
         return profile is not None
 
     def keep_profile(self) -> None:
-        """Also for other runs on this machine."""
+        """Store the profile for other runs on this machine too."""
         self._profiles.keep(self._run.read_profile(), self.identity)
 
     def find_plan(self) -> Plan | None:
-        """One in the run directory that does not serve the job is passed over."""
+        """Return the plan in the run directory; none if it does not match the job."""
         if not self._run.plan.exists():
             return None
         plan = self._run.read_plan()
         return plan if serves(plan, self._job.spec) else None
 
     def plan(self, report: Report) -> Plan:
-        """Searched for in a process of its own."""
+        """Search for a plan in a separate process."""
         plan = plan_for(self._job.spec, self._run.read_profile(), report, self._planner)
         write_json(self._run.plan, plan.to_manifest())
         return plan

@@ -1,6 +1,6 @@
-"""The program of a pod of an attempt: the supervisor with the pod's mailbox, over storage that all pods share.
+"""Program of a pod of an attempt: the supervisor with the pod's mailbox, on storage that all pods share.
 
-Exit codes: 0 succeeded or stopped, 1 failed, 2 the user's mistake.
+Exit codes: 0 succeeded or stopped, 1 failed, 2 a mistake of the user.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAILED, REFUSED = 1, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """Its folders and files; ``data`` holds a folder for each root of ``data://``."""
+    """Folders and files of a pod; ``data`` holds a folder for each root of ``data://``."""
 
     folders: PodFolders
     files: PodFiles
@@ -48,8 +48,8 @@ class Pod:
 
 
 class PodDecider:
-    """Measures on every request; the pod of the first rank has its agent serve the profile to the operator, and
-    brings it to the service as a record.
+    """Measures on every request. The pod of the first rank serves the profile to the operator by its agent, and sends
+    it to the service as a record.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PodDecider:
 
 
 def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
-    """The job with paths of this pod, and the attempt's run directory; raises `UserError` if either cannot be."""
+    """Return the job with paths of this pod, and the run directory; raises `UserError` if either is unusable."""
     job = located(read_job(pod.files.job), pod)
     run = pod.folders.run(job)
     root, checkpoints = run.root, run.root.parent / "checkpoints"
@@ -89,7 +89,7 @@ def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
 
 
 def located(job: PipelineJob, pod: Pod) -> PipelineJob:
-    """The job with paths of this pod. Its schedule was used by the planner, and need not exist here."""
+    """Return the job with paths of this pod. Its schedule file is not needed: the planner has read it."""
     pinned = job.spec.parallelism.schedule
     name = pinned.generator if isinstance(pinned, ScheduleSpec) else pinned
     roots = {folder.name: folder for folder in pod.data.glob("*") if folder.is_dir()}
@@ -98,7 +98,7 @@ def located(job: PipelineJob, pod: Pod) -> PipelineJob:
         runs=pod.folders.out,
         schedules=frozenset({name} if name else ()),
         place="the job's volumes",
-        remedy="name its claim in spec.kubernetes.volumes",
+        remedy="add its claim to spec.kubernetes.volumes in a new job",
     )
     return places.resolved(job, readable=lambda uid: True)
 
@@ -111,7 +111,7 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UserError(
             what=f"cannot be written: {error.strerror}",
             where=f"output storage {folder}",
-            remedy="give the job a claim that its pods may write",
+            remedy="use a claim that the pods' user 65532 may write: kubectl describe pvc shows its mode and class",
         ) from None
 
 
@@ -120,7 +120,7 @@ def run_pod(
     say: Callable[[str], None],
     make_workers: Callable[[Callable[[], PodBinding | None], Path], Workers] = PodWorkers,
 ) -> int:
-    """Be a pod of an attempt, to its end; the exit code."""
+    """Run a pod of an attempt until its end; return the exit code."""
     with listening() as requests:
         try:
             job, run = lay_out(pod)

@@ -1,4 +1,4 @@
-"""Files of a pod of an attempt: its inputs, its outputs, and its attempt's run directory.
+"""Files of a pod of an attempt: its input, its output, and the attempt's run directory.
 
 OUT/UID/                    all that the job leaves
 checkpoints/aN/step-S   of every attempt: out://UID/N/S
@@ -22,7 +22,7 @@ from penstock.core.run.folder import RunDir
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodFiles:
-    """The files in which a pod gets its input, and those of its answers."""
+    """Input files of a pod, and the files of its reports."""
 
     attempt: Path
     pod: Path
@@ -45,7 +45,7 @@ class PodFiles:
 
     @property
     def stop(self) -> Path:
-        """Not empty once the attempt is to stop."""
+        """File that is not empty once a stop is requested."""
         return self.pod / STOP_FILE
 
 
@@ -70,12 +70,12 @@ class PodFolders:
 
 
 def address_file(attempt: Path) -> Path:
-    """Where the service answers, among an attempt's files."""
+    """Return the file with the service's address, among an attempt's files."""
     return attempt / ADDRESS_FILE
 
 
 def read_text(path: Path) -> str:
-    """Empty if there is nothing."""
+    """Return the content of the file; empty if it does not exist."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:
@@ -83,15 +83,17 @@ def read_text(path: Path) -> str:
 
 
 def read_job(path: Path) -> PipelineJob:
-    """The manifest that the pod was given; raises `RunError` if it is gone, `UserError` if it cannot be read."""
+    """Return the job of the pod's manifest; raises `RunError` if it is gone, `UserError` if it cannot be read."""
     try:
         job = PipelineJob.from_manifest(json.loads(path.read_text()))
     except FileNotFoundError:
         raise RunError(
-            f"{path} is not there: the attempt's ConfigMap was deleted; the next attempt has its own"
+            f"{path} is missing: the attempt's ConfigMap was deleted; the next attempt gets a new one"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(what=f"cannot be read: {error}", where=str(path), remedy="delete the attempt") from None
+        remedy = "delete the attempt's JobSet: the next attempt gets a new ConfigMap"
+        raise UserError(what=f"cannot be read: {error}", where=str(path), remedy=remedy) from None
     if not job.metadata.uid:
-        raise UserError(what="is missing", where="metadata.uid", remedy="let the cluster give the job one")
+        remedy = "create the job with kubectl apply: the cluster assigns the uid"
+        raise UserError(what="is missing", where="metadata.uid", remedy=remedy)
     return job

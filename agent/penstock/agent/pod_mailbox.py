@@ -1,4 +1,4 @@
-"""The mailbox of an attempt in a pod: files that the kubelet refreshes, and the container's termination message.
+"""Mailbox of an attempt in a pod: files that the kubelet refreshes, and the container's termination message.
 
 `penstock.core.pod` lists the files and their writers. The pod sends no requests: it reads, writes the files that its
 agent serves, and reports once at its end.
@@ -24,10 +24,10 @@ from penstock.core.pod import (
 )
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
-from penstock.core.supervision import AttemptReport, Binding, Wish
+from penstock.core.supervision import AttemptReport, Binding, SupervisorRequest
 
 PLAN_SECONDS = 300.0
-"""How much later than its binding a plan may come: the kubelet refreshes a ConfigMap once a minute or so."""
+"""Time after its binding within which a plan arrives: the kubelet refreshes a ConfigMap about once a minute."""
 
 
 class PodMailbox:
@@ -50,29 +50,30 @@ class PodMailbox:
         self._agent = agent
         self._files, self._run, self._say, self._clock = files, run, say, clock
         self._pod_uid, self._attempt = pod_uid, attempt
-        self._told: AttemptReport | None = None
+        self._last_report: AttemptReport | None = None
         self._bound_at: float | None = None
 
     @property
     def place(self) -> PodBinding | None:
-        """The binding as it is now, if it is for this pod."""
+        """Return the current binding, if it is for this pod."""
         text = read_text(self._files.binding)
         if not text:
             return None
         try:
             binding = PodBinding.from_manifest(jsontext.load(text), "binding")
         except ValueError as error:
-            raise UserError(what=f"is no JSON: {error}", where=str(self._files.binding)) from None
+            remedy = "delete the pod: the next attempt writes the annotation again"
+            raise UserError(what=f"is not JSON: {error}", where=str(self._files.binding), remedy=remedy) from None
         return binding if (binding.pod_uid, binding.attempt) == (self._pod_uid, self._attempt) else None
 
-    def wished(self, wish: Wish) -> bool:
-        if wish is Wish.STOP:
+    def is_requested(self, request: SupervisorRequest) -> bool:
+        if request is SupervisorRequest.STOP:
             return bool(read_text(self._files.stop))
         place = self.place
         return place is not None and place.epoch == MEASURE_EPOCH
 
     def binding(self) -> Binding | None:
-        """The binding; none also until the plan has arrived. Raises `RunError` if the plan does not arrive."""
+        """Return the binding; none until the plan has arrived. Raises `RunError` if the plan does not arrive."""
         place = self.place
         if place is None or place.epoch == MEASURE_EPOCH:
             return None
@@ -94,24 +95,28 @@ class PodMailbox:
         write_json(self._run.plan, plan.to_manifest())
 
     def _plan(self, digest: str) -> tuple[Plan | None, str]:
-        """The plan with this digest, or the problem of the file."""
+        """Return the plan with this digest, or the problem of its file."""
         try:
             plan = Plan.from_manifest(unpack(self._files.plan.read_bytes()), "plan")
         except FileNotFoundError:
-            return None, f"plan {digest[:12]} is not there"
+            return None, f"plan {digest[:12]} has not arrived"
         except (OSError, UnpackError) as error:
             return None, f"cannot be read: {error}"
         if plan.digest != digest:
             return None, f"holds plan {plan.digest[:12]}, and the pod is bound to {digest[:12]}"
         return plan, ""
 
-    def tell(self, report: AttemptReport) -> None:
-        """Report the end to the cluster, earlier states to the agent, and changes to people in the log."""
-        if self._told is None or (report.state, report.profile) != (self._told.state, self._told.profile):
-            self._say(f"{report.state}, profile {report.profile}{': ' * bool(report.message)}{report.message}")
-        self._told = report
+    def report(self, report: AttemptReport) -> None:
+        """Write the end to the termination message, earlier states to the agent's files, and changes to the log."""
+        if self._last_report is None or (report.state, report.profile) != (
+            self._last_report.state,
+            self._last_report.profile,
+        ):
+            detail = f": {report.message}" if report.message else ""
+            self._say(f"the attempt is {report.state} with profile {report.profile}{detail}")
+        self._last_report = report
         if self._agent is not None:
-            self._agent.tell(report)
+            self._agent.update(report)
         if report.ended:
             explained_report = explained(report, self._files.cgroups)
             self._files.termination.write_text(termination_message(explained_report))

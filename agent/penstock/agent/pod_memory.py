@@ -1,4 +1,4 @@
-"""Whether the kernel has ended processes of this container for taking more memory than its limit.
+"""Detection of processes of this container that the kernel killed because of the memory limit.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html names the first file, and
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html the second. Most kubelets have the whole container ended with
@@ -16,11 +16,11 @@ from penstock.core.supervision import AttemptReport
 
 CGROUPS = Path("/sys/fs/cgroup")
 _FILES = ("memory.events", "memory/memory.oom_control")
-REMEDY = "ranks were killed for more memory than the pod may take; raise resources.memoryPerRank"
+REMEDY = "ranks were killed because the pod exceeded its memory limit; raise resources.memoryPerRank"
 
 
 def num_killed(cgroups: Path) -> int:
-    """Processes that were killed for memory so far; 0 without such a file."""
+    """Number of processes that were killed for memory so far; 0 without such a file."""
     for name in _FILES:
         try:
             counts = dict(line.split() for line in (cgroups / name).read_text().splitlines())
@@ -31,7 +31,7 @@ def num_killed(cgroups: Path) -> int:
 
 
 def explained(report: AttemptReport, cgroups: Path) -> AttemptReport:
-    """The report, with a remedy if the attempt failed for lack of memory."""
+    """Return the report, with a remedy if the attempt failed for lack of memory."""
     if report.state is not AttemptState.FAILED or report.refused or not num_killed(cgroups):
         return report
     return replace(report, message=f"{report.message}; {REMEDY}")

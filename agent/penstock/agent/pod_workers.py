@@ -17,7 +17,8 @@ from penstock.core.preparing import Reporter
 from penstock.core.run.folder import RunDir
 
 RESULT_SECONDS = 45.0
-"""Delay after its own ranks' end until a pod can read the first rank's result on shared storage, at most."""
+"""Limit of the delay, after the end of its own ranks, until a pod can read the first rank's result on shared storage.
+"""
 
 
 class PodWorkers:
@@ -39,7 +40,7 @@ class PodWorkers:
         return self._launch(job, run, place, tuple(place.devices), f"a{attempt}-profile", "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
-        """Train as in `Workers`. Devices that the plan leaves out have ranks beyond its own, which only wait.
+        """Train as in `Workers`. Devices that the plan does not use have idle ranks.
 
         Raises `UserError` for shards on several pods that no placement puts there.
         """
@@ -49,15 +50,17 @@ class PodWorkers:
         ranks = ranks_of_devices(plan.devices, place.num_nodes * place.ranks_per_pod)
         names = tuple(ranks[device] for device in place.devices)
         arguments = ("--attempt", str(attempt), "--over-hosts")
-        return Patient(self._launch(job, run, place, names, f"a{attempt}", "train", *arguments), run.result)
+        return AwaitingResult(self._launch(job, run, place, names, f"a{attempt}", "train", *arguments), run.result)
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
-        raise NotImplementedError("pods run no rehearsal")
+        raise NotImplementedError("a rehearsal runs on one machine, not in pods")
 
     def _bound(self) -> PodBinding:
         place = self._place()
         if place is None:
-            raise RunError("the pod is not bound any more")
+            raise RunError(
+                "the pod lost its binding: another writer removed the annotation; the next attempt gets a new one"
+            )
         return place
 
     def _launch(
@@ -77,7 +80,7 @@ class PodWorkers:
         return launch(dataclasses.replace(spec, nodes=nodes, names=names))
 
 
-class Patient:
+class AwaitingResult:
     """Ranks that succeeded count as running until their result can be read here, for `RESULT_SECONDS` at most."""
 
     def __init__(self, ranks: Ranks, result: Path, clock: Callable[[], float] = time.monotonic) -> None:

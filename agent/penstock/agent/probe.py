@@ -1,4 +1,4 @@
-"""PyTorch's description of this machine, from a separate process: loading PyTorch takes seconds and, on a GPU, memory
+"""PyTorch's description of this machine, from a separate process: PyTorch takes seconds to load and, on a GPU, memory
 that the ranks need.
 """
 
@@ -30,8 +30,8 @@ class Identity:
 
 
 def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
-    """The identity of a profile for ``spec`` on these CUDA devices, or on all; raises `UserError` if its devices are
-    not here.
+    """Return the identity of a profile for ``spec`` on these CUDA devices, or on all; raises `UserError` if this
+    machine lacks its devices.
     """
     question = Question(
         device=spec.resources.device,
@@ -44,13 +44,13 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
         raise UserError(
             what="cuda is requested, but this machine has no NVIDIA device",
             where="spec.resources.device",
-            remedy="write device: cpu, or run where a device and its driver are",
+            remedy="write device: cpu, or check the driver with nvidia-smi and penstock doctor",
         )
     if spec.resources.device is Device.CUDA and answer.num_cuda_devices < spec.resources.ranks:
         raise UserError(
-            what=f"{spec.resources.ranks} ranks need a device each, here are {answer.num_cuda_devices}",
+            what=f"{spec.resources.ranks} ranks need a device each, but this machine has {answer.num_cuda_devices}",
             where="spec.resources.ranks",
-            remedy=f"write ranks: {answer.num_cuda_devices}, or run where there are more devices",
+            remedy=f"write ranks: {answer.num_cuda_devices}, or use a machine with more devices",
         )
     if spec.resources.device is Device.CUDA and answer.device_bytes is not None:
         require_device_memory(spec.resources.memory_per_rank, answer.device_bytes)
@@ -63,7 +63,7 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
 
 
 def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
-    """PyTorch's answer with these CUDA devices visible, or all; raises `RunError` if it cannot be loaded."""
+    """Return PyTorch's answer with these CUDA devices visible, or all; raises `RunError` if it cannot be loaded."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.trainer.probe"],
         input=json.dumps(question.to_manifest()),

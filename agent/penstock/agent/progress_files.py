@@ -1,4 +1,4 @@
-"""How far an attempt is, by the files of its run directory; nothing is loaded that writes them."""
+"""Progress of an attempt by the files of its run directory, without loading the code that writes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.core.run.folder import RunDir
 
 
 def profile_progress(run: RunDir) -> tuple[int, int]:
-    """How many points are measured, and of how many; zeros before the first."""
+    """Return the numbers of measured points and of all points; zeros before the first."""
     try:
         progress = jsontext.load(run.profile_progress.read_text())
         return int(progress["done"]), int(progress["total"])
@@ -16,7 +16,7 @@ def profile_progress(run: RunDir) -> tuple[int, int]:
 
 
 def newest_checkpoint(run: RunDir) -> tuple[int, int] | None:
-    """Step and attempt of the newest complete checkpoint, without loading the code that reads it."""
+    """Return step and attempt of the newest complete checkpoint."""
     checkpoints = []
     for path in run.checkpoints.glob("a*/step-*/manifest.json"):
         step, attempt = path.parent.name.removeprefix("step-"), path.parents[1].name.removeprefix("a")
@@ -26,6 +26,6 @@ def newest_checkpoint(run: RunDir) -> tuple[int, int] | None:
 
 
 def newest_checkpoint_step(run: RunDir) -> int | None:
-    """The step of the newest complete checkpoint."""
+    """Return the step of the newest complete checkpoint."""
     newest = newest_checkpoint(run)
     return newest[0] if newest is not None else None

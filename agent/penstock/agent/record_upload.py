@@ -1,4 +1,4 @@
-"""Batches of records by HTTP to a service, wherever it answers now."""
+"""Upload of batches of records by HTTP, to the current address of a service."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Post(Protocol):
     """Sends one compressed batch."""
 
     def __call__(self, body: bytes) -> Reply:
-        """The answer."""
+        """Return the service's answer."""
         ...
 
 
 @contextmanager
 def http_post(address_file: Path, token_file: Path) -> Iterator[Post]:
-    """Posts to the service whose `Address` lies in a file. It and the token are read each time, because a service
-    may come back on another port, with another certificate, or with another token.
+    """Yield a `Post` to the service whose `Address` is in a file. Address and token are read for each batch, because a
+    restarted service may have another port, certificate or token.
     """
     import httpx
 
@@ -61,7 +61,7 @@ def http_post(address_file: Path, token_file: Path) -> Iterator[Post]:
 
 
 class _Connection:
-    """The connection to a service. It is closed after an error, so that the certificate is reloaded, too."""
+    """Connection to a service. It is closed after an error, so that the certificate is reloaded too."""
 
     def __init__(self, address_file: Path) -> None:
         self._address_file = address_file
@@ -69,7 +69,7 @@ class _Connection:
         self._client: httpx.Client | None = None
 
     def open(self) -> httpx.Client:
-        """The client for the service's current address, or its last one if the file is gone."""
+        """Return the client for the service's current address, or for its last one if the file is gone."""
         address = self._read()
         if self._client is None or address != self._address:
             self.close()
@@ -102,10 +102,10 @@ def _client(address: Address) -> httpx.Client:
 
 
 def _read(answer: httpx.Response) -> Reply:
-    """An answer of another server, such as a proxy, does not count, regardless of its status."""
+    """Parse the answer. One of another server, such as a proxy, counts as no answer, regardless of its status."""
     if answer.status_code != 200:
         return Reply(status=answer.status_code, detail=answer.text[:500])
     try:
         return Reply(status=200, sequence=int(answer.json()["sequence"]))
     except (ValueError, KeyError, TypeError):
-        return Reply(status=0, detail=f"the answer is none of a service's: {answer.text[:500]}")
+        return Reply(status=0, detail=f"another server answered, such as a proxy: {answer.text[:500]}")

@@ -1,9 +1,10 @@
-"""The container next to a pod's ranks: it ships their records to the service.
+"""Container next to a pod's ranks that uploads their records to the service.
 
-Its container starts before theirs and is ended after it (https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers),
-so that the last lines of ranks that the kernel ended for their memory arrive too. If it is killed, the kubelet restarts
-it while the ranks run. Records that it cannot deliver before the pod's end stay on the job's volume, and the
-reporters of the job's next attempt deliver them. The same process is the pod's agent (`penstock.agent.endpoint`).
+Its container starts before theirs and is ended after it
+(https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers), so that the last lines of ranks that the kernel
+ended for their memory arrive too. If it is killed, the kubelet restarts it while the ranks run. Records that it cannot
+deliver before the pod's end stay on the job's volume, and the reporters of the job's next attempt deliver them. The
+same process is the pod's agent (`penstock.agent.endpoint`).
 """
 
 from __future__ import annotations
@@ -18,38 +19,39 @@ from penstock.core.host.stopping import listening
 from penstock.core.pod import JOB_FILE
 from penstock.core.run.folder import RunDir
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 DRAIN_SECONDS = 30.0
-"""Delay of a pod's end by a service that does not answer, at most."""
+"""Longest delay of a pod's end by a service that does not answer."""
 
 
 def report(
     folders: PodFolders, attempt_files: Path, token_file: Path, say: Callable[[str], None], listen_at: str = ""
 ) -> bool:
-    """Ship until a stop request, then the rest; return whether all arrived. Without a service there is nothing to do.
+    """Upload records until a stop request, then drain; return whether all were delivered. Without a service it only
+    waits.
 
-    Meanwhile the pod's agent answers at ``listen_at``, if there is one. Raises `RunError` or `UserError` if the
-    pod's job cannot be read.
+    Meanwhile the pod's agent answers at ``listen_at``, if there is one. Raises `RunError` or `UserError` if the pod's
+    job cannot be read.
     """
     run = folders.run(read_job(attempt_files / JOB_FILE))
     with listening() as requests, serving(folders.served, listen_at, say):
         until = Requested(requests)
         while not (until.over or run.outbox.is_dir()):  # the ranks' container makes it, and reports its errors
-            until.wait(LOOK_SECONDS)
+            until.wait(POLL_SECONDS)
         if not run.outbox.is_dir() or not address_file(attempt_files).exists():
             return _waited(until)
         address = address_file(attempt_files)
         if ship(run, address, token_file, say, until, DRAIN_SECONDS, lambda: outboxes_before(folders, run)):
             return True
         say(
-            f"{num_unsent(run.outbox)} records were not delivered: the service did not take them within"
-            f" {DRAIN_SECONDS:.0f} s of the end; they stay in {run.outbox}, and the job's next attempt delivers them"
+            f"{num_unsent(run.outbox)} records were not delivered: the service did not acknowledge them within"
+            f" {DRAIN_SECONDS:.0f} s after the end; they stay in {run.outbox}, and the job's next attempt delivers them"
         )
         return False
 
 
 def outboxes_before(folders: PodFolders, run: RunDir) -> list[Path]:
-    """Those of the pods of the job's attempts before this one."""
+    """Return the outboxes of pods of earlier attempts of the job."""
     outboxes = []
     for path in run.root.parent.glob("a*/hosts/*/outbox"):
         number = path.parents[2].name.removeprefix("a")
@@ -60,5 +62,5 @@ def outboxes_before(folders: PodFolders, run: RunDir) -> list[Path]:
 
 def _waited(until: Requested) -> bool:
     while not until.over:
-        until.wait(LOOK_SECONDS)
+        until.wait(POLL_SECONDS)
     return True

@@ -1,4 +1,4 @@
-"""Progress reports of a run. The base class ignores them; `penstock.cli.local.progress` shows them to people."""
+"""Observer of a run's progress. The base class ignores all events; `penstock.cli.local.progress` prints them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.core.records import StepMetrics
 from penstock.planner.worker.questions import Progress
 
 
-class Show:
-    """Receiver of a run's progress."""
+class RunObserver:
+    """Receiver of a run's progress events."""
 
     @property
     def data(self) -> DataReporter:
-        """The receiver of progress while data is prepared."""
+        """Return the receiver of progress while data is prepared."""
         return DataReporter()
 
     def entered(self, change: PhaseChange) -> None:
@@ -41,7 +41,7 @@ class Show:
         """A step was taken."""
 
     def note(self, line: str) -> None:
-        """A warning for people."""
+        """Print a warning."""
 
     def close(self) -> None:
         """End of all reports."""

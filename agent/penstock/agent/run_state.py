@@ -1,4 +1,4 @@
-"""Where a local run stands, in its directory's state.json, and the lock that keeps a second executor out."""
+"""State of a local run, in the file state.json of its directory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PhaseChange(Manifest):
 class RunState(Manifest):
     """State of the executor between observations, and across its restarts.
 
-    ``attempt`` is the newest one's number and never falls; ``failures`` counts attempts that ended without being asked
-    to since the run was last started by hand. Times are seconds since the epoch.
+    ``attempt`` is the number of the newest attempt and never decreases. ``failures`` counts attempts that ended without
+    a stop request since the user last started the run. Times are seconds since the epoch.
     """
 
     phase: Phase = Phase.PENDING
@@ -41,7 +41,7 @@ class RunState(Manifest):
     history: tuple[PhaseChange, ...] = ()
 
     def entered(self, change: PhaseChange) -> RunState:
-        """The state after a legal change of phase."""
+        """Return the state after a legal change of phase."""
         return dataclasses.replace(
             self,
             phase=enter(self.phase, change.phase),
@@ -51,33 +51,33 @@ class RunState(Manifest):
         )
 
     def restarted(self) -> RunState:
-        """A new life in the same directory: attempts are numbered on, failures and the clock are reset."""
+        """Return the state of a restart: attempt numbers continue, failures and the clock are reset."""
         return RunState(attempt=self.attempt, history=self.history)
 
 
 def state_path(root: Path) -> Path:
-    """The file in the run directory ``root``."""
+    """Return the file in the run directory ``root``."""
     return root / "state.json"
 
 
 def read_state(root: Path) -> RunState:
-    """The state of the run in ``root``; a fresh one if it was never started."""
+    """Return the state of the run in ``root``; a fresh one if it was never started."""
     path = state_path(root)
     try:
         return RunState.from_manifest(jsontext.load(path.read_text()))
     except FileNotFoundError:
         return RunState(attempt=_newest_attempt(root))
     except (OSError, ValueError, UserError) as error:
-        remedy = "delete it; attempts and checkpoints are found without it"
+        remedy = "delete the file: attempts and checkpoints are read from their folders"
         raise UserError(what=f"is corrupt: {error}", where=str(path), remedy=remedy) from None
 
 
 def _newest_attempt(root: Path) -> int:
-    """The highest attempt that left a folder."""
+    """Return the highest number of an attempt with a folder."""
     names = (path.name.removeprefix("a") for path in (root / "checkpoints").glob("a*"))
     return max(map(int, filter(str.isdecimal, names)), default=0)
 
 
 def write_state(root: Path, state: RunState) -> None:
-    """Keep ``state``, all of it or the one before, also after a power cut."""
+    """Write ``state`` atomically and durably, also against a power failure."""
     write_json(state_path(root), state.to_manifest())

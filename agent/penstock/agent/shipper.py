@@ -1,4 +1,4 @@
-"""The process that ships a run's records alongside an attempt, and is started again when it dies.
+"""Process that uploads a run's records alongside an attempt, with restarts after failures.
 
 The work is done in `penstock.agent.shipping`. Records that it leaves after the supervisor's end are collected by the
 service (`penstock.api.executor.collecting`).
@@ -17,11 +17,11 @@ from penstock.agent.console import say
 from penstock.core.supervision import Order
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
-"""Before a shipper that died is followed by another; doubled each time, until one has lived for the longest pause."""
+"""First backoff before a restart; doubled each time, until a shipper has lived for the longest backoff."""
 
 
 class ShipperProcess:
-    """Keeps a shipper of the run directory ``root`` running; without an address there is none."""
+    """Keeps a shipper of the run directory ``root`` running; without an address of a service there is none."""
 
     def __init__(self, root: Path, order: Order, seconds: Callable[[], float] = time.monotonic) -> None:
         self._command = [sys.executable, "-m", "penstock.agent", "ship", str(root)]
@@ -36,11 +36,11 @@ class ShipperProcess:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Of the process, if there is one."""
+        """Process id of the shipper, if there is one."""
         return frozenset() if self._process is None else frozenset({self._process.pid})
 
-    def look(self) -> None:
-        """Start another once it has been dead for the pause."""
+    def ensure_running(self) -> None:
+        """Restart the shipper if it has been dead for the backoff."""
         if self._process is None or self._process.poll() is None:
             return
         now = self._seconds()
@@ -53,7 +53,7 @@ class ShipperProcess:
             self._start()
 
     def close(self) -> None:
-        """Have it end once all is acknowledged; one that died is followed by a last one."""
+        """Let the shipper end once all is acknowledged; a dead one is restarted for that."""
         if self._process is None:
             return
         if self._process.poll() is not None:
@@ -61,14 +61,14 @@ class ShipperProcess:
         self._close_stdin()
 
     def _start(self) -> None:
-        """It goes on until its stdin is closed, by `close` or by the death of this process."""
+        """Start a shipper, which runs until its stdin is closed, by `close` or by the death of this process."""
         if self._process is not None:
             self._close_stdin()
         self._started_at, self._next_start_at = self._seconds(), None
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
         except OSError as error:  # training goes on, and the service collects the rest
-            say(f"cannot start the process that ships records: {error}; retrying after a pause")
+            say(f"cannot start the process that uploads records: {error}; retrying with backoff")
 
     def _close_stdin(self) -> None:
         assert self._process is not None
@@ -78,6 +78,6 @@ class ShipperProcess:
 
 @contextlib.contextmanager
 def shipping(root: Path, order: Order) -> Iterator[ShipperProcess]:
-    """A process that ships the run's records during the block, and goes on after it until all are acknowledged."""
+    """Run a process that uploads the run's records during the block, and after it until all are acknowledged."""
     with contextlib.closing(ShipperProcess(root, order)) as process:
         yield process

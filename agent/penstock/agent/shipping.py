@@ -1,7 +1,7 @@
-"""Bringing records from a run's outbox to a service: in order, again until acknowledged, and never in the way.
+"""Upload of records from a run's outbox to a service: in order, at least once, and without delaying the run.
 
-Acknowledged positions are written next to the outbox, so a new shipper goes on where the last one stopped. The service
-ignores records that it has, so sending twice does no harm, and positions need not be exact.
+Acknowledged positions are written next to the outbox, so a new shipper continues where the last one stopped. The
+service ignores duplicates, so positions need not be exact.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
 DRAIN_SECONDS = 3600.0
 RANKS_SECONDS = 20.0
 LEFT_BEHIND_SECONDS = 30.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 STALE = 409
 UNKNOWN_JOB = 404
@@ -43,7 +43,7 @@ REFUSED = frozenset({400, 413, 422})
 
 @dataclass
 class _Box:
-    """One outbox file: its first line, where reading goes on, and the last sequence that was acknowledged."""
+    """One outbox file: its first line, the read position, and the last acknowledged sequence number."""
 
     path: Path
     first: bytes = b""
@@ -61,8 +61,8 @@ class _Line:
 
 @dataclass
 class Shipper:
-    """Ships the files of ``outbox`` by ``post``; ``say`` gets warnings for people. The rest at the end is
-    tried for ``drain_seconds``.
+    """Uploads the files of ``outbox`` by ``post``; ``say`` prints warnings. The drain at the end takes
+    ``drain_seconds`` at most.
     """
 
     outbox: Path
@@ -75,7 +75,7 @@ class Shipper:
     _most_records: int = MOST_RECORDS
 
     def run(self, ended: Callable[[], bool]) -> bool:
-        """Ship until ``ended``, then the rest, for a while; return whether everything was acknowledged."""
+        """Upload until ``ended``, then drain; return whether everything was acknowledged."""
         wait, deadline = FIRST_WAIT_SECONDS, None
         while True:
             last = ended()
@@ -93,8 +93,8 @@ class Shipper:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS if deadline is None else FIRST_WAIT_SECONDS)
 
     def ship(self) -> bool:
-        """Send all records; return false if the service cannot take some of them now. An attempt that it does not know
-        yet holds up no other.
+        """Send all records; return false if the service cannot accept some of them now. An attempt that it does not
+        know yet does not delay others.
         """
         taken = True
         for path in sorted(self.outbox.glob("*.jsonl")):
@@ -109,7 +109,10 @@ class Shipper:
         return taken
 
     def _next(self, box: _Box) -> list[_Line]:
-        """The next batch. A file that was rewritten is read from its start, and acknowledged lines are left out."""
+        """Return the next batch.
+
+        A file that was rewritten is read from its start, and acknowledged lines are skipped.
+        """
         batch: list[_Line] = []
         size = 0
         with box.path.open("rb") as file:
@@ -127,7 +130,7 @@ class Shipper:
         return batch
 
     def _send(self, box: _Box, lines: list[_Line]) -> bool | None:
-        """Whether there is an answer that lets the box go on; none if the service does not know the attempt yet."""
+        """Whether the box can continue after the answer; none if the service does not know the attempt yet."""
         body = b'{"records":[' + b",".join(line.text for line in lines) + b"]}"
         reply = self.post(gzip.compress(body, compresslevel=5))
         if reply.status == 200:
@@ -137,14 +140,14 @@ class Shipper:
         if reply.status == EARLY:
             return None
         if reply.status == STALE:
-            self.say(f"{box.path.name}: the attempt is closed; the rest of it is not sent")
+            self.say(f"{box.path.name}: the service has closed the attempt, so its remaining records are not sent")
             box.closed = True
             return True
         if reply.status in REFUSED and len(lines) > 1:
-            self._most_records = len(lines) // 2  # the one that is at fault will be alone in the end
+            self._most_records = len(lines) // 2  # bisect until the rejected record is alone
             return True
         if reply.status in REFUSED or reply.status == UNKNOWN_JOB:
-            self.say(f"{box.path.name}: {len(lines)} records were refused and are left out: {reply.detail}")
+            self.say(f"{box.path.name}: the service rejected {len(lines)} records, which are skipped: {reply.detail}")
             self._acknowledge(box, lines)
             return True
         return False
@@ -166,11 +169,11 @@ def _remembered(path: Path) -> _Box:
 
 
 def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
-    """The complete lines from ``offset`` on; one that is no record, as a lost power leaves it, is passed over."""
+    """Yield the complete lines from ``offset`` on; a line that is no record, as after a power failure, is skipped."""
     file.seek(offset)
     for text in file:
         if not text.endswith(b"\n"):
-            return  # its rest may have come by now, and would be taken for a line
+            return  # the rest of the line may have been written meanwhile, and would look like a line
         offset += len(text)
         sequence = sequence_of(text)
         if sequence is not None:
@@ -178,15 +181,15 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
 
 
 class Until(Protocol):
-    """The end of shipping, after which only the rest is sent."""
+    """Condition that ends the upload, after which only the drain follows."""
 
     @property
     def over(self) -> bool:
-        """Whether it is to end."""
+        """Whether the upload is to end."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """So long, or until it is to end; all of it once it is."""
+        """Sleep for that long, or until the upload is to end."""
         ...
 
 
@@ -197,11 +200,11 @@ def ship(
     say: Callable[[str], None],
     until: Until,
     drain_seconds: float = DRAIN_SECONDS,
-    left_behind: Callable[[], list[Path]] = list,
+    earlier: Callable[[], list[Path]] = list,
 ) -> bool:
     """Ship the outbox of ``run`` until it is over and its ranks have ended, then the rest for ``drain_seconds``;
     whether everything was acknowledged. A second shipper of an outbox waits for the first; every host that takes part
-    in a run has its own. Meanwhile the outboxes that ``left_behind`` gives are shipped too, unless another does so.
+    in a run has its own. Meanwhile the outboxes that ``earlier`` gives are shipped too, unless another does so.
 
     It goes to the service whose `penstock.core.supervision.Address` lies in ``address_file``.
     """
@@ -213,37 +216,37 @@ def ship(
             http_post(address_file, token_file) as post,
         ):
             ranks, all_read = _Ranks(run), True
-            others = _LeftBehind(left_behind, post, say)
+            others = _EarlierOutboxes(earlier, post, say)
 
             def ended() -> bool:
-                """Lines printed until now are shipped too: the last ones matter most."""
+                """Read lines that were printed until now: the last ones matter most."""
                 nonlocal all_read
                 over = until.over and not ranks.live()
-                all_read = follower.look(last=over)
+                all_read = follower.poll(last=over)
                 if not over:
-                    others.look()
+                    others.poll()
                 return over
 
             def pause(seconds: float) -> None:
-                """Lines are taken in while the service is away too, or too many would come at once."""
+                """Read lines while the service does not answer too, or too many would accumulate."""
                 end, known = time.monotonic() + seconds, until.over
                 while (left := end - time.monotonic()) > 0 and until.over == known:
                     until.wait(min(left, POLL_SECONDS))
-                    follower.look()
+                    follower.poll()
 
             shipper = Shipper(outbox=run.outbox, post=post, say=say, pause=pause, drain_seconds=drain_seconds)
             return shipper.run(ended) and all_read
 
 
-class _LeftBehind:
-    """Outboxes of earlier pods, which have no shipper any more. They are polled until all are empty."""
+class _EarlierOutboxes:
+    """Outboxes of earlier pods, whose shippers have ended. They are polled until all are empty."""
 
     def __init__(self, outboxes: Callable[[], list[Path]], post: Post, say: Callable[[str], None]) -> None:
         self._outboxes, self._post, self._say = outboxes, post, say
         self._next_at: float | None = 0.0
 
-    def look(self) -> None:
-        """Ship them if it is time."""
+    def poll(self) -> None:
+        """Upload them if the interval is over."""
         if self._next_at is None or time.monotonic() < self._next_at:
             return
         waiting = [outbox for outbox in self._outboxes() if num_unsent(outbox)]
@@ -260,7 +263,7 @@ class _LeftBehind:
 
 
 def num_unsent(outbox: Path) -> int:
-    """How many records of an outbox were not acknowledged, by their numbers."""
+    """Number of records of an outbox that were not acknowledged."""
     paths = sorted(outbox.glob("*.jsonl"))
     return sum(max(0, last_sequence(path) - _remembered(path).sequence) for path in paths)
 
@@ -277,7 +280,7 @@ def is_acknowledged(folder: AttemptFolder, is_newest: bool) -> bool:
 
 
 class Requested:
-    """Until a stop is requested."""
+    """`Until` a stop is requested."""
 
     def __init__(self, requests: StopRequests) -> None:
         self._requests = requests
@@ -289,14 +292,14 @@ class Requested:
     def wait(self, seconds: float) -> None:
         end, known = time.monotonic() + seconds, self.over
         while (left := end - time.monotonic()) > 0 and self.over == known:
-            time.sleep(min(left, _LOOK_SECONDS))
+            time.sleep(min(left, _POLL_SECONDS))
 
 
 class Orphaned:
-    """Until the other end of a stream is closed, or a stop is requested.
+    """`Until` the other end of a stream is closed, or a stop is requested.
 
-    The parent process holds the other end, so its end is noticed here in any case. If it was killed, its ranks may live
-    a little longer, and save their state; they are waited for.
+    The parent process holds the other end, so its death is noticed in any case. If it was killed, its ranks may live a
+    little longer to save their state, and this waits for them.
     """
 
     def __init__(self, requests: StopRequests, stream: TextIO) -> None:
@@ -321,7 +324,7 @@ class Orphaned:
 
 
 class _Ranks:
-    """Ranks that ran at the first call, for as long as they are waited for."""
+    """Ranks that ran at the first call."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -338,7 +341,7 @@ class _Ranks:
         return bool(self._pids) and time.monotonic() < self._deadline
 
     def _runs(self, pid: int) -> bool:
-        """Its number may have been given again; a process that ended and was not waited for has no command."""
+        """Whether the process still is the rank: its id may be reused, and a zombie has no command line."""
         try:
             return str(self._run.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:

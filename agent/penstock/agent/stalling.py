@@ -16,14 +16,15 @@ STOP_STEPS = 3.0
 
 
 def stop_seconds(predicted_step_seconds: float | None) -> float:
-    """Limit of the current step after a stop request: far less than until ranks count as stalled, since a stop is often
-    requested because a peer is lost, and the requester waits.
+    """Time limit of the current step after a stop request.
+
+    It is far below the limit of a stall: a stop is often requested because a peer is lost, and the requester waits.
     """
     return max(STOP_LEAST_SECONDS, STOP_STEPS * (predicted_step_seconds or 0.0))
 
 
 class Steps(Protocol):
-    """Evidence that steps are taken."""
+    """Evidence of progress in steps."""
 
     def seen(self) -> bool:
         """Whether a step was taken since the last call."""
@@ -35,9 +36,9 @@ class Steps(Protocol):
 
 
 class RankSteps:
-    """The steps that the ranks of this host are at, by their status files below ``folder``.
+    """Current steps of the ranks of this host, by their status files below ``folder``.
 
-    Local files show every step at once, while a file of another host may be cached unchanged for a minute.
+    Local files show every step at once, while NFS may cache a file of another host for a minute.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +62,7 @@ class RankSteps:
 
 @dataclass
 class StallWatch:
-    """Measures silence since the last step; ``clock`` never goes back, and does not follow the time of day."""
+    """Measures the time since the last step; ``clock`` is monotonic."""
 
     clock: Callable[[], float] = time.monotonic
     _stepped_at: float | None = field(default=None, init=False)
@@ -76,7 +77,7 @@ class StallWatch:
         self._asked_at = self.clock()
 
     def complaint(self, predicted_step_seconds: float | None, *, inside: bool = False) -> str:
-        """The problem; empty if there is none, as before the first step. The stop limit is for ``inside`` a step."""
+        """Return the problem; empty without one, as before the first step. The stop limit applies ``inside`` a step."""
         if self._stepped_at is None:
             return ""
         silent = stall_seconds(predicted_step_seconds)

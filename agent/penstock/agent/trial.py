@@ -1,4 +1,4 @@
-"""A trial of ranks, started like those that train: on the given device they run a kernel and a sum."""
+"""Trial of ranks that start like those of training: on the given device they run a kernel and an all-reduce."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The ranks' work, in words, and its duration including their start."""
+    """Description of the ranks' work, and its duration including their start."""
 
     done: str
     seconds: float
 
 
 def try_ranks(device: Device, num_ranks: int, patience_seconds: float = PATIENCE_SECONDS) -> Trial:
-    """Start ``num_ranks`` ranks on ``device`` and wait for them; raises `RunError` with a rank's own words."""
+    """Start ``num_ranks`` ranks on ``device`` and wait for them; raises `RunError` with a rank's own message."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-trial-") as folder:
         root = Path(folder)

@@ -13,7 +13,7 @@ from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.manifest import Manifest
 
 
-class Wish(enum.StrEnum):
+class SupervisorRequest(enum.StrEnum):
     """A request from a service to a supervisor, made once."""
 
     MEASURE = "measure"

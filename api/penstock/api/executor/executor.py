@@ -53,7 +53,7 @@ from penstock.core.profile import Profile
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import make_folder, write_atomically
-from penstock.core.supervision import Binding, Order, Wish
+from penstock.core.supervision import Binding, Order, SupervisorRequest
 from penstock.core.timeline import Timeline
 from penstock.planner.worker.process import Planner
 from penstock.planner.worker.questions import Question
@@ -207,7 +207,7 @@ class Executor:
         return Seen(
             started=started,
             alive=alive,
-            stop_wished=supervisors.wished(folder, Wish.STOP),
+            stop_requested=supervisors.is_requested(folder, SupervisorRequest.STOP),
             report=supervisors.report(folder),
         )
 
@@ -320,13 +320,13 @@ class Executor:
             case SetPhase():
                 self._enter(stored, decision, now, last_words(seen) if decision.reason in LOSSES else ())
             case StartProfile():
-                self._supervisors.ask(self._folder(stored), Wish.MEASURE)
+                self._supervisors.ask(self._folder(stored), SupervisorRequest.MEASURE)
             case StartPlan():
                 self._begin_planning(stored)
             case Bind():
                 self._bind(stored)
             case Stop():
-                self._supervisors.ask(self._folder(stored), Wish.STOP)
+                self._supervisors.ask(self._folder(stored), SupervisorRequest.STOP)
             case Delete():
                 self._supervisors.end(self._folder(stored))
             case Expire():

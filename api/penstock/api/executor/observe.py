@@ -19,7 +19,7 @@ class Seen:
 
     started: bool = False
     alive: bool = False
-    stop_wished: bool = False
+    stop_requested: bool = False
     report: AttemptReport | None = None
 
 
@@ -48,7 +48,7 @@ def observed(
         attempt_gone=not seen.alive,
         attempt_ranks=report.num_ranks if report else 0,
         refused=report is not None and report.refused,
-        stop_requested=seen.stop_wished,
+        stop_requested=seen.stop_requested,
         admitted=admitted,
         profile=report.profile if report else Step.MISSING,
         plan=plan,

@@ -16,7 +16,7 @@ from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
 from penstock.core.run.claims import NOBODY, is_alive, is_locked, take
 from penstock.core.serialization.files import make_folder
 from penstock.core.serialization.manifest_files import read, write
-from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
+from penstock.core.supervision import AttemptReport, Binding, Claim, Order, SupervisorRequest
 
 COMMAND = (sys.executable, "-m", "penstock.agent", "supervise")
 END_SECONDS = 20.0
@@ -44,11 +44,11 @@ class Supervisors(Protocol):
         """The supervisor's last report."""
         ...
 
-    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
+    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
         """Whether there is a request of this kind."""
         ...
 
-    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
+    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         """Make a request of this kind, once."""
         ...
 
@@ -117,11 +117,11 @@ class ProcessSupervisors:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
         return attempt_report
 
-    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
-        return folder.wish(wish).exists()
+    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
+        return folder.request(request).exists()
 
-    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
-        folder.wish(wish).touch()
+    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
+        folder.request(request).touch()
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
         if not folder.binding.exists():

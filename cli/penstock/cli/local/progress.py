@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.agent.run_observer import Show
+from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange
 from penstock.cli import output
 from penstock.cli.lines import Line
@@ -31,7 +31,7 @@ NAMES = {
 """Display names of the phases that take time."""
 
 
-class People(Show):
+class People(RunObserver):
     """Shows a run of ``num_steps`` steps."""
 
     def __init__(self, num_steps: int, line: Line) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.supervision import Wish
+from penstock.core.supervision import SupervisorRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class AttemptFolder:
         """Output of a shipper that the service started after the attempt's end."""
         return self.path / "shipper.log"
 
-    def wish(self, wish: Wish) -> Path:
+    def request(self, request: SupervisorRequest) -> Path:
         """A file that exists once the service has sent the request."""
-        return self.path / f"{wish}.wish"
+        return self.path / f"{request}.wish"  # the name that supervisors of 0.1.0 poll
 
 
 def shipping_lock(root: Path) -> Path:
