@@ -27,7 +27,7 @@ def test_a_service_that_is_often_started_anew_forgets_too(tmp_path: Path, monkey
     told = [Point("loss", ALL_RANKS, step, 5.0) for step in range(2)]
     service.write(uid, lambda c: series.add_points(c, {(uid, 1): told}, NOW))
     clock.now += 8 * DAY_SECONDS
-    with background.forgetting(service):  # an attempt's first point stays
+    with background.enforcing_retention(service):  # an attempt's first point stays
         wait_until(lambda: len(service.read(lambda c: c.execute(select(points)).all())) == 1)
     service.close()
 
@@ -35,7 +35,7 @@ def test_a_service_that_is_often_started_anew_forgets_too(tmp_path: Path, monkey
 def test_a_request_is_looked_at_before_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LOOK_SECONDS", 3600.0)
     turns, wake = threading.Semaphore(0), threading.Event()
-    with background.looking("tried", turns.release, wake=wake):
+    with background.polling("tried", turns.release, wake=wake):
         for _ in range(3):
             wake.set()
             assert turns.acquire(timeout=30)
@@ -52,7 +52,7 @@ def test_many_requests_leave_it_idle_for_half_of_the_time() -> None:
         time.sleep(0.05)
         ends.append(time.monotonic())
 
-    with background.looking("tried", turn, wake=wake):
+    with background.polling("tried", turn, wake=wake):
         wake.set()
         wait_until(lambda: len(ends) >= 5)
     for began, ended, following in zip(starts, ends, starts[1:], strict=False):
@@ -66,7 +66,7 @@ def test_it_ends_while_requests_come() -> None:
         wake.set()
         turns.release()
 
-    with background.looking("tried", turn, lambda: closed.append(True), wake=wake):
+    with background.polling("tried", turn, lambda: closed.append(True), wake=wake):
         wake.set()
         for _ in range(3):
             assert turns.acquire(timeout=30)

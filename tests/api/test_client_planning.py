@@ -23,7 +23,7 @@ from tests.support.fake_planner import FakePlanner
 from tests.support.planning import DEVICE, cluster, profile_for
 from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, new_service
-from tests.support.whatif import desk_of, keep_profile, tiny_job
+from tests.support.whatif import plan_queue_of, keep_profile, tiny_job
 
 MEASURED = profile_for(tiny_job().spec)
 
@@ -36,9 +36,9 @@ def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
 
 
 def client_with(service: Service, planner: FakePlanner) -> Client:
-    """One that lets the desk turn whenever it waits."""
-    desk = desk_of(service, planner)
-    return Client(here(service), transport=Application(service), pause=lambda seconds: desk.turn())
+    """One that lets the plan_queue turn whenever it waits."""
+    plan_queue = plan_queue_of(service, planner)
+    return Client(here(service), transport=Application(service), pause=lambda seconds: plan_queue.run_once())
 
 
 def test_a_plan_is_asked_for_and_followed(service: Service) -> None:
@@ -104,10 +104,10 @@ def test_profiles_are_listed_and_read_and_planned_with(service: Service) -> None
 
 def test_the_awaiting_client_does_the_same(service: Service) -> None:
     keep_profile(service, MEASURED)
-    desk = desk_of(service, FakePlanner())
+    plan_queue = plan_queue_of(service, FakePlanner())
 
     async def pause(seconds: float) -> None:
-        await asyncio.to_thread(desk.turn)
+        await asyncio.to_thread(plan_queue.run_once)
 
     async def life() -> list[str]:
         transport = httpx.ASGITransport(app=create_app(service))

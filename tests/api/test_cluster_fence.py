@@ -51,7 +51,7 @@ def here(tmp_path: Path, database: str, clock: Clock) -> Iterator[OnCluster]:
 def test_a_former_holder_is_refused_what_its_watcher_writes_late(here: OnCluster) -> None:
     """A watcher may be at work still when the Lease is gone and another service has taken it."""
     part = following(here.service, here.member)
-    part.turn()
+    part.run_once()
     part.close()
     Fence(here.service).begin()
     here.fake.touch(here.fake.job("tiny"), phase="Queued")  # news, or there may be nothing left to write
@@ -63,7 +63,7 @@ def test_what_a_request_looked_up_is_kept_by_a_former_holder(here: OnCluster) ->
     """Any service answers requests; the version of a job at the cluster decides there."""
     here.member.fence.begin()
     Fence(here.service).begin()
-    stored = here.member.mirror.look("default", "tiny")
+    stored = here.member.mirror.refresh("default", "tiny")
     assert stored is not None
     assert stored.name == "tiny"
 

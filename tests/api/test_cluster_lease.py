@@ -48,7 +48,7 @@ class Leases:
             self.seconds.now += 0.5
             self.clock.now += 0.5
             for each in leases:
-                each.turn()
+                each.run_once()
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ class TestLease:
         assert done == ["begin"]
         valid = False
         assert not one.held
-        one.turn()
+        one.run_once()
         valid = True
         leases.wait(10, one)
         assert one.held
@@ -131,7 +131,7 @@ class TestLease:
             leases.wait(0.5, one)
             leases.fake.hook = lambda call: None
             leases.wait(0.0, two)
-            two.turn()
+            two.run_once()
             assert not (one.held and two.held)
         assert two.held
 
@@ -199,7 +199,7 @@ class TestFollowing:
 
     def test_jobs_come_and_go_by_themselves(self, here: OnCluster, part: Callable[[str], Following]) -> None:
         here.fake.add_job(job_manifest("before"))
-        part("one").turn()
+        part("one").run_once()
         wait_until(self.is_there(here, "before"), 10)
         job = here.fake.add_job(job_manifest("after"))
         wait_until(self.is_there(here, "after"), 10)
@@ -210,7 +210,7 @@ class TestFollowing:
 
     def test_a_watch_that_expired_begins_anew(self, here: OnCluster, part: Callable[[str], Following]) -> None:
         job = here.fake.add_job(job_manifest())
-        part("one").turn()
+        part("one").run_once()
         wait_until(self.is_there(here, "tiny"), 10)
         here.fake.forget_history()
         here.fake.remove(job)
@@ -231,7 +231,7 @@ class TestFollowing:
                 raise RefusedError(404, "NotFound", "404 page not found")
 
         here.fake.hook = hook
-        part("one").turn()
+        part("one").run_once()
         wait_until(lambda: len(lists) >= 2, 10)
         assert here.stored().deleted_at is None
         here.fake.hook = lambda call: None
@@ -246,13 +246,13 @@ class TestFollowing:
         lease = {"metadata": {"name": "penstock-service", "namespace": OWN_NAMESPACE}, "spec": "nonsense"}
         here.fake.add("leases", lease)
         following = part("one")
-        following.turn()
+        following.run_once()
         assert "the Lease" in caplog.text
         lease["spec"] = {}
         here.clock.now += 10.0
         odd = here.fake.add_job(job_manifest("odd"))
         odd["metadata"]["creationTimestamp"] = 17
-        following.turn()
+        following.run_once()
         here.fake.add_job(job_manifest())
         wait_until(self.is_there(here, "tiny"), 10)
         following.report()
@@ -260,9 +260,9 @@ class TestFollowing:
     def test_who_does_not_hold_the_lease_follows_nothing(
         self, here: OnCluster, part: Callable[[str], Following]
     ) -> None:
-        part("one").turn()
+        part("one").run_once()
         other = part("two")
-        other.turn()
+        other.run_once()
         other.report()
         assert len([word for word in here.fake.words("GET") if word == "GET pipelinejobs"]) <= 1
 
@@ -274,7 +274,7 @@ class TestFollowing:
         following = part("one")
         following.report()
         assert here.progress() == {}
-        following.turn()
+        following.run_once()
 
         def told() -> bool:
             following.report()

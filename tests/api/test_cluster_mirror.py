@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.api.cluster.mirror import MirrorError
-from penstock.api.cluster.sighting import sighting
-from penstock.api.store import changes, jobs, sightings
+from penstock.api.cluster.job_snapshot import job_snapshot
+from penstock.api.store import changes, jobs, snapshots
 from penstock.core.lifecycle import Phase
 from penstock.core.pod import CONFIDENCE_FILE, PLAN_FILE
 from penstock.kube.packing import packed
@@ -268,13 +268,13 @@ class TestDeletions:
         here.mirror()
         here.fake.remove(job)
         here.mirror()
-        here.member.mirror.see(late)
+        here.member.mirror.store(late)
         assert here.service.read(lambda connection: jobs.get(connection, uid_of(job))).deleted_at is not None
 
     def test_other_clusters_and_machines_are_left_alone(self, here: OnCluster) -> None:
         local = add_job(here.service, "local")
-        elsewhere = sighting(here.fake.add_job(job_manifest("elsewhere")), "another-cluster")
-        here.service.write("elsewhere", lambda connection: sightings.see(connection, elsewhere, NOW))
+        elsewhere = job_snapshot(here.fake.add_job(job_manifest("elsewhere")), "another-cluster")
+        here.service.write("elsewhere", lambda connection: snapshots.put(connection, elsewhere, NOW))
         here.fake.remove(here.fake.job("elsewhere"))
         here.mirror()
         kept = here.service.read(lambda connection: [jobs.get(connection, each.uid) for each in (local, elsewhere)])
@@ -390,7 +390,7 @@ def test_in_whatever_order_and_with_whatever_loss_the_newest_holds(
     told = data.draw(st.lists(st.sampled_from(versions), max_size=8))
     with on_cluster(tmp_path_factory.mktemp("store"), "", fake, Clock()) as here:
         for found in told:
-            here.member.mirror.see(found)
+            here.member.mirror.store(found)
         newest = versions[-1]
         here.member.mirror.replace(Listing(objects=(newest,), version=newest["metadata"]["resourceVersion"]))
         stored = here.stored()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.http.download import asked_part
+from penstock.api.http.download import requested_part
 from penstock.api.http.problems import Problem
 from penstock.api.service import Service
 from tests.support.listening import answering, bearer
@@ -182,7 +182,7 @@ def test_parts_are_those_of_the_file(size: int, first: int, last: int | None) ->
     content = list(range(size))
     expected = content[first:] if last is None else content[first : last + 1]
     try:
-        found = asked_part(header, size)
+        found = requested_part(header, size)
     except Problem:
         assert first >= size
     else:

@@ -214,7 +214,7 @@ def test_an_attempt_that_fails_while_there_is_no_plan_says_its_own_words(world: 
     uid = world.submit()
     world.until(uid, Phase.PLANNING)
     for _ in range(2):
-        world.executor.turn()
+        world.executor.run_once()
     attempt = world.supervisors.attempts[world.folder(uid)]
     attempt.alive, attempt.report = False, AttemptReport(state=AttemptState.FAILED, message="out of memory")
     assert world.until(uid, Phase.RECOVERING).phase_message == "out of memory"

@@ -108,7 +108,7 @@ def test_a_running_attempt_is_left_alone(bench: Bench) -> None:
     uid = bench.world.submit()
     bench.world.until(uid, Phase.RUNNING)
     bench.acknowledged.add(bench.world.folder(uid))
-    bench.collector.turn()
+    bench.collector.run_once()
     assert (bench.open(), bench.shippers.started) == ([(uid, 1)], [])
 
 
@@ -116,7 +116,7 @@ def test_an_attempt_that_reported_everything_is_closed_without_another_process(b
     uid = bench.world.submit()
     bench.world.until(uid, Phase.SUCCEEDED)
     bench.acknowledged.add(bench.world.folder(uid))
-    bench.collector.turn()
+    bench.collector.run_once()
     assert (bench.open(), bench.shippers.started) == ([], [])
 
 
@@ -124,10 +124,10 @@ def test_what_is_left_is_collected_and_then_closed(bench: Bench) -> None:
     uid = bench.world.submit()
     bench.world.until(uid, Phase.SUCCEEDED)
     folder = bench.world.folder(uid)
-    bench.collector.turn()
+    bench.collector.run_once()
     assert (bench.open(), bench.shippers.started) == ([(uid, 1)], [folder])
     bench.acknowledged.add(folder)
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.open() == []
 
 
@@ -140,15 +140,15 @@ def test_every_attempt_of_a_job_is_collected_also_by_another_service(bench: Benc
         bench.world.clock.now += 1
     bench.world.until(uid, Phase.RUNNING)
     bench.restart()
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.shippers.started == [bench.world.folder(uid, attempt) for attempt in (1, 2)]
     bench.acknowledged.update(bench.shippers.started)
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.open() == [(uid, 3)]
     bench.world.delete(uid)
     bench.world.turn()
     bench.shippers.alive = 0
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.shippers.started[-1] == bench.world.folder(uid, 3)
 
 
@@ -163,7 +163,7 @@ def test_a_shipper_that_fails_is_started_again_after_longer_and_longer_pauses(be
     started_at: list[int] = []
     for second in range(900):
         bench.seconds, bench.shippers.alive = float(second), 0
-        bench.collector.turn()
+        bench.collector.run_once()
         if len(bench.shippers.started) > len(started_at):
             started_at.append(second)
     pauses = [after - before for before, after in itertools.pairwise(started_at)]
@@ -172,10 +172,10 @@ def test_a_shipper_that_fails_is_started_again_after_longer_and_longer_pauses(be
 
 def test_few_are_collected_at_once(bench: Bench) -> None:
     folders = [ended(bench)[1] for _ in range(AT_ONCE + 2)]
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.shippers.started == folders[:AT_ONCE]
     bench.shippers.alive -= 1
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.shippers.started == folders[: AT_ONCE + 1]
 
 
@@ -184,9 +184,9 @@ def test_one_that_a_shipper_works_on_waits_for_it(bench: Bench) -> None:
     shipping_lock(folder.root).parent.mkdir()
     with shipping_lock(folder.root).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        bench.collector.turn()
+        bench.collector.run_once()
         assert bench.shippers.started == []
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.shippers.started == [folder]
 
 
@@ -196,10 +196,10 @@ def test_one_that_is_still_supervised_waits(bench: Bench) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     write(folder.claim, this_process())
     bench.acknowledged.add(folder)
-    bench.collector.turn()
+    bench.collector.run_once()
     assert (bench.open(), bench.shippers.started) == ([(uid, 1)], [])
     folder.claim.unlink()
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.open() == []
 
 
@@ -215,21 +215,21 @@ def test_an_older_one_is_left_to_the_shipper_of_the_newest(bench: Bench) -> None
     bench.world.service.write(uid, launch)
     newest.path.mkdir(parents=True)
     write(newest.claim, this_process())
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.shippers.started == []
     bench.acknowledged.add(folder)
-    bench.collector.turn()
+    bench.collector.run_once()
     assert bench.open() == [(uid, 2)]
 
 
 def test_one_that_cannot_be_read_holds_up_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when there are more than are looked at in a turn."""
-    monkeypatch.setattr(collecting, "MOST_PER_TURN", 2)
+    monkeypatch.setattr(collecting, "MAX_PER_POLL", 2)
     found = [ended(bench) for _ in range(5)]
     bench.broken.update(folder for _, folder in found[:3])
     bench.acknowledged.update(folder for _, folder in found[3:])
     for _ in range(4):
-        bench.collector.turn()
+        bench.collector.run_once()
     assert bench.open() == [(uid, 1) for uid, _ in found[:3]]
 
 
@@ -239,7 +239,7 @@ def test_another_executor_s_attempts_are_its_own(bench: Bench) -> None:
         uid, lambda c: c.execute(jobs_table.update().where(jobs_table.c.uid == uid).values(executor="there"))
     )
     bench.acknowledged.add(folder)
-    bench.collector.turn()
+    bench.collector.run_once()
     assert (bench.open(), bench.shippers.started) == ([(uid, 1)], [])
 
 

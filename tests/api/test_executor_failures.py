@@ -330,5 +330,5 @@ def test_a_database_that_is_away_is_asked_again(world: World, monkeypatch: pytes
     uid = world.submit()
     with monkeypatch.context() as patch:
         patch.setattr(Service, "read", away)
-        world.executor.turn()
+        world.executor.run_once()
     world.until(uid, Phase.SUCCEEDED)

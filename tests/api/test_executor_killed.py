@@ -61,7 +61,7 @@ def _live_through(world: World, name: str, scripts: list[Script], crash: Crash) 
     uid = world.submit(name)
     for _ in range(MOST_TURNS):
         try:
-            world.executor.turn()
+            world.executor.run_once()
         except CrashError:
             world.restart()
         world.supervisors.step()

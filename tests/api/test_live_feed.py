@@ -14,7 +14,7 @@ from penstock.api.live import feed as feeds
 from penstock.api.live import listeners
 from penstock.api.live.feed import Feed
 from penstock.api.live.listeners import MOST_WAITING, MOST_WAITING_BYTES, Filter, JobListener, ListListener, Outgoing
-from penstock.api.live.messages import KEEP_ALIVE, News
+from penstock.api.live.messages import KEEP_ALIVE, JobUpdate
 from penstock.api.service import Service
 from penstock.api.store import changes, jobs
 from penstock.api.store.changes import Change, Signature
@@ -116,7 +116,7 @@ def test_a_job_s_reports_are_told_at_most_once_a_second_and_what_happens_at_once
 
     def heard_at(now: float) -> bool:
         (change,) = service.read(lambda connection: changes.read_changes(connection, [uid], {}))
-        return listener.hear(News(change), now)
+        return listener.offer(JobUpdate(change), now)
 
     async def scenario() -> None:
         assert heard_at(100.0)

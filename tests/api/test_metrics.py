@@ -21,7 +21,7 @@ from penstock.api.metrics.jobs import DAY_SECONDS, GAUGES, JobsCollector
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store import schema as tables
-from penstock.api.store.standing import Promise, Standing
+from penstock.api.store.job_summaries import StepPrediction, JobSummary
 from penstock.core.lifecycle import Phase
 from tests.support.filled_job import enter, running_job
 from tests.support.listening import ear
@@ -74,7 +74,7 @@ class TestJobs:
 
     def test_the_share_of_a_known_peak_is_that_of_the_measured_step(self) -> None:
         plan = explained_plan()
-        standing = Standing(
+        standing = JobSummary(
             namespace="default",
             name="tiny",
             phase=Phase.RUNNING,
@@ -91,7 +91,7 @@ class TestJobs:
             tokens_per_second=None,
             peak_bytes=None,
         )
-        promise = Promise(step_seconds=1.0, peak_bytes=1, of_a_second=plan.speed(1.0))
+        promise = StepPrediction(step_seconds=1.0, peak_bytes=1, of_a_second=plan.speed(1.0))
         speed = plan.speed(0.25)
         assert speed is not None
         _, utilization = GAUGES["model_flops_utilization"]

@@ -62,10 +62,10 @@ def all_of(heard: Heard, uids: Collection[str]) -> list[str]:
 
 def test_others_hear_what_one_tells(service: Callable[[], tuple[Notices, Heard]]) -> None:
     (one, of_one), (_, of_two), (_, of_three) = service(), service(), service()
-    one.tell(["a", "b"])
+    one.notify(["a", "b"])
     for heard in (of_two, of_three):
         assert sorted(all_of(heard, "ab")) == ["a", "b"]
-    one.tell(["c"])
+    one.notify(["c"])
     assert all_of(of_two, "c") == ["c"]
     assert of_one.empty()
 
@@ -73,7 +73,7 @@ def test_others_hear_what_one_tells(service: Callable[[], tuple[Notices, Heard]]
 def test_many_uids_are_told_in_parts(service: Callable[[], tuple[Notices, Heard]]) -> None:
     (one, _), (_, heard) = service(), service()
     uids = [f"{number:036}" for number in range(2 * MOST_UIDS + 1)]
-    one.tell(uids)
+    one.notify(uids)
     assert sorted(all_of(heard, uids)) == uids
 
 
@@ -89,7 +89,7 @@ def test_a_lost_connection_is_made_again(
     end = time.monotonic() + PATIENCE_SECONDS
     while heard.empty():  # the other connection may be lost with what it was given
         assert time.monotonic() < end
-        one.tell(["a"])
+        one.notify(["a"])
         time.sleep(0.05)
     assert list(heard.get()) == ["a"]
 

@@ -30,7 +30,7 @@ from tests.support.filled_job import enter, running_job
 from tests.support.planning import DEVICE, cluster
 from tests.support.sample_run import explained_plan, sample_plan
 from tests.support.service import NOW, Clock, add_job, client_of, new_service
-from tests.support.whatif import asked_for, desk_of, turn_until
+from tests.support.whatif import asked_for, plan_queue_of, turn_until
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 VOID = {"meta", "link"}
@@ -322,8 +322,8 @@ def test_a_plan_with_a_price_says_what_it_costs(service: Service) -> None:
     body = asked_for(described=cluster(device=dataclasses.replace(DEVICE, price_per_hour=1.5)))
     client = client_of(service)
     request = client.post("/v1/plans", json=body).json()["id"]
-    desk = desk_of(service, FakePlanner())
-    turn_until(desk, lambda: client.get(f"/v1/plans/{request}").json()["state"] == "Succeeded")
+    plan_queue = plan_queue_of(service, FakePlanner())
+    turn_until(plan_queue, lambda: client.get(f"/v1/plans/{request}").json()["state"] == "Succeeded")
     cost = client.get(f"/v1/plans/{request}").json()["cost"]
     seconds = sample_plan().prediction.step_seconds  # type: ignore[union-attr]
     assert cost["perHour"] == 3.0
@@ -334,8 +334,8 @@ def test_a_plan_with_a_price_says_what_it_costs(service: Service) -> None:
 def test_a_plan_says_how_fast_it_is_and_what_would_help(service: Service) -> None:
     client, plan = client_of(service), explained_plan()
     request = client.post("/v1/plans", json=asked_for() | {"whatIf": True}).json()["id"]
-    desk = desk_of(service, FakePlanner(answer=Answer(plan=plan)))
-    turn_until(desk, lambda: client.get(f"/v1/plans/{request}").json()["state"] == "Succeeded")
+    plan_queue = plan_queue_of(service, FakePlanner(answer=Answer(plan=plan)))
+    turn_until(plan_queue, lambda: client.get(f"/v1/plans/{request}").json()["state"] == "Succeeded")
     found = words(read(client, f"/plans/{request}"))
     speed = plan.speed()
     assert speed is not None

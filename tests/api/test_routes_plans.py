@@ -27,7 +27,7 @@ from penstock.planner.worker.questions import Question
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster, profile_for
 from tests.support.service import Clock, client_of, job_manifest, new_service
-from tests.support.whatif import asked_for, desk_of, keep_profile, tiny_job, turn_until
+from tests.support.whatif import asked_for, plan_queue_of, keep_profile, tiny_job, turn_until
 
 SPEC = tiny_job().spec
 
@@ -61,14 +61,14 @@ def refused(client: TestClient, body: Any) -> dict[str, Any]:
 
 def planned(service: Service, client: TestClient, request: str) -> dict[str, Any]:
     """The request once a real process has answered it."""
-    desk = desk_of(service, ProcessPlanner())
+    plan_queue = plan_queue_of(service, ProcessPlanner())
     found: dict[str, Any] = {}
 
     def ended() -> bool:
         found.update(client.get(f"/v1/plans/{request}").json())
         return found["state"] not in ("Queued", "Working")
 
-    turn_until(desk, ended)
+    turn_until(plan_queue, ended)
     return found
 
 
@@ -288,9 +288,9 @@ def test_requests_are_listed_newest_first(client: TestClient) -> None:
 
 def test_progress_is_told(service: Service, client: TestClient) -> None:
     asked = ask(client, asked_for())
-    desk = desk_of(service, FakePlanner())
-    desk.turn()
-    desk.turn()
+    plan_queue = plan_queue_of(service, FakePlanner())
+    plan_queue.run_once()
+    plan_queue.run_once()
     found = client.get(f"/v1/plans/{asked['id']}").json()
     assert (found["state"], found["progress"]["candidates"]) == ("Working", 1)
 

@@ -58,7 +58,7 @@ class TestCall:
         self, service: Service, receiver: Receiver, deliverer: Deliverer, clock: Clock, phase: Phase
     ) -> None:
         job = ended(service, phase)
-        deliverer.turn()
+        deliverer.run_once()
         (call,) = receiver.calls
         assert (call.method, call.path) == ("POST", "/ended?of=penstock")
         assert call.headers["Content-Type"] == "application/json"
@@ -79,7 +79,7 @@ class TestCall:
 
     def test_it_is_signed(self, service: Service, receiver: Receiver, deliverer: Deliverer, clock: Clock) -> None:
         job = ended(service)
-        deliverer.turn()
+        deliverer.run_once()
         (call,) = receiver.calls
         assert call.headers["webhook-id"] == job.uid
         assert call.headers["webhook-timestamp"] == str(int(clock.now))
@@ -89,7 +89,7 @@ class TestCall:
     def test_a_redirect_is_not_followed(self, service: Service, receiver: Receiver, deliverer: Deliverer) -> None:
         receiver.answers, receiver.location = [307], receiver.url.replace("ended", "elsewhere")
         ended(service)
-        deliverer.turn()
+        deliverer.run_once()
         assert [call.path for call in receiver.calls] == ["/ended?of=penstock"]
 
     @pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.SUSPENDED])
@@ -98,7 +98,7 @@ class TestCall:
     ) -> None:
         add_job(service, "waits")
         ended(service, phase)
-        deliverer.turn()
+        deliverer.run_once()
         assert receiver.calls == []
 
     def test_there_is_none_for_a_job_that_is_deleted_before_its_end(
@@ -106,7 +106,7 @@ class TestCall:
     ) -> None:
         uid = running_job(service).uid
         service.write(uid, lambda connection: jobs.mark_deleted(connection, uid, service.clock()))
-        deliverer.turn()
+        deliverer.run_once()
         assert receiver.calls == []
 
     def test_a_job_that_is_deleted_after_its_end_is_told_of(
@@ -114,7 +114,7 @@ class TestCall:
     ) -> None:
         uid = ended(service).uid
         service.write(uid, lambda connection: jobs.mark_deleted(connection, uid, service.clock()))
-        deliverer.turn()
+        deliverer.run_once()
         assert len(receiver.calls) == 1
 
 
@@ -124,9 +124,9 @@ class TestDelivery:
     ) -> None:
         ended(service)
         for _ in range(3):
-            deliverer.turn()
+            deliverer.run_once()
             clock.now += 3600
-        deliverer_to(service, receiver.url).turn()
+        deliverer_to(service, receiver.url).run_once()
         assert len(receiver.calls) == 1
 
     def test_a_receiver_that_fails_at_first_is_told_again(
@@ -136,7 +136,7 @@ class TestDelivery:
         job, began, at = ended(service), clock.now, []
         for _ in range(60):
             before = len(receiver.calls)
-            deliverer.turn()
+            deliverer.run_once()
             at += [clock.now - began] * (len(receiver.calls) - before)
             clock.now += 1
         assert at == [0, BACKOFF_SECONDS, 3 * BACKOFF_SECONDS]
@@ -151,12 +151,12 @@ class TestDelivery:
             closed.bind(("127.0.0.1", 0))
             ended(service)
             with caplog.at_level(logging.WARNING):
-                deliverer_to(service, f"http://127.0.0.1:{closed.getsockname()[1]}/secret-path").turn()
+                deliverer_to(service, f"http://127.0.0.1:{closed.getsockname()[1]}/secret-path").run_once()
         assert "default/tiny" in caplog.text
         assert "retrying in 5 s" in caplog.text
         assert "secret-path" not in caplog.text
         clock.now += BACKOFF_SECONDS
-        deliverer_to(service, receiver.url).turn()
+        deliverer_to(service, receiver.url).run_once()
         assert len(receiver.calls) == 1
 
     def test_it_is_given_up_after_a_day(
@@ -167,7 +167,7 @@ class TestDelivery:
         began, last = clock.now, 0.0
         while clock.now < began + 2 * GIVE_UP_SECONDS:
             before = len(receiver.calls)
-            deliverer.turn()
+            deliverer.run_once()
             last = clock.now if len(receiver.calls) > before else last
             clock.now += 600
         assert GIVE_UP_SECONDS - 2 * MOST_BACKOFF_SECONDS < last - began <= GIVE_UP_SECONDS
@@ -181,11 +181,11 @@ class TestDelivery:
         first = ended(service, name="first")
         clock.now += 1
         ended(service, name="second")
-        deliverer.turn()
-        deliverer.turn()
+        deliverer.run_once()
+        deliverer.run_once()
         assert [call.told["name"] for call in receiver.calls] == ["first", "second"]
         clock.now += BACKOFF_SECONDS
-        deliverer.turn()
+        deliverer.run_once()
         assert receiver.calls[-1].told["uid"] == first.uid
 
     def test_whoever_dies_during_the_call_leaves_it_to_the_next(
@@ -196,10 +196,10 @@ class TestDelivery:
         found = deliverer._claimed()
         assert found is not None
         assert found.job.uid == job.uid
-        deliverer.turn()
+        deliverer.run_once()
         assert receiver.calls == []
         clock.now += CLAIM_SECONDS
-        deliverer_to(service, receiver.url).turn()
+        deliverer_to(service, receiver.url).run_once()
         assert len(receiver.calls) == 1
 
     def test_two_services_do_not_call_at_once(self, service: Service, clock: Clock) -> None:
@@ -212,9 +212,9 @@ class TestDelivery:
 
     def test_what_was_told_goes_with_the_job(self, service: Service, receiver: Receiver, deliverer: Deliverer) -> None:
         job = ended(service)
-        deliverer.turn()
+        deliverer.run_once()
         service.write(job.uid, lambda connection: jobs.forget(connection, job.uid))
-        deliverer.turn()
+        deliverer.run_once()
         assert len(receiver.calls) == 1
 
 
@@ -226,7 +226,7 @@ def test_a_receiver_that_follows_the_guide_believes_it(
     exec(code, guided)
     clock.now = time.time()
     ended(service)
-    deliverer.turn()
+    deliverer.run_once()
     (call,) = receiver.calls
     assert guided["is_genuine"](call.headers, call.body, SECRET)
     assert not guided["is_genuine"](call.headers, call.body + b" ", SECRET)

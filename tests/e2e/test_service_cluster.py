@@ -113,7 +113,7 @@ def service(member: tuple[Service, Membership]) -> Service:
 def part(member: tuple[Service, Membership]) -> Iterator[Following]:
     """What mirrors and reports, at work."""
     made = following(*member)
-    made.turn()
+    made.run_once()
     yield made
     made.close()
 

@@ -71,13 +71,13 @@ class World:
 
     def turn(self) -> None:
         """The executor looks once, then every attempt goes on."""
-        self.executor.turn()
+        self.executor.run_once()
         self.supervisors.step()
 
     def until(self, uid: str, phase: Phase, seconds: float = 0.0) -> StoredJob:
         """Turn until the job has just entered the phase; ``seconds`` pass between turns."""
         for _ in range(MOST_TURNS):
-            self.executor.turn()
+            self.executor.run_once()
             if self.job(uid).phase is phase:
                 return self.job(uid)
             self.supervisors.step()

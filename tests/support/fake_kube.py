@@ -1,6 +1,6 @@
 """A cluster in memory behind the operator's seam, and the hands of those who would act in a real one.
 
-It keeps what the operator's promises rest on: names are given once, uids are checked, what is applied replaces what the
+It keeps what the operator's step_predictions rest on: names are given once, uids are checked, what is applied replaces what the
 same hand applied before, and owned objects go with their owner. Controllers and kubelets are the test's to play.
 """
 

@@ -102,7 +102,7 @@ class Mirroring:
                 mirror.put(copy.deepcopy(job))
             except Exception as error:
                 raise AssertionError(f"the watch of all jobs is restarted for {job['metadata']['name']}") from error
-        self._here.reporter.turn()
+        self._here.reporter.run_once()
         stored = self._here.stored("sound").phase
         assert stored == phase, f"the sound job is {stored}, not {phase}"
 

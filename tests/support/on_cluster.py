@@ -49,7 +49,7 @@ class OnCluster:
     def turn(self, seconds: float = 10.0) -> None:
         """So much later the cluster is told what is due, and what it has is seen."""
         self.clock.now += seconds
-        self.reporter.turn()
+        self.reporter.run_once()
         self.mirror()
 
     def stored(self, name: str = "tiny") -> StoredJob:

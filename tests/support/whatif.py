@@ -1,4 +1,4 @@
-"""Requests for plans: what is asked, and a desk that answers turn by turn."""
+"""Requests for plans: what is asked, and a plan_queue that answers turn by turn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.api.executor.requests import Desk
+from penstock.api.executor.plan_queue import PlanQueue
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.plan_requests import StoredRequest, Wanted
@@ -50,15 +50,15 @@ def request_of(service: Service, request: str) -> StoredRequest:
     return service.read(lambda connection: plan_requests.get(connection, request))
 
 
-def desk_of(service: Service, planner: Planner, name: str = "here") -> Desk:
-    """A desk of that name."""
-    return Desk(service, planner, name=name)
+def plan_queue_of(service: Service, planner: Planner, name: str = "here") -> PlanQueue:
+    """A plan_queue of that name."""
+    return PlanQueue(service, planner, name=name)
 
 
-def turn_until(desk: Desk, holds: Callable[[], bool]) -> None:
+def turn_until(plan_queue: PlanQueue, holds: Callable[[], bool]) -> None:
     """Turn until it holds; fails after a while."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < end, "waited in vain"
-        desk.turn()
+        plan_queue.run_once()
         time.sleep(0.02)

@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock import core
 from penstock.api.http import errors
-from penstock.api.http.auth_middleware import Gate
+from penstock.api.http.auth_middleware import AuthMiddleware
 from penstock.api.http.compression import Compressed
 from penstock.api.http.dependencies import by_name, by_uid
 from penstock.api.http.documented import completed
-from penstock.api.http.limits_middleware import Guard
+from penstock.api.http.limits_middleware import LimitsMiddleware
 from penstock.api.http.problems import refusals
 from penstock.api.http.routes import (
     audit,
@@ -73,7 +73,7 @@ class _Documented(FastAPI):
         return completed(super().openapi())
 
 
-class Direct:
+class FastPath:
     """Wraps the application, and goes past it for the ``route``: what a framework does around a request takes longer
     than this one's own work.
 
@@ -121,9 +121,9 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
         _include_twice(app, router)
     errors.register(app)
     app.add_middleware(Compressed)
-    app.add_middleware(Direct, route=ingest.ROUTE)
-    app.add_middleware(Gate, service=service, clock=seconds)
-    app.add_middleware(Guard, settings=service.settings)
+    app.add_middleware(FastPath, route=ingest.ROUTE)
+    app.add_middleware(AuthMiddleware, service=service, clock=seconds)
+    app.add_middleware(LimitsMiddleware, settings=service.settings)
     app.add_middleware(Observer, requests=service.instruments.requests)  # the last added is the outermost
     return app
 

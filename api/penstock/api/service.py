@@ -100,7 +100,7 @@ def open_service(
         instruments.committed(keys)
         feed.touched(keys)
         if notices is not None:
-            notices.tell(keys)
+            notices.notify(keys)
 
     return Service(
         settings=settings,

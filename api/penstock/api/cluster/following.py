@@ -32,10 +32,10 @@ class Following:
         self._namespace, self._clock = namespace, clock
         self._watcher: Watcher | None = None
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Renew the Lease, and begin or end mirroring with its possession."""
         with _surviving("the Lease"):
-            self._lease.turn()
+            self._lease.run_once()
         if self._lease.held and self._watcher is None:
             self._watcher = self._new_watcher()
             self._watcher.start()
@@ -47,7 +47,7 @@ class Following:
         watcher = self._watcher
         if self._lease.held and watcher is not None and watcher.synced.is_set():
             with _surviving("reports"):
-                self._reporter.turn()
+                self._reporter.run_once()
 
     def close(self) -> None:
         """End, and let another service go on at once."""
@@ -72,4 +72,4 @@ def _surviving(what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("%s: failed; retrying at the next turn", what)
+        log.exception("%s: failed; retrying at the next poll", what)

@@ -25,7 +25,7 @@ LEASE_SECONDS = 25
 GIVE_UP_SECONDS = 20.0
 """After so long without a renewal the holder is none; shorter than the Lease, or two would mirror."""
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """Interval of polls of another holder's Lease."""
 
 
@@ -60,10 +60,10 @@ class Lease:
             return False
         return self._seconds() - self._renewed_at < GIVE_UP_SECONDS
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Renew it or try to take it, if it is time."""
         now = self._seconds()
-        pause = RENEW_SECONDS if self.held else LOOK_SECONDS
+        pause = RENEW_SECONDS if self.held else POLL_SECONDS
         if self._looked_at is not None and now - self._looked_at < pause:
             return
         try:
@@ -95,7 +95,7 @@ class Lease:
         return now
 
     def _try(self, now: float) -> bool:
-        lease = self._found()
+        lease = self._read_current()
         if lease is not None and not self._is_free(lease, now):
             return False
         try:
@@ -106,7 +106,7 @@ class Lease:
             return False
         return True
 
-    def _found(self) -> Object | None:
+    def _read_current(self) -> Object | None:
         try:
             return self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
         except KubeError as error:

@@ -15,7 +15,7 @@ from penstock.api.cluster.people import People, Rights
 from penstock.api.cluster.pods import Pods
 from penstock.api.cluster.reporter import Reporter
 from penstock.api.cluster.reviews import Reviews
-from penstock.api.store import sightings
+from penstock.api.store import snapshots
 from penstock.core.job_policy import JobPolicy
 
 
@@ -46,7 +46,7 @@ class Membership:
 def join(keeper: Keeper, kube: Cluster, place: Place) -> Membership:
     """Join the cluster; raises `KubeError` if its identity cannot be read."""
     rights, fence = Rights(kube, keeper.clock), Fence(keeper)
-    people = People(rights, lambda: keeper.read(sightings.namespaces))
+    people = People(rights, lambda: keeper.read(snapshots.namespaces))
     return Membership(
         kube=kube,
         mirror=Mirror(fence, kube, kube.identity(), place.namespace, requests=keeper),

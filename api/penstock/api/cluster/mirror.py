@@ -16,12 +16,12 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
-from penstock.api.cluster.sighting import MOST_DEPTH, gist, sighting, submitter
-from penstock.api.store import plans, sightings
+from penstock.api.cluster.job_snapshot import MOST_DEPTH, gist, job_snapshot, submitter
+from penstock.api.store import plans, snapshots
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.jobs import StoredJob
 from penstock.api.store.sanitize import is_nested_beyond
-from penstock.api.store.sightings import SOMEBODY
+from penstock.api.store.snapshots import UNKNOWN_USER
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.packing import UnpackError
@@ -50,40 +50,40 @@ class Mirror:
         self.cluster = cluster
         self._lock = threading.Lock()
         self._gists: dict[str, bytes] = {}
-        self._told: dict[str, JobProgress] = {}
+        self._progress_of: dict[str, JobProgress] = {}
         self._versions: dict[str, str] = {}
 
     def replace(self, listing: Listing) -> None:
         """Store the full list of jobs; raises `MirrorError`."""
         known, version = {item["metadata"]["uid"] for item in listing.objects}, int(listing.version)
         cluster, namespace, now = self.cluster, self._namespace, self._keeper.clock()
-        with _kept():
-            missing = self._keeper.read(lambda c: sightings.missing(c, cluster, namespace, known, version))
+        with _storing():
+            missing = self._keeper.read(lambda c: snapshots.missing(c, cluster, namespace, known, version))
             for uid in missing:
                 self._gone(uid, now)
             waiting = [(item, self._submit(item)) for item in listing.objects]
             for item, future in waiting:
-                self._settle(item, future)
+                self._finish(item, future)
 
     def put(self, item: Object) -> None:
         """Store a new or changed job; raises `MirrorError`."""
-        with _kept():
-            self._settle(item, self._submit(item))
+        with _storing():
+            self._finish(item, self._submit(item))
 
     def remove(self, item: Object) -> None:
         """Record that a job is gone; raises `MirrorError`."""
-        with _kept():
+        with _storing():
             self._gone(item["metadata"]["uid"], self._keeper.clock())
 
-    def see(self, item: Object, by: str = "") -> StoredJob | None:
+    def store(self, item: Object, by: str = "") -> StoredJob | None:
         """Store the cluster's answer to a change or read of a job ``by`` a user; return the job, if it can be read."""
-        future = self._kept_as(item, self._requests, by)
+        future = self._submit_snapshot(item, self._requests, by)
         return None if future is None else future.result()
 
-    def look(self, namespace: str, name: str) -> StoredJob | None:
+    def refresh(self, namespace: str, name: str) -> StoredJob | None:
         """Read and store the job, also before the watch reports it; none if it does not exist."""
         try:
-            return self.see(self._kube.get(JOBS, namespace, name))
+            return self.store(self._kube.get(JOBS, namespace, name))
         except KubeError as error:
             if not error.is_missing:
                 raise
@@ -92,7 +92,7 @@ class Mirror:
     def reported_progress(self, uid: str) -> JobProgress | None:
         """The last observed progress in the job's status on the cluster."""
         with self._lock:
-            return self._told.get(uid)
+            return self._progress_of.get(uid)
 
     def version(self, uid: str) -> str:
         """The last observed resource version of the job; empty if it is gone."""
@@ -105,22 +105,22 @@ class Mirror:
         with self._lock:
             self._versions[uid] = item["metadata"]["resourceVersion"]
             if progress is not None:
-                self._told[uid] = progress
+                self._progress_of[uid] = progress
             known = self._gists.get(uid)
         if known is not None and not is_nested_beyond(item, MOST_DEPTH) and known == gist(item):
             return None
-        return self._kept_as(item, self._keeper)
+        return self._submit_snapshot(item, self._keeper)
 
-    def _kept_as(self, item: Object, keeper: Keeper, by: str = "") -> Future[StoredJob] | None:
+    def _submit_snapshot(self, item: Object, keeper: Keeper, by: str = "") -> Future[StoredJob] | None:
         try:
-            seen = sighting(item, self.cluster)
+            snapshot = job_snapshot(item, self.cluster)
         except UserError as mistake:
             log.warning("job %s: %s", item["metadata"].get("name"), mistake)
             return None
-        now, whom = keeper.clock(), by or submitter(item) or SOMEBODY
-        return keeper.submit(seen.uid, lambda c: sightings.see(c, seen, now, whom[:63]))
+        now, whom = keeper.clock(), by or submitter(item) or UNKNOWN_USER
+        return keeper.submit(snapshot.uid, lambda c: snapshots.put(c, snapshot, now, whom[:63]))
 
-    def _settle(self, item: Object, future: Future[StoredJob] | None) -> None:
+    def _finish(self, item: Object, future: Future[StoredJob] | None) -> None:
         """Wait for the store, and bring the plan."""
         if future is None:
             return
@@ -134,10 +134,10 @@ class Mirror:
                 self._gists[stored.uid] = gist(item)
 
     def _gone(self, uid: str, now: float) -> None:
-        self._keeper.write(uid, lambda connection: sightings.gone(connection, uid, now))
+        self._keeper.write(uid, lambda connection: snapshots.mark_gone(connection, uid, now))
         with self._lock:
             self._gists.pop(uid, None)
-            self._told.pop(uid, None)
+            self._progress_of.pop(uid, None)
             self._versions.pop(uid, None)
 
     # Plans
@@ -179,7 +179,7 @@ def _progress(item: Object) -> JobProgress | None:
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
+def _storing() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, WriterClosedError, LostLeaseError) as error:

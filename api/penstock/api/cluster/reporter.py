@@ -58,11 +58,11 @@ class Reporter:
         self._last: dict[str, tuple[float, JobProgress]] = {}
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="penstock-reports")
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Write due reports. Errors are logged, and retried."""
         try:
             self._publish()
-            self._tell()
+            self._write_due()
         except (SQLAlchemyError, WriterClosedError, LostLeaseError) as error:
             log.warning("no reports can be written to the cluster for a while: %s", error)
 
@@ -76,14 +76,14 @@ class Reporter:
         for measurement in self._keeper.read(
             lambda connection: measurements.unpublished(connection, self._mirror.cluster)
         ):
-            if _succeeds(partial(self._lay, measurement), measurement.name):
+            if _succeeds(partial(self._create_config_map, measurement), measurement.name):
                 marked = partial(
                     measurements.mark_published, uid=measurement.uid, attempt=measurement.attempt, ref=_ref(measurement)
                 )
                 self._keeper.write(measurement.uid, marked)
                 self._waiting.add(measurement.uid)
 
-    def _lay(self, measurement: Measurement) -> None:
+    def _create_config_map(self, measurement: Measurement) -> None:
         """Make the ConfigMap. One that is there already and is the same attempt's is as good: the mark was lost."""
         _, profile = self._keeper.read(lambda connection: profiles.get(connection, measurement.digest))
         made = config_map(measurement, profile)
@@ -100,19 +100,19 @@ class Reporter:
 
     # Progress
 
-    def _tell(self) -> None:
+    def _write_due(self) -> None:
         now, waiting = self._keeper.clock(), frozenset(self._waiting)
         cluster, since = self._mirror.cluster, self._since
         reported = self._keeper.read(lambda connection: reports(connection, cluster, since, waiting))
         self._since = now - SLACK_SECONDS
-        news = [report for report in reported if _compared(report.progress) != _compared(self._known(report.uid))]
-        ready = [report for report in news if self._is_due(report, now)]
+        changed = [report for report in reported if _compared(report.progress) != _compared(self._current(report.uid))]
+        ready = [report for report in changed if self._is_due(report, now)]
         for report, succeeded in zip(ready, self._threads.map(self._report, ready), strict=True):
-            self._last[report.uid] = (now, report.progress if succeeded else self._known(report.uid))
-        self._waiting = {report.uid for report in news}
+            self._last[report.uid] = (now, report.progress if succeeded else self._current(report.uid))
+        self._waiting = {report.uid for report in changed}
         self._last = {uid: last for uid, last in self._last.items() if now - last[0] < REMEMBERED_SECONDS}
 
-    def _known(self, uid: str) -> JobProgress:
+    def _current(self, uid: str) -> JobProgress:
         """The last progress on the cluster: written by this service a moment ago, or as observed by the watch."""
         if uid in self._last:
             return self._last[uid][1]
@@ -120,15 +120,15 @@ class Reporter:
 
     def _is_due(self, report: Report, now: float) -> bool:
         """Whether the interval has passed, or the report is urgent: a measurement to plan by, a first or last step."""
-        known, new = self._known(report.uid), report.progress
+        known, new = self._current(report.uid), report.progress
         tried_at, _ = self._last.get(report.uid, (-PAUSE_SECONDS, NOTHING))
         awaited = (new.attempt, new.epoch, new.profile_ref) != (known.attempt, known.epoch, known.profile_ref)
         return now - tried_at >= (RETRY_SECONDS if awaited or not report.running else PAUSE_SECONDS)
 
     def _report(self, report: Report) -> bool:
-        return _succeeds(lambda: self._tell_one(report), report.name)
+        return _succeeds(lambda: self._write_one(report), report.name)
 
-    def _tell_one(self, report: Report) -> None:
+    def _write_one(self, report: Report) -> None:
         """Write at the last observed version, or after a conflict at the current one if it is still the same job."""
         place, seen = (report.namespace, report.name, report.uid), self._mirror.version(report.uid)
         try:
@@ -144,7 +144,7 @@ class Reporter:
 
 
 def _compared(progress: JobProgress) -> dict[str, Any]:
-    """The fields that are compared for news. The speed follows from the others, and is written with them.
+    """The fields that are compared for changes. The speed follows from the others, and is written with them.
 
     An earlier version wrote none, and a cluster with an earlier CRD keeps none.
     """

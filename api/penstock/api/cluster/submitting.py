@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from penstock.api.cluster.kube import Cluster, Place
-from penstock.api.cluster.sighting import sighting
-from penstock.api.store import attempts, sightings
-from penstock.api.store.idempotency import Asked
+from penstock.api.cluster.job_snapshot import job_snapshot
+from penstock.api.store import attempts, snapshots
+from penstock.api.store.idempotency import KeyedRequest
 from penstock.api.store.jobs import ChangedMeanwhileError, NoSuchJobError, StoredJob
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
@@ -37,7 +37,7 @@ def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:
         raise combined(reasons)
 
 
-def submitted(kube: Cluster, job: PipelineJob, by: str, keyed: Asked | None, *, dry_run: bool = False) -> Object:
+def submitted(kube: Cluster, job: PipelineJob, by: str, keyed: KeyedRequest | None, *, dry_run: bool = False) -> Object:
     """The PipelineJob, made for ``by``. The same request made it only once, also if its answer was lost."""
     manifest = _noted(job, by, keyed)
     try:
@@ -65,7 +65,7 @@ def proposed(connection: Connection, item: Object, cluster: str, by: str, now: f
 
 def kept(connection: Connection, item: Object, cluster: str, by: str, now: float) -> StoredJob:
     """The job as the store has it from now on."""
-    return sightings.see(connection, sighting(item, cluster), now, by)
+    return snapshots.put(connection, job_snapshot(item, cluster), now, by)
 
 
 def changed(
@@ -83,7 +83,7 @@ def changed(
         ChangedMeanwhileError: it is of another version.
     """
     for _ in range(TRIES):
-        item, stored = _found(kube, see, namespace, name)
+        item, stored = _read_current(kube, see, namespace, name)
         if version is not None and stored.version != version:
             raise ChangedMeanwhileError(f"version {stored.version}, not {version}")
         guard = str(item["metadata"]["resourceVersion"]) if version is not None else None
@@ -97,7 +97,7 @@ def changed(
     raise ChangedMeanwhileError("a version that changes all the time")
 
 
-def _found(
+def _read_current(
     kube: Cluster, see: Callable[[Object], StoredJob | None], namespace: str, name: str
 ) -> tuple[Object, StoredJob]:
     """The job as it is on the cluster, and as the store has it then."""
@@ -132,7 +132,7 @@ def _stays(volume: VolumeSpec) -> bool:
     return volume.template is not None and volume.reclaim is Reclaim.RETAIN
 
 
-def _noted(job: PipelineJob, by: str, keyed: Asked | None) -> dict[str, Any]:
+def _noted(job: PipelineJob, by: str, keyed: KeyedRequest | None) -> dict[str, Any]:
     """The manifest for the cluster, without the metadata that the cluster sets."""
     manifest = job.to_manifest()
     notes = {SUBMITTER_ANNOTATION: by, **({REQUEST_ANNOTATION: _mark(keyed)} if keyed else {})}
@@ -142,6 +142,6 @@ def _noted(job: PipelineJob, by: str, keyed: Asked | None) -> dict[str, Any]:
     return {**manifest, "metadata": metadata}
 
 
-def _mark(keyed: Asked) -> str:
+def _mark(keyed: KeyedRequest) -> str:
     """A digest of a request and its key, which discloses neither."""
     return hashlib.sha256(f"{keyed.identity}\n{keyed.key}\n{keyed.request}".encode()).hexdigest()

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "penstock.agent", "ship")
 AT_ONCE = 2
-MOST_PER_TURN = 100
+MAX_PER_POLL = 100
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 300.0
 
 
@@ -133,16 +133,16 @@ class Collector:
         self._pauses: dict[tuple[str, int], _Pause] = {}
         self._after: tuple[str, int] = ("", 0)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Handle the next open attempts. An error in one is logged, and the others go on."""
         try:
             page = self._service.read(
-                lambda connection: attempts.ended_and_open(connection, self._name, self._after, MOST_PER_TURN)
+                lambda connection: attempts.ended_and_open(connection, self._name, self._after, MAX_PER_POLL)
             )
         except SQLAlchemyError:
-            log.exception("the open attempts cannot be read; retrying at the next turn")
+            log.exception("the open attempts cannot be read; retrying at the next poll")
             return
-        self._after = (page[-1].uid, page[-1].attempt) if len(page) == MOST_PER_TURN else ("", 0)
+        self._after = (page[-1].uid, page[-1].attempt) if len(page) == MAX_PER_POLL else ("", 0)
         for attempt in page:
             try:
                 self._advance(attempt)

@@ -60,7 +60,7 @@ from penstock.planner.worker.questions import Question
 
 log = logging.getLogger(__name__)
 
-EXPIRY_LOOK_SECONDS = 30.0
+EXPIRY_POLL_SECONDS = 30.0
 VERSION = core.__version__
 
 
@@ -113,9 +113,9 @@ class Executor:
         self._specs: dict[str, tuple[tuple[int, bool], JobSpec]] = {}
         self._resting: dict[str, _Look] = {}
         self._began_at = service.clock()
-        self._expiry_look_at = self._began_at
+        self._expiry_poll_at = self._began_at
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Reconcile every job of its own, or without owner, once. An error in one is logged, and the others go on."""
         try:
             stored_jobs = self._found()
@@ -143,9 +143,9 @@ class Executor:
     def _found(self) -> list[StoredJob]:
         """Jobs to reconcile. Those that have ended are many, and only expire: they are included less often."""
         now = self._service.clock()
-        expiry = now >= self._expiry_look_at
+        expiry = now >= self._expiry_poll_at
         if expiry:
-            self._expiry_look_at = now + EXPIRY_LOOK_SECONDS
+            self._expiry_poll_at = now + EXPIRY_POLL_SECONDS
         waiting = {uid: look.stored for uid, look in self._resting.items()}
         stored_jobs = self._service.read(
             lambda connection: jobs.unfinished(connection, self._name, ended=expiry, waiting=waiting)
@@ -443,7 +443,7 @@ def _surviving(stored: StoredJob) -> Iterator[None]:
         pass  # the job was changed since it was read: the next turn handles it
     except Exception:  # of any kind: the other jobs do not wait for it
         log.exception(
-            "job %s/%s (%s): reconcile failed; retrying at the next turn", stored.namespace, stored.name, stored.uid
+            "job %s/%s (%s): reconcile failed; retrying at the next poll", stored.namespace, stored.name, stored.uid
         )
 
 

@@ -66,9 +66,9 @@ def observed(
 
 def _heard_at(stored: StoredJob, report: AttemptReport | None) -> float | None:
     """Time of the last reported step: by its record, or by the supervisor, which reports also while records wait."""
-    told_at = stored.progress.reported_at if stored.progress else None
+    reported_at = stored.progress.reported_at if stored.progress else None
     seen_at = report.last_step_at if report else None
-    return max((at for at in (told_at, seen_at) if at is not None), default=None)
+    return max((at for at in (reported_at, seen_at) if at is not None), default=None)
 
 
 def attempt_state(stored: StoredJob, seen: Seen) -> AttemptState:

@@ -37,7 +37,7 @@ MOST_PATH_CHARACTERS = 512
 INGEST = "ingest"
 
 
-class Gate:
+class AuthMiddleware:
     """Wraps the application; ``clock`` counts seconds from anywhere."""
 
     def __init__(self, app: ASGIApp, service: Service, clock: Callable[[], float]) -> None:

@@ -28,7 +28,7 @@ SEALED = "default-src 'none'; sandbox"
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
-def asked_part(header: str | None, size: int) -> range | None:
+def requested_part(header: str | None, size: int) -> range | None:
     """The bytes that a Range header requests; none for all of them, also if the header is not understood.
 
     Raises:
@@ -60,7 +60,7 @@ class FilePart(Response):
         self._file = file
         info = os.fstat(file.fileno())
         etag = f'"{info.st_mtime_ns:x}-{info.st_size:x}-{info.st_ino:x}"'
-        part = asked_part(range_header if if_range in (None, etag) else None, info.st_size)
+        part = requested_part(range_header if if_range in (None, etag) else None, info.st_size)
         self._part = range(info.st_size) if part is None else part
         filename = quote(PurePosixPath(name).name)
         headers = {

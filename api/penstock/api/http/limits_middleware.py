@@ -24,7 +24,7 @@ HEADERS = (
 )
 
 
-class Guard:
+class LimitsMiddleware:
     """Wraps the application."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:

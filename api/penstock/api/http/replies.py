@@ -17,7 +17,7 @@ from penstock.api.auth.identity import TOKEN_BYTES, derived_token
 from penstock.api.http.credentials import Credential
 from penstock.api.http.dependencies import CallerIn
 from penstock.api.service import Service
-from penstock.api.store.idempotency import Answer, Asked, once
+from penstock.api.store.idempotency import Answer, KeyedRequest, once
 
 MOST_KEY_LENGTH = 255
 SALTED = re.compile(rb"(p[a-z]{2}_)salt\.([\w-]{43})")
@@ -28,19 +28,19 @@ async def keyed_request(
     request: Request,
     caller: CallerIn,
     idempotency_key: Annotated[str | None, Header(max_length=MOST_KEY_LENGTH, min_length=1)] = None,
-) -> Asked | None:
+) -> KeyedRequest | None:
     """The request by its key, if it has one."""
     if idempotency_key is None:
         return None
     said = hashlib.sha256(f"{request.method} {request.url.path}?{request.url.query}\n".encode())
     said.update(await request.body())
-    return Asked(identity=caller.id, key=idempotency_key, request=said.hexdigest())
+    return KeyedRequest(identity=caller.id, key=idempotency_key, request=said.hexdigest())
 
 
-Once = Annotated[Asked | None, Depends(keyed_request)]
+Once = Annotated[KeyedRequest | None, Depends(keyed_request)]
 
 
-def write_once(service: Service, key: str, keyed: Asked | None, change: Callable[[Connection], Answer]) -> Response:
+def write_once(service: Service, key: str, keyed: KeyedRequest | None, change: Callable[[Connection], Answer]) -> Response:
     """Do ``change`` unless the same request did it before, and notify the executor."""
     now = service.clock()
     answer = service.write(key, lambda connection: once(connection, keyed, now, change))
@@ -64,7 +64,7 @@ class NewSecret:
 def write_secret_once(
     service: Service,
     key: str,
-    keyed: Asked | None,
+    keyed: KeyedRequest | None,
     credential: Credential,
     prefix: str,
     change: Callable[[Connection, NewSecret], Answer],

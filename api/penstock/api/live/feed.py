@@ -18,7 +18,7 @@ from typing import Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener, Share
-from penstock.api.live.messages import News
+from penstock.api.live.messages import JobUpdate
 from penstock.api.store.changes import Change, Signature
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Feed:
         self._wakener = _Wakener()
         self._known: dict[str, Signature] = {}
         self._late: set[str] = set()
-        self._rows: dict[str, News] = {}
+        self._rows: dict[str, JobUpdate] = {}
         self._row_told_at: dict[str, float] = {}
         self._closed = False
         self._of_tokens: Counter[str] = Counter()
@@ -135,20 +135,20 @@ class Feed:
             try:
                 if tick:
                     next_tick, began = loop.time() + TICK_SECONDS, self._clock()
-                    touched |= self._late | await self._found(looked_at - OVERLAP_SECONDS)
+                    touched |= self._late | await self._changed_elsewhere(looked_at - OVERLAP_SECONDS)
                     looked_at, self._late = began, set()
-                await self._tell(touched, loop.time())
+                await self._send_to_listeners(touched, loop.time())
             except SQLAlchemyError as error:
                 log.warning("live streams wait for the database: %s", error)
                 wakener.add(touched)
                 await asyncio.sleep(TICK_SECONDS)
             if loop.time() >= next_flush:
                 next_flush = loop.time() + FLUSH_SECONDS
-                await self._tell_lists(loop.time())
+                await self._send_to_lists(loop.time())
             await asyncio.sleep(GATHER_SECONDS)
         self._known, self._late, self._rows, self._row_told_at = {}, set(), {}, {}
 
-    async def _found(self, since: float) -> set[str]:
+    async def _changed_elsewhere(self, since: float) -> set[str]:
         """Jobs that were changed by other services; signatures outside of the overlap are dropped."""
         signatures = await asyncio.to_thread(self._reader.changed_since, since)
         new = {uid for uid, signature in signatures.items() if self._known.get(uid) != signature}
@@ -156,7 +156,7 @@ class Feed:
         self._row_told_at = {uid: at for uid, at in self._row_told_at.items() if uid in signatures}
         return new
 
-    async def _tell(self, uids: Collection[str], now: float) -> None:
+    async def _send_to_listeners(self, uids: Collection[str], now: float) -> None:
         """Read these jobs, and notify their listeners, then the lists."""
         wanted = uids if self._of_lists else [uid for uid in uids if uid in self._of_jobs]
         if not wanted:
@@ -167,31 +167,31 @@ class Feed:
         for number, change in enumerate(await asyncio.to_thread(self._reader.read_changes, wanted, after)):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            news = News(change)
-            uid = news.job.uid
-            if self._known.get(uid) != news.signature:
-                self._known[uid] = news.signature
-                self._rows[uid] = news
-            heard = [listener.hear(news, now) for listener in self._of_jobs.get(uid, ())]
+            update = JobUpdate(change)
+            uid = update.job.uid
+            if self._known.get(uid) != update.signature:
+                self._known[uid] = update.signature
+                self._rows[uid] = update
+            heard = [listener.offer(update, now) for listener in self._of_jobs.get(uid, ())]
             if not all(heard):
                 self._late.add(uid)
 
-    async def _tell_lists(self, now: float) -> None:
+    async def _send_to_lists(self, now: float) -> None:
         ready = [uid for uid in self._rows if now >= self._row_told_at.get(uid, -ROW_SECONDS) + ROW_SECONDS]
-        news = [self._rows.pop(uid) for uid in ready]
+        update = [self._rows.pop(uid) for uid in ready]
         self._row_told_at.update(dict.fromkeys(ready, now))
         texts: dict[Filter, bytes] = {}
         for number, listener in enumerate(list(self._of_lists)):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
             if listener.filter not in texts:
-                texts[listener.filter] = b"".join(_rows(news, listener.filter))
+                texts[listener.filter] = b"".join(_rows(update, listener.filter))
             if texts[listener.filter]:
                 listener.outgoing.put(texts[listener.filter])
 
 
-def _rows(news: Iterable[News], wanted: Filter) -> Iterable[bytes]:
-    return (news_item.job_message for news_item in news if wanted.matches(news_item.job))
+def _rows(update: Iterable[JobUpdate], wanted: Filter) -> Iterable[bytes]:
+    return (news_item.job_message for news_item in update if wanted.matches(news_item.job))
 
 
 class _Wakener:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.api.live.messages import News
+from penstock.api.live.messages import JobUpdate
 from penstock.api.store.changes import Signature
 from penstock.api.store.jobs import StoredJob
 
@@ -83,19 +83,19 @@ class JobListener:
     _heard: Signature | None = None
     _heard_at: float = 0.0
 
-    def hear(self, news: News, now: float) -> bool:
-        """Send news; return false if it is a report too soon after the last one, which has to be passed again."""
-        for number, message in news.events:
+    def offer(self, update: JobUpdate, now: float) -> bool:
+        """Send update; return false if it is a report too soon after the last one, which has to be passed again."""
+        for number, message in update.events:
             if number > self.last_event:
                 self.outgoing.put(message)
                 self.last_event = number
-        if news.signature == self._heard:
+        if update.signature == self._heard:
             return True
-        only_reported = self._heard is not None and self._heard[0] == news.signature[0]
+        only_reported = self._heard is not None and self._heard[0] == update.signature[0]
         if only_reported and now < self._heard_at + REPORT_SECONDS:
             return False
-        self.outgoing.put(news.job_message)
-        self._heard, self._heard_at = news.signature, now
+        self.outgoing.put(update.job_message)
+        self._heard, self._heard_at = update.signature, now
         return True
 
 

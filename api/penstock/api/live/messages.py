@@ -29,7 +29,7 @@ def message(kind: str, view: BaseModel, number: int | None = None) -> bytes:
     return f"{numbered}event: {kind}\ndata: {view.model_dump_json(by_alias=True)}\n\n".encode()
 
 
-class News:
+class JobUpdate:
     """A change as it is sent."""
 
     def __init__(self, change: Change) -> None:

@@ -23,7 +23,7 @@ GATHER_SECONDS = 0.05
 """Commits within this time are sent together."""
 AGAIN_SECONDS = 5.0
 """After a connection was lost."""
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Interval of checks for the end while no notice arrives."""
 MOST_UIDS = 200
 """Of one notice, which PostgreSQL limits to 8,000 bytes."""
@@ -45,7 +45,7 @@ class Notices:
         for thread in self._threads:
             thread.start()
 
-    def tell(self, uids: Collection[str]) -> None:
+    def notify(self, uids: Collection[str]) -> None:
         """These were changed by a commit just now; does not wait."""
         with self._lock:
             self._uids.update(uids)
@@ -88,7 +88,7 @@ class Notices:
     def _listen(self, connection: Connection) -> None:
         connection.execute(f"LISTEN {CHANNEL}")
         while not self._ending.is_set():
-            for notice in connection.notifies(timeout=LOOK_SECONDS, stop_after=1):
+            for notice in connection.notifies(timeout=POLL_SECONDS, stop_after=1):
                 sender, *uids = notice.payload.split(" ")
                 if sender != self._me:
                     self._heard(uids)

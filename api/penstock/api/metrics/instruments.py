@@ -34,7 +34,7 @@ def make_instruments(feed: Feed, *collectors: Collector) -> Instruments:
     """Instruments of a new service, with further collectors."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    for collector in (*collectors, _Standing(feed)):
+    for collector in (*collectors, _Gauges(feed)):
         registry.register(collector)
     return Instruments(
         registry=registry,
@@ -52,7 +52,7 @@ def make_instruments(feed: Feed, *collectors: Collector) -> Instruments:
     )
 
 
-class _Standing(Collector):
+class _Gauges(Collector):
     """Gauges of the current state."""
 
     def __init__(self, feed: Feed) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine
 
-from penstock.api.store.standing import Count, Promise, Standing, counts, failed, promises, standings
+from penstock.api.store.job_summaries import Count, StepPrediction, JobSummary, counts, failed, step_predictions, job_summaries
 from penstock.core.lifecycle import Phase
 from penstock.core.speed import Speed
 
@@ -25,24 +25,24 @@ LABELS = ("namespace", "job_name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Scrape:
     """Data of one scrape."""
 
     counts: Mapping[Phase, Count]
     ended: Mapping[Phase, int]
     failed: Sequence[tuple[str, str, float]]
-    jobs: list[Standing]
-    promises: Mapping[str, Promise | None]
+    jobs: list[JobSummary]
+    step_predictions: Mapping[str, StepPrediction | None]
 
-    def promise(self, job: Standing) -> Promise | None:
+    def promise(self, job: JobSummary) -> StepPrediction | None:
         """The prediction of the job's current plan."""
-        return self.promises.get(job.plan_digest or "")
+        return self.step_predictions.get(job.plan_digest or "")
 
 
-Value = Callable[[Standing, Promise | None], float | None]
+Value = Callable[[JobSummary, StepPrediction | None], float | None]
 
 
-def _running(value: Callable[[Standing], float | None]) -> Value:
+def _running(value: Callable[[JobSummary], float | None]) -> Value:
     """A job that does not run has no speed, regardless of its last report."""
     return lambda job, promise: value(job) if job.phase is Phase.RUNNING else None
 
@@ -50,16 +50,16 @@ def _running(value: Callable[[Standing], float | None]) -> Value:
 def _speed(value: Callable[[Speed], float | None]) -> Value:
     """Speed of the measured step, with the tokens and FLOPs of the plan."""
 
-    def tell(job: Standing, promise: Promise | None) -> float | None:
+    def of_job(job: JobSummary, promise: StepPrediction | None) -> float | None:
         speed = promise.of_a_second if promise else None
         if speed is None or not job.step_seconds or job.phase is not Phase.RUNNING:
             return None
         return value(speed.slowed(job.step_seconds))
 
-    return tell
+    return of_job
 
 
-def _heard(job: Standing) -> float:
+def _heard(job: JobSummary) -> float:
     return max(job.reported_at or 0.0, job.phase_entered_at)
 
 
@@ -114,7 +114,7 @@ class Ended:
         self._known: Mapping[Phase, int] = {}
         self.totals: dict[Phase, int] = {phase: 0 for phase in Phase if phase.terminal}
 
-    def look(self, connection: Connection, now: float) -> dict[Phase, Count]:
+    def count(self, connection: Connection, now: float) -> dict[Phase, Count]:
         """Count jobs that ended since the last scrape; return the current jobs by phase."""
         counted = counts(connection, self._since)
         for phase in self.totals:
@@ -131,7 +131,7 @@ class JobsCollector(Collector):
 
     def __init__(self, engine: Engine, clock: Callable[[], float], most: int = MOST_JOBS) -> None:
         self._engine, self._clock, self._most = engine, clock, most
-        self._promises: dict[str, Promise | None] = {}
+        self._promises: dict[str, StepPrediction | None] = {}
         self._ended = Ended(clock())
         self._lock = threading.Lock()
 
@@ -140,18 +140,18 @@ class JobsCollector(Collector):
             collected = self._find(connection)
         return metrics(collected)
 
-    def _find(self, connection: Connection) -> Found:
+    def _find(self, connection: Connection) -> Scrape:
         """A plan never changes under its digest, and unpacking it costs more than all else."""
-        listed = standings(connection, self._most)
+        listed = job_summaries(connection, self._most)
         wanted = {standing.plan_digest for standing in listed if standing.plan_digest is not None}
         known = {digest: self._promises[digest] for digest in wanted & self._promises.keys()}
-        self._promises = {**known, **promises(connection, wanted - known.keys())}
-        by_phase, lost = self._ended.look(connection, self._clock()), failed(connection, MOST_FAILED)
+        self._promises = {**known, **step_predictions(connection, wanted - known.keys())}
+        by_phase, lost = self._ended.count(connection, self._clock()), failed(connection, MOST_FAILED)
         ended = dict(self._ended.totals)
-        return Found(counts=by_phase, ended=ended, failed=lost, jobs=listed, promises=self._promises)
+        return Scrape(counts=by_phase, ended=ended, failed=lost, jobs=listed, step_predictions=self._promises)
 
 
-def metrics(snapshot: Found) -> Iterator[Metric]:
+def metrics(snapshot: Scrape) -> Iterator[Metric]:
     """The metrics of a scrape."""
     yield _by_phase("penstock_jobs", "Jobs by phase", {phase: count.now for phase, count in snapshot.counts.items()})
     ended = CounterMetricFamily("penstock_jobs_ended", "Jobs that ended since the service began", labels=["phase"])
@@ -181,7 +181,7 @@ def _by_phase(name: str, text: str, values: Mapping[Phase, int]) -> Metric:
     return family
 
 
-def _by_job(name: str, text: str, values: Iterable[tuple[Standing, float | None]]) -> Metric:
+def _by_job(name: str, text: str, values: Iterable[tuple[JobSummary, float | None]]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=LABELS)
     for job, value in values:
         if value is not None:

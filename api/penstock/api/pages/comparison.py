@@ -67,7 +67,7 @@ def _table(names: Sequence[str], jobs: Sequence[JobData]) -> Markup:
     phases = (element("td", phase_badge(job.stored.phase.value)) for job in jobs)
     head = element("thead", element("tr", heading(""), *links))
     rows = [element("tr", element("td", "phase", class_="key"), *phases)]
-    rows += [_row(name, [tell(job) for job in jobs]) for name, tell in chain(RESULTS.items(), PLANS.items())]
+    rows += [_row(name, [value(job) for job in jobs]) for name, value in chain(RESULTS.items(), PLANS.items())]
     return card(scroll(element("table", head, element("tbody", *rows), class_="compared"), "comparison"))
 
 
@@ -93,28 +93,28 @@ def _throughput(job: JobData) -> str:
 
 
 def _seconds(of: Callable[..., float | None]) -> Callable[[JobData], str]:
-    def tell(job: JobData) -> str:
+    def value(job: JobData) -> str:
         measured = of(job.report)
         return NOTHING if measured is None else format_seconds(measured)
 
-    return tell
+    return value
 
 
 def _speed(of: Callable[..., float | None]) -> Callable[[JobData], str]:
-    def tell(job: JobData) -> str:
+    def value(job: JobData) -> str:
         plan, seconds = job.report.plan, of(job.report)
         speed = plan.speed(seconds) if plan and seconds else None
         return NOTHING if speed is None else speed.text
 
-    return tell
+    return value
 
 
 def _bytes(of: Callable[..., int | None]) -> Callable[[JobData], str]:
-    def tell(job: JobData) -> str:
+    def value(job: JobData) -> str:
         measured = of(job.report)
         return NOTHING if measured is None else format_bytes(measured)
 
-    return tell
+    return value
 
 
 def _bubble(step: Timeline | Prediction | None) -> str:
@@ -130,8 +130,8 @@ def _microbatches(plan: Plan) -> str:
     return f"{plan.num_alike} of {plan.microbatch}{last}"
 
 
-def _plan(tell: Callable[[Plan], str]) -> Callable[[JobData], str]:
-    return lambda job: tell(job.report.plan) if job.report.plan else NOTHING
+def _plan(value: Callable[[Plan], str]) -> Callable[[JobData], str]:
+    return lambda job: value(job.report.plan) if job.report.plan else NOTHING
 
 
 RESULTS: dict[str, Callable[[JobData], str]] = {

@@ -91,7 +91,7 @@ class Acceptor:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             self._open.add(connection)
-            self._look()
+            self._check()
             begun = loop.create_task(self._begin(connection))
             self._begun.add(begun)
             begun.add_done_callback(self._begun.discard)
@@ -113,9 +113,9 @@ class Acceptor:
 
     def _lose(self, connection: socket.socket) -> None:
         self._open.discard(connection)
-        self._look()
+        self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if len(self._open) < self._most:
             self._has_capacity.set()
         else:

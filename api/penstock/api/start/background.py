@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from penstock.api.service import Service
 from penstock.api.start import retention
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 FIRST_FORGET_SECONDS, FORGET_SECONDS = 60.0, 3600.0
 
 
 @contextmanager
-def looking(
+def polling(
     name: str,
     turn: Callable[[], None],
     close: Callable[[], None] = lambda: None,
@@ -23,15 +23,15 @@ def looking(
 ) -> Iterator[None]:
     """Call ``turn`` again and again, in a thread of its own, for as long as the block lasts; then ``close``.
 
-    Turns are `LOOK_SECONDS` apart, less when ``wake`` is set, but never less than a turn takes: many requests leave
+    Turns are `POLL_SECONDS` apart, less when ``wake`` is set, but never less than a turn takes: many requests leave
     the thread idle for half of the time.
     """
-    with _repeating(name, LOOK_SECONDS, LOOK_SECONDS, lambda ending: turn(), close, wake):
+    with _repeating(name, POLL_SECONDS, POLL_SECONDS, lambda ending: turn(), close, wake):
         yield
 
 
 @contextmanager
-def forgetting(service: Service) -> Iterator[None]:
+def enforcing_retention(service: Service) -> Iterator[None]:
     """Periodically drop rows that are older than their limits, during the block.
 
     For the first time soon, or a service that is often restarted would keep everything.

@@ -13,11 +13,11 @@ from pathlib import Path
 from penstock.api.cluster.following import Following
 from penstock.api.cluster.kube import HttpCluster
 from penstock.api.cluster.membership import Place, following, join
-from penstock.api.executor.requests import MOST_SECONDS, Desk
+from penstock.api.executor.plan_queue import MOST_SECONDS, PlanQueue
 from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.start import background
-from penstock.api.start.service_files import desk_name
+from penstock.api.start.service_files import planner_name
 from penstock.api.start.serving import answering, delivering, service_folder
 from penstock.api.store import tokens
 from penstock.api.webhook.message import Webhook
@@ -105,9 +105,9 @@ def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractCont
     member = service.cluster
     assert member is not None, "the service has joined the cluster"
     named = replace(service.settings, machine=socket.gethostname())  # replicas have folders of the same name
-    desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(named))
-    yield background.looking("desk", desk.turn, desk.close)
-    yield background.forgetting(service)
+    plan_queue = PlanQueue(service, ProcessPlanner(seconds=MOST_SECONDS), name=planner_name(named))
+    yield background.polling("plan-queue", plan_queue.run_once, plan_queue.close)
+    yield background.enforcing_retention(service)
     yield from delivering(service, webhook)
     yield _following(following(service, member))
 
@@ -115,5 +115,5 @@ def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractCont
 @contextmanager
 def _following(part: Following) -> Iterator[None]:
     """The Lease has a thread of its own: reports may take longer than it holds."""
-    with background.looking("lease", part.turn, part.close), background.looking("reports", part.report):
+    with background.polling("lease", part.run_once, part.close), background.polling("reports", part.report):
         yield

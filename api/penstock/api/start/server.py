@@ -116,7 +116,7 @@ class _Impatient(HttpToolsProtocol, Connection):
         self._sending = _Patience(transport, self.idle_seconds)
         self._reading = _Patience(transport, self.idle_seconds)
         self._message, self._head_bytes = _Message.AWAITED, 0
-        self._look()
+        self._check()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -124,7 +124,7 @@ class _Impatient(HttpToolsProtocol, Connection):
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self.send_400_response("The head of the request is too large.")
-        self._look()
+        self._check()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -142,7 +142,7 @@ class _Impatient(HttpToolsProtocol, Connection):
         super().on_response_complete()
         if self._message is _Message.DONE and self.cycle.response_complete:
             self._message, self._head_bytes = _Message.AWAITED, 0
-        self._look()
+        self._check()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -158,7 +158,7 @@ class _Impatient(HttpToolsProtocol, Connection):
         self.lost()
         super().connection_lost(exc)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         cycle: RequestResponseCycle | None = self.cycle
         answered = cycle is None or cycle.response_complete
         if answered and self._message is not _Message.DONE:

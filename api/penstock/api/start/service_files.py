@@ -55,6 +55,6 @@ def executor_name(settings: Settings) -> str:
     return path.read_text().strip()
 
 
-def desk_name(settings: Settings) -> str:
+def planner_name(settings: Settings) -> str:
     """The planning worker's name, the same at every start, so that a service finds its own requests again."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))

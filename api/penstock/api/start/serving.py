@@ -13,13 +13,13 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.machine_capacity import this_machine
-from penstock.api.executor.requests import MOST_SECONDS, Desk
+from penstock.api.executor.plan_queue import MOST_SECONDS, PlanQueue
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.start import background
 from penstock.api.start.server import Server, check_tls, collect_garbage_seldom
-from penstock.api.start.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
+from penstock.api.start.service_files import address_file, ca_file, planner_name, executor_name, ingest_token
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
@@ -149,18 +149,18 @@ def _workers(
         name=settings.executor,
         acknowledged=acknowledged,
     )
-    desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
-    yield background.looking("executor", executor.turn, wake=service.requested)
-    yield background.looking("collector", collector.turn)
-    yield background.looking("desk", desk.turn, desk.close)
-    yield background.forgetting(service)
+    plan_queue = PlanQueue(service, ProcessPlanner(seconds=MOST_SECONDS), name=planner_name(settings))
+    yield background.polling("executor", executor.run_once, wake=service.requested)
+    yield background.polling("collector", collector.run_once)
+    yield background.polling("plan-queue", plan_queue.run_once, plan_queue.close)
+    yield background.enforcing_retention(service)
     yield from delivering(service, webhook)
 
 
 def delivering(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
     """The deliverer to the webhook, if there is one."""
     if webhook is not None:
-        yield background.looking("webhook", Deliverer(service, webhook, service.settings.url).turn)
+        yield background.polling("webhook", Deliverer(service, webhook, service.settings.url).run_once)
 
 
 def make_schema(settings: Settings) -> None:

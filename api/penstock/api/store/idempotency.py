@@ -25,7 +25,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class KeyedRequest:
     """A request with a key: its sender, and a digest of its content."""
 
     identity: str
@@ -33,7 +33,7 @@ class Asked:
     request: str
 
 
-def once(connection: Connection, keyed: Asked | None, now: float, change: Callable[[Connection], Answer]) -> Answer:
+def once(connection: Connection, keyed: KeyedRequest | None, now: float, change: Callable[[Connection], Answer]) -> Answer:
     """The answer of ``change``, or its stored answer; raises `KeyReusedError` if the key was another request's."""
     if keyed is None:
         return change(connection)
@@ -47,7 +47,7 @@ def once(connection: Connection, keyed: Asked | None, now: float, change: Callab
     return answer
 
 
-def remembered(connection: Connection, keyed: Asked | None) -> Answer | None:
+def remembered(connection: Connection, keyed: KeyedRequest | None) -> Answer | None:
     """The stored answer, if there is one; raises `KeyReusedError` if the key was another request's."""
     if keyed is None:
         return None

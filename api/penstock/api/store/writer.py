@@ -41,7 +41,7 @@ class WriterClosedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Queued:
     key: str
     joint: Joint[Any, Any]
     item: Any
@@ -53,7 +53,7 @@ class Writer:
 
     def __init__(self, engine: Engine, committed: Callable[[Sequence[str]], None] = lambda keys: None) -> None:
         self._engine, self._committed = engine, committed
-        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._queued: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="penstock-writer", daemon=True)
@@ -69,7 +69,7 @@ class Writer:
         with self._lock:
             if self._closed:
                 raise WriterClosedError("the service is ending")
-            self._asked.put(_Asked(key, joint, item, future))
+            self._queued.put(_Queued(key, joint, item, future))
         return future
 
     def write(self, key: str, change: Change[T]) -> T:
@@ -81,22 +81,22 @@ class Writer:
         with self._lock:
             already, self._closed = self._closed, True
         if not already:
-            self._asked.put(None)
+            self._queued.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while (first := self._asked.get()) is not None:
+        while (first := self._queued.get()) is not None:
             batch, ended = self._gathered(first)
             self._commit(sorted(batch, key=lambda write: write.key))
             if ended:
                 return
 
-    def _gathered(self, first: _Asked) -> tuple[list[_Asked], bool]:
+    def _gathered(self, first: _Queued) -> tuple[list[_Queued], bool]:
         """The queued changes, and whether the end follows them."""
         batch = [first]
         while len(batch) < MOST_CHANGES_PER_COMMIT:
             try:
-                following = self._asked.get_nowait()
+                following = self._queued.get_nowait()
             except queue.Empty:
                 break
             if following is None:
@@ -104,7 +104,7 @@ class Writer:
             batch.append(following)
         return batch, False
 
-    def _commit(self, batch: list[_Asked]) -> None:
+    def _commit(self, batch: list[_Queued]) -> None:
         running = [write for write in batch if write.future.set_running_or_notify_cancel()]
         try:
             outcomes = self._transaction(running)
@@ -119,7 +119,7 @@ class Writer:
                 write.future.set_result(outcome)
         self._committed([write.key for write in running])
 
-    def _transaction(self, batch: list[_Asked]) -> list[Any]:
+    def _transaction(self, batch: list[_Queued]) -> list[Any]:
         """Every change's result, or the exception it alone failed with."""
         make, conflicts = _make_at_once, 0
         while True:
@@ -140,7 +140,7 @@ class Writer:
 Make = Callable[[Connection, Joint[Any, Any], Sequence[Any]], Sequence[Any]]
 
 
-def _outcomes(connection: Connection, batch: list[_Asked], make: Make) -> list[Any]:
+def _outcomes(connection: Connection, batch: list[_Queued], make: Make) -> list[Any]:
     members: dict[Joint[Any, Any], list[int]] = {}
     for number, write in enumerate(batch):
         members.setdefault(write.joint, []).append(number)

@@ -34,14 +34,14 @@ class Deliverer:
     def __init__(self, service: Service, webhook: Webhook, service_url: str) -> None:
         self._service, self._webhook, self._service_url = service, webhook, service_url
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Deliver one end of a job, if one is due."""
         try:
             delivery = self._claimed()
             if delivery is not None:
                 self._deliver(delivery)
         except SQLAlchemyError:
-            log.exception("the webhook's deliveries cannot be read or written; retrying at the next turn")
+            log.exception("the webhook's deliveries cannot be read or written; retrying at the next poll")
 
     def _claimed(self) -> Due | None:
         now = self._service.clock()

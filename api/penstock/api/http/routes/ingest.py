@@ -142,7 +142,7 @@ async def _kept(service: Service, only: Reporting | None, batch: Batch) -> int:
     except (NoSuchJobError, EarlyAttemptError):
         if only is None or service.cluster is None or batch.namespace is None:
             raise
-    await run_in_threadpool(service.cluster.mirror.look, batch.namespace, only.name)
+    await run_in_threadpool(service.cluster.mirror.refresh, batch.namespace, only.name)
     return await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))
 
 

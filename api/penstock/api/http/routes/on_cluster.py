@@ -15,13 +15,13 @@ from penstock.api.http.replies import reply, response_of, write_once
 from penstock.api.schemas.jobs import job_view
 from penstock.api.service import Service
 from penstock.api.store import jobs
-from penstock.api.store.idempotency import Answer, Asked, remembered
+from penstock.api.store.idempotency import Answer, KeyedRequest, remembered
 from penstock.api.store.jobs import StoredJob
 from penstock.core.job import PipelineJob
 from penstock.kube.transport import Object
 
 
-def create(service: Service, member: Membership, identity: Identity, keyed: Asked | None, job: PipelineJob) -> Response:
+def create(service: Service, member: Membership, identity: Identity, keyed: KeyedRequest | None, job: PipelineJob) -> Response:
     """Make the job."""
     if known := _remembered(service, keyed):
         return known
@@ -42,7 +42,7 @@ def propose(request: Request, service: Service, member: Membership, identity: Id
 
 
 def retry(
-    service: Service, member: Membership, identity: Identity, keyed: Asked | None, job: PipelineJob, old: StoredJob
+    service: Service, member: Membership, identity: Identity, keyed: KeyedRequest | None, job: PipelineJob, old: StoredJob
 ) -> Response:
     """Make the job that goes on where the old one ended."""
     if known := _remembered(service, keyed):
@@ -56,7 +56,7 @@ def suspend(
     service: Service,
     member: Membership,
     identity: Identity,
-    keyed: Asked | None,
+    keyed: KeyedRequest | None,
     place: tuple[str, str],
     version: int | None,
     wanted: bool,
@@ -70,11 +70,11 @@ def suspend(
 
     if known := _remembered(service, keyed):
         return known
-    changed_item = submitting.changed(member.kube, member.mirror.see, *place, version, change)
+    changed_item = submitting.changed(member.kube, member.mirror.store, *place, version, change)
     uid, cluster, now = changed_item["metadata"]["uid"], member.mirror.cluster, service.clock()
 
     def keep(connection: Connection) -> Answer:
-        return _told(submitting.kept(connection, changed_item, cluster, identity.name, now), 200)
+        return _answer(submitting.kept(connection, changed_item, cluster, identity.name, now), 200)
 
     return write_once(service, uid, keyed, keep)
 
@@ -83,7 +83,7 @@ def delete(
     service: Service,
     member: Membership,
     identity: Identity,
-    keyed: Asked | None,
+    keyed: KeyedRequest | None,
     place: tuple[str, str],
     version: int | None,
 ) -> Response:
@@ -95,11 +95,11 @@ def delete(
 
     if known := _remembered(service, keyed):
         return known
-    removed_item = submitting.changed(member.kube, member.mirror.see, *place, version, change)
+    removed_item = submitting.changed(member.kube, member.mirror.store, *place, version, change)
     uid, now = removed_item["metadata"]["uid"], service.clock()
 
     def keep(connection: Connection) -> Answer:
-        return _told(jobs.request_delete(connection, uid, identity.name, now), 202)
+        return _answer(jobs.request_delete(connection, uid, identity.name, now), 202)
 
     return write_once(service, uid, keyed, keep)
 
@@ -108,7 +108,7 @@ def _made(
     service: Service,
     member: Membership,
     identity: Identity,
-    keyed: Asked | None,
+    keyed: KeyedRequest | None,
     job: PipelineJob,
     retried: Mapping[str, object],
 ) -> Response:
@@ -121,16 +121,16 @@ def _made(
         if retried:
             jobs.add_event(connection, uid, "retry", retried, now)
             made = jobs.get(connection, uid)
-        return _told(made, 201, {"Location": f"/v1/jobs/{made.namespace}/{made.name}"})
+        return _answer(made, 201, {"Location": f"/v1/jobs/{made.namespace}/{made.name}"})
 
     return write_once(service, uid, keyed, change)
 
 
-def _remembered(service: Service, keyed: Asked | None) -> Response | None:
+def _remembered(service: Service, keyed: KeyedRequest | None) -> Response | None:
     """The stored answer of an earlier request, which saves a call to the cluster."""
     known = service.read(lambda connection: remembered(connection, keyed))
     return None if known is None else response_of(known)
 
 
-def _told(stored: StoredJob, status: int, headers: Mapping[str, str] | None = None) -> Answer:
+def _answer(stored: StoredJob, status: int, headers: Mapping[str, str] | None = None) -> Answer:
     return reply(job_view(stored), status, {**(headers or {}), "ETag": f'"{stored.version}"'})

@@ -25,7 +25,7 @@ from penstock.api.schemas.runs import ReproductionView, RetryRequest
 from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import jobs, lineage
-from penstock.api.store.idempotency import Answer, Asked
+from penstock.api.store.idempotency import Answer, KeyedRequest
 from penstock.api.store.jobs import StoredJob
 from penstock.core.manifest import limits_lifted
 from penstock.core.run.locations import OUT
@@ -79,7 +79,7 @@ def _retry_there(
     member: Membership,
     identity: Identity,
     place: tuple[str, str],
-    keyed: Asked | None,
+    keyed: KeyedRequest | None,
     wanted: RetryRequest | None,
 ) -> Response:
     """The same, on the job's cluster."""

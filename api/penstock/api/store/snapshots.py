@@ -1,6 +1,6 @@
 """Jobs of a cluster in the store: rows that follow observed objects, also after missed updates.
 
-A sighting carries the version that the cluster gave the object; an older one than was kept changes nothing. So
+A job_snapshot carries the version that the cluster gave the object; an older one than was kept changes nothing. So
 updates may come from any source, repeatedly and in any order: the watch, a list, or the request for the change.
 """
 
@@ -18,13 +18,13 @@ from penstock.api.store.jobs import StoredJob
 from penstock.api.store.schema import attempts, job_labels, jobs, sightings
 from penstock.core.status import Condition, JobStatus
 
-SOMEBODY = "cluster"
+UNKNOWN_USER = "cluster"
 """The author of a job or change, if it is unknown."""
 MOST_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sighting:
+class JobSnapshot:
     """A job as its ``cluster`` has it at ``version``. ``manifest`` holds what people write, with the uid."""
 
     cluster: str
@@ -56,29 +56,29 @@ class Sighting:
         return store.is_suspended(self.manifest)
 
 
-def see(connection: Connection, seen: Sighting, now: float, by: str = SOMEBODY) -> StoredJob:
+def put(connection: Connection, snapshot: JobSnapshot, now: float, by: str = UNKNOWN_USER) -> StoredJob:
     """Store the job as observed, with an event for each change; ``by`` its author if that is known.
 
     An older version than the stored one changes nothing, nor does any of a job that is gone.
     """
-    version = _locked_version(connection, seen.uid)
+    version = _locked_version(connection, snapshot.uid)
     if version is None:
-        _make(connection, seen, now, by)
-    stored = store.get(connection, seen.uid)
-    if stored.deleted_at is not None or (version is not None and seen.version <= version):
+        _make(connection, snapshot, now, by)
+    stored = store.get(connection, snapshot.uid)
+    if stored.deleted_at is not None or (version is not None and snapshot.version <= version):
         return stored
-    before = _last_status(connection, seen.uid)
-    _store_spec(connection, stored, seen, now, by)
-    _store_status(connection, stored, seen, now)
-    _tell_conditions(connection, seen, before, now)
-    if seen.delete_requested_at is not None and stored.delete_requested_at is None:
-        at = seen.delete_requested_at
-        store.add_event(connection, seen.uid, "delete-requested", {"by": by}, now, at=at, delete_requested_at=at)
-    _remember(connection, seen)
-    return store.get(connection, seen.uid)
+    before = _last_status(connection, snapshot.uid)
+    _store_spec(connection, stored, snapshot, now, by)
+    _store_status(connection, stored, snapshot, now)
+    _add_condition_events(connection, snapshot, before, now)
+    if snapshot.delete_requested_at is not None and stored.delete_requested_at is None:
+        at = snapshot.delete_requested_at
+        store.add_event(connection, snapshot.uid, "delete-requested", {"by": by}, now, at=at, delete_requested_at=at)
+    _store_version(connection, snapshot)
+    return store.get(connection, snapshot.uid)
 
 
-def gone(connection: Connection, uid: str, now: float) -> None:
+def mark_gone(connection: Connection, uid: str, now: float) -> None:
     """The job is no longer on its cluster."""
     row = connection.execute(select(jobs.c.deleted_at).where(jobs.c.uid == uid).with_for_update()).one_or_none()
     if row is not None and row.deleted_at is None:
@@ -114,39 +114,39 @@ def _last_status(connection: Connection, uid: str) -> JobStatus:
     return JobStatus.from_manifest(document or {})
 
 
-def _make(connection: Connection, seen: Sighting, now: float, by: str) -> None:
+def _make(connection: Connection, snapshot: JobSnapshot, now: float, by: str) -> None:
     """Insert a job that was not observed yet. An earlier one of its name is gone: names are unique on a cluster."""
-    named = (jobs.c.cluster == seen.cluster, jobs.c.namespace == seen.namespace, jobs.c.name == seen.name)
+    named = (jobs.c.cluster == snapshot.cluster, jobs.c.namespace == snapshot.namespace, jobs.c.name == snapshot.name)
     for uid in connection.execute(select(jobs.c.uid).where(*named, jobs.c.deleted_at.is_(None))).scalars().all():
         store.mark_deleted(connection, uid, now)
-    row = store.first_row(seen.namespace, seen.name, seen.manifest, seen.uid, by, now)
-    row |= {"cluster": seen.cluster, "created_at": seen.created_at, "phase_entered_at": seen.created_at}
-    row |= {"generation": seen.generation, "priority": seen.priority}
+    row = store.first_row(snapshot.namespace, snapshot.name, snapshot.manifest, snapshot.uid, by, now)
+    row |= {"cluster": snapshot.cluster, "created_at": snapshot.created_at, "phase_entered_at": snapshot.created_at}
+    row |= {"generation": snapshot.generation, "priority": snapshot.priority}
     connection.execute(insert(jobs).values(row))
-    store.write_labels(connection, seen.uid, seen.labels)
-    store.add_event(connection, seen.uid, "created", {"by": by}, now, at=seen.created_at)
+    store.write_labels(connection, snapshot.uid, snapshot.labels)
+    store.add_event(connection, snapshot.uid, "created", {"by": by}, now, at=snapshot.created_at)
 
 
-def _store_spec(connection: Connection, stored: StoredJob, seen: Sighting, now: float, by: str) -> None:
-    if stored.manifest == seen.manifest and stored.generation == seen.generation:
+def _store_spec(connection: Connection, stored: StoredJob, snapshot: JobSnapshot, now: float, by: str) -> None:
+    if stored.manifest == snapshot.manifest and stored.generation == snapshot.generation:
         return
-    kind, body = "changed", {"by": by, "generation": seen.generation}
-    if stored.suspend != seen.suspend:
-        kind = "suspend-requested" if seen.suspend else "resume-requested"
-    changes: dict[str, Any] = {"manifest": seen.manifest, "generation": seen.generation, "priority": seen.priority}
-    store.add_event(connection, seen.uid, kind, body, now, **changes)
-    if stored.labels != seen.labels:
-        connection.execute(delete(job_labels).where(job_labels.c.uid == seen.uid))
-        store.write_labels(connection, seen.uid, seen.labels)
+    kind, body = "changed", {"by": by, "generation": snapshot.generation}
+    if stored.suspend != snapshot.suspend:
+        kind = "suspend-requested" if snapshot.suspend else "resume-requested"
+    changes: dict[str, Any] = {"manifest": snapshot.manifest, "generation": snapshot.generation, "priority": snapshot.priority}
+    store.add_event(connection, snapshot.uid, kind, body, now, **changes)
+    if stored.labels != snapshot.labels:
+        connection.execute(delete(job_labels).where(job_labels.c.uid == snapshot.uid))
+        store.write_labels(connection, snapshot.uid, snapshot.labels)
 
 
-def _store_status(connection: Connection, stored: StoredJob, seen: Sighting, now: float) -> None:
-    status = seen.status
+def _store_status(connection: Connection, stored: StoredJob, snapshot: JobSnapshot, now: float) -> None:
+    status = snapshot.status
     if status.attempt > stored.attempt:
         launched = {"attempt": status.attempt, "ranks": status.ranks}
-        store.add_event(connection, seen.uid, "launched", launched, now, attempt=status.attempt, plan_digest=None)
-        _keep_attempt(connection, seen, now)
-    entered = status.phase_entered_at if status.phase_entered_at is not None else seen.created_at
+        store.add_event(connection, snapshot.uid, "launched", launched, now, attempt=status.attempt, plan_digest=None)
+        _keep_attempt(connection, snapshot, now)
+    entered = status.phase_entered_at if status.phase_entered_at is not None else snapshot.created_at
     changes: dict[str, Any] = {
         "phase_message": status.message,
         "failures": status.failures,
@@ -157,33 +157,33 @@ def _store_status(connection: Connection, stored: StoredJob, seen: Sighting, now
     if (status.phase, status.reason) != (stored.phase, stored.phase_reason) and status.phase_entered_at is not None:
         body = {"phase": status.phase.value, "reason": status.reason, "message": status.message}
         changes |= {"phase": status.phase.value, "phase_reason": status.reason, "phase_entered_at": entered}
-        store.add_event(connection, seen.uid, "phase", body, now, at=entered, **changes)
+        store.add_event(connection, snapshot.uid, "phase", body, now, at=entered, **changes)
     elif changes != {name: getattr(stored, name) for name in changes}:
         raised = {"version": jobs.c.version + 1, "changed_at": now}
-        connection.execute(update(jobs).where(jobs.c.uid == seen.uid).values(**raised, **changes))
+        connection.execute(update(jobs).where(jobs.c.uid == snapshot.uid).values(**raised, **changes))
 
 
-def _keep_attempt(connection: Connection, seen: Sighting, now: float) -> None:
-    row = {"uid": seen.uid, "attempt": seen.status.attempt, "num_ranks": seen.status.ranks, "devices": []}
+def _keep_attempt(connection: Connection, snapshot: JobSnapshot, now: float) -> None:
+    row = {"uid": snapshot.uid, "attempt": snapshot.status.attempt, "num_ranks": snapshot.status.ranks, "devices": []}
     making = upsert(connection.dialect.name, attempts).values(**row, launched_at=now)
     connection.execute(making.on_conflict_do_nothing())
 
 
-def _tell_conditions(connection: Connection, seen: Sighting, before: JobStatus, now: float) -> None:
-    for condition in seen.status.conditions:
+def _add_condition_events(connection: Connection, snapshot: JobSnapshot, before: JobStatus, now: float) -> None:
+    for condition in snapshot.status.conditions:
         if _gist(before.condition(condition.type)) != _gist(condition):
             body = {"type": condition.type.value, "status": condition.status.value}
             body |= {"reason": condition.reason, "message": condition.message}
             at = condition.last_transition_time
-            store.add_event(connection, seen.uid, "condition", body, now, at=at)
+            store.add_event(connection, snapshot.uid, "condition", body, now, at=at)
 
 
 def _gist(condition: Condition | None) -> tuple[str, str] | None:
     return None if condition is None else (condition.status, condition.reason)
 
 
-def _remember(connection: Connection, seen: Sighting) -> None:
-    status = {name: value for name, value in seen.status.to_manifest().items() if name != "progress"}
-    seeing = upsert(connection.dialect.name, sightings).values(uid=seen.uid, version=seen.version, status=status)
-    new = {"version": seeing.excluded.version, "status": seeing.excluded.status}
-    connection.execute(seeing.on_conflict_do_update(index_elements=[sightings.c.uid], set_=new))
+def _store_version(connection: Connection, snapshot: JobSnapshot) -> None:
+    status = {name: value for name, value in snapshot.status.to_manifest().items() if name != "progress"}
+    upserting = upsert(connection.dialect.name, sightings).values(uid=snapshot.uid, version=snapshot.version, status=status)
+    new = {"version": upserting.excluded.version, "status": upserting.excluded.status}
+    connection.execute(upserting.on_conflict_do_update(index_elements=[sightings.c.uid], set_=new))

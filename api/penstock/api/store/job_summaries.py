@@ -32,7 +32,7 @@ class Count:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class JobSummary:
     """An unfinished job and the newest report of its newest attempt; fields that were not reported are none."""
 
     namespace: str
@@ -53,7 +53,7 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Promise:
+class StepPrediction:
     """A plan's prediction of a step: its length, and the bytes of the rank that needs most.
 
     ``of_a_second`` is the speed of a step that takes a second: one of s seconds is s times slower.
@@ -82,7 +82,7 @@ def failed(connection: Connection, most: int) -> list[tuple[str, str, float]]:
     return [(namespace, name, at) for namespace, name, at in rows]
 
 
-def standings(connection: Connection, most: int) -> list[Standing]:
+def job_summaries(connection: Connection, most: int) -> list[JobSummary]:
     """Unfinished jobs, those first that reported last."""
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     row, latest = jobs.c, progress.c
@@ -106,11 +106,11 @@ def _newest(name: str) -> ColumnElement[float]:
     return newest
 
 
-def _standing(fields: dict[str, Any]) -> Standing:
+def _standing(fields: dict[str, Any]) -> JobSummary:
     """Of the spec only two parts are read: all of it takes twenty times as long."""
     manifest = fields.pop("manifest")
     fields["phase"] = Phase(fields["phase"])
-    return Standing(**fields, num_steps=num_steps(manifest), memory_limit_bytes=_memory_limit(manifest))
+    return JobSummary(**fields, num_steps=num_steps(manifest), memory_limit_bytes=_memory_limit(manifest))
 
 
 def _memory_limit(manifest: Mapping[str, Any]) -> int:
@@ -123,7 +123,7 @@ def _memory_limit(manifest: Mapping[str, Any]) -> int:
     return resources.memory_per_rank
 
 
-def promises(connection: Connection, digests: Collection[str]) -> Mapping[str, Promise | None]:
+def step_predictions(connection: Connection, digests: Collection[str]) -> Mapping[str, StepPrediction | None]:
     """Predictions of the plans with these digests; none of one without a prediction."""
     wanted, promise_by_digest = sorted(digests), {}
     for i in range(0, len(wanted), MOST_DIGESTS):
@@ -134,10 +134,10 @@ def promises(connection: Connection, digests: Collection[str]) -> Mapping[str, P
     return promise_by_digest
 
 
-def _promise(plan: Plan) -> Promise | None:
+def _promise(plan: Plan) -> StepPrediction | None:
     prediction = plan.prediction
     if prediction is None:
         return None
-    return Promise(
+    return StepPrediction(
         step_seconds=prediction.step_seconds, peak_bytes=max(prediction.peak_bytes), of_a_second=plan.speed(1.0)
     )

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from penstock.api.store.sanitize import cleaned, is_nested_beyond
-from penstock.api.store.sightings import Sighting
+from penstock.api.store.snapshots import JobSnapshot
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
 from penstock.core.job import PipelineJob
@@ -24,14 +24,14 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """All of the manifest once more, which kubectl leaves to itself."""
 
 
-def sighting(item: Object, cluster: str) -> Sighting:
+def job_snapshot(item: Object, cluster: str) -> JobSnapshot:
     """The job for the store, with text that every database accepts; raises `UserError` if its status is
     none that an operator wrote, or if it is nested too deeply to be handed on.
     """
     require_flat(item)
     item = cleaned(item)
     metadata = item["metadata"]
-    return Sighting(
+    return JobSnapshot(
         cluster=cluster,
         uid=metadata["uid"],
         namespace=metadata["namespace"],

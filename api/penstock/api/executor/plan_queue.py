@@ -1,5 +1,5 @@
 """The desk that answers requests for plans: a few at a time, each in a planning process of its own. Namespaces take
-turns, and in each the oldest request comes first.
+order, and in each the oldest request comes first.
 
 Like the executor it keeps no essential state. The store has the open requests and their workers; `due` decides the
 steps, and the desk carries them out. A service that was killed finds its requests again and restarts them.
@@ -44,7 +44,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Hear:
+class Poll:
     """Poll the progress of the request's process."""
 
     request: StoredRequest
@@ -57,7 +57,7 @@ class Drop:
     id: str
 
 
-Step = Begin | GiveUp | Hear | Drop
+Step = Begin | GiveUp | Poll | Drop
 
 
 def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: str, now: float) -> list[Step]:
@@ -65,10 +65,10 @@ def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: s
     mine = [request for request in open_requests if request.worker == worker and request.id in busy]
     kept = {request.id for request in mine}
     steps: list[Step] = [Drop(request) for request in busy if request not in kept]
-    steps += [Hear(request) for request in mine]
+    steps += [Poll(request) for request in mine]
     free = AT_ONCE - len(mine)
     waiting = [request for request in open_requests if request.id not in kept and _is_free(request, worker, now)]
-    for request in _in_turns(waiting, [request for request in open_requests if request not in waiting]):
+    for request in _round_robin(waiting, [request for request in open_requests if request not in waiting]):
         if request.begun >= MOST_BEGINNINGS:
             steps.append(GiveUp(request))
         elif free > 0:
@@ -77,14 +77,14 @@ def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: s
     return steps
 
 
-def _in_turns(waiting: Sequence[StoredRequest], working: Sequence[StoredRequest]) -> list[StoredRequest]:
+def _round_robin(waiting: Sequence[StoredRequest], working: Sequence[StoredRequest]) -> list[StoredRequest]:
     """Those that wait: before the second request of a namespace comes the first one of every other."""
     taken = Counter(request.namespace for request in working)
-    turns: list[tuple[int, int]] = []
+    order: list[tuple[int, int]] = []
     for i, request in enumerate(waiting):
-        turns.append((taken[request.namespace], i))
+        order.append((taken[request.namespace], i))
         taken[request.namespace] += 1
-    return [waiting[i] for _, i in sorted(turns)]
+    return [waiting[i] for _, i in sorted(order)]
 
 
 def _is_free(request: StoredRequest, worker: str, now: float) -> bool:
@@ -94,15 +94,15 @@ def _is_free(request: StoredRequest, worker: str, now: float) -> bool:
     return now - (request.renewed_at or 0.0) > LAPSE_SECONDS
 
 
-class Desk:
+class PlanQueue:
     """Answers the requests of ``service`` as ``name``."""
 
     def __init__(self, service: Service, planner: Planner, *, name: str) -> None:
         self._service, self._planner, self._name = service, planner, name
         self._busy: set[str] = set()
-        self._told: dict[str, tuple[float, Progress]] = {}
+        self._renewed: dict[str, tuple[float, Progress]] = {}
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Handle every open request once. An error in one is logged, and the others go on."""
         now = self._service.clock()
         try:
@@ -125,8 +125,8 @@ class Desk:
                 self._begin(request, now)
             case GiveUp(request):
                 self._give_up(request, now)
-            case Hear(request):
-                self._hear(request.id, now)
+            case Poll(request):
+                self._poll(request.id, now)
             case Drop(request):
                 self._drop(request)
 
@@ -157,22 +157,22 @@ class Desk:
             remedy = "read the service's log, and request the plan again"
             self._answer(request.id, Answer(what=what, remedy=remedy), now)
 
-    def _hear(self, request: str, now: float) -> None:
+    def _poll(self, request: str, now: float) -> None:
         answer = self._planner.poll(request)
         if answer is None:
             self._renew(request, now)
             return
         self._busy.discard(request)
-        self._told.pop(request, None)
+        self._renewed.pop(request, None)
         self._answer(request, answer, now)
 
     def _renew(self, request: str, now: float) -> None:
         """Renew the claim, but not at every turn: each renewal is a write."""
         progress = self._planner.progress(request)
-        told_at, told_progress = self._told.get(request, (0.0, Progress()))
-        pause = RENEW_SECONDS if progress != told_progress else LAPSE_SECONDS / 4
-        if now - told_at >= pause:
-            self._told[request] = (now, progress)
+        renewed_at, renewed_progress = self._renewed.get(request, (0.0, Progress()))
+        pause = RENEW_SECONDS if progress != renewed_progress else LAPSE_SECONDS / 4
+        if now - renewed_at >= pause:
+            self._renewed[request] = (now, progress)
             manifest = progress.to_manifest()
             self._service.write(request, lambda c: plan_requests.renew(c, request, self._name, manifest, now))
 
@@ -187,7 +187,7 @@ class Desk:
     def _drop(self, request: str) -> None:
         self._planner.cancel(request)
         self._busy.discard(request)
-        self._told.pop(request, None)
+        self._renewed.pop(request, None)
 
 
 @contextmanager
@@ -196,4 +196,4 @@ def _surviving() -> Iterator[None]:
     try:
         yield
     except Exception:  # of any kind: the other requests do not wait for it
-        log.exception("a plan request failed; retrying at the next turn")
+        log.exception("a plan request failed; retrying at the next poll")

@@ -1,4 +1,4 @@
-"""The desk: what it does about open requests, as a table; and with real processes, killed, canceled and too slow."""
+"""The plan_queue: what it does about open requests, as a table; and with real processes, killed, canceled and too slow."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.executor.requests import (
+from penstock.api.executor.plan_queue import (
     AT_ONCE,
     LAPSE_SECONDS,
     MOST_BEGINNINGS,
     Begin,
-    Desk,
+    PlanQueue,
     Drop,
     GiveUp,
-    Hear,
+    Poll,
     Step,
     due,
 )
@@ -37,7 +37,7 @@ from penstock.planner.worker.questions import Answer, Question
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster
 from tests.support.service import NOW, Clock, new_service
-from tests.support.whatif import add_request, desk_of, request_of, tiny_job, turn_until
+from tests.support.whatif import add_request, plan_queue_of, request_of, tiny_job, turn_until
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
 
@@ -63,7 +63,7 @@ POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
         ([], set(), []),
         ([A], set(), [Begin(A)]),
         ([A, B, C], set(), [Begin(A), Begin(B)]),
-        ([MINE, A, B], {"m"}, [Hear(MINE), Begin(A)]),
+        ([MINE, A, B], {"m"}, [Poll(MINE), Begin(A)]),
         ([LOST], set(), [Begin(LOST)]),
         ([LOST, A, B], set(), [Begin(LOST), Begin(A)]),
         ([THEIRS], set(), []),
@@ -72,8 +72,8 @@ POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
         ([THEIRS], {"t"}, [Drop("t")]),
         ([A, B, C], {"x"}, [Drop("x"), Begin(A), Begin(B)]),
         ([POISON, A, B], set(), [GiveUp(POISON), Begin(A), Begin(B)]),
-        ([POISON], {"p"}, [Hear(POISON)]),
-        ([MINE, LOST, A], {"m", "l"}, [Hear(MINE), Hear(LOST)]),
+        ([POISON], {"p"}, [Poll(POISON)]),
+        ([MINE, LOST, A], {"m", "l"}, [Poll(MINE), Poll(LOST)]),
     ],
 )
 def test_what_is_due(found: list[StoredRequest], busy: set[str], steps: list[Step]) -> None:
@@ -99,20 +99,20 @@ def test_no_more_than_a_few_at_once(service: Service) -> None:
     for i in range(AT_ONCE + 3):
         add_request(service, f"r{i}")
     planner = FakePlanner()
-    desk = desk_of(service, planner)
-    desk.turn()
+    plan_queue = plan_queue_of(service, planner)
+    plan_queue.run_once()
     assert planner.asked == [f"r{i}" for i in range(AT_ONCE)]
     for _ in range(20):
-        desk.turn()
+        plan_queue.run_once()
     assert planner.asked == [f"r{i}" for i in range(AT_ONCE + 3)]
     assert {request_of(service, f"r{i}").state for i in range(AT_ONCE + 3)} == {State.SUCCEEDED}
 
 
 def test_an_error_is_kept(service: Service) -> None:
     add_request(service, "r")
-    desk = desk_of(service, FakePlanner(answer=Answer(what="too large", where="spec.model", remedy="shrink it")))
+    plan_queue = plan_queue_of(service, FakePlanner(answer=Answer(what="too large", where="spec.model", remedy="shrink it")))
     for _ in range(4):
-        desk.turn()
+        plan_queue.run_once()
     found = request_of(service, "r")
     assert found.state is State.FAILED
     assert found.error == {"what": "too large", "where": "spec.model", "remedy": "shrink it"}
@@ -120,25 +120,25 @@ def test_an_error_is_kept(service: Service) -> None:
 
 def test_two_services_share_the_work(service: Service) -> None:
     planners = FakePlanner(), FakePlanner()
-    desks = [desk_of(service, planner, name) for planner, name in zip(planners, ("one", "two"), strict=True)]
+    plan_queues = [plan_queue_of(service, planner, name) for planner, name in zip(planners, ("one", "two"), strict=True)]
     for i in range(4):
         add_request(service, f"r{i}")
     for _ in range(3):
-        for desk in desks:
-            desk.turn()
+        for plan_queue in plan_queues:
+            plan_queue.run_once()
     assert [planner.asked for planner in planners] == [["r0", "r1"], ["r2", "r3"]]
 
 
 def test_what_another_service_left_is_taken_up(service: Service, clock: Clock) -> None:
     add_request(service, "r")
-    desk_of(service, FakePlanner(), "killed").turn()
+    plan_queue_of(service, FakePlanner(), "killed").run_once()
     planner = FakePlanner()
-    desk = desk_of(service, planner)
-    desk.turn()
+    plan_queue = plan_queue_of(service, planner)
+    plan_queue.run_once()
     assert planner.asked == []
     clock.now += LAPSE_SECONDS + 1
     for _ in range(4):
-        desk.turn()
+        plan_queue.run_once()
     assert (planner.asked, request_of(service, "r").begun) == (["r"], 2)
     assert request_of(service, "r").state is State.SUCCEEDED
 
@@ -146,10 +146,10 @@ def test_what_another_service_left_is_taken_up(service: Service, clock: Clock) -
 def test_who_works_is_not_taken_for_gone(service: Service, clock: Clock) -> None:
     add_request(service, "r")
     planner, other = Patient(), FakePlanner()
-    desks = desk_of(service, planner), desk_of(service, other, "other")
+    plan_queues = plan_queue_of(service, planner), plan_queue_of(service, other, "other")
     for _ in range(30):
-        for desk in desks:
-            desk.turn()
+        for plan_queue in plan_queues:
+            plan_queue.run_once()
         clock.now += LAPSE_SECONDS / 10
     assert (planner.asked, other.asked) == (["r"], [])
 
@@ -164,9 +164,9 @@ class Patient(FakePlanner):
 def test_what_kills_the_service_again_and_again_is_given_up(service: Service) -> None:
     add_request(service, "r")
     for _ in range(MOST_BEGINNINGS):
-        desk_of(service, FakePlanner()).turn()
+        plan_queue_of(service, FakePlanner()).run_once()
     assert request_of(service, "r").state is State.WORKING
-    desk_of(service, FakePlanner()).turn()
+    plan_queue_of(service, FakePlanner()).run_once()
     found = request_of(service, "r")
     assert (found.state, f"begun {MOST_BEGINNINGS} times" in found.error["what"]) == (State.FAILED, True)
 
@@ -176,9 +176,9 @@ def test_a_request_whose_profile_is_gone_fails_and_others_go_on(
 ) -> None:
     add_request(service, "r", Wanted(job=tiny_job(), profile="0" * 64))
     add_request(service, "s")
-    desk = desk_of(service, FakePlanner())
+    plan_queue = plan_queue_of(service, FakePlanner())
     for _ in range(4):
-        desk.turn()
+        plan_queue.run_once()
     assert [request_of(service, each).state for each in "rs"] == [State.FAILED, State.SUCCEEDED]
     assert "cannot be read" in request_of(service, "r").error["what"]
     assert "NoSuchProfileError" in caplog.text
@@ -198,20 +198,20 @@ def pid_of(planner: ProcessPlanner, key: str) -> int:
     return planner._running[key].process.pid
 
 
-def ended_at(desk: Desk, service: Service, key: str) -> StoredRequest:
-    turn_until(desk, lambda: request_of(service, key).state.terminal)
+def ended_at(plan_queue: PlanQueue, service: Service, key: str) -> StoredRequest:
+    turn_until(plan_queue, lambda: request_of(service, key).state.terminal)
     return request_of(service, key)
 
 
 def test_canceling_kills_the_process(here: Service) -> None:
     add_request(here, "r")
     planner = ProcessPlanner(SLEEPS)
-    desk = desk_of(here, planner)
-    desk.turn()
+    plan_queue = plan_queue_of(here, planner)
+    plan_queue.run_once()
     pid = pid_of(planner, "r")
     here.write("r", lambda c: plan_requests.cancel(c, "r", NOW))
     os.kill(pid, 0)
-    desk.turn()
+    plan_queue.run_once()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert request_of(here, "r").state is State.CANCELED
@@ -220,10 +220,10 @@ def test_canceling_kills_the_process(here: Service) -> None:
 def test_one_that_takes_too_long_is_ended(here: Service) -> None:
     add_request(here, "r")
     planner = ProcessPlanner(SLEEPS, seconds=0.2)
-    desk = desk_of(here, planner)
-    desk.turn()
+    plan_queue = plan_queue_of(here, planner)
+    plan_queue.run_once()
     pid = pid_of(planner, "r")
-    found = ended_at(desk, here, "r")
+    found = ended_at(plan_queue, here, "r")
     assert (found.state, found.error["what"]) == (State.FAILED, "planning took over 0.2 s")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -232,10 +232,10 @@ def test_one_that_takes_too_long_is_ended(here: Service) -> None:
 def test_a_desk_that_closes_leaves_no_process(here: Service) -> None:
     add_request(here, "r")
     planner = ProcessPlanner(SLEEPS)
-    desk = desk_of(here, planner)
-    desk.turn()
+    plan_queue = plan_queue_of(here, planner)
+    plan_queue.run_once()
     pid = pid_of(planner, "r")
-    desk.close()
+    plan_queue.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert request_of(here, "r").state is State.WORKING
@@ -245,10 +245,10 @@ def test_a_killed_service_plans_anew_and_alike(here: Service, tmp_path: Path, cl
     add_request(here, "r")
     add_request(here, "s")
     killed = ProcessPlanner(SLEEPS)
-    desk_of(here, killed).turn()
+    plan_queue_of(here, killed).run_once()
     again = open_service(Settings(folder=tmp_path), clock)
-    desk = desk_of(again, ProcessPlanner())
-    found = [ended_at(desk, again, each) for each in "rs"]
+    plan_queue = plan_queue_of(again, ProcessPlanner())
+    found = [ended_at(plan_queue, again, each) for each in "rs"]
     expected = answer(Question(spec=tiny_job().spec, cluster=cluster())).plan
     assert expected is not None
     assert [(each.state, each.begun, each.plan_digest) for each in found] == [(State.SUCCEEDED, 2, expected.digest)] * 2
@@ -261,6 +261,6 @@ def test_what_a_process_complains_of_is_in_the_log(here: Service, caplog: pytest
     add_request(here, "r")
     planner = ProcessPlanner((sys.executable, "-c", "raise RuntimeError('no such luck')"))
     with caplog.at_level(logging.WARNING):
-        found = ended_at(desk_of(here, planner), here, "r")
+        found = ended_at(plan_queue_of(here, planner), here, "r")
     assert found.error["what"] == "planning ended with code 1"
     assert "no such luck" in caplog.text
