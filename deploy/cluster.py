@@ -1,4 +1,4 @@
-"""`./dev cluster`: a Kubernetes for development, by kind where Docker runs and kind is there, else by the lab."""
+"""`./dev cluster`: a Kubernetes cluster for development, by kind if Docker and kind are installed, else by the lab."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tools.lab.__main__ import carried_out, do
 
 
 def carry_out(said: argparse.Namespace) -> None:
-    """Do what was said by whichever fits; raises `LabError` where the user has to do something first."""
+    """Execute the command with kind or the lab; raises `LabError` if the user has to do something first."""
     (kind.do if kind.fits() else do)(said)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments say; the exit code is 2 where the user has to do something first."""
+    """Execute the arguments; return the exit code, 2 if the user has to do something first."""
     return carried_out(arguments, carry_out)
 
 

@@ -1,6 +1,6 @@
-"""`./dev demo --cluster`: the example on a Kubernetes of this machine, from nothing to its summary.
+"""`./dev demo --cluster`: the example on a Kubernetes cluster on this machine, from nothing to its summary.
 
-What it makes stays, so that it can be looked at; its last words say how, and how to remove it.
+The cluster and the job stay, so that they can be inspected. The last lines say how, and how to remove them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tools.lab.console import LabError
 from tools.lab.state import DEFAULT_NAME
 
 EXAMPLE = ROOT / "deploy" / "examples" / "stdlib-llama.yaml"
-USAGE = "./dev demo --cluster takes nothing else: it trains the example on the cluster that ./dev cluster makes"
+USAGE = "./dev demo --cluster takes no further arguments: it trains the example on the cluster of ./dev cluster"
 NAMESPACE = "default"
 OUT_SIZE = "10Gi"
 LOOK_SECONDS = 1.0
@@ -38,7 +38,7 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """A job on a cluster. What people are told is printed by kubectl itself, as they would see it."""
+    """A job on a cluster, whose output is printed by kubectl itself, as users see it."""
 
     site: Site
     manifest: dict[str, Any]
@@ -46,18 +46,18 @@ class Demonstration:
 
     @property
     def name(self) -> str:
-        """The job's."""
+        """Name of the job."""
         return str(self.manifest["metadata"]["name"])
 
     def submit(self) -> None:
-        """Apply it; one of that name that is there, from a demonstration before, is removed first."""
+        """Apply the job; one of that name, from an earlier demonstration, is deleted first."""
         if self._kubectl("get", "pj", self.name, "--ignore-not-found"):
-            output.say(f"removing the job {self.name} that is there")
+            output.say(f"deleting the job {self.name} of an earlier demonstration")
             self._kubectl("delete", "pj", self.name)
         self._kubectl("apply", "--filename", "-", stdin=yamltext.dump(self.manifest))
 
     def follow(self) -> JobStatus:
-        """Print what `kubectl get pj --watch` does until the job has ended; its last status."""
+        """Print the output of `kubectl get pj --watch` until the job has ended; return its last status."""
         said = ""
         with self._watching():
             while True:
@@ -70,12 +70,12 @@ class Demonstration:
                 time.sleep(LOOK_SECONDS)
 
     def status(self) -> JobStatus:
-        """As the cluster has it."""
+        """Return the job's status on the cluster."""
         found = self.site.get("pj", self.name, "--namespace", self.namespace)
         return JobStatus.from_manifest(found.get("status") or {})
 
     def run(self, status: JobStatus) -> RunDir:
-        """What the newest attempt left, on this machine."""
+        """Return the run directory of the newest attempt, on this machine."""
         found = self.site.get("pj", self.name, "--namespace", self.namespace)
         out = self.site.folder_of_claim(self.namespace, f"{self.name}-out")
         return RunDir(out / found["metadata"]["uid"] / f"a{status.attempt}")
@@ -96,7 +96,7 @@ class Demonstration:
 
 
 def with_storage(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The job with a claim of its own for what it leaves, which pods of all nodes may write."""
+    """Return the job with a volume claim for its output, which pods of all nodes may write."""
     template = {"size": OUT_SIZE, "storageClass": volumes.SHARED, "accessModes": ["ReadWriteMany"]}
     spec = manifest["spec"]
     kubernetes = spec.get("kubernetes", {})
@@ -105,7 +105,7 @@ def with_storage(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(found: Demonstration) -> bool:
-    """Submit the job, follow it to its end, and hold what was predicted against what was measured; how it ended."""
+    """Submit the job, follow it to its end, and compare prediction and measurement; return whether it succeeded."""
     output.say(f"kubectl apply -f {EXAMPLE.relative_to(ROOT)}, with a claim for its output; kubectl get pj --watch:")
     found.submit()
     status = found.follow()
@@ -118,32 +118,32 @@ def shown(found: Demonstration) -> bool:
 
 
 def _cluster() -> Site:
-    """The cluster that is there, or a new one."""
+    """Return the running cluster, or start one."""
     found = site_of(DEFAULT_NAME)
     if found is not None:
-        output.say(f"using the cluster {DEFAULT_NAME}, which is up")
+        output.say(f"using the running cluster {DEFAULT_NAME}")
         return found
     output.say("starting a cluster of two nodes: ./dev cluster up")
     cluster.carry_out(parser().parse_args(["up"]))
     made = site_of(DEFAULT_NAME)
-    assert made is not None, "it was started"
+    assert made is not None, "the cluster was started"
     return made
 
 
 def _farewell(site: Site) -> None:
     output.say(
         f"""
-Still there: the cluster {DEFAULT_NAME}, with JobSet, penstock in penstock-system, the job and its claim in {NAMESPACE}.
-  look further   export KUBECONFIG={site.kubeconfig}
+Still running: cluster {DEFAULT_NAME} with JobSet, penstock in penstock-system, the job and its claim in {NAMESPACE}.
+  inspect it     export KUBECONFIG={site.kubeconfig}
                  {site.kubectl_program} describe pj; {site.kubectl_program} -n penstock-system get pods
   remove it      ./dev cluster down"""
     )
 
 
 def demonstrate() -> bool:
-    """All of it; how the job ended."""
+    """Run the whole demonstration; return whether the job succeeded."""
     site = _cluster()
-    output.say("giving its nodes penstock's images")
+    output.say("loading penstock's images into its nodes")
     images = own_images.given(site, DEFAULT_NAME)
     output.say("installing penstock: helm install penstock helm/penstock --namespace penstock-system")
     Installation(site=site, images=images).install({})
@@ -154,7 +154,7 @@ def demonstrate() -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0 it has trained, 1 it has not, 2 where the user has to do something first."""
+    """Return the exit code: 0 trained, 1 failed, 2 the user has to do something first."""
     if arguments:
         print(USAGE, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""penstock on a cluster that `./dev cluster` made, by its chart."""
+"""Installation of penstock by its chart, on a cluster of `./dev cluster`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tools.lab.state import State
 CHART = ROOT / "helm" / "penstock"
 SERVICE_PORT = 8470
 SERVICE_PLACE = 10
-"""Of the service's address among a lab's; the apiserver hands these out only to who asks for them."""
+"""Index of the service's address in a lab's range; the apiserver assigns these addresses only on request."""
 
 READY = "300s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """A release of the chart. ``values`` are its own; what the cluster needs is added."""
+    """A release of the chart, whose ``values`` are completed with those that the cluster needs."""
 
     site: Site
     images: Images
@@ -31,10 +31,10 @@ class Installation:
     namespace: str = "penstock-system"
 
     def install(self, values: Mapping[str, Any]) -> None:
-        """Install it or bring it up to date, and wait until all of it is ready."""
+        """Install or upgrade the release, and wait until all of it is ready."""
         if self.site.lab is not None:
             self._reserve(self._lab_address(self.site.lab))
-        told = [f"{name}={json.dumps(value)}" for name, value in {**self._needed(), **values}.items()]
+        settings = [f"{name}={json.dumps(value)}" for name, value in {**self._needed(), **values}.items()]
         words: list[str | Path] = [
             "upgrade",
             self.release,
@@ -46,10 +46,10 @@ class Installation:
             READY,
         ]
         place = ["--namespace", self.namespace, "--create-namespace"]
-        self.site.helm(*words, *place, *(word for each in told for word in ("--set-json", each)))
+        self.site.helm(*words, *place, *(word for setting in settings for word in ("--set-json", setting)))
 
     def uninstall(self) -> None:
-        """Remove it, and wait until nothing of it runs. Definitions, jobs and the service's volume stay."""
+        """Uninstall the release, and wait until its pods are gone. Definitions, jobs and the service's volume stay."""
         self.site.helm("uninstall", self.release, "--namespace", self.namespace, "--wait")
 
     def _needed(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Installation:
         return str(lab.addresses.services[SERVICE_PLACE])
 
     def _reserve(self, address: str) -> None:
-        """Have the chart's Service under an address that is known before: a lab resolves no names."""
+        """Reserve a fixed address for the chart's Service: a lab has no DNS."""
         metadata = {"name": f"{self.release}-service", "namespace": self.namespace}
         port = {"name": "http", "port": SERVICE_PORT}
         place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}

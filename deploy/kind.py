@@ -1,4 +1,4 @@
-"""A cluster by kind, where Docker runs: the same command as the lab's, as far as kind goes."""
+"""Cluster by kind, on Docker, with the commands of the lab as far as kind supports them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def fits() -> bool:
 
 
 def kubeconfig(name: str) -> Path:
-    """Where the cluster's kubeconfig is."""
+    """Return the path of the cluster's kubeconfig."""
     return state.labs().with_name("kind") / f"{name}.kubeconfig"
 
 
 def volumes_folder(name: str) -> Path:
-    """The folder of this machine that all its nodes have as `VOLUMES`."""
+    """Return the folder of this machine that all nodes mount as `VOLUMES`."""
     return kubeconfig(name).with_suffix(".volumes")
 
 
 def names() -> list[str]:
-    """The clusters that there are."""
+    """Return the names of all clusters."""
     return run("kind", "get", "clusters").split()
 
 
 def configuration(num_nodes: int, shared: Path) -> str:
-    """A cluster of a control plane and that many workers, which share a folder of this machine, as kind reads it."""
+    """Return kind's configuration of a control plane and that many workers, which share a folder of this machine."""
     roles = ["control-plane", *["worker"] * num_nodes]
     mounts = [{"hostPath": str(shared), "containerPath": VOLUMES}]
     nodes = [{"role": role, "extraMounts": mounts} for role in roles]
@@ -53,7 +53,7 @@ def configuration(num_nodes: int, shared: Path) -> str:
 
 def up(said: argparse.Namespace) -> None:
     if said.kwok:
-        raise LabError("kwok needs the lab, which is used where Docker does not run")
+        raise LabError("kwok needs the lab, which is used if Docker does not run: stop Docker, or leave --kwok out")
     path, shared = kubeconfig(said.name), volumes_folder(said.name)
     volumes.make_folders(shared)
     command = ["kind", "create", "cluster", "--name", said.name, "--config", "-", "--wait", "120s"]
@@ -68,14 +68,14 @@ def up(said: argparse.Namespace) -> None:
 
 
 def install(part: build.Part, path: Path) -> None:
-    """Install a part by the chart that its project publishes, in the lab's version."""
+    """Install a part by the chart of its project, in the lab's version."""
     version = part.version.removeprefix("v")
     place = ["--namespace", f"{part.name}-system", "--create-namespace", "--wait", "--kubeconfig", str(path)]
     run("helm", "install", part.name, CHARTS[part.name], "--version", version, *place)
 
 
 def down(said: argparse.Namespace) -> None:
-    """What pods wrote belongs to users of theirs, so it is removed from within."""
+    """Delete the cluster. Files of pods belong to their users, so a node deletes them."""
     if said.name in names():
         node = f"{said.name}-control-plane"
         run("docker", "exec", node, "sh", "-c", f"rm -rf {VOLUMES}/*/* {VOLUMES}/*/.[!.]*")
@@ -106,7 +106,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
 
 
 def do(said: argparse.Namespace) -> None:
-    """Do what the lab's arguments say; raises `LabError` for what only the lab can."""
+    """Execute the lab's arguments; raises `LabError` for commands that only the lab supports."""
     if said.verb not in VERBS:
-        raise LabError(f"{said.verb} needs the lab, which is used where Docker does not run")
+        raise LabError(f"{said.verb} needs the lab, which is used if Docker does not run: stop Docker first")
     VERBS[said.verb](said)

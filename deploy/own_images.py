@@ -1,8 +1,8 @@
-"""Images of penstock for the nodes of a cluster that `./dev cluster` made.
+"""Images of penstock for the nodes of a cluster of `./dev cluster`.
 
-With Docker they are built as everywhere. The lab's need not hold anything: its containers see this repository and its
-environment. So they are the base image that starts what the Dockerfile's targets start. All members are installed
-there, and `penstock` is the command, where the Dockerfile's trainer has a link of that name to `penstock-agent`.
+With Docker they are built from the Dockerfile. Images of the lab are empty: its containers mount this repository and
+its environment, so the images are the base image with the entry points of the Dockerfile's targets. All members are
+installed there, and `penstock` is the command, while the Dockerfile's trainer links that name to `penstock-agent`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tools.lab.state import State
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = {"operator": "penstock.operator", "api": "penstock.cli"}
-"""What the Dockerfile's targets start."""
+"""Entry points of the Dockerfile's targets."""
 
 ENVIRONMENT = (
     "PYTHONUNBUFFERED=1",
@@ -31,14 +31,14 @@ ENVIRONMENT = (
     "HOME=/tmp",
     "USER=penstock",
 )
-"""As in the Dockerfile."""
+"""User of the Dockerfile."""
 
 CPU_WHEELS = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """The names by which a cluster's nodes have them."""
+    """Names of the images on a cluster's nodes."""
 
     operator: str
     service: str
@@ -46,7 +46,7 @@ class Images:
 
 
 def given(site: Site, name: str) -> Images:
-    """Give every node of the cluster of that name the images."""
+    """Load the images into every node of the cluster of that name."""
     return _given_lab(site.lab) if site.lab is not None else _given_kind(name)
 
 
@@ -70,7 +70,7 @@ def _given_lab(found: State) -> Images:
 
 
 def _components() -> str:
-    """Where penstock is, in a container that may have a /tmp of its own."""
+    """Return the path of penstock in a container that may have a separate /tmp."""
     return ":".join(f"{ASIDE}{Path(path).parent}" for path in penstock.__path__)
 
 

@@ -1,4 +1,4 @@
-"""A cluster that `./dev cluster` made, whichever way, for what is done with it alike."""
+"""A cluster of `./dev cluster`, by kind or by the lab, with common operations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tools.lab.volumes import SHARED
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A cluster, and the programs that it is spoken to with.
+    """A cluster, and the programs that call it.
 
-    ``volumes`` is the folder of this machine in which its shared volumes lie; ``lab`` is none by kind.
+    ``volumes`` is the folder of this machine with its shared volumes; ``lab`` is none for kind.
     """
 
     kubeconfig: Path
@@ -27,31 +27,31 @@ class Site:
     lab: state.State | None = None
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """What kubectl prints; raises `LabError` with what it complains about."""
+        """Return the output of kubectl; raises `LabError` with its error."""
         return run(self.kubectl_program, *words, stdin=stdin, environ=self.environ)
 
     def get(self, *words: str) -> Any:
-        """What `kubectl get` finds, as data."""
+        """Return the output of `kubectl get` as data."""
         return json.loads(self.kubectl("get", *words, "--output", "json"))
 
     def helm(self, *words: str | Path, stdin: str | None = None) -> str:
-        """What helm prints; raises `LabError` with what it complains about."""
+        """Return the output of helm; raises `LabError` with its error."""
         return run(self.helm_program, *words, stdin=stdin, environ=self.environ)
 
     @property
     def environ(self) -> dict[str, str]:
-        """What both programs are started with. What they remember lies beside the kubeconfig."""
+        """Environment of both programs, with their caches next to the kubeconfig."""
         return plain_environ() | {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
 
     def folder_of_claim(self, namespace: str, claim: str) -> Path:
-        """The folder of this machine behind a claim of the class `SHARED`."""
+        """Return the folder of this machine behind a claim of the class `SHARED`."""
         spec = self.get("pvc", claim, "--namespace", namespace)["spec"]
         assert spec["storageClassName"] == SHARED, f"{claim} is not shared"
         return self.volumes / str(spec["volumeName"])
 
 
 def site_of_lab(lab: state.State) -> Site:
-    """A lab that is up."""
+    """Return the site of a running lab."""
     return Site(
         kubeconfig=lab.kubeconfig,
         kubectl_program=str(lab.programs / "kubectl"),
@@ -62,7 +62,7 @@ def site_of_lab(lab: state.State) -> Site:
 
 
 def site_of(name: str) -> Site | None:
-    """The cluster of that name, if it is up."""
+    """Return the cluster of that name, if it is running."""
     if not kind.fits():
         return site_of_lab(state.read(name)) if name in state.names() else None
     if name not in kind.names():

@@ -150,7 +150,7 @@ def test_without_an_address_nothing_is_served_and_a_port_in_use_is_said(tmp_path
         assert second is None
     [line] = said
     assert "Address already in use" in line
-    assert "records bring them to the service" in line
+    assert "records still deliver them to the service" in line
 
 
 def test_it_ends_soon(tmp_path: Path) -> None:

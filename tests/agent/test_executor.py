@@ -291,12 +291,12 @@ def test_a_job_that_says_suspend_does_not_start(tmp_path: Path) -> None:
 
 def test_a_mistake_found_by_a_rank_is_not_tried_again(tmp_path: Path) -> None:
     bench = Bench(
-        tmp_path, FakeWorkers(scripts=[Script(until=0, end=refused("checkpoint x is corrupt", "start anew"))])
+        tmp_path, FakeWorkers(scripts=[Script(until=0, end=refused("checkpoint x is corrupt", "start again"))])
     )
     with pytest.raises(UserError) as found:
         bench.execute()
     assert found.value.what == "checkpoint x is corrupt"
-    assert found.value.remedy == "start anew"
+    assert found.value.remedy == "start again"
     assert read_state(tmp_path).phase is Phase.FAILED
     assert bench.workers.started.count("train 1 on 2") == 1
 

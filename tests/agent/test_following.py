@@ -219,7 +219,7 @@ def test_of_many_lines_the_newest_are_taken(run: RunDir, follow: Follow) -> None
     write(run, STDOUT, "".join(f"{i}\n" for i in range(MOST_LINES + 5)))
     watching.poll()
     assert messages(run)[1:] == [str(i) for i in range(5, MOST_LINES + 5)]
-    assert messages(run)[0].endswith(f"are in {STDOUT}")
+    assert messages(run)[0].endswith(f"{STDOUT} has all of them")
     assert lines(run)[0].level == "warning"
 
 

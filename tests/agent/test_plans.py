@@ -52,10 +52,10 @@ def changed_key(**changes: Any) -> Profile:
 @pytest.mark.parametrize(
     ("profile", "reason"),
     [
-        (changed_key(host="other"), "host is other, here it is build-7"),
-        (changed_key(num_cores=64), "numCores is 64, here it is 2"),
+        (changed_key(host="other"), "host is other, on this one it is build-7"),
+        (changed_key(num_cores=64), "numCores is 64, on this one it is 2"),
         (changed_key(torch_version="3.0"), "torchVersion"),
-        (changed_key(trainer="0"), "other code of the trainer"),
+        (changed_key(trainer="0"), "another version of the trainer"),
         (dataclasses.replace(local_profile(), model_digest="0"), "another model"),
         (dataclasses.replace(local_profile(), precision=Precision.BF16), "bf16"),
         (dataclasses.replace(local_profile(), num_ranks=4), "4 ranks"),

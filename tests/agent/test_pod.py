@@ -75,13 +75,13 @@ class Cluster:
             return self.workers
 
         over = threading.Event()
-        beside = threading.Thread(target=_repeat, args=(meanwhile, over))
-        beside.start()
+        repeating = threading.Thread(target=_repeat, args=(meanwhile, over))
+        repeating.start()
         try:
             return run_pod(self.pod, self.said.append, make)
         finally:
             over.set()
-            beside.join()
+            repeating.join()
             assert not self.workers.alive
 
     @property

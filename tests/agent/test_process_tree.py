@@ -1,4 +1,4 @@
-"""What is started during a block ends with it, whoever left it behind; what was there before stays."""
+"""What is started during a block ends with it, anyone who left it behind; what was there before stays."""
 
 from __future__ import annotations
 

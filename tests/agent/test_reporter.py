@@ -1,4 +1,4 @@
-"""What runs beside a pod's ranks, against a service on loopback; the test is the kubelet, which asks it to end."""
+"""What runs next to a pod's ranks, against a service on loopback; the test is the kubelet, which asks it to end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NOWHERE = "http://127.0.0.1:9"
 SOON_SECONDS, PATIENCE_SECONDS = 0.2, 60.0
 
 
-class Beside:
-    """A pod of an attempt, and what reports beside it."""
+class Sidecar:
+    """A pod of an attempt, and its reporting container."""
 
     def __init__(self, root: Path) -> None:
         self.job = identified(sample_job())
@@ -53,8 +53,8 @@ class Beside:
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Beside:
-    return Beside(tmp_path)
+def sidecar(tmp_path: Path) -> Sidecar:
+    return Sidecar(tmp_path)
 
 
 def ask_to_end() -> None:
@@ -81,80 +81,82 @@ def sequences(request: Request) -> list[int]:
     return [each["sequence"] for each in json.loads(gzip.decompress(request.body))["records"]]
 
 
-def test_what_ranks_record_is_brought_also_what_comes_as_they_end(beside: Beside) -> None:
-    beside.run.create()
-    fill(beside.run.outbox, 2)
+def test_what_ranks_record_is_brought_also_what_comes_as_they_end(sidecar: Sidecar) -> None:
+    sidecar.run.create()
+    fill(sidecar.run.outbox, 2)
 
     def answer(request: Request) -> tuple[int, bytes]:
         if len(server.requests) == 1:
-            fill(beside.run.outbox, 3)
+            fill(sidecar.run.outbox, 3)
             ask_to_end()
         return acknowledge(request)
 
     with IngestServer(answer) as server:
-        beside.attempt.serve_at(server.url)
-        assert beside.report()
+        sidecar.attempt.serve_at(server.url)
+        assert sidecar.report()
     assert [sequences(request) for request in server.requests] == [[0, 1], [2, 3, 4]]
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer secret"}
 
 
-def test_it_waits_until_the_ranks_have_laid_out_their_run(beside: Beside) -> None:
+def test_it_waits_until_the_ranks_have_laid_out_their_run(sidecar: Sidecar) -> None:
     def lay_out() -> None:
-        beside.run.create()
-        fill(beside.run.outbox, 1)
+        sidecar.run.create()
+        fill(sidecar.run.outbox, 1)
 
     def answer(request: Request) -> tuple[int, bytes]:
         ask_to_end()
         return acknowledge(request)
 
     with IngestServer(answer) as server:
-        beside.attempt.serve_at(server.url)
+        sidecar.attempt.serve_at(server.url)
         with later(lay_out):
-            assert beside.report()
+            assert sidecar.report()
     assert [sequences(request) for request in server.requests] == [[0]]
 
 
 @pytest.mark.parametrize("is_laid_out", [False, True])
-def test_with_nothing_to_bring_it_ends_when_it_is_asked_and_not_before(beside: Beside, is_laid_out: bool) -> None:
+def test_with_nothing_to_bring_it_ends_when_it_is_asked_and_not_before(sidecar: Sidecar, is_laid_out: bool) -> None:
     """Ranks may fail before they record anything, and there may be no service."""
     if is_laid_out:
-        beside.run.create()
-        fill(beside.run.outbox, 1)
+        sidecar.run.create()
+        fill(sidecar.run.outbox, 1)
     begin = time.monotonic()
     with later(ask_to_end):
-        assert beside.report()
+        assert sidecar.report()
     assert time.monotonic() - begin >= SOON_SECONDS
 
 
-def test_a_service_that_is_away_holds_no_pod_up(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_is_away_holds_no_pod_up(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "DRAIN_SECONDS", 0.5)
-    beside.run.create()
-    fill(beside.run.outbox, 1)
-    beside.attempt.serve_at(NOWHERE)
+    sidecar.run.create()
+    fill(sidecar.run.outbox, 1)
+    sidecar.attempt.serve_at(NOWHERE)
     begin = time.monotonic()
     with later(ask_to_end):
-        assert not beside.report()
+        assert not sidecar.report()
     assert time.monotonic() - begin < PATIENCE_SECONDS / 2
-    assert list(beside.run.outbox.glob("*.jsonl"))
+    assert list(sidecar.run.outbox.glob("*.jsonl"))
 
 
 def test_what_a_pod_could_not_bring_is_said_and_brought_by_the_next_attempt(
-    beside: Beside, monkeypatch: pytest.MonkeyPatch
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a later attempt nothing is taken: its own pods bring that."""
     monkeypatch.setattr(reporter, "DRAIN_SECONDS", 0.0)
-    beside.run.create()
-    fill(beside.run.outbox, 3)
-    beside.attempt.serve_at(NOWHERE)
+    sidecar.run.create()
+    fill(sidecar.run.outbox, 3)
+    sidecar.attempt.serve_at(NOWHERE)
     said: list[str] = []
     with later(ask_to_end):
-        assert not reporter.report(beside.folders, beside.pod.attempt_files, beside.pod.token, said.append)
-    assert [line for line in said if line.startswith("3 records were not delivered") and str(beside.run.outbox) in line]
+        assert not reporter.report(sidecar.folders, sidecar.pod.attempt_files, sidecar.pod.token, said.append)
+    assert [
+        line for line in said if line.startswith("3 records were not delivered") and str(sidecar.run.outbox) in line
+    ]
 
-    following = dataclasses.replace(beside.folders, attempt=4, uid="another-pod")
-    run = following.run(beside.job)
+    following = dataclasses.replace(sidecar.folders, attempt=4, uid="another-pod")
+    run = following.run(sidecar.job)
     run.create()
-    future = dataclasses.replace(following, attempt=5).run(beside.job)
+    future = dataclasses.replace(following, attempt=5).run(sidecar.job)
     future.create()
     fill(future.outbox, 1, source="rank-7")
 
@@ -163,33 +165,33 @@ def test_what_a_pod_could_not_bring_is_said_and_brought_by_the_next_attempt(
         return acknowledge(request)
 
     with IngestServer(answer) as server:
-        beside.attempt.serve_at(server.url)
-        assert reporter.report(following, beside.pod.attempt_files, beside.pod.token, said.append)
+        sidecar.attempt.serve_at(server.url)
+        assert reporter.report(following, sidecar.pod.attempt_files, sidecar.pod.token, said.append)
     assert [sequences(request) for request in server.requests] == [[0, 1, 2]]
-    assert not num_unsent(beside.run.outbox)
+    assert not num_unsent(sidecar.run.outbox)
     assert num_unsent(future.outbox)
 
 
-def test_one_whose_files_are_gone_says_so(beside: Beside) -> None:
-    (beside.pod.attempt_files / JOB_FILE).unlink()
+def test_one_whose_files_are_gone_says_so(sidecar: Sidecar) -> None:
+    (sidecar.pod.attempt_files / JOB_FILE).unlink()
     with pytest.raises(RunError, match="ConfigMap was deleted"):
-        beside.report()
+        sidecar.report()
 
 
-def test_the_command(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not (beside.pod.attempt_files / ADDRESS_FILE).exists()
-    folders = {"out": beside.attempt.out, "local": beside.pod.local}
-    files = {"attempt-files": beside.pod.attempt_files, "token-file": beside.pod.token}
+def test_the_command(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not (sidecar.pod.attempt_files / ADDRESS_FILE).exists()
+    folders = {"out": sidecar.attempt.out, "local": sidecar.pod.local}
+    files = {"attempt-files": sidecar.pod.attempt_files, "token-file": sidecar.pod.token}
     options = [f"--{name}={path}" for name, path in {**folders, **files}.items()]
-    monkeypatch.setenv(POD_UID_VARIABLE, beside.pod.uid)
+    monkeypatch.setenv(POD_UID_VARIABLE, sidecar.pod.uid)
     with later(ask_to_end):
         assert main(["report-pod", "--attempt", "3", *options]) == 0
 
 
 def test_the_command_wants_the_pod_s_uid(
-    beside: Beside, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(POD_UID_VARIABLE, raising=False)
-    folders = ["--out", str(beside.attempt.out), "--local", str(beside.pod.local)]
+    folders = ["--out", str(sidecar.attempt.out), "--local", str(sidecar.pod.local)]
     assert main(["report-pod", "--attempt", "3", *folders]) == 2
     assert f"{POD_UID_VARIABLE}: is not set" in capsys.readouterr().err

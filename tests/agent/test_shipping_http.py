@@ -153,7 +153,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The other end of stdin, as whoever started the shipper holds it."""
+    """The other end of stdin, as anyone who started the shipper holds it."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -180,7 +180,7 @@ def test_a_run_is_shipped_until_somebody_asks_to_stop(tmp_path: Path, token_file
 
 @pytest.mark.usefixtures("at_once")
 def test_a_run_without_records_is_shipped_too(tmp_path: Path, address: Path, token_file: Path, held: int) -> None:
-    """Whoever started it ended before the first look."""
+    """Anyone who started it ended before the first look."""
     os.close(held)
     until = Orphaned(StopRequests(), sys.stdin)
     assert ship(RunDir(tmp_path / "run"), address, token_file, lambda line: None, until)

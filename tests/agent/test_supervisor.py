@@ -158,11 +158,11 @@ def test_a_mistake_found_while_measuring_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mistake_found_while_training_is_refused(tmp_path: Path) -> None:
-    script = Script(until=0, end=refused("checkpoint x is corrupt", "start anew"))
+    script = Script(until=0, end=refused("checkpoint x is corrupt", "start again"))
     bench = Bench(tmp_path, FakeWorkers(scripts=[script]))
     report = bench.supervise()
     assert (report.state, report.refused) == (AttemptState.FAILED, True)
-    assert report.message == "checkpoint x is corrupt\n  remedy: start anew"
+    assert report.message == "checkpoint x is corrupt\n  remedy: start again"
     assert bench.report == report
 
 

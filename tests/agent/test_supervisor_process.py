@@ -1,4 +1,4 @@
-"""The supervisor as a process: claiming, signals, the shipper beside it."""
+"""The supervisor as a process: claiming, signals, the shipper next to it."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_ranks_are_given_the_devices_of_the_order(tmp_path: Path, monkeypatch: p
     assert [(spec.arguments[0], spec.devices) for spec in launched] == [("train", ("1",))]
 
 
-# Shipping beside it
+# Shipping next to it
 
 
 class FakeProcess:
@@ -238,7 +238,7 @@ class FakeProcess:
         self.pid, self.died = 2**22 + 1, False
 
     @property
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         return self.stdin.closed
 
     def poll(self) -> int | None:
@@ -266,8 +266,8 @@ def test_without_an_address_nothing_is_shipped(tmp_path: Path, processes: list[F
 def test_a_shipper_is_asked_to_end_when_the_attempt_has(tmp_path: Path, processes: list[FakeProcess]) -> None:
     order = Order(uid="u-1", attempt=3, address_file="/a", token_file="/t")
     with shipping(tmp_path, order):
-        assert not processes[0].asked
-    assert processes[0].asked
+        assert not processes[0].stop_requested
+    assert processes[0].stop_requested
     assert processes[0].start_new_session
     command = [sys.executable, "-m", "penstock.agent", "ship", str(tmp_path)]
     assert processes[0].command == [*command, "--address-file", "/a", "--token-file", "/t"]
@@ -282,7 +282,7 @@ def test_a_shipper_is_asked_to_end_whatever_happened(tmp_path: Path, processes: 
 
     with pytest.raises(OSError, match="no space is left"):
         fail()
-    assert processes[0].asked
+    assert processes[0].stop_requested
 
 
 ORDER = Order(uid="u-1", attempt=3, address_file="/a", token_file="/t")
@@ -310,7 +310,7 @@ def test_a_shipper_that_died_is_followed_by_another_after_longer_and_longer_paus
 
         assert [pause_after(0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
         assert [pause_after(60), pause_after(59), pause_after(59)] == [1, 2, 4]
-        assert [process.asked for process in processes] == [True] * 11 + [False]
+        assert [process.stop_requested for process in processes] == [True] * 11 + [False]
 
 
 def test_a_shipper_that_died_just_before_the_end_is_followed_by_a_last_one(
@@ -318,7 +318,7 @@ def test_a_shipper_that_died_just_before_the_end_is_followed_by_a_last_one(
 ) -> None:
     with shipping(tmp_path, ORDER):
         processes[0].died = True
-    assert [process.asked for process in processes] == [True, True]
+    assert [process.stop_requested for process in processes] == [True, True]
 
 
 @pytest.fixture

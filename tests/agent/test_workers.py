@@ -115,8 +115,8 @@ def test_a_failure_is_an_error_that_names_it() -> None:
 
 def test_a_refusal_is_the_users_error() -> None:
     with pytest.raises(UserError) as found:
-        finish(ranks(Script(end=refused("is corrupt", "begin anew"))), StopRequests())
-    assert (found.value.what, found.value.remedy) == ("is corrupt", "begin anew")
+        finish(ranks(Script(end=refused("is corrupt", "begin again"))), StopRequests())
+    assert (found.value.what, found.value.remedy) == ("is corrupt", "begin again")
 
 
 def test_a_request_ends_the_waiting_and_the_ranks() -> None:
@@ -135,7 +135,7 @@ def test_ranks_that_ended_are_left_alone() -> None:
 
 @pytest.mark.parametrize(
     ("what", "where", "remedy"),
-    [("is corrupt", "checkpoint a", "begin anew"), ("is corrupt", "", ""), ("two\nlines", "x", "a remedy: of sorts")],
+    [("is corrupt", "checkpoint a", "begin again"), ("is corrupt", "", ""), ("two\nlines", "x", "a remedy: of sorts")],
 )
 def test_a_refusal_says_what_the_rank_said(what: str, where: str, remedy: str) -> None:
     mistake = UserError(what=what, where=where, remedy=remedy)

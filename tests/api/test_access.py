@@ -289,17 +289,17 @@ class TestNamespaces:
         add_checkpoint(service.settings.runs / uid, 1, 4, state="complete" if whole else "removed")
         mine, anywhere = client_of(service, EDITOR, "mine"), client_of(service, EDITOR)
 
-        def asked(client: TestClient, of: str, path: str) -> tuple[int, str]:
+        def answered(client: TestClient, of: str, path: str) -> tuple[int, str]:
             manifest = job_manifest("next", namespace="mine")
             manifest["spec"]["checkpoint"] = {"resumeFrom": f"out://{of}/1/4"}
             answer = client.post(path, json={"job": manifest} if path == "/v1/plans" else manifest)
             return answer.status_code, answer.text.replace(of, "UID")
 
         for path in ("/v1/jobs", "/v1/jobs?dryRun=true", "/v1/plans"):
-            status, said = asked(mine, uid, path)
+            status, said = answered(mine, uid, path)
             assert (status, json.loads(said)["where"]) == (422, "spec.checkpoint.resumeFrom")
-            assert asked(mine, nowhere, path) == (status, said)
-        assert asked(anywhere, uid, "/v1/jobs")[0] == (201 if whole else 422)
+            assert answered(mine, nowhere, path) == (status, said)
+        assert answered(anywhere, uid, "/v1/jobs")[0] == (201 if whole else 422)
 
     def test_retries_with_its_own_checkpoints(self, service: Service) -> None:
         """What an administrator let begin elsewhere is not begun there again by somebody who may not look there."""

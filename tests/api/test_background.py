@@ -1,4 +1,4 @@
-"""What goes on beside answering."""
+"""What goes on next to answering."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_a_token_of_such_a_namespace_is_refused(client: TestClient) -> None:
 
 
 def test_a_log_line_of_any_bytes_is_kept(service: Service, client: TestClient) -> None:
-    """Ranks print what they like, and whoever refused it would stop all that comes after."""
+    """Ranks print what they like, and anyone who refused it would stop all that comes after."""
     uid = add_job(service).uid
     service.write(uid, lambda c: jobs.add_event(c, uid, "launched", {}, 0.0, attempt=1))
     record = {"uid": uid, "attempt": 1, "source": "rank-0", "sequence": 0, "recordedAt": 0.0, "kind": "log"}

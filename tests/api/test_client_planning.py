@@ -23,7 +23,7 @@ from tests.support.fake_planner import FakePlanner
 from tests.support.planning import DEVICE, cluster, profile_for
 from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, new_service
-from tests.support.whatif import plan_queue_of, keep_profile, tiny_job
+from tests.support.whatif import keep_profile, plan_queue_of, tiny_job
 
 MEASURED = profile_for(tiny_job().spec)
 

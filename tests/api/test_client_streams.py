@@ -32,7 +32,7 @@ SHORT = Limits(stream_seconds=0.3)
 
 @pytest.fixture
 def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
-    """Its streams end soon, so that whoever listens has to come again."""
+    """Its streams end soon, so that anyone who listens has to come again."""
     made = new_service(tmp_path, clock=clock, limits=SHORT)
     yield made
     made.close()

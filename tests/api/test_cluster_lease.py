@@ -191,11 +191,11 @@ class TestFollowing:
             each.close()
 
     def is_there(self, here: OnCluster, name: str) -> Callable[[], bool]:
-        def found() -> bool:
+        def is_stored() -> bool:
             client = here.person("eve", ("get", ""), ("list", ""))
             return client.get(f"/v1/jobs/default/{name}").status_code == 200
 
-        return found
+        return is_stored
 
     def test_jobs_come_and_go_by_themselves(self, here: OnCluster, part: Callable[[str], Following]) -> None:
         here.fake.add_job(job_manifest("before"))
@@ -220,7 +220,7 @@ class TestFollowing:
         assert here.stored().deleted_at is not None
 
     def test_a_definition_that_is_gone_deletes_no_job(self, here: OnCluster, part: Callable[[str], Following]) -> None:
-        """It is, for a service that begins while definitions are made anew."""
+        """It is, for a service that begins while definitions are made again."""
         here.fake.add_job(job_manifest())
         here.mirror()
         lists = []
@@ -276,9 +276,9 @@ class TestFollowing:
         assert here.progress() == {}
         following.run_once()
 
-        def told() -> bool:
+        def is_reported() -> bool:
             following.report()
             return here.progress() != {}
 
-        wait_until(told, 10)
+        wait_until(is_reported, 10)
         assert here.progress()["step"] == 2

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.api.cluster.mirror import MirrorError
 from penstock.api.cluster.job_snapshot import job_snapshot
+from penstock.api.cluster.mirror import MirrorError
 from penstock.api.store import changes, jobs, snapshots
 from penstock.core.lifecycle import Phase
 from penstock.core.pod import CONFIDENCE_FILE, PLAN_FILE
@@ -363,7 +363,7 @@ class TestPlans:
 
 
 def test_a_store_that_is_away_is_told(here: OnCluster) -> None:
-    """So that whoever watches begins anew, with a list."""
+    """So that anyone who watches begins again, with a list."""
     here.service.writer.close()
     with pytest.raises(MirrorError, match="the store refuses an observed job"):
         here.member.mirror.put(here.fake.add_job(job_manifest()))

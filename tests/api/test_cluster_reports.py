@@ -371,7 +371,7 @@ class TestWhoMayReport:
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
 
     def test_an_address_has_only_so_many_tokens_looked_up(self, here: OnCluster) -> None:
-        """Or whoever makes up tokens would keep the cluster busy."""
+        """Or anyone who makes up tokens would keep the cluster busy."""
         app = create_app(here.service, seconds=lambda: 0.0)
         client = TestClient(app, base_url=HOST, raise_server_exceptions=False)
         statuses = [
@@ -396,5 +396,5 @@ def refusing(method: str) -> Any:
 
 
 def forget_refs(connection: Connection) -> None:
-    """The ConfigMap was made, and whoever made it died before it was written down."""
+    """The ConfigMap was made, and anyone who made it died before it was written down."""
     connection.execute(update(measurements).values(ref=""))

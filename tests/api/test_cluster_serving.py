@@ -56,9 +56,9 @@ def test_it_mirrors_reports_and_hands_over_at_its_end(tmp_path: Path, fake: Fake
     with serving(tmp_path, kubeconfig, port) as process:
         wait_until(lambda: fake.objects.get(LEASE) is not None and answers(port), 60)
         fake.touch(job, reason="Resumed", phaseEnteredAt=instant(NOW + 1))
-        wait_until(lambda: asked(port, "GET", f"/v1/jobs/{JOB}").json()["status"]["reason"] == "Resumed", 20)
+        wait_until(lambda: request(port, "GET", f"/v1/jobs/{JOB}").json()["status"]["reason"] == "Resumed", 20)
         records = {"records": [each.to_manifest() for each in step_records(job["metadata"]["uid"], range(3))]}
-        assert asked(port, "POST", "/v1/ingest", token=POD, json=records).status_code == 200
+        assert request(port, "POST", "/v1/ingest", token=POD, json=records).status_code == 200
         wait_until(lambda: step_of(job) == 3, 20)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
@@ -91,7 +91,7 @@ def test_what_ranks_report_while_it_is_away_is_caught_up(tmp_path: Path, fake: F
         with serving(tmp_path, kubeconfig, port):
             wait_until(shipper.ship, 60)
             wait_until(lambda: step_of(job) == 6, 30)
-            wait_until(lambda: not asked(port, "GET", "/v1/jobs?namespace=default&name=gone").json()["items"], 20)
+            wait_until(lambda: not request(port, "GET", "/v1/jobs?namespace=default&name=gone").json()["items"], 20)
     box.close()
     assert job["status"]["progress"]["profileRef"] == "tiny-profile-a1"
     assert ("configmaps", "default", "tiny-profile-a1") in fake.objects
@@ -112,7 +112,7 @@ def test_its_policy_and_editors_without_a_namespace(tmp_path: Path, fake: FakeAp
         for image, status in (("own:1", 201), ("evil:1", 403)):
             manifest = job_manifest(image.partition(":")[0])
             manifest["spec"]["kubernetes"] = {"image": image}
-            assert asked(port, "POST", "/v1/jobs", json=manifest).status_code == status
+            assert request(port, "POST", "/v1/jobs", json=manifest).status_code == status
         process.send_signal(signal.SIGTERM)
         said, complaints = process.communicate(timeout=60)
     assert "token wide (" in said + complaints
@@ -150,7 +150,7 @@ def put_steps(box: Outbox, job: Found, steps: range) -> None:
             box.put(RecordKind.METRICS, metrics=record.metrics)
 
 
-def asked(port: int, method: str, path: str, token: str = "a.token.eve", **more: Any) -> httpx.Response:
+def request(port: int, method: str, path: str, token: str = "a.token.eve", **more: Any) -> httpx.Response:
     """What the service answers."""
     bearer = {"Authorization": f"Bearer {token}"}
     return httpx.request(method, f"http://127.0.0.1:{port}{path}", headers=bearer, trust_env=False, **more)
@@ -159,7 +159,7 @@ def asked(port: int, method: str, path: str, token: str = "a.token.eve", **more:
 def answers(port: int, job: str = JOB) -> bool:
     """Whether the job can be read."""
     try:
-        return asked(port, "GET", f"/v1/jobs/{job}").status_code == 200
+        return request(port, "GET", f"/v1/jobs/{job}").status_code == 200
     except httpx.TransportError:
         return False
 

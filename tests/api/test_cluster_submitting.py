@@ -285,7 +285,7 @@ class TestChanges:
     def test_who_deleted_is_told_also_when_it_is_gone_at_once(
         self, here: OnCluster, client: TestClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The watch may be faster than whoever asked."""
+        """The watch may be faster than anyone who asked."""
         job = here.fake.add_job(job_manifest())
         here.mirror()
         asked = type(here.member.kube).delete

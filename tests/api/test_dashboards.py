@@ -45,8 +45,8 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(dashboard: dict[str, A
 def test_panels_fill_their_rows_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     for one, other in combinations(places, 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
     height = max(place["y"] + place["h"] for place in places)
     assert sum(place["w"] * place["h"] for place in places) == WIDTH * height
 

@@ -152,7 +152,7 @@ def test_an_empty_file(client: httpx.Client) -> None:
 )
 def test_what_is_no_artifact_is_not_there(client: httpx.Client, path: str) -> None:
     host = client.base_url.host
-    with socket.create_connection((host, client.base_url.port or 80)) as raw:  # httpx would mend the path
+    with socket.create_connection((host, client.base_url.port or 80)) as raw:  # httpx would fix the path
         token = client.headers["authorization"]
         head = [f"GET {client.base_url.path}{path} HTTP/1.1", f"Host: {host}", f"Authorization: {token}"]
         raw.sendall("\r\n".join([*head, "Connection: close", "", ""]).encode())

@@ -108,7 +108,7 @@ def test_a_job_gets_as_many_devices_as_it_needs_or_does_not_start(starting: list
 
 @given(QUEUES, st.lists(st.integers(1, 2), max_size=3), DEVICES)
 def test_whoever_is_admitted_gets_devices(waiting: list[Waiting], running: list[int], devices: list[str]) -> None:
-    """Beside jobs that hold as many as they were counted with."""
+    """Next to jobs that hold as many as they were counted with."""
     machine = Machine(cores=100, memory_bytes=1000, devices=tuple(devices))
     demands = [Demand(cuda_devices=count) for count in running]
     found = admitted(waiting, demands, machine.capacity)

@@ -54,7 +54,7 @@ def test_a_service_killed_anywhere_goes_on(world: World, scripts: list[Script], 
 
 
 def _live_through(world: World, name: str, scripts: list[Script], crash: Crash) -> str:
-    """A job's whole life, in which the service is killed once and started anew; the job's uid."""
+    """A job's whole life, in which the service is killed once and started again; the job's uid."""
     world.supervisors = FakeSupervisors(scripts)
     values = {each.name: getattr(world.service, each.name) for each in dataclasses.fields(world.service)}
     world.restart(CrashingService(**values, crash=crash), CrashingSupervisors(world.supervisors, crash))

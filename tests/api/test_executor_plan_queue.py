@@ -1,4 +1,4 @@
-"""The plan_queue: what it does about open requests, as a table; and with real processes, killed, canceled and too slow."""
+"""Plan queue: its steps for open requests, as a table; and with real requests, in a store and processes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from penstock.api.executor.plan_queue import (
     LAPSE_SECONDS,
     MOST_BEGINNINGS,
     Begin,
-    PlanQueue,
     Drop,
     GiveUp,
+    PlanQueue,
     Poll,
     Step,
     due,
@@ -110,7 +110,9 @@ def test_no_more_than_a_few_at_once(service: Service) -> None:
 
 def test_an_error_is_kept(service: Service) -> None:
     add_request(service, "r")
-    plan_queue = plan_queue_of(service, FakePlanner(answer=Answer(what="too large", where="spec.model", remedy="shrink it")))
+    plan_queue = plan_queue_of(
+        service, FakePlanner(answer=Answer(what="too large", where="spec.model", remedy="shrink it"))
+    )
     for _ in range(4):
         plan_queue.run_once()
     found = request_of(service, "r")
@@ -120,7 +122,9 @@ def test_an_error_is_kept(service: Service) -> None:
 
 def test_two_services_share_the_work(service: Service) -> None:
     planners = FakePlanner(), FakePlanner()
-    plan_queues = [plan_queue_of(service, planner, name) for planner, name in zip(planners, ("one", "two"), strict=True)]
+    plan_queues = [
+        plan_queue_of(service, planner, name) for planner, name in zip(planners, ("one", "two"), strict=True)
+    ]
     for i in range(4):
         add_request(service, f"r{i}")
     for _ in range(3):

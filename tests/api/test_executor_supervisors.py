@@ -294,7 +294,10 @@ def test_wishes_stay_and_a_binding_is_made_once(stubs: Stubs, folder: AttemptFol
     started(service, folder)
     for _ in range(2):
         service.ask(folder, SupervisorRequest.MEASURE)
-    assert (service.is_requested(folder, SupervisorRequest.MEASURE), service.is_requested(folder, SupervisorRequest.STOP)) == (True, False)
+    assert (
+        service.is_requested(folder, SupervisorRequest.MEASURE),
+        service.is_requested(folder, SupervisorRequest.STOP),
+    ) == (True, False)
     service.bind(folder, Binding(plan_digest="one"))
     service.bind(folder, Binding(plan_digest="two"))
     assert read(folder.binding, Binding) == Binding(plan_digest="one")

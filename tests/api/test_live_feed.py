@@ -136,7 +136,7 @@ def test_of_many_reports_the_last_is_not_lost(service: Service, monkeypatch: pyt
         monkeypatch.setattr(module, name, 0.1)
     uid, last = add_job(service).uid, 20
 
-    async def told(hearing: Ear) -> None:
+    async def messages_of(hearing: Ear) -> None:
         while not (progress := hearing.of("job")[-1].data["status"]["progress"]) or progress["step"] < last:
             await hearing.until(len(hearing.of("job")) + 1)
 
@@ -147,8 +147,8 @@ def test_of_many_reports_the_last_is_not_lost(service: Service, monkeypatch: pyt
             await rows.until(1)
             for step in range(1, last + 1):
                 await report(service, uid, step)
-            await told(hearing)
-            await told(rows)
+            await messages_of(hearing)
+            await messages_of(rows)
 
     run(scenario)
 

@@ -20,7 +20,7 @@ UID, OTHER = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-00
 
 @pytest.fixture
 def locations(tmp_path: Path) -> Locations:
-    """A root with a text, a link within and a link out; a run with one complete checkpoint and one that is not."""
+    """A root with a file, a link within and a link out; a run with one complete checkpoint and one that is not."""
     corpus, runs = tmp_path / "corpus", tmp_path / "runs"
     (corpus / "deep").mkdir(parents=True)
     (corpus / "deep" / "a.txt").write_text("text")

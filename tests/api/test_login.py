@@ -244,7 +244,7 @@ class TestAudit:
         items: list[dict[str, Any]] = client_of(service).get("/v1/audit").json()["items"]
         return items
 
-    def told(self, service: Service) -> list[tuple[str, str, int]]:
+    def audited(self, service: Service) -> list[tuple[str, str, int]]:
         return [(each["identity"], each["action"], each["status"]) for each in self.entries(service)]
 
     def test_changes_and_refusals_are_written_down(self, service: Service) -> None:
@@ -254,7 +254,7 @@ class TestAudit:
         viewer.post("/v1/jobs/team/tiny/suspend")
         client_of(service, None).delete("/v1/jobs/team/tiny")
         browser_of(service, origin=None).delete("/v1/jobs/team/tiny")
-        assert self.told(service) == [
+        assert self.audited(service) == [
             ("a-admin", "deleteJob", 403),
             ("", "deleteJob", 401),
             ("a-viewer", "suspendJob", 403),
@@ -273,7 +273,7 @@ class TestAudit:
         admin.post("/v1/jobs", json={})
         admin.post("/nowhere")
         admin.delete("/v1/jobs/default/none")
-        assert self.told(service) == []
+        assert self.audited(service) == []
 
     def test_reports_are_not_but_those_that_were_refused_are(self, service: Service) -> None:
         uid = add_job(service).uid
@@ -283,7 +283,7 @@ class TestAudit:
         body = {"records": [{**record, **line}]}
         assert client_of(service, Role.INGEST).post("/v1/ingest", json=body).status_code == 200
         assert client_of(service).post("/v1/ingest", json=body).status_code == 403
-        assert self.told(service) == [("a-admin", "ingest", 403)]
+        assert self.audited(service) == [("a-admin", "ingest", 403)]
 
     def test_pages(self, service: Service) -> None:
         admin = client_of(service)

@@ -21,7 +21,7 @@ from penstock.api.metrics.jobs import DAY_SECONDS, GAUGES, JobsCollector
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store import schema as tables
-from penstock.api.store.job_summaries import StepPrediction, JobSummary
+from penstock.api.store.job_summaries import JobSummary, StepPrediction
 from penstock.core.lifecycle import Phase
 from tests.support.filled_job import enter, running_job
 from tests.support.listening import ear

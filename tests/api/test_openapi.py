@@ -75,7 +75,7 @@ def test_no_request_fails_the_service(case: Any, role: Role | None, subject: Sub
 
 
 def test_the_committed_document_is_the_service_s(subject: Subject) -> None:
-    """``PENSTOCK_RENEW=1`` writes it anew."""
+    """``PENSTOCK_RENEW=1`` writes it again."""
     document = json.dumps(subject.app.openapi(), indent=1, sort_keys=True) + "\n"
     if os.environ.get(RENEW):
         COMMITTED.write_text(document)

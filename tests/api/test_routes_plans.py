@@ -27,7 +27,7 @@ from penstock.planner.worker.questions import Question
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster, profile_for
 from tests.support.service import Clock, client_of, job_manifest, new_service
-from tests.support.whatif import asked_for, plan_queue_of, keep_profile, tiny_job, turn_until
+from tests.support.whatif import asked_for, keep_profile, plan_queue_of, tiny_job, turn_until
 
 SPEC = tiny_job().spec
 
@@ -213,10 +213,10 @@ def test_what_is_no_number_is_refused(client: TestClient, field: str, number: st
         ([], "", "a mapping"),
         ({}, "job", "is missing"),
         ({"job": {}}, "job.apiVersion", "is not penstock.dev/v1alpha1"),
-        ({"job": job_manifest()}, "profile", "no machine"),
-        ({"job": job_manifest(), "profile": "0" * 64}, "profile", "no such profile"),
+        ({"job": job_manifest()}, "profile", "no fresh profile"),
+        ({"job": job_manifest(), "profile": "0" * 64}, "profile", "does not exist"),
         ({"job": job_manifest(), "profile": 7}, "profile", "not a string"),
-        ({**asked_for(), "profile": "0" * 64}, "profile", "exclude each other"),
+        ({**asked_for(), "profile": "0" * 64}, "profile", "cannot be combined"),
         ({**asked_for(), "budget": 3}, "budget", "unknown field"),
         ({"job": job_manifest(), "cluster": {"name": "c"}}, "cluster.device", "is missing"),
         ({**asked_for(), "cluster": {**asked_for()["cluster"], "numNodes": 0}}, "cluster.numNodes", "not positive"),

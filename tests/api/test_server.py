@@ -83,7 +83,7 @@ class TestTls:
         """A service has it from its next start on, and attempts that still run as well."""
         known, token = tmp_path / "known.pem", tmp_path / "token"
         known.write_bytes(certificate(tmp_path, "before").certificate.read_bytes())
-        token.write_text("whoever")
+        token.write_text("somebody")
         with http_post(address_file(tmp_path / "address", url, known), token) as post:
             assert "certificate" in post(b"").detail.lower()
             known.write_bytes(tls.certificate.read_bytes())

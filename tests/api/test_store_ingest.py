@@ -70,7 +70,7 @@ def profile_record(uid: str, measured: Profile) -> Record:
 
 
 def test_a_profile_is_kept_once_and_whole(service: Service) -> None:
-    """Whoever plans for an attempt on other machines finds it here."""
+    """Anyone who plans for an attempt on other machines finds it here."""
     job = begun(service)
     measured = replace(sample_profile(), num_ranks=3, hosts=(0, 1, 0))
     sent = Record.from_manifest(json.loads(json.dumps(profile_record(job.uid, measured).to_manifest())))

@@ -135,14 +135,14 @@ class TestProfiles:
         for each in (here, there, profile_for(SPEC, num_ranks=8), profile_for(SPEC, model_digest="2" * 64)):
             keep_profile(service, each)
 
-        def found(host: str, since: float = 0.0) -> list[Profile]:
+        def profiles_of(host: str, since: float = 0.0) -> list[Profile]:
             model = here.model_digest
             return service.read(lambda c: profiles.measured_since(c, SPEC, model, host, since))
 
-        assert found("") == [there, here]
-        assert found("desk") == [here]
-        assert found("", NOW + 0.5) == [there]
-        assert found("nowhere") == []
+        assert profiles_of("") == [there, here]
+        assert profiles_of("desk") == [here]
+        assert profiles_of("", NOW + 0.5) == [there]
+        assert profiles_of("nowhere") == []
 
     def test_one_that_is_not_there_is_missed(self, service: Service) -> None:
         with pytest.raises(NoSuchProfileError):

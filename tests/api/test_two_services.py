@@ -61,7 +61,7 @@ def test_who_has_the_files_is_told(here: Service, there: Service, method: str, p
 
 
 def test_a_retry_stays_where_its_checkpoint_is(here: Service, there: Service, uid: str) -> None:
-    """Whoever asks there makes no job; whoever asks here makes one that is no other executor's."""
+    """Anyone who asks there makes no job; anyone who asks here makes one that is no other executor's."""
     assert client_of(there).post(f"{PATH}/retry").status_code == 421
     assert len(here.read(lambda c: jobs.unfinished(c, "there"))) == 0
     made = client_of(here).post(f"{PATH}/retry").json()

@@ -1,4 +1,4 @@
-"""The webhook: told of every job's end, by a signed call, at least once, whoever fails or dies in between."""
+"""The webhook: told of every job's end, by a signed call, at least once, anyone who fails or dies in between."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestCall:
         (call,) = receiver.calls
         assert (call.method, call.path) == ("POST", "/ended?of=penstock")
         assert call.headers["Content-Type"] == "application/json"
-        assert call.told == {
+        assert call.message == {
             "type": f"job.{phase.lower()}",
             "uid": job.uid,
             "namespace": "default",
@@ -183,10 +183,10 @@ class TestDelivery:
         ended(service, name="second")
         deliverer.run_once()
         deliverer.run_once()
-        assert [call.told["name"] for call in receiver.calls] == ["first", "second"]
+        assert [call.message["name"] for call in receiver.calls] == ["first", "second"]
         clock.now += BACKOFF_SECONDS
         deliverer.run_once()
-        assert receiver.calls[-1].told["uid"] == first.uid
+        assert receiver.calls[-1].message["uid"] == first.uid
 
     def test_whoever_dies_during_the_call_leaves_it_to_the_next(
         self, service: Service, receiver: Receiver, deliverer: Deliverer, clock: Clock

@@ -32,7 +32,7 @@ from penstock.planner.lowering import lower
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.view.report import report
-from tests.support.repository import ROOT, packages, source_files
+from tests.support.repository import ROOT, components, packages, source_files
 from tests.support.sample_report import sample_report
 from tools.dev.verbs import VERBS
 
@@ -93,10 +93,12 @@ def test_every_decision_is_listed_by_its_title() -> None:
     assert listed == lines
 
 
-PATHS = re.compile(
-    r"`((?:agent|api|benchmarks|cli|client|core|deploy|docs|helm|kube|operator|planner|tests|tools|trainer|view)"
-    r"/[\w./-]+\.(?:py|md|toml|yaml))`"
-)
+FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+"""Folders of the repository, so that no component is left out of the checks of paths."""
+PATHS = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:csv|json|md|py|sh|toml|tpl|yaml))(?::[\w.]+)?`")
+MODULES = re.compile(r"`(penstock\.[\w.]*\w)\b")
+ENTRY_POINTS = frozenset({"penstock.schedules"})
+"""Groups of entry points, which look like modules."""
 
 
 @by_page
@@ -108,6 +110,35 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
         name for name in names if not (ROOT / name).exists() and not any(tail.endswith(f"/{name}") for tail in tails)
     ]
     assert missing == []
+
+
+def resolves(name: str) -> bool:
+    """Whether the dotted name is a package, a module, or something at the top of a module."""
+    parts = name.split(".")
+    for length in range(len(parts), 1, -1):
+        path, rest = ROOT.joinpath(parts[1], *parts[:length]), parts[length:]
+        if path.is_dir() and not rest:
+            return True
+        source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        if source.exists():
+            return (
+                not rest
+                or re.search(rf"(?m)^(?:\s*(?:def|class|async def) )?{rest[0]}\b", source.read_text()) is not None
+            )
+    return False
+
+
+@pytest.mark.parametrize("component", components(), ids=lambda root: root.name)
+def test_every_module_that_a_docstring_names_exists(component: Path) -> None:
+    files = sorted(component.rglob("*.py"))
+    named = {(file, name) for file in files for name in MODULES.findall(file.read_text())}
+    assert [(str(file), name) for file, name in named if name not in ENTRY_POINTS and not resolves(name)] == []
+
+
+@by_page
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
+    names = set(MODULES.findall(page.read_text())) - ENTRY_POINTS
+    assert [name for name in sorted(names) if not resolves(name)] == []
 
 
 WAY = ROOT / "docs" / "way-of-a-job.md"

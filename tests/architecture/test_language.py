@@ -1,10 +1,13 @@
-"""Names of variables and functions name their content, and no docstring only refers to another."""
+"""Plain English: names name their content, docstrings stand for themselves, and no text has a retired word."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,8 +17,35 @@ from tests.support.repository import ROOT
 CLEAN: Final = ("agent", "api", "benchmarks", "cli", "client", "core", "kube", "operator", "planner", "trainer", "view")
 """The components without such names and docstrings; others are added once they have none."""
 
+DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+"""What a docstring describes: the module, and things with a name."""
+
 NAMES_WITHOUT_CONTENT: Final = frozenset({"asked", "each", "found", "looked", "told"})
 _ONLY_REFERS: Final = re.compile(r"See [`\w]")
+
+
+WORDS_CHECKED: Final = (
+    *("agent", "api", "cli", "client", "deploy", "helm", "kube", "operator", "tools"),
+    *(f"tests/{folder}" for folder in ("agent", "api", "architecture", "cli", "e2e", "integration", "kube")),
+    *(f"tests/{folder}" for folder in ("lab", "operator", "support", "tools")),
+)
+"""Folders whose texts have none of `RETIRED`; others are added once they have none."""
+
+RETIRED: Final = re.compile(
+    r"\b(?:anew|whoever|beside|mend(?:s|ed|ing)?|for ever|a text(?! (?:file|editor))|teller)\b", re.IGNORECASE
+)
+"""Words that are never needed: again, the caller, next to, fix, forever, a string, writer."""
+
+EXCUSED: Final = {
+    Path("tests/architecture/test_language.py"): "it names the words",
+    Path("tests/api/test_routes_plans.py"): "it quotes an error of the manifest reader",
+}
+"""Files with a retired word, and the reason; at most five."""
+
+GENERATED: Final = frozenset({"crds", "crd-files", "go", "__pycache__"})
+"""Folders whose texts are made from others that are checked, or are of other projects."""
+
+TEXTS: Final = frozenset({".css", ".html", ".js", ".json", ".md", ".sh", ".toml", ".tpl", ".txt", ".yaml", ".yml"})
 
 
 def named(node: ast.AST) -> str | None:
@@ -52,6 +82,36 @@ def violations(source: str) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 1), "the docstring refers to another: leave it out, or say what differs"
 
 
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every comment and string of Python code, or of every line of another file."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield from enumerate(source.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def is_string(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def dangling_strings(tree: ast.Module) -> Iterator[int]:
+    """Lines of strings that are statements, and neither docstrings nor descriptions of the assignment before."""
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            statements: list[ast.stmt] = block if isinstance(block, list) else []
+            for number, statement in enumerate(statements):
+                if not isinstance(statement, ast.Expr) or not is_string(statement.value):
+                    continue
+                before = statements[number - 1] if number else None
+                is_docstring = number == 0 and field == "body" and isinstance(node, DOCUMENTED)
+                if not is_docstring and not isinstance(before, ast.Assign | ast.AnnAssign):
+                    yield statement.lineno
+
+
 @pytest.mark.parametrize("component", CLEAN)
 def test_a_component_is_clean(component: str) -> None:
     paths = sorted((ROOT / component).rglob("*.py"))
@@ -62,6 +122,79 @@ def test_a_component_is_clean(component: str) -> None:
         for line, mistake in violations(path.read_text(encoding="utf-8"))
     ]
     assert not mistakes, "\n".join(mistakes)
+
+
+@pytest.mark.parametrize("folder", WORDS_CHECKED)
+def test_texts_have_no_retired_words(folder: str) -> None:
+    files = sorted(
+        path
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in TEXTS | {".py"} and not GENERATED & set(path.parts)
+    )
+    assert files
+    hits = [
+        f"{path.relative_to(ROOT)}:{line}: {match[0]}"
+        for path in files
+        if path.relative_to(ROOT) not in EXCUSED
+        for line, text in texts(path)
+        for match in RETIRED.finditer(text)
+    ]
+    assert not hits, "\n".join(hits)
+
+
+def test_excuses_are_few_and_needed() -> None:
+    assert len(EXCUSED) <= 5
+    assert [path for path in EXCUSED if not any(RETIRED.search(text) for _, text in texts(ROOT / path))] == []
+
+
+@pytest.mark.parametrize("folder", [folder for folder in WORDS_CHECKED if folder.startswith("tests/")])
+def test_functions_of_tests_name_what_they_return(folder: str) -> None:
+    names = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, DOCUMENTED[1:]) and node.name.lower() in NAMES_WITHOUT_CONTENT
+    ]
+    assert not names, "\n".join(names)
+
+
+@pytest.mark.parametrize("folder", [*CLEAN, "deploy", "tests", "tools"])
+def test_no_string_dangles(folder: str) -> None:
+    lines = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in dangling_strings(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not lines, "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('"""Docstring."""\nX = 1\n"""Of X."""\n', []),
+        ('def f():\n    """Docstring."""\n    return 1\n', []),
+        ('class A:\n    x: int\n    """Of x."""\n', []),
+        ('import os\n"""Of what?"""\n', [2]),
+        ('def f():\n    return 1\n    "after"\n', [3]),
+        ('X = 1\n"""Of X."""\n"""Again."""\n', [3]),
+        ('if True:\n    "inside"\n', [2]),
+        ("def f():\n    ...\n", []),
+    ],
+)
+def test_a_dangling_string_is_found(source: str, lines: list[int]) -> None:
+    assert list(dangling_strings(ast.parse(source))) == lines
+
+
+@pytest.mark.parametrize(
+    "text", ["start anew", "for ever", "Beside it", "it is mended", "5 is not a text", "the teller"]
+)
+def test_retired_words_are_recognised(text: str) -> None:
+    assert RETIRED.search(text)
+
+
+@pytest.mark.parametrize("text", ["besides", "recommended", "amending", "a text file", "forever", "storyteller"])
+def test_other_words_are_fine(text: str) -> None:
+    assert not RETIRED.search(text)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from tests.support.repository import ROOT
-from tests.support.told_at_once import LONG_SECONDS, told
+from tests.support.told_at_once import LONG_SECONDS, failure_text
 
 pytest_plugins = ["pytester"]
 
@@ -49,7 +49,7 @@ def test_a_run_that_was_ended_has_told(
 
 
 def test_a_line_says_what_where_and_how_long() -> None:
-    assert told(report("failed", 3.2, "no\nmore\n")) == "FAILED tests/test_it.py::test_it (call, 3 s): no\nmore"
-    assert told(report("passed", LONG_SECONDS)) == "took long: tests/test_it.py::test_it (call, 60 s)"
-    assert told(report("passed", LONG_SECONDS - 1)) is None
-    assert told(report("skipped", 0.0)) is None
+    assert failure_text(report("failed", 3.2, "no\nmore\n")) == "FAILED tests/test_it.py::test_it (call, 3 s): no\nmore"
+    assert failure_text(report("passed", LONG_SECONDS)) == "took long: tests/test_it.py::test_it (call, 60 s)"
+    assert failure_text(report("passed", LONG_SECONDS - 1)) is None
+    assert failure_text(report("skipped", 0.0)) is None

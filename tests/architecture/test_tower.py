@@ -12,24 +12,24 @@ from tools.tower import Arrow, Arrows
 
 
 @pytest.fixture(scope="module")
-def found() -> Arrows:
+def arrows() -> Arrows:
     return tower.arrows()
 
 
-def test_the_page_shows_the_imports_that_there_are(found: Arrows) -> None:
+def test_the_page_shows_the_imports_that_there_are(arrows: Arrows) -> None:
     page = tower.PAGE.read_text()
-    assert page == tower.renewed(page, found), "run: python -m tools.tower"
+    assert page == tower.renewed(page, arrows), "run: python -m tools.tower"
 
 
-def test_every_component_is_in_it(found: Arrows) -> None:
-    assert {name for pair in found for name in pair} == set(packages()) - tower.OLD_NAMES
+def test_every_component_is_in_it(arrows: Arrows) -> None:
+    assert {name for pair in arrows for name in pair} == set(packages()) - tower.OLD_NAMES
 
 
-def test_imports_inside_functions_are_told_apart(found: Arrows) -> None:
+def test_imports_inside_functions_are_told_apart(arrows: Arrows) -> None:
     """The agent starts the trainer, and imports of it where a function needs it; all of the trainer knows core."""
-    assert found["agent", "trainer"].at_once == 0
-    assert found["agent", "trainer"].late > 0
-    assert found["trainer", "core"].at_once > 50
+    assert arrows["agent", "trainer"].at_once == 0
+    assert arrows["agent", "trainer"].late > 0
+    assert arrows["trainer", "core"].at_once > 50
 
 
 def test_arrows_that_others_imply_are_left_out() -> None:

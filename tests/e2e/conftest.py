@@ -13,7 +13,7 @@ from penstock.core.lifecycle import Phase
 from tests.support.cluster import Cluster, shared
 from tests.support.cluster_jobs import PINNED, local_losses, small_spec, small_training, submitted
 from tests.support.installed import Installed, installed
-from tests.support.story import Story, told
+from tests.support.story import Story, story_of
 
 MOST_STEPS = 1200
 """Of jobs whose losses are compared with the undisturbed ones."""
@@ -44,13 +44,13 @@ def penstock_there(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def first(penstock_there: Installed) -> Story:
     """The first job, to its end. Those that follow use what it has measured."""
-    with told(penstock_there, "first") as story:
+    with story_of(penstock_there, "first") as story:
         story.job = submitted(penstock_there, "first")
         story.job.wait_for(Phase.SUCCEEDED)
     return story
 
 
-KEPT = ("first", "pinned", "beside")
+KEPT = ("first", "pinned", "sibling")
 """Jobs that more than one test is about, or whose measurement more than one uses."""
 
 

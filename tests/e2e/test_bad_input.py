@@ -1,4 +1,4 @@
-"""What is wrong with a job or a cluster is told in the job's conditions, and the job goes on once it is mended."""
+"""What is wrong with a job or a cluster is told in the job's conditions, and the job goes on once it is fixed."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_storage_that_one_node_alone_may_write(on: Installed) -> None:
 
 
 def test_data_that_is_not_there(on: Installed) -> None:
-    """A mistake of the user's, which no second attempt could mend."""
+    """A mistake of the user's, which no second attempt could fix."""
     data = {"source": f"data://{TEXT}/nothing", "tokenizer": {"train": "bytes"}, "sequenceLength": 128}
     job = submitted(on, "no-data", data=data)
     status = on.cluster.wait(lambda: (found := job.status()).phase is Phase.FAILED and found, "it does not fail")

@@ -58,7 +58,7 @@ def rights(objects: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
 
 
 def test_rights_are_those_that_are_committed(helm: Helm) -> None:
-    """``PENSTOCK_RENEW=1`` writes them anew."""
+    """``PENSTOCK_RENEW=1`` writes them again."""
     text = "\n".join(rights(helm.objects())) + "\n"
     if os.environ.get(RENEW):
         RIGHTS.write_text(text)

@@ -336,13 +336,13 @@ def test_columns_of_a_cluster_profile(cluster: Cluster, kubectl: Kubectl) -> Non
     }
     patch = ["--subresource=status", "--type=merge", "-p", json.dumps({"status": status})]
 
-    def told() -> str:
+    def answer() -> str:
         """An operator of other tests may say between the two that nothing was measured."""
         kubectl.ask("patch", "cprof", "pool", *patch)
         found = kubectl.ask("get", "cprof")
         return found if "True" in found else ""
 
-    head, row = cluster.wait(told, "its columns do not say what its status says").splitlines()
+    head, row = cluster.wait(answer, "its columns do not say what its status says").splitlines()
     kubectl.ask("delete", "cprof", "pool", "--wait=false")
     assert head.split() == ["NAME", "PROFILED", "RANKS", "SLOWEST", "MEASURED", "AGE"]
     assert row.split()[:4] == ["pool", "True", "4", "125000000"]

@@ -120,7 +120,7 @@ ONLY_PENSTOCK = [
     ('image: ""', ["image: yes", "image: n"]),
     ("name: stdlib-llama", ["name: stdlib-llama, labels: {a: no}"]),
 ]
-"""What penstock takes for a text and kubectl for true or false, which is none."""
+"""What penstock takes for a string and kubectl for true or false, which is none."""
 
 
 def cases(table: list[tuple[str, list[str]]]) -> list[str]:

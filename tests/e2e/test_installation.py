@@ -58,7 +58,7 @@ def told_step(job: ClusterJob) -> int:
 def test_what_a_demonstration_shows(
     installation: Installation, space: JobSpace, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The lines of kubectl itself up to the end, and what was predicted beside what was measured."""
+    """The lines of kubectl itself up to the end, and what was predicted next to what was measured."""
     unmeasured = {"data": {**small_spec("")["data"], "sequenceLength": SEQUENCE // 2}}
     spec: dict[str, Any] = small_spec(space.cluster.image, training=small_training(12), **unmeasured)
     manifest = {"apiVersion": "penstock.dev/v1alpha1", "kind": "PipelineJob", "metadata": {"name": "shown"}}

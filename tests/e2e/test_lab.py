@@ -260,7 +260,7 @@ def test_mistakes_are_named(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.fixture
 def another(cluster: Cluster) -> Iterator[state.State]:
-    """A second lab beside the first."""
+    """A second lab next to the first."""
     cluster.of_lab()
     found = lab.up(lab.Wanted(name=f"other-{os.getpid()}", num_nodes=1))
     yield found

@@ -25,7 +25,7 @@ STEPS, BEGUN_STEPS = 300, 30
 
 
 @pytest.fixture
-def mended(on: Installed) -> Iterator[Installed]:
+def repaired(on: Installed) -> Iterator[Installed]:
     """Whatever fails, tests that follow have a service and an operator."""
     yield on
     for program in (on.service, on.operator):
@@ -38,8 +38,8 @@ def children(job: ClusterJob) -> tuple[list[str], list[str]]:
     return [each["metadata"]["name"] for each in job.jobsets()], job.config_maps()
 
 
-def test_the_end_is_the_same(mended: Installed, undisturbed: list[float]) -> None:
-    on, dice = mended, random.Random(SEED)
+def test_the_end_is_the_same(repaired: Installed, undisturbed: list[float]) -> None:
+    on, dice = repaired, random.Random(SEED)
     with paced(on):
         job = submitted(on, "orphan", parallelism=PINNED, training=small_training(STEPS))
         for number in range(KILLS):
@@ -63,9 +63,9 @@ def test_the_end_is_the_same(mended: Installed, undisturbed: list[float]) -> Non
         assert [point.last for point in loss.points] == undisturbed[:STEPS]
 
 
-def test_an_attempt_is_followed_by_one_other(mended: Installed, undisturbed: list[float]) -> None:
+def test_an_attempt_is_followed_by_one_other(repaired: Installed, undisturbed: list[float]) -> None:
     """The operator is dead while a pod is deleted, and killed again as it sees to that, and the service is away."""
-    on = mended
+    on = repaired
     with paced(on):
         job = submitted(on, "unseen", parallelism=PINNED, training=small_training(STEPS))
         job.wait_for_step(BEGUN_STEPS)

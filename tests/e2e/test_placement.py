@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECON
 RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
 MOST_ERROR = 0.15
 LITTLE_WORK = 0.05
-"""As measured beside other tests, a rank may work so long that its links hardly count."""
+"""As measured next to other tests, a rank may work so long that its links hardly count."""
 LEAST_PREDICTED_RATIO, LEAST_RATIO = 1.2, 1.1
 """By how much is what `./dev bench cluster_placement` says, on a quiet machine."""
 

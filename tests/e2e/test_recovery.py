@@ -33,9 +33,9 @@ from tests.support.cluster_jobs import (
 from tests.support.installed import PAIR_NODES, TEXT, Installed, operated_by
 from tests.support.losing import (
     BEGUN_STEPS,
-    BESIDE,
     LOST,
     SAVED_STEPS,
+    SIBLING,
     delete_a_pod,
     not_ready_since,
     only,
@@ -100,8 +100,8 @@ def terminating(job: ClusterJob, node: str) -> list[str]:
 @pytest.fixture(scope="module")
 def measured_beside(penstock_there: Installed, first: Story) -> None:
     """The pair that is left when a node is lost is known, or each such test would measure it by slow cards."""
-    with only(penstock_there, BESIDE), spare(penstock_there):
-        job = submitted(penstock_there, "beside", parallelism=PINNED, training=small_training(2))
+    with only(penstock_there, SIBLING), spare(penstock_there):
+        job = submitted(penstock_there, "sibling", parallelism=PINNED, training=small_training(2))
         job.wait_for(Phase.SUCCEEDED)
         job.wait(job.has_left, "its pods hold their places")
 
@@ -201,7 +201,7 @@ def test_what_is_cut_off_and_writes_on_harms_nothing(on: Installed) -> None:
         job.wait_for_step(begun + MORE_STEPS, attempt=2)
         job.wait(
             lambda: any(attempt == 1 and step > begun for attempt, step in job.checkpoints()),
-            "what is cut off leaves no checkpoint beside those that follow it",
+            "what is cut off leaves no checkpoint next to those that follow it",
         )
     finally:
         lab.set_link(on.lab, LOST, "up")

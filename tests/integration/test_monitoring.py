@@ -160,18 +160,18 @@ def ask_for_too_many_plans(service: Served) -> None:
 
 def test_all_endpoints_are_scraped(measured: Prometheus) -> None:
     for job in ("penstock", "penstock-ranks", "penstock-operator"):
-        measured.found(f'up{{job="{job}"}} == 1')
+        measured.samples(f'up{{job="{job}"}} == 1')
 
 
 def test_a_series_bears_its_training_job_s_name(measured: Prometheus) -> None:
     for name in ("penstock_job_loss", "penstock_loss"):
-        (found,) = measured.found(f'{name}{{job_name="tiny"}}')
+        (found,) = measured.samples(f'{name}{{job_name="tiny"}}')
         assert found["metric"]["job"] in ("penstock", "penstock-ranks")
 
 
 def test_what_has_ended_has_no_series_of_its_own(measured: Prometheus) -> None:
-    assert {each["metric"]["job_name"] for each in measured.found("penstock_job_attempt")} == {"tiny"}
-    counted = {each["metric"]["phase"]: each["value"][1] for each in measured.found("penstock_jobs > 0")}
+    assert {each["metric"]["job_name"] for each in measured.samples("penstock_job_attempt")} == {"tiny"}
+    counted = {each["metric"]["phase"]: each["value"][1] for each in measured.samples("penstock_jobs > 0")}
     assert counted == {"Running": "1", "Failed": "1"}
 
 
@@ -185,12 +185,12 @@ OF_KNOWN_PEAKS = {"penstock_job_model_flops_utilization"}
     ids=lambda query: query.place,
 )
 def test_every_panel_shows_something(measured: Prometheus, query: Any) -> None:
-    measured.found(query.expression)
+    measured.samples(query.expression)
 
 
 @pytest.mark.parametrize("query", alert_queries(), ids=lambda query: query.place)
 def test_every_alert_looks_at_something(measured: Prometheus, query: Any) -> None:
-    measured.found(query.expression)
+    measured.samples(query.expression)
 
 
 def test_every_metric_that_is_named_exists(measured: Prometheus) -> None:
@@ -216,7 +216,7 @@ def firing(measured: Prometheus) -> list[str]:
 
 def test_the_guide_tells_of_every_metric_of_service_and_operator(measured: Prometheus) -> None:
     there = {name for name in measured.get("label/__name__/values") if name.startswith("penstock_")}
-    there -= {each["metric"]["__name__"] for each in measured.found('{job_name="tiny", instance!="", namespace=""}')}
+    there -= {each["metric"]["__name__"] for each in measured.samples('{job_name="tiny", instance!="", namespace=""}')}
     there = {re.sub(r"_(bucket|sum|count)$", "", name) for name in there if not name.endswith("_created")}
     text = GUIDE.read_text()
     tables = [text.partition(head)[2].partition("\n\n")[0] for head in ("| metric |", "| metric of the operator |")]

@@ -48,7 +48,7 @@ def test_a_service_that_is_killed_during_the_call_calls_again(tmp_path: Path) ->
         assert first.body == second.body
         assert first.headers["webhook-id"] == uid
         assert second.proves(SECRET)
-        assert second.told["url"] == f"http://127.0.0.1:{service.port}/jobs/default/tiny"
+        assert second.message["url"] == f"http://127.0.0.1:{service.port}/jobs/default/tiny"
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,14 @@ class Upgraded:
     def folder(self, name: str) -> AttemptFolder:
         return AttemptFolder(self.service.run_dir(self.uid(name)), 1)
 
-    def told(self, name: str, part: str, **query: Any) -> Any:
+    def read(self, name: str, part: str, **query: Any) -> Any:
         answer = self.service.client.get(f"/v1/jobs/default/{name}/{part}", params=query)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def losses(self, name: str) -> list[tuple[int, float]]:
         """The loss of every step that the service has, each once."""
-        series = self.told(name, "metrics", points=500)["series"]
+        series = self.read(name, "metrics", points=500)["series"]
         loss = next((each for each in series if each["name"] == "loss"), None)
         if loss is None:
             return []
@@ -94,9 +94,9 @@ def upgraded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_every_job_is_there_with_its_history_and_its_log(upgraded: Upgraded) -> None:
     for name, job in upgraded.expected.items():
-        events = [each["kind"] for each in upgraded.told(name, "events", limit=1000)["items"]]
+        events = [each["kind"] for each in upgraded.read(name, "events", limit=1000)["items"]]
         assert events[: len(job["events"])] == job["events"], name
-        lines = [each["message"] for each in upgraded.told(name, "logs", limit=1000)["items"]]
+        lines = [each["message"] for each in upgraded.read(name, "logs", limit=1000)["items"]]
         assert lines[: len(job["logs"])] == job["logs"], name
     for name in ("ended", "failed", "paused"):
         assert upgraded.service.status(name)["phase"] == upgraded.expected[name]["phase"]
@@ -141,7 +141,7 @@ def test_a_live_attempt_is_taken_over_and_reports_to_the_new_service(upgraded: U
     wait_until(lambda: len(upgraded.losses("live")) >= len(upgraded.recorded("live")))
     assert upgraded.losses("live") == upgraded.recorded("live")
     assert service.status("live")["attempt"] == 1
-    assert [each["kind"] for each in upgraded.told("live", "events", limit=1000)["items"]].count("launched") == 1
+    assert [each["kind"] for each in upgraded.read("live", "events", limit=1000)["items"]].count("launched") == 1
 
 
 @pytest.mark.parametrize("upgraded", ["sqlite"], indirect=True)
@@ -153,7 +153,7 @@ def test_a_suspended_job_goes_on_from_the_checkpoint_of_before(upgraded: Upgrade
     wait_until(lambda: len(upgraded.losses("paused")) >= begin + 3)
     service.client.post("/v1/jobs/default/paused/suspend")
     service.wait_for("paused", "Suspended")  # as the other tests find it
-    events = upgraded.told("paused", "events", limit=1000)["items"]
+    events = upgraded.read("paused", "events", limit=1000)["items"]
     assert [each["body"]["resumeFrom"] for each in events if each["kind"] == "launched"] == [None, begin]
     losses = upgraded.losses("paused")
     assert losses[:begin] == before

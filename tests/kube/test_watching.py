@@ -61,7 +61,7 @@ class Scripted:
         return self.script.pop(0) if self.script else [LONG]
 
 
-class Told:
+class Notified:
     """What is known, by all that was told."""
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LONGEST_WAIT_SECONDS", 0.02)
 
 
-def watch(kube: Scripted, until: Callable[[Told, Scripted], bool], *, optional: bool = False) -> Told:
+def watch(kube: Scripted, until: Callable[[Notified, Scripted], bool], *, optional: bool = False) -> Notified:
     """Watch until something is so; fails if it does not come to be."""
-    told = Told()
+    told = Notified()
     watched = Watched(
         resource=PODS,
         replace=told.replace,
@@ -151,7 +151,7 @@ def test_an_optional_kind_that_the_cluster_does_not_know_has_no_objects() -> Non
 
 
 def test_a_definition_that_is_gone_says_nothing_of_its_objects() -> None:
-    """Or whoever begins to follow meanwhile would take them all for deleted."""
+    """Or anyone who begins to follow meanwhile would take them all for deleted."""
     script = Scripted(UNKNOWN, UNKNOWN, listing("5", "a"), [LONG])
     told = watch(script, lambda told, _: told.names == {"a"})
     assert told.replaced == 1
@@ -176,7 +176,7 @@ def test_silence_and_being_stuck() -> None:
     """A cluster that is away is silent; only a thread that does nothing is stuck."""
     now = [0.0]
     kube = Scripted(*(KubeError(0, "Unreachable", "") for _ in range(10_000)))
-    told = Told()
+    told = Notified()
     watched = Watched(resource=PODS, replace=told.replace, put=told.put, remove=told.remove)
     watcher = Watcher(kube, watched, "", lambda: now[0])
     now[0] = 500.0

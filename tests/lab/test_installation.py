@@ -35,7 +35,7 @@ class Noted:
         path.chmod(0o755)
         return str(path)
 
-    def asked(self) -> list[list[str]]:
+    def commands(self) -> list[list[str]]:
         """The words of every call; the last of each is what came by its standard input."""
         return [line.split("\037") for line in self._log.read_text().splitlines()]
 
@@ -63,7 +63,7 @@ def values(words: list[str]) -> dict[str, Any]:
 
 def test_a_cluster_with_names_is_told_the_images_alone(noted: Noted, tmp_path: Path) -> None:
     Installation(site=site(noted, tmp_path), images=IMAGES).install({"operator.log": "text"})
-    [words] = noted.asked()
+    [words] = noted.commands()
     assert words[:3] == ["helm", "upgrade", "penstock"]
     assert {"--install", "--wait", "--take-ownership", "--create-namespace", "penstock-system"} <= set(words)
     assert values(words) == {
@@ -78,7 +78,7 @@ def test_in_a_lab_the_service_is_known_by_its_address(noted: Noted, tmp_path: Pa
     rooms = {"node1": Process(pid=2**30, start_ticks=1)}
     lab = State(name="ours", slot=3, num_nodes=1, kubernetes="", rooms=rooms)
     Installation(site=site(noted, tmp_path, lab), images=IMAGES).install({})
-    applied, words = noted.asked()
+    applied, words = noted.commands()
     [place, service] = json.loads(applied[-1])["items"]
     assert (place["kind"], place["metadata"]["name"]) == ("Namespace", "penstock-system")
     address = service["spec"]["clusterIP"]
@@ -92,7 +92,7 @@ def test_kind_is_given_what_docker_builds(noted: Noted, tmp_path: Path, monkeypa
     noted.program("kind")
     monkeypatch.setenv("PATH", f"{path}:/usr/bin:/bin")
     images = own_images.given(site(noted, tmp_path), "ours")
-    asked = noted.asked()
+    asked = noted.commands()
     built = [words[words.index("--target") + 1] for words in asked if words[0] == "docker"]
     loaded = [words[3] for words in asked if words[:3] == ["kind", "load", "docker-image"]]
     assert built == ["operator", "api", "trainer"]

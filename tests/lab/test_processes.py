@@ -21,14 +21,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
-def found(pid: int) -> Process:
+def process_of(pid: int) -> Process:
     seen = processes.process(pid)
     assert seen is not None
     return seen
 
 
 def test_a_process_lives_until_it_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
-    seen = found(sleeper.pid)
+    seen = process_of(sleeper.pid)
     assert seen.alive
     seen.kill()
     wait_until(lambda: not seen.alive, "its end", 5)  # nobody has waited for it yet
@@ -37,7 +37,7 @@ def test_a_process_lives_until_it_is_killed(sleeper: subprocess.Popen[bytes]) ->
 
 
 def test_another_process_with_its_number_is_spared(sleeper: subprocess.Popen[bytes]) -> None:
-    stranger = Process(pid=sleeper.pid, start_ticks=found(sleeper.pid).start_ticks + 1)
+    stranger = Process(pid=sleeper.pid, start_ticks=process_of(sleeper.pid).start_ticks + 1)
     assert not stranger.alive
     stranger.kill()
     assert sleeper.poll() is None
@@ -65,7 +65,7 @@ def test_descendants_are_children_and_theirs() -> None:
 def test_processes_are_found_by_name_and_parent(sleeper: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: processes.command(sleeper.pid) == "sleep", "its name", 5)
     assert sleeper.pid in processes.children(os.getpid())
-    here = found(os.getpid())
+    here = process_of(os.getpid())
     assert sleeper.pid in {each.pid for each in processes.named(here, ["sleep"])}
     assert sleeper.pid not in {each.pid for each in processes.named(here, ["pause"])}
 
@@ -74,7 +74,7 @@ def test_a_long_name_is_found_though_the_kernel_cuts_it(tmp_path: Path) -> None:
     name = tmp_path / "kube-controller-manager"
     name.symlink_to("/usr/bin/sleep")
     with subprocess.Popen([name, "60"]) as started:
-        here = found(os.getpid())
+        here = process_of(os.getpid())
         wait_until(lambda: bool(processes.named(here, [name.name])), "the name", 5)
         assert started.pid in {each.pid for each in processes.named(here, [name.name])}
         started.kill()

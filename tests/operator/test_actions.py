@@ -87,5 +87,5 @@ def test_who_was_told_is_not_told_again(on: Operating) -> None:
 def test_a_poisoned_measurement_is_measured_again(on: Operating, name: str) -> None:
     found = {"metadata": {"name": "measured", "namespace": "default"}, "binaryData": {PROFILE_FILE: POISON[name]}}
     on.kube.add(CONFIG_MAPS, found)
-    with pytest.raises(UserError, match=r"ConfigMap measured: holds no measurement: .*\n  remedy: nothing"):
+    with pytest.raises(UserError, match=r"ConfigMap measured: holds no measurement: .*\n  remedy: no action is needed"):
         on.actions.profile("default", "measured")

@@ -1,4 +1,4 @@
-"""What the operator knows of the cluster, whoever tells it in whatever order, and from whatever thread."""
+"""What the operator knows of the cluster, anyone who tells it in whatever order, and from whatever thread."""
 
 from __future__ import annotations
 

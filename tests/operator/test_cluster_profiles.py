@@ -78,12 +78,12 @@ def closed(operating: Operating, closed_namespace: str) -> Callable[[Resource, s
     """How the cluster answers an operator that may not read ConfigMaps there."""
     get = operating.kube.get
 
-    def found(resource: Resource, namespace: str, name: str) -> Object:
+    def get_or_fail(resource: Resource, namespace: str, name: str) -> Object:
         if (resource, namespace) == (CONFIG_MAPS, closed_namespace):
             raise KubeError(403, "Forbidden", f"configmaps {name} is forbidden")
         return get(resource, namespace, name)
 
-    return found
+    return get_or_fail
 
 
 class TestMeasuring:
@@ -351,7 +351,7 @@ class TestUse:
     def test_one_that_may_not_be_read_is_measured_by_the_job_itself(
         self, operating: Operating, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An operator of one namespace alone, beside another that measured."""
+        """An operator of one namespace alone, next to another that measured."""
         measure(operating)
         monkeypatch.setattr(operating.kube, "get", closed(operating, "default"))
         uid = self.submitted(operating)

@@ -59,7 +59,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def in_2020(schema: Any) -> Any:
-    """A schema of OpenAPI 3.0 as the validator reads it: a flag beside a bound becomes the bound."""
+    """A schema of OpenAPI 3.0 as the validator reads it: a flag next to a bound becomes the bound."""
     if isinstance(schema, list):
         return [in_2020(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -89,7 +89,7 @@ def schemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_committed_file_is_made_from_the_types(name: str) -> None:
-    """``PENSTOCK_RENEW=1`` writes it anew."""
+    """``PENSTOCK_RENEW=1`` writes it again."""
     text = yamltext.dump(FILES[name])
     for path in (folder / f"{name}.yaml" for folder in FOLDERS):
         if os.environ.get(RENEW):

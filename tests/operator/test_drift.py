@@ -1,4 +1,4 @@
-"""A job whose steps take another time than was predicted, and that may be planned anew for it."""
+"""A job whose steps take another time than was predicted, and that may be planned again for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def operating() -> Operating:
     return found
 
 
-def told(operating: Operating, uid: str, ratio: float, attempt: int = 1, *, ref: str = "") -> None:
+def report_ratio(operating: Operating, uid: str, ratio: float, attempt: int = 1, *, ref: str = "") -> None:
     """The service tells of one more step, which took so many times what was predicted."""
     status = operating.status(uid)
     assert status.plan is not None
@@ -43,7 +43,7 @@ def trained(operating: Operating, uid: str, seconds: float, ratio: float, *, att
     end = operating.now + seconds
     while operating.now < end:
         operating.now += REPORT_SECONDS
-        told(operating, uid, ratio, attempt, ref=ref)
+        report_ratio(operating, uid, ratio, attempt, ref=ref)
 
 
 def is_asked_to_stop(operating: Operating) -> bool:
@@ -186,7 +186,7 @@ def test_each_new_plan_makes_the_next_drift_wait_twice_as_long(operating: Operat
 def test_a_step_that_is_as_predicted_by_chance_makes_no_wrong_prediction_right(operating: Operating) -> None:
     uid = running(operating, **ALLOWED)
     trained(operating, uid, 1.5 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
-    told(operating, uid, 1.0, ref="measured")
+    report_ratio(operating, uid, 1.0, ref="measured")
     assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.FALSE, "AsPredicted")
     trained(operating, uid, 3 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
     plan = operating.status(uid).plan
@@ -198,7 +198,7 @@ def test_a_step_that_is_as_predicted_by_chance_makes_no_wrong_prediction_right(o
 def test_what_came_back_while_nobody_looked_stays(operating: Operating) -> None:
     uid = drifted(operating)
     operating.now += REPORT_SECONDS
-    told(operating, uid, 1.1)
+    report_ratio(operating, uid, 1.1)
     assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.FALSE, "AsPredicted")
     assert not is_asked_to_stop(operating)
 
@@ -220,8 +220,8 @@ def test_it_goes_by_its_newer_measurement_and_not_by_another_job_s(operating: Op
     newer = replace(sample_profile(), measured_at=operating.now)
     measured(operating.kube, uid, newer, attempt=2, name="newer")
     operating.turn(12)
-    told(operating, uid, 1.0, attempt=2)
-    told(operating, uid, 1.0, attempt=2)
+    report_ratio(operating, uid, 1.0, attempt=2)
+    report_ratio(operating, uid, 1.0, attempt=2)
     operating.kube.remove(next(pod for pod in operating.kube.all(PODS) if "another-a2" in pod["metadata"]["name"]))
     operating.turn(12)
     operating.kube.start_pods(*NODES)
@@ -247,7 +247,7 @@ def test_what_measured_itself_may_drift_later(operating: Operating) -> None:
 
 def test_what_comes_back_in_time_stays(operating: Operating) -> None:
     uid = drifted(operating)
-    told(operating, uid, 1.0)
+    report_ratio(operating, uid, 1.0)
     trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS, SLOWER)
     assert not is_asked_to_stop(operating)
 

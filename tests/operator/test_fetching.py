@@ -75,7 +75,7 @@ def test_an_answer() -> None:
 def test_one_that_trickles_is_left(head: bytes) -> None:
     """Wherever it does: in the status, in the headers, in the body."""
     begin = time.monotonic()
-    with serving(trickled(head)) as port, pytest.raises(AgentError, match=r"no whole answer within 0 s"):
+    with serving(trickled(head)) as port, pytest.raises(AgentError, match=r"no complete answer within 0 s"):
         fetch(LOOPBACK, "name", port, seconds=QUICK_SECONDS)
     assert time.monotonic() - begin < SLACK_SECONDS
 
@@ -84,7 +84,7 @@ def test_one_that_says_nothing_is_left() -> None:
     def silent(line: socket.socket, over: threading.Event) -> None:
         over.wait(SLACK_SECONDS)
 
-    with serving(silent) as port, pytest.raises(AgentError, match="no whole answer"):
+    with serving(silent) as port, pytest.raises(AgentError, match="no complete answer"):
         fetch(LOOPBACK, "name", port, seconds=QUICK_SECONDS)
 
 

@@ -16,7 +16,7 @@ from penstock.kube import transport
 from penstock.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
 from penstock.kube.transport import Change, KubeError
 from penstock.operator.kube import HttpKube
-from tests.support.loopback_kube import Answer, Asked, Loopback, loopback
+from tests.support.loopback_kube import Answer, Loopback, ReceivedRequest, loopback
 
 OBJECT = {"metadata": {"name": "a", "namespace": "team", "resourceVersion": "5"}}
 STATUS = {"kind": "Status", "reason": "Conflict", "message": "changed", "code": 409}
@@ -30,7 +30,7 @@ def kube(server: Loopback) -> HttpKube:
     return HttpKube(server.client())
 
 
-def asked(call: Callable[[HttpKube], Any], answer: Answer | None = None) -> Asked:
+def request_of(call: Callable[[HttpKube], Any], answer: Answer | None = None) -> ReceivedRequest:
     """What a call asks for."""
     with loopback(answer or Answer(body=OBJECT)) as server:
         call(kube(server))
@@ -53,7 +53,7 @@ def test_paths(resource: Resource, names: tuple[str, str, str], path: str) -> No
 
 class TestWhatIsAsked:
     def test_a_token_goes_with_it(self) -> None:
-        found = asked(lambda kube: kube.get(PODS, "team", "a"))
+        found = request_of(lambda kube: kube.get(PODS, "team", "a"))
         assert found.headers["authorization"] == "bearer secret"
         assert (found.method, found.path) == ("GET", "/api/v1/namespaces/team/pods/a")
 
@@ -66,7 +66,7 @@ class TestWhatIsAsked:
 
     def test_what_is_applied_is_applied_by_the_server_under_the_operator_s_name(self) -> None:
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "team"}}
-        found = asked(lambda kube: kube.apply(manifest, "status"))
+        found = request_of(lambda kube: kube.apply(manifest, "status"))
         assert (found.method, found.path) == ("PATCH", "/api/v1/namespaces/team/configmaps/a/status")
         assert found.query == {"fieldManager": "penstock-operator", "force": "true"}
         assert found.headers["content-type"] == "application/apply-patch+yaml"
@@ -80,7 +80,7 @@ class TestWhatIsAsked:
         gloo ends an error with a beach umbrella.
         """
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "status": {"message": text}}
-        found = asked(lambda kube: kube.apply(manifest, "status"))
+        found = request_of(lambda kube: kube.apply(manifest, "status"))
         assert found.body == manifest
         assert re.search(rb"(?<!\\)(\\\\)*\\ud[89a-f]", found.text) is None
         assert all(character.isascii() or character > "\uffff" for character in found.text.decode())
@@ -93,16 +93,16 @@ class TestWhatIsAsked:
             "metadata": {"name": "a"},
             "status": {"message": "\ud83c!"},
         }
-        found = asked(lambda kube: kube.apply(manifest, "status"))
+        found = request_of(lambda kube: kube.apply(manifest, "status"))
         assert found.body["status"] == {"message": "\ufffd!"}
 
     def test_an_annotation_names_the_uid(self) -> None:
-        found = asked(lambda kube: kube.annotate(("team", "a", "u"), {"penstock.dev/stop": "now"}))
+        found = request_of(lambda kube: kube.annotate(("team", "a", "u"), {"penstock.dev/stop": "now"}))
         assert found.headers["content-type"] == "application/merge-patch+json"
         assert found.body == {"metadata": {"uid": "u", "annotations": {"penstock.dev/stop": "now"}}}
 
     def test_a_deletion_names_the_uid_and_waits_for_nothing(self) -> None:
-        found = asked(lambda kube: kube.delete(CONFIG_MAPS, "team", "a", "u"))
+        found = request_of(lambda kube: kube.delete(CONFIG_MAPS, "team", "a", "u"))
         assert (found.method, found.body) == (
             "DELETE",
             {"propagationPolicy": "Background", "preconditions": {"uid": "u"}},
@@ -110,7 +110,7 @@ class TestWhatIsAsked:
 
     def test_what_is_made(self) -> None:
         manifest = {"apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "a.", "namespace": "team"}}
-        found = asked(lambda kube: kube.create(manifest))
+        found = request_of(lambda kube: kube.create(manifest))
         assert (found.method, found.path, found.body) == ("POST", "/api/v1/namespaces/team/events", manifest)
 
 
@@ -154,7 +154,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(("status", "body"), [(404, {"reason": "NotFound"}), (409, STATUS)])
     def test_what_is_gone_already_or_another_by_now_need_not_be_deleted(self, status: int, body: Any) -> None:
-        asked(lambda kube: kube.delete(PODS, "team", "a", "u"), Answer(status=status, body=body))
+        request_of(lambda kube: kube.delete(PODS, "team", "a", "u"), Answer(status=status, body=body))
 
     def test_other_refusals_of_a_deletion_are_told(self) -> None:
         with loopback(Answer(status=403, body={"reason": "Forbidden"})) as server, pytest.raises(KubeError):

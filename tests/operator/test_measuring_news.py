@@ -110,7 +110,7 @@ class TestWaiting:
         uid = profiling(operating, service=True)
         later(operating, MEASURING_SECONDS)
         assert operating.phase(uid) is Phase.PROFILING
-        assert "the service may bring the measurement" in operating.status(uid).message
+        assert "the service may still deliver it" in operating.status(uid).message
         operating.measured(uid, sample_profile())
         operating.turn(12)
         assert operating.phase(uid) is Phase.RUNNING

@@ -64,7 +64,7 @@ class TestWhatTheClusterKnowsBetter:
     def test_a_first_attempt_is_not_made_of_what_is_no_longer_so(
         self, operating: Operating, change: Callable[[Operating, str], None]
     ) -> None:
-        """Nothing is looked up before it: the write of its number is refused, and decided is anew."""
+        """Nothing is looked up before it: the write of its number is refused, and decided is again."""
         uid = operating.kube.submit(example())
         operating.look()
         change(operating, uid)
@@ -141,7 +141,7 @@ class TestWhatTheClusterKnowsBetter:
         operating.turn(8)
         assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "Waiting")
         message = measured_again(operating, uid)
-        assert message.startswith("ConfigMap measured: with the measurement is gone")
+        assert message.startswith("ConfigMap measured: was deleted, and with it the measurement")
         operating.measured(uid, sample_profile(), attempt=2)
         operating.turn(12)
         status = operating.status(uid)

@@ -15,7 +15,7 @@ from penstock.operator.remedies import clocks_differ, with_remedy
         ("ErrImagePull: not found", "push the image"),
         ("ImagePullBackOff: Back-off pulling image", "push the image"),
         ("ErrImageNeverPull: Container image is not present with pull policy of Never", "push the image"),
-        ("InvalidImageName: couldn't parse image name", "fix kubernetes.image; a spec stays"),
+        ("InvalidImageName: couldn't parse image name", "fix kubernetes.image; a spec cannot be changed"),
         ('CreateContainerConfigError: secret "x" not found', "make the objects that kubernetes.env names"),
     ],
 )

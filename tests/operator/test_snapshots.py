@@ -31,7 +31,7 @@ def container(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [others, {"name": "trainer", "imageID": "sha256:1", "state": state}]}
 
 
-def beside(**state: Any) -> dict[str, Any]:
+def sidecar(**state: Any) -> dict[str, Any]:
     return {"initContainerStatuses": [{"name": "reporter", "imageID": "sha256:2", "state": state}]}
 
 
@@ -61,19 +61,19 @@ class TestPods:
     def test_what_reports_runs_before_the_ranks_do(self) -> None:
         waiting = container(waiting={"reason": "PodInitializing"})
         del waiting["containerStatuses"][1]["imageID"]
-        seen = pod_snapshot(pod(phase="Pending", **waiting, **beside(running={})))
+        seen = pod_snapshot(pod(phase="Pending", **waiting, **sidecar(running={})))
         assert (seen.running, seen.image_id, seen.pending_reason, seen.end) == (True, "sha256:2", None, None)
 
     def test_it_has_ended_once_its_reports_are_brought(self) -> None:
         terminated = container(terminated={"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z"})
-        assert pod_snapshot(pod(phase="Running", **terminated, **beside(running={}))).end is None
-        seen = pod_snapshot(pod(phase="Running", **terminated, **beside(terminated={"exitCode": 0})))
+        assert pod_snapshot(pod(phase="Running", **terminated, **sidecar(running={}))).end is None
+        seen = pod_snapshot(pod(phase="Running", **terminated, **sidecar(terminated={"exitCode": 0})))
         assert seen.end is not None
         assert seen.end.succeeded
 
     def test_what_keeps_it_from_reporting_keeps_its_ranks_from_starting(self) -> None:
         waiting = container(waiting={"reason": "PodInitializing"})
-        seen = pod_snapshot(pod(**waiting, **beside(waiting={"reason": "ErrImagePull", "message": "not found"})))
+        seen = pod_snapshot(pod(**waiting, **sidecar(waiting={"reason": "ErrImagePull", "message": "not found"})))
         assert seen.pending_reason is not None
         assert (seen.pending_reason.reason, seen.pending_reason.message) == ("ErrImagePull", "not found")
 

@@ -36,7 +36,7 @@ def test_what_pods_can_share(out: dict[str, Any], num_pods: int) -> None:
 @pytest.mark.parametrize(
     ("out", "says"),
     [
-        ({}, "is missing, and 2 pods"),
+        ({}, "is missing, but 2 pods"),
         ({"claim": "single"}, "offers ReadWriteOnce"),
         ({"template": {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}}, "offers ReadWriteOnce"),
     ],

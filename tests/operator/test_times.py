@@ -54,7 +54,7 @@ def test_a_clock_that_is_off_is_told_and_decides_nothing(operating: Operating, a
     admitted = operating.status(uid).condition(ConditionType.ADMITTED)
     assert admitted is not None
     which = "ahead of" if ahead > 0 else "behind"
-    assert f"about 60 min {which} the cluster's; have their machines follow one time server" in admitted.message
+    assert f"about 60 min {which} the cluster's; synchronise both machines with NTP" in admitted.message
     assert operating.status(uid).attempt == 1
     operating.now += 2.0
     operating.turn()

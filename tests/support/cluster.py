@@ -109,11 +109,11 @@ class Cluster:
     def wait_for_pod(self, namespace: str, name: str, *phases: str) -> dict[str, Any]:
         """The pod, once it is in one of these phases."""
 
-        def found() -> Any:
+        def answer() -> Any:
             pod = self.get(PODS, name, namespace)
             return pod if pod["status"].get("phase") in phases else None
 
-        pod: dict[str, Any] = self.wait(found, f"{name} is not {' or '.join(phases)}")
+        pod: dict[str, Any] = self.wait(answer, f"{name} is not {' or '.join(phases)}")
         return pod
 
     def printed(self, namespace: str, name: str) -> str:

@@ -92,7 +92,7 @@ class ClusterJob:
     ) -> JobStatus:
         """The status once it is in one of these phases, at that attempt or a later one; fails if it ends otherwise."""
 
-        def found() -> JobStatus | None:
+        def current() -> JobStatus | None:
             status = self.status()
             if status.phase in phases and status.attempt >= attempt:
                 return status
@@ -100,7 +100,7 @@ class ClusterJob:
             return None
 
         said = f"{self.name} is not {' or '.join(phases)} at attempt {attempt}"
-        status: JobStatus = self.wait(found, said, seconds, pause_seconds)
+        status: JobStatus = self.wait(current, said, seconds, pause_seconds)
         return status
 
     def wait_for_step(self, step: int, attempt: int = 1) -> None:
@@ -110,12 +110,12 @@ class ClusterJob:
     def wait_for_condition(self, wanted: ConditionType, says: str, seconds: float = PATIENCE_SECONDS) -> str:
         """The message of a condition, or of the status itself, once it holds these words."""
 
-        def found() -> str:
+        def current() -> str:
             status = self.status()
             condition = status.condition(wanted)
             return condition.message if condition and says in condition.message else ""
 
-        message: str = self.wait(found, f"{wanted} never says {says!r}", seconds)
+        message: str = self.wait(current, f"{wanted} never says {says!r}", seconds)
         return message
 
     def suspend(self, wanted: bool) -> None:
@@ -218,7 +218,7 @@ class ClusterJob:
 
     @contextmanager
     def silenced(self, attempt: int) -> Iterator[None]:
-        """The reporter beside rank 0, which tells of steps, is held up for as long as the block.
+        """The reporter next to rank 0, which tells of steps, is held up for as long as the block.
 
         At its end all processes of that rank's container are killed, as the kernel does with one that has taken more
         memory than it may (`memory.oom.group`).

@@ -1,8 +1,8 @@
 """An apiserver of one process, over real HTTP: objects, watches, applies by owner, reviews. It has no controllers.
 
-It keeps what the service's step_predictions rest on: names are given once, versions rise, uids and versions are checked before
-a write, a status is written by its subresource alone, whoever applies owns what it applied, and what is owned goes with
-its owner. Tests play everybody else by its methods, and may look at every write.
+It keeps what the service's step_predictions rest on: names are given once, versions rise, uids and versions are checked
+before a write, a status is written by its subresource alone, anyone who applies owns what it applied, and what is owned
+goes with its owner. Tests play everybody else by its methods, and may look at every write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A cluster in memory behind the operator's seam, and the hands of those who would act in a real one.
 
-It keeps what the operator's step_predictions rest on: names are given once, uids are checked, what is applied replaces what the
-same hand applied before, and owned objects go with their owner. Controllers and kubelets are the test's to play.
+It keeps what the operator's step_predictions rest on: names are given once, uids are checked, what is applied replaces
+what the same hand applied before, and owned objects go with their owner. Controllers and kubelets are the test's to
+play.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ R = TypeVar("R")
 def _told(write: Callable[Concatenate[FakeKube, P], R]) -> Callable[Concatenate[FakeKube, P], R]:
     """A write that was made, and may not be heard of."""
 
-    def told(self: FakeKube, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def recorded(self: FakeKube, /, *args: P.args, **kwargs: P.kwargs) -> R:
         done = write(self, *args, **kwargs)
         self.after(self._said.word)
         return done
 
-    return told
+    return recorded
 
 
 class FakeKube:

@@ -15,7 +15,7 @@ from kubernetes.client import ApiClient, Configuration
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyedRequest:
+class ReceivedRequest:
     """A request."""
 
     method: str
@@ -41,7 +41,7 @@ class Loopback:
     """A server's answers, in order, and what it was asked."""
 
     answers: list[Answer] = field(default_factory=list)
-    asked: list[KeyedRequest] = field(default_factory=list)
+    asked: list[ReceivedRequest] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -65,7 +65,7 @@ def _handler(loopback: Loopback) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers.get("Content-Length", 0))
             body = self.rfile.read(length)
             url = urlsplit(self.path)
-            asked = KeyedRequest(
+            asked = ReceivedRequest(
                 method=self.command,
                 path=url.path,
                 query=dict(parse_qsl(url.query)),

@@ -13,7 +13,7 @@ from tests.support.installed import PAIR_NODES, SPARE_NODE, Installed, JobSpace,
 SAVED_STEPS, BEGUN_STEPS = 40, 45
 """A checkpoint, and how far a job is at least when something happens."""
 
-BESIDE, LOST = PAIR_NODES
+SIBLING, LOST = PAIR_NODES
 
 
 def trained(on: Installed, name: str, steps: int) -> ClusterJob:

@@ -105,7 +105,7 @@ class Prometheus:
         found = answer["data"]
         return found["result"] if found["resultType"] == "vector" else [{"metric": {}, "value": found["result"]}]
 
-    def found(self, expression: str) -> list[dict[str, Any]]:
+    def samples(self, expression: str) -> list[dict[str, Any]]:
         """The same, once there is something: a busy machine may miss a scrape, after which nothing is there."""
         end = time.monotonic() + PATIENCE_SECONDS
         while not (samples := self.query(expression)):

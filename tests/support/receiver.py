@@ -27,7 +27,7 @@ class Call:
     body: bytes
 
     @property
-    def told(self) -> dict[str, Any]:
+    def message(self) -> dict[str, Any]:
         """What it says."""
         found: dict[str, Any] = json.loads(self.body)
         return found

@@ -38,7 +38,7 @@ class Story:
 
 
 @contextmanager
-def told(on: Installed, name: str) -> Iterator[Story]:
+def story_of(on: Installed, name: str) -> Iterator[Story]:
     """The story of the job of that name, if it is made and ended in the block; complete after it."""
     story = Story()
     wide = _Watch(on, name, "wide")

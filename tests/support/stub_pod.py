@@ -1,6 +1,6 @@
 """Plays `penstock pod` where only the operator is tried: it heeds its binding, trains nothing, and ends at once.
 
-The first attempt fails, the second runs until it is asked to stop, and those after it succeed. Beside it, it plays
+The first attempt fails, the second runs until it is asked to stop, and those after it succeed. Next to it, it plays
 `penstock report-pod`, which has nothing to report. It needs nothing but Python, so that it starts in no time.
 """
 

@@ -16,13 +16,13 @@ class TellsAtOnce:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write a line below the dots, which pytest-xdist does not let end."""
-        line = told(report)
+        line = failure_text(report)
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if line is not None and reporter is not None:
             reporter.write_line("\n" + line, red=report.failed)
 
 
-def told(report: pytest.TestReport) -> str | None:
+def failure_text(report: pytest.TestReport) -> str | None:
     """The line about it, unless it passed in good time."""
     where = f"{report.nodeid} ({report.when}, {report.duration:.0f} s)"
     if report.failed:

@@ -389,7 +389,7 @@ class TestProcesses:
         assert environ["PATH"].split(os.pathsep)[0] == str(ROOT / ".venv" / "bin")
 
     def test_what_is_installed_is_compiled(self) -> None:
-        """Or every process that needs torch compiles it anew, and takes three times as long to start."""
+        """Or every process that needs torch compiles it again, and takes three times as long to start."""
         import torch
 
         assert Path(importlib.util.cache_from_source(torch.__file__)).exists()

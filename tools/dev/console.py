@@ -1,4 +1,4 @@
-"""What `./dev` says, and how it ends where only the user can go on."""
+"""Output of `./dev`, and errors that the user has to fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine must offer before anything is installed: ensurepip, room on its disks, an index that answers."""
+"""Requirements of the machine for an installation: ensurepip, free disk space, a reachable package index."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tools.dev.environments import FULL, ROOT, SMALL, Environment
 from tools.dev.installation import clean_environ, ensure, setup_lock
 
 TWO_WORKERS = ("-n", "2", "--dist", "loadgroup", "--max-worker-restart", "0")
-"""Of pytest. Tests of a group share one; one that crashes ends the run, or xdist would wait for its tests for ever."""
+"""Workers of pytest. Tests of a group share one. A crashed worker ends the run, or xdist would wait forever."""
 CACHES = (".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 CHECKS: dict[str, tuple[str, ...]] = {
     "lint": ("ruff", "check", "--quiet"),

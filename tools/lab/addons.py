@@ -1,4 +1,4 @@
-"""What a lab runs beside Kubernetes itself: JobSet and Kueue by their own charts, and kwok."""
+"""Additions of a lab to Kubernetes: JobSet and Kueue by their own charts, and kwok."""
 
 from __future__ import annotations
 

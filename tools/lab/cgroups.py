@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 10.0
 def hierarchies(mounts: str) -> list[Path]:
     """Where control groups are mounted, by the text of /proc/mounts.
 
-    With version 2 that is one place; with version 1 several, and one of version 2 without controllers may be beside.
+    With version 2 that is one place; with version 1 several, and possibly one of version 2 without controllers.
     """
     fields = [line.split() for line in mounts.splitlines()]
     return [Path(field[1]) for field in fields if field[2] in ("cgroup", "cgroup2")]

@@ -82,7 +82,7 @@ def take_up_bridge(addresses: Addresses) -> None:
 
 
 def bits_per_second(text: str) -> int:
-    """The rate that a text such as `100mbit` or `1G` names; raises `LabError` for any other."""
+    """Parse a rate such as `100mbit` or `1G`; raises `LabError` for anything else."""
     found = RATE.fullmatch(text.strip())
     rate = round(float(found[1]) * FACTORS[found[2].lower()]) if found else 0
     if rate <= 0:

@@ -1,4 +1,4 @@
-"""Processes by number and start, so that a number used anew is never taken for the old process."""
+"""Processes by id and start time, so that a reused id is never taken for the old process."""
 
 from __future__ import annotations
 

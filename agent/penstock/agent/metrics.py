@@ -61,7 +61,7 @@ class Growth:
         self._num_bytes = self._present_bytes()
 
     def seen(self) -> bool:
-        """Look."""
+        """Whether the file grew since the last call."""
         before, self._num_bytes = self._num_bytes, self._present_bytes()
         return self._num_bytes > before
 

@@ -68,7 +68,7 @@ class ShipperProcess:
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
         except OSError as error:  # training goes on, and the service collects the rest
-            say(f"cannot start the process that uploads records: {error}; retrying with backoff")
+            say(f"cannot start the process that uploads records: {error}; the service collects them after the attempt")
 
     def _close_stdin(self) -> None:
         assert self._process is not None

@@ -1,1 +1,1 @@
-"""The REST service, its store, its local executor and its pages, with its start and administration."""
+"""REST service with its store, local executor and pages, its start and its administration."""

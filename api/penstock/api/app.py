@@ -1,4 +1,4 @@
-"""The application: routes, errors and guard around one service."""
+"""ASGI application: routes, errors and middleware around one service."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ ROUTERS = (
 )
 """The most frequent requests come first: a request is matched against one route after the other."""
 OF_JOB = (jobs.of_job, streams.of_job, insight.of_job, files.of_job, reruns.of_job)
-"""Routes about one job, below its name and, until it is forgotten, below its uid."""
+"""Routes about one job, below its name and, until its retention ends, below its uid."""
 
 
 class _Documented(FastAPI):
     """A FastAPI application with a fuller OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, made at its first request."""
+        """Return the OpenAPI document, made at its first request."""
         return self._completed
 
     @functools.cached_property
@@ -74,11 +74,11 @@ class _Documented(FastAPI):
 
 
 class FastPath:
-    """Wraps the application, and goes past it for the ``route``: what a framework does around a request takes longer
-    than this one's own work.
+    """Middleware that calls the endpoint of one ``route`` directly: the framework's overhead exceeds this route's own
+    work.
 
-    The route is declared, documented and tested like any other. Its endpoint takes the request and nothing else, and
-    gives a response.
+    The route is declared, documented and tested like any other. Its endpoint takes only the request, and returns a
+    response.
     """
 
     def __init__(self, app: ASGIApp, route: APIRoute) -> None:
@@ -86,7 +86,7 @@ class FastPath:
         self._methods = frozenset(route.methods or ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         route = self._route
         if scope["type"] != "http" or scope["path"] != route.path or scope["method"] not in self._methods:
             await self._app(scope, receive, send)
@@ -102,9 +102,9 @@ class FastPath:
 
 
 def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) -> FastAPI:
-    """The service as an ASGI application. The caller closes the service, once the application has ended.
+    """Return the service as an ASGI application. The caller closes the service, once the application has ended.
 
-    ``seconds`` counts from anywhere, but steadily: rates are taken by it.
+    ``seconds`` is a monotonic clock, by which rates are measured.
     """
     app = _Documented(
         title="penstock",

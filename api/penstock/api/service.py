@@ -1,4 +1,4 @@
-"""One service, wired: settings, store and clock, and the readers and the writer that routes work with."""
+"""Wiring of one service: settings, store and clock, and the readers and the writer for routes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ MOST_BODIES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """The service, for every route. ``clock`` gives seconds since the epoch; ``cluster`` is none on a machine.
+    """The service, for every route. ``clock`` returns seconds since the epoch; ``cluster`` is none on a single machine.
 
-    ``bodies`` bounds how many large bodies are read at once, each of which may take a few hundred megabytes until it is
-    refused. ``requested`` is set once a client's change is committed, so that the executor handles it soon.
+    ``bodies`` limits the number of large bodies that are read concurrently: each may take a few hundred megabytes
+    before it is refused. ``requested`` is set once a client's change is committed, so that the executor handles it
+    soon.
     """
 
     settings: Settings
@@ -54,7 +55,7 @@ class Service:
     requested: threading.Event = field(default_factory=threading.Event)
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """The result of ``question``, on one snapshot of the database."""
+        """Return the result of ``question``, on one snapshot of the database."""
         with self.engine.connect() as connection:
             return question(connection)
 
@@ -67,11 +68,11 @@ class Service:
         return self.writer.submit(key, change)
 
     def submit_joint(self, key: str, joint: Joint[I, T], item: I) -> Future[T]:
-        """The same, of a change that ``joint`` makes together with others."""
+        """Submit a change that ``joint`` makes together with others."""
         return self.writer.submit_joint(key, joint, item)
 
     def close(self) -> None:
-        """Commit requested changes, end other work, and close the database."""
+        """Commit queued changes, stop other work, and close the database."""
         self.exports.close()
         self.writer.close()
         if self.notices is not None:
@@ -84,7 +85,9 @@ def open_service(
     clock: Callable[[], float] = time.time,
     statement_seconds: float | None = STATEMENT_SECONDS,
 ) -> Service:
-    """A service on its database, which has so long for a statement; raises `UserError` unless the schema is current."""
+    """Open a service on its database, with a time limit for statements; raises `UserError` unless the schema is
+    current.
+    """
     engine = make_engine(parse_url(settings.database_url), statement_seconds)
     try:
         require_current(engine)
@@ -115,7 +118,7 @@ def open_service(
 
 @dataclass(frozen=True, slots=True)
 class _FeedReader:
-    """The `penstock.api.live.feed.Reader` of live streams."""
+    """`penstock.api.live.feed.Reader` on the store."""
 
     engine: Engine
 

@@ -1,4 +1,4 @@
-"""Settings of a service: its address, its folders and database, and its limits."""
+"""Settings of a service: its address, folders, database and limits."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Limits:
     ingest_requests: Rate = INGEST_REQUESTS  # one token reports for all jobs of a machine
     reviews: Rate = REVIEWS  # of token reviews by the cluster, from an address
     counted: int = 10_000  # tokens and addresses whose requests are counted
-    stream_seconds: float = 300.0  # then a client comes again, and shows a token that still holds
+    stream_seconds: float = 300.0  # then a client reconnects, and its token is checked again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """The files of a certificate, with those that signed it, and of its key."""
+    """Files of a certificate chain and of its key."""
 
     certificate: Path
     key: Path
@@ -44,11 +44,12 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding).
+    """Settings of one service.
 
-    ``data_roots`` and ``schedules`` are names for jobs beyond the built-in ones (`penstock.core.run.locations`).
-    ``machine`` is the host whose measurements are meant where none are named; any if empty. ``executor`` is the name of
-    the executor that runs jobs in ``folder``; jobs of another executor have their files elsewhere.
+    ``hosts`` are the names that it answers to; requests for other hosts are refused (DNS rebinding). ``data_roots`` and
+    ``schedules`` are names for jobs beyond the built-in ones (`penstock.core.run.locations`). ``machine`` is the host
+    whose measurements are used by default; any if empty. ``executor`` is the name of the executor that runs jobs in
+    ``folder``; jobs of another executor have their files elsewhere.
     """
 
     folder: Path
@@ -64,17 +65,17 @@ class Settings:
     limits: Limits = Limits()
 
     def answering_to(self, *names: str) -> Settings:
-        """The same, under more names."""
+        """Return the settings with more host names."""
         return replace(self, hosts=tuple(dict.fromkeys((*self.hosts, *names))))
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Base URL of the service."""
         return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     @property
     def database_url(self) -> str:
-        """The database's; a file in the folder if none was named."""
+        """URL of the database; a file in the folder by default."""
         return self.database or f"sqlite:///{self.folder / 'penstock.db'}"
 
     @property
@@ -84,10 +85,10 @@ class Settings:
         return Locations(data_roots=self.data_roots, runs=self.runs, schedules=schedules)
 
     def executor_for(self, job: PipelineJob) -> str | None:
-        """The executor that has to run the job, because it has the checkpoint to begin from; none for any."""
+        """Return the executor that has to run the job, because it has the checkpoint to resume from; none for any."""
         return self.executor or None if job.spec.checkpoint.resume_from else None
 
     @property
     def runs(self) -> Path:
-        """Where local jobs run, a folder for each uid."""
+        """Folder of local jobs, with a folder for each uid."""
         return self.folder / "runs"

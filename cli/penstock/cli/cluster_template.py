@@ -1,4 +1,4 @@
-"""The description of a cluster that `penstock cluster init` writes: every number with its meaning, and its source."""
+"""Template of a cluster description for `penstock cluster init`: every number with its meaning and its source."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SOFTWARE = """\
 
 
 def description(kind: DeviceKind, num_nodes: int, name: str = "") -> str:
-    """The text of a description of ``num_nodes`` nodes; raises `UserError` for more devices than are allowed."""
+    """Return a description of ``num_nodes`` nodes; raises `UserError` for more devices than are allowed."""
     cluster = cluster_of(kind, num_nodes, name)
     lines = [
         f"# {num_nodes} nodes of {kind.devices_per_node} {kind.title}, for `penstock plan JOB --cluster FILE`.",
@@ -101,19 +101,19 @@ def _link(link: LinkSpec) -> str:
 
 
 def _number(value: float) -> str:
-    """Exactly ``value``, in thousands where it is large: ``989.0e12``."""
+    """Format ``value`` exactly, with an exponent where it is large: ``989.0e12``."""
     text = Decimal(repr(value)).normalize().to_eng_string().lower().replace("e+", "e")
     mantissa, exponent, power = text.partition("e")
     return f"{mantissa if '.' in mantissa or not exponent else mantissa + '.0'}{exponent}{power}"
 
 
 def write_description(path: Path, device: str, num_nodes: int, name: str, *, overwrite: bool) -> None:
-    """Write it; raises `UserError` for an unknown device, or if something is there already."""
+    """Write a description; raises `UserError` for an unknown device, or if the file exists."""
     write_new(path, description(device_kind(device), num_nodes, name), overwrite=overwrite)
 
 
 def kinds_table() -> Table:
-    """The kinds of device for people."""
+    """Return the kinds of device as a table."""
     from rich.table import Table
 
     table = Table("device", "", "peak TFLOP/s", "memory", "GB/s", "a node", box=None, padding=(0, 2))
@@ -127,5 +127,5 @@ def kinds_table() -> Table:
 
 
 def kinds_data() -> dict[str, Any]:
-    """The same as data, sources included."""
+    """Return the kinds of device as data, with sources."""
     return {name: device_kind(name).to_manifest() for name in device_kinds()}

@@ -17,9 +17,9 @@ from penstock.core.units import format_age, format_bytes
 
 LOOK_SECONDS = 1.0
 QUIET_LOOKS = 3
-"""After a job's end a pod's last lines may still be on their way to the service."""
+"""Polls without new lines after the end of a job: a pod's last lines may still be in transit to the service."""
 PATIENCE_LOOKS = 120
-"""Limit of the wait for lines that an ended job has recorded and the service has not received."""
+"""Limit of polls for lines that an ended job has recorded and the service has not received."""
 STYLES = {"error": "red", "warning": "yellow"}
 
 
@@ -32,9 +32,7 @@ def show_logs(
     follow: bool,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print the ranks' output, and with ``follow`` go on until the job has ended and all of its output has
-    come.
-    """
+    """Print the output of ranks; with ``follow``, continue until the job has ended and all output has arrived."""
     page = client.logs(place, rank=rank, tail=tail)
     quiet = 0
     while True:
@@ -53,8 +51,8 @@ def show_logs(
         page = client.logs(place, rank=rank, cursor=page.next)
     if not page.complete:
         output.say(
-            f"{place}: the service has not got all lines of the job yet, and tries again by itself; show them later "
-            f"with: penstock logs {place}"
+            f"{place}: the service has not received all lines of the job yet and keeps collecting them; "
+            f"show them later with: penstock logs {place}"
         )
 
 
@@ -65,7 +63,7 @@ def _print(lines: Iterable[Line]) -> None:
 
 
 def show_artifacts(artifacts: Sequence[Artifact], form: Format) -> None:
-    """A line for each file, or all as data."""
+    """Print a line for each file, or all files as data."""
     if form is not Format.TEXT:
         output.write_data([artifact.to_manifest() for artifact in artifacts], form)
         return
@@ -78,15 +76,16 @@ def show_artifacts(artifacts: Sequence[Artifact], form: Format) -> None:
 
 
 def download(client: Client, place: Place, patterns: Sequence[str], folder: Path) -> list[Path]:
-    """Write the files that the patterns name below ``folder``; each is there whole or not at all.
+    """Write the files that match the patterns below ``folder``, each of them atomically.
 
     Raises:
-        UserError: a pattern names none, or a file cannot be written.
+        UserError: a pattern matches no file, or a file cannot be written.
     """
     known = client.artifacts(place)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(artifact.name, pattern) for artifact in known):
-            raise UserError(what=f"{pattern} names no file of {place}", remedy=f"list them: penstock download {place}")
+            remedy = f"penstock download {place} lists its files"
+            raise UserError(what=f"{pattern} matches no file of {place}", remedy=remedy)
     wanted = [
         artifact for artifact in known if any(fnmatch.fnmatchcase(artifact.name, pattern) for pattern in patterns)
     ]
@@ -104,7 +103,7 @@ def _download(client: Client, place: Place, name: str, folder: Path) -> Path:
         partial.replace(target)
     except OSError as error:
         raise UserError(
-            what=f"cannot be written: {error.strerror}", where=str(target), remedy="name another folder with --to"
+            what=f"cannot be written: {error.strerror}", where=str(target), remedy="choose a writable folder with --to"
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -113,23 +112,25 @@ def _download(client: Client, place: Place, name: str, folder: Path) -> Path:
 
 
 def local_name(name: str) -> PurePosixPath:
-    """The name as a path that stays below a folder, with any input from a service; raises `UserError` for any other."""
+    """Return the name as a path below the target folder; raises `UserError` for a name that leads out of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise UserError(what=f"{name!r} leads out of the folder", remedy="do not trust this service")
+        remedy = "check the URL of the service: no penstock service sends such names"
+        raise UserError(what=f"{name!r} leads out of the folder", remedy=remedy)
     return path
 
 
 def export_newest(client: Client, place: Place, pause: Callable[[float], None] = time.sleep) -> str:
-    """Have the newest complete checkpoint exported, wait, and name the pattern of its files.
+    """Export the newest complete checkpoint, wait for it, and return the pattern of its files.
 
     Raises:
         UserError: there is no complete checkpoint.
-        RunError: it could not be exported.
+        RunError: the export failed.
     """
     newest = next((checkpoint for checkpoint in client.checkpoints(place) if checkpoint.complete), None)
     if newest is None:
-        raise UserError(what=f"{place} has no checkpoint yet", remedy="wait for its first: penstock watch")
+        remedy = f"wait for its first checkpoint: penstock watch {place}"
+        raise UserError(what=f"{place} has no checkpoint yet", remedy=remedy)
     exported = client.export(place, newest)
     with output.working(f"exporting step {newest.step}"):
         while exported.export is None or exported.export.state not in ("done", "failed"):

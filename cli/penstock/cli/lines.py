@@ -1,4 +1,4 @@
-"""Progress of work that is under way: in a terminal in its last line, elsewhere as a plain line every few seconds."""
+"""Display of progress: in the last line of a terminal, elsewhere as a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Line(Protocol):
     """A display of progress."""
 
     def update(self, text: str, done: float | None) -> None:
-        """Show the newest text and, where it is known, the share that is done."""
+        """Show the newest text and, if it is known, the finished share."""
         ...
 
     def close(self) -> None:
@@ -24,7 +24,7 @@ class Line(Protocol):
 
 
 class PlainLine:
-    """A line every few seconds, for logs."""
+    """Plain line every few seconds, for logs."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -36,11 +36,11 @@ class PlainLine:
             output.say(f"  {text}")
 
     def close(self) -> None:
-        """Leave the lines that were printed."""
+        """Do nothing: printed lines stay."""
 
 
 class LiveLine:
-    """The last line of a terminal, with a bar where the end is known."""
+    """Last line of a terminal, with a bar if the total is known."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -61,5 +61,5 @@ class LiveLine:
 
 
 def line() -> Line:
-    """The display that suits stderr."""
+    """Return the display for stderr."""
     return LiveLine() if output.terminal().is_terminal else PlainLine(time.monotonic)

@@ -1,6 +1,6 @@
-"""The `penstock` command: its list of commands, and the handling of their errors.
+"""Entry point of `penstock`: its commands, and the handling of their errors.
 
-Exit codes: 0 done, 1 the run failed, 2 the user's mistake, 130 and 143 stopped by SIGINT and SIGTERM.
+Exit codes: 0 done, 1 the run failed, 2 a mistake of the user, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -40,16 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-setup.register(app)
-planning.register(app)
-clusters.register(app)
-running.register(app)
-serving.register(app)
-old_names.register(app)
-remote.register(app)
-fetching.register(app)
-administration.register(app)
-results.register(app)
+for module in (setup, planning, clusters, running, results, remote, fetching, serving, administration, old_names):
+    module.register(app)  # in the order of the groups in the help
 
 
 def _show_version(wanted: bool) -> None:
@@ -60,7 +52,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -69,7 +61,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Run one command; return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app(args=given, prog_name="penstock")
@@ -87,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing(error: Exception) -> str | None:
-    """The package that could not be imported."""
+    """Return the package that could not be imported."""
     return error.name if isinstance(error, ModuleNotFoundError) else None
 
 
@@ -106,5 +98,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, PenstockError):
         output.say_failure(str(error))
         return RUN_FAILED
-    output.say_failure(f"{type(error).__name__}: {error}", "penstock --debug shows where this comes from")
+    output.say_failure(
+        f"{type(error).__name__}: {error}", "run it again as penstock --debug ..., and report the traceback as a bug"
+    )
     return RUN_FAILED

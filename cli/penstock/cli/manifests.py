@@ -1,4 +1,4 @@
-"""Reads the files that users write: clusters, and jobs as a service reads them."""
+"""Reads the files that users write: cluster descriptions, and jobs for a service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEDULE_SUFFIX = ".csv"
 
 
 def read_for_service(path: Path, warn: Warn) -> PipelineJob:
-    """The job in ``path`` as a service reads it: a schedule file becomes part of it, URIs are the service's to resolve.
+    """Read the job in ``path`` for a service: a schedule file becomes part of it, and the service resolves URIs.
 
     Raises:
         UserError: it cannot be read, or something in it is wrong.
@@ -44,7 +44,7 @@ def read_resolved(path: Path, warn: Warn, resolve: Resolve) -> PipelineJob:
 
 
 def read_cluster(path: Path, costs: Path | None = None) -> ClusterSpec:
-    """The described hardware in ``path``, with the cost table in ``costs`` if one is named."""
+    """Read the described hardware in ``path``, with the cost table in ``costs`` if one is named."""
     cluster = named(path, ClusterSpec.from_manifest, _load_yaml(path))
     if costs is None:
         return cluster

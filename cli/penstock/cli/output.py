@@ -1,6 +1,6 @@
-"""Output of the command: only data on stdout, everything for people on stderr.
+"""Output of the command: only data on stdout, messages on stderr.
 
-rich is loaded with the first line that is printed, so that `--help` and completion stay quick.
+rich is loaded with the first printed line, so that completion stays quick.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PIPED_COLUMNS = 120
 
 
 class Format(enum.StrEnum):
-    """How data is printed."""
+    """Format of data on stdout."""
 
     TEXT = "text"
     JSON = "json"
@@ -39,19 +39,19 @@ class Format(enum.StrEnum):
 
 @functools.cache
 def terminal() -> Console:
-    """The console for people: stderr."""
+    """Return the console on stderr."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
 
 
 def say(line: RenderableType = "", style: str | None = None) -> None:
-    """Print one line for people; square brackets are literal."""
+    """Print one line on stderr; square brackets are literal."""
     terminal().print(line, style=style, markup=False, soft_wrap=True)
 
 
 def show(*renderables: RenderableType) -> None:
-    """A result for people on stdout."""
+    """Print a result on stdout."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -68,25 +68,25 @@ def show_line(line: str, style: str | None = None) -> None:
 
 @functools.cache
 def stdout() -> Console:
-    """The console for results: stdout."""
+    """Return the console on stdout."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def age_seconds(instant: str) -> float:
-    """How long ago it was, of a time in ISO 8601."""
+    """Return the seconds since a time in ISO 8601."""
     return (datetime.now(UTC) - datetime.fromisoformat(instant)).total_seconds()
 
 
 def write(text: str) -> None:
-    """Text on stdout, unchanged and ended by one line break."""
+    """Write text to stdout, unchanged and with one line break at the end."""
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
 
 
 def write_data(manifest: Any, form: Format) -> None:
-    """Plain data on stdout as JSON or YAML."""
+    """Write plain data to stdout as JSON or YAML."""
     if form is Format.JSON:
         write(json.dumps(manifest, indent=1))
         return
@@ -102,7 +102,7 @@ def warn(line: str) -> None:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Show that ``text`` is under way until the block ends; the block may report how far it is.
+    """Show ``text`` until the block ends; the block may report its progress.
 
     A terminal shows the newest report in place. Elsewhere a report becomes a line, at most every `REPORT_SECONDS`.
     """
@@ -122,12 +122,12 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def terminal_width() -> int:
-    """Columns for pictures on stdout."""
+    """Return the number of columns for pictures on stdout."""
     return shutil.get_terminal_size((PIPED_COLUMNS, 24)).columns
 
 
 def printable(text: str) -> str:
-    """``text`` without terminal control characters."""
+    """Return ``text`` without terminal control characters."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
@@ -145,7 +145,7 @@ def say_error(error: UserError) -> None:
 
 
 def say_failure(message: str, hint: str = "") -> None:
-    """A run that failed through no mistake of the user."""
+    """Print the failure of a run that is no mistake of the user."""
     from rich.text import Text
 
     say(Text.assemble(("failed ", "bold red"), message))

@@ -1,4 +1,4 @@
-"""Ports of this machine: a check whether one is free, before anything starts. Loads nothing that trains."""
+"""Check whether a port of this machine is free, before anything starts, without loading PyTorch."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def check_port(port: int | None, option: str = "--metrics-port") -> None:
             raise UserError(
                 what=f"port {port} cannot be used: {error.strerror}",
                 where=option,
-                remedy="name a free port, or leave the option out",
+                remedy=f"ss -ltnp 'sport = :{port}' shows the process; choose another port, or leave the option out",
             ) from None

@@ -1,4 +1,4 @@
-"""``python -m penstock.cli.probe``: the name by which supervisors of version 0.1.0 start `penstock.trainer.probe`."""
+"""``python -m penstock.cli.probe``: name by which supervisors of version 0.1.0 start `penstock.trainer.probe`."""
 
 from __future__ import annotations
 

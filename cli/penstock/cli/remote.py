@@ -1,4 +1,4 @@
-"""Jobs of a service as the command line shows them."""
+"""Display of a service's jobs on the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMMANDS = {"GET /v1/jobs": "penstock status", "GET /v1/tokens": "penstock toke
 
 @contextmanager
 def connected(server: str | None) -> Iterator[Client]:
-    """A client of the chosen service; its refusals are raised as the user's mistakes.
+    """Yield a client of the chosen service; its refusals are raised as mistakes of the user.
 
     Raises:
         UserError: no service or token is configured, or the service refused.
@@ -53,7 +53,7 @@ def as_commands(remedy: str) -> str:
 
 
 def checked(job: PipelineJob, server: str | None) -> Job | None:
-    """The job as the service would make it; none if no service is configured. Raises as `connected` does."""
+    """Return the job that the service would create; none if no service is configured. Raises as `connected` does."""
     if known_server(server, os.environ, Path.home()) is None:
         return None
     with connected(server) as client:
@@ -61,7 +61,7 @@ def checked(job: PipelineJob, server: str | None) -> Job | None:
 
 
 def show_jobs(jobs: Sequence[Job], form: Format) -> None:
-    """A line for each, or all as data."""
+    """Print a line for each job, or all jobs as data."""
     if form is not Format.TEXT:
         output.write_data([as_data(job) for job in jobs], form)
     elif jobs:
@@ -71,7 +71,7 @@ def show_jobs(jobs: Sequence[Job], form: Format) -> None:
 
 
 def show_job(job: Job, form: Format, last_words: Sequence[str] = ()) -> None:
-    """Everything about one job, or all as data; ``last_words`` are those of the rank at fault."""
+    """Print one job, as text or as data; ``last_words`` are the last lines of the rank at fault."""
     if form is not Format.TEXT:
         output.write_data(as_data(job), form)
         return
@@ -81,11 +81,11 @@ def show_job(job: Job, form: Format, last_words: Sequence[str] = ()) -> None:
 
 
 def failure_lines(job: Job, last_words: Sequence[str]) -> list[str]:
-    """The failure, the log line that shows it, and a remedy, which is never empty."""
+    """Return the failure, the log line that shows it, and at least one remedy."""
     diagnosis = read_failure(job.status.message, last_words)
     place = f"{job.name} --namespace {job.namespace}" if job.namespace != "default" else job.name
     rank = "" if diagnosis.rank is None else f" --rank {diagnosis.rank}"
-    again = f"penstock retry {place} goes on" if job.status.phase is Phase.FAILED else "the job goes on by itself"
+    again = f"penstock retry {place} continues" if job.status.phase is Phase.FAILED else "the job continues"
     default = f"read penstock logs {place}{rank}; {again} from the last checkpoint"
     return [
         diagnosis.what,
@@ -114,7 +114,7 @@ def as_data(job: Job) -> dict[str, Any]:
 
 
 def job_table(jobs: Sequence[Job]) -> Table:
-    """A row for each; namespaces are named where one is not the default. Names fold where a terminal is narrow."""
+    """Return a table of jobs, with namespaces if one is not the default. Names fold in a narrow terminal."""
     from rich.table import Column, Table
     from rich.text import Text
 

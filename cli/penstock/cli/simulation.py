@@ -1,4 +1,4 @@
-"""A simulated step as a picture of characters."""
+"""Drawing of a simulated step in characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def timeline_lines(plan: Plan, timeline: Timeline) -> list[RenderableType]:
-    """The step as a picture of characters, and where the time of every rank goes."""
+    """Return the step drawn in characters, and the use of every rank's time."""
     from rich.table import Table
 
     has_shards, recompute = timeline.collectives is not None, recompute_times(timeline)

@@ -1,4 +1,4 @@
-"""Summary of a run on one screen: from its directory alone, for people and as data; plans in a line."""
+"""Summary of a run on one screen, from its directory, for a terminal or as data; and plans in a line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLE_LINES = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary(Manifest):
-    """A run's plan, promise and result. Losses are nats per token; measured times are medians after warm-up."""
+    """Plan, prediction and result of a run. Losses are in nats per token; measured times are medians after warm-up."""
 
     job: str
     phase: str
@@ -48,7 +48,7 @@ class Summary(Manifest):
 
 
 def plan_line(plan: Plan) -> str:
-    """A plan in a line."""
+    """Describe a plan in a line."""
     mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{plan.shards_text}{plan.head_text}{plan.zero_text}"
     return f"{mesh}, {plan.microbatches_text}, slices {plan.slices_text}, schedule {plan.schedule.generator}"
 
@@ -56,9 +56,9 @@ def plan_line(plan: Plan) -> str:
 def search_text(
     candidates: int, best_step_seconds: float | None, best_speed: Speed | None = None, change: str = ""
 ) -> str:
-    """How far a search for a plan is, or for one with a ``change``.
+    """Describe the progress of a search for a plan, or for one with a ``change``.
 
-    The best so far may still be improved: only the plan has its final step.
+    The best plan so far may still be improved: only the final plan has the final step time.
     """
     best = "" if best_step_seconds is None else f", best so far {format_seconds(best_step_seconds)} per step"
     speed = "" if best_speed is None else f", {best_speed.text}"
@@ -66,7 +66,7 @@ def search_text(
 
 
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
-    """The run in ``run``; ``result`` is that of its last attempt."""
+    """Summarise ``run``; ``result`` is the result of its last attempt."""
     job, metrics = run.read_recorded_job(), run.read_metrics()
     curves = curves_of(metrics)
     plan = run.read_plan() if run.plan.exists() else None
@@ -102,7 +102,7 @@ def _number(result: dict[str, Any], name: str) -> float | None:
 
 
 def rendered(summary: Summary) -> list[RenderableType]:
-    """The summary for a terminal."""
+    """Return the summary for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -127,7 +127,7 @@ def rendered(summary: Summary) -> list[RenderableType]:
 
 
 def _compared(name: str, predicted: float | None, measured: float | None, form: Callable[[float], str]) -> list[str]:
-    """A row of the table; a dash where there is nothing."""
+    """Return a row of the table, with a dash for a missing value."""
     texts = ["–" if value is None else form(value) for value in (predicted, measured)]
     error = f"{100 * prediction_error(predicted, measured):+.1f} %" if predicted and measured else "–"
     return [name, *texts, error]

@@ -1,4 +1,4 @@
-"""The manifest that `penstock init` writes: every field that matters to begin with, and its meaning."""
+"""Manifest that `penstock init` writes: the most important fields, and their meaning."""
 
 from __future__ import annotations
 
@@ -57,23 +57,24 @@ spec:
 
 
 def template(name: str, path: Path) -> str:
-    """The manifest's text; raises `UserError` for an impossible name."""
+    """Return the manifest; raises `UserError` for an invalid name."""
     Metadata(name=name)
     return TEMPLATE.substitute(name=name, path=path)
 
 
 def write_template(path: Path, name: str, *, overwrite: bool) -> None:
-    """Write it; raises `UserError` if something is there already, or nothing can be written there."""
+    """Write the manifest; raises `UserError` if the file exists, or cannot be written."""
     write_new(path, template(name, path), overwrite=overwrite)
 
 
 def write_new(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write ``text``; raises `UserError` if something is there already, or nothing can be written there."""
+    """Write ``text``; raises `UserError` if the file exists, or cannot be written."""
     try:
         with path.open("w" if overwrite else "x") as file:
             file.write(text)
     except FileExistsError:
-        raise UserError(what="exists already", where=str(path), remedy="name another file, or add --force") from None
+        remedy = "choose another file, or overwrite it with --force"
+        raise UserError(what="exists already", where=str(path), remedy=remedy) from None
     except OSError as error:
-        remedy = "name a file in a folder that exists and may be written"
+        remedy = f"create the folder with mkdir -p {path.parent}, or choose a writable one"
         raise UserError(what=f"cannot be written: {error.strerror}", where=str(path), remedy=remedy) from None

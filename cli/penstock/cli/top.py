@@ -1,4 +1,4 @@
-"""All jobs at a glance, as they change, for `penstock top`."""
+"""Table of all jobs and their changes, for `penstock top`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ROWS = 200
 
 @dataclass
 class Board:
-    """The jobs of a stream, by uid, the newest first."""
+    """Jobs of a stream by uid, newest first."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ def show_board(client: Client, namespace: str | None) -> None:
 
 
 def hears(board: Board, client: Client, message: Message, query: dict[str, Any]) -> bool:
-    """Apply a message; return whether the board changed. ``hello`` and a new job list all jobs."""
+    """Apply a message; return whether the board changed. ``hello`` and a new job cause a new list."""
     if message.kind == "event":
         return False
     if message.kind == "hello" or not board.hear(message.data):

@@ -1,4 +1,4 @@
-"""Plans that a service makes: requested, watched, and canceled when the user stops waiting."""
+"""Plan requests to a service: submitted, watched, and canceled when the user stops waiting."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def plan_at(
     """
     for name, value in local.items():
         if value is not None:
-            remedy = f"leave {name} out, or --server"
-            raise UserError(what=f"{name} is of this machine, and the service plans", where=name, remedy=remedy)
+            remedy = f"leave out {name} to plan on the service, or --server to plan here"
+            raise UserError(what=f"{name} uses this machine, but the service makes the plan", where=name, remedy=remedy)
     if costs is not None and cluster is None:
         remedy = "describe links and memory in a file, and name it with --cluster"
         raise UserError(what="--costs needs --cluster: a table of costs has the times of units alone", remedy=remedy)
@@ -48,7 +48,7 @@ def plan_at(
 
 
 def _ended(client: Client, request: str, shown: Line) -> PlanRequest:
-    """The request once it has ended; Ctrl-C cancels it."""
+    """Wait until the request has ended, and return it; Ctrl-C cancels it."""
     try:
         for planned in client.follow_plan(request):
             shown.update(progress_text(planned), None)
@@ -59,7 +59,7 @@ def _ended(client: Client, request: str, shown: Line) -> PlanRequest:
 
 
 def progress_text(request: PlanRequest) -> str:
-    """The request's progress, in a line."""
+    """Return the request's progress, in a line."""
     progress = request.progress
     if not progress.candidates:
         return "waiting" if request.state == "Queued" else "planning"

@@ -1,4 +1,4 @@
-"""Python client of the service. Needs core and httpx alone.
+"""Python client of the service. It needs only core and httpx.
 
 with Client(target(None, os.environ, Path.home())) as client:
     job = client.submit(PipelineJob.from_manifest(manifest))

@@ -36,7 +36,7 @@ TRY_AGAIN = frozenset({0, 408, 429, 502, 503, 504})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[T]):
-    """One request; ``read`` makes its answer of the JSON that comes back."""
+    """One request; ``read`` converts its JSON answer."""
 
     method: str
     path: str
@@ -64,7 +64,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
-    """Any job by its uid, also one that was deleted; it can be read, and not changed."""
+    """A job by its uid, deleted or not; it can be read, and not changed."""
 
     uid: str
 
@@ -78,19 +78,19 @@ Readable = Place | Past
 
 
 def submit(job: PipelineJob, key: str, *, dry_run: bool = False) -> Call[Job]:
-    """Make a job; sent again with the same key it is made once. A dry run makes none."""
+    """Submit a job; a repeated call with the same key has no effect. A dry run creates nothing."""
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
     body, query = json.dumps(job.to_manifest()).encode(), {"dryRun": True} if dry_run else {}
     return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, query=query, body=body, headers=headers)
 
 
 def get(place: Readable) -> Call[Job]:
-    """The job of this uid; by its name the one that lives, else the latest that did."""
+    """Get the job by its uid, or by its name the existing one, else the latest deleted one."""
     return Call(method="GET", path=place.path, read=Job.from_manifest)
 
 
 def page(query: Mapping[str, Any]) -> Call[Page]:
-    """One page of the jobs that match the query."""
+    """Get one page of the jobs of a query."""
     given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
     return Call(method="GET", path="/v1/jobs", read=Page.from_manifest, query=given)
 
@@ -101,17 +101,17 @@ def act(place: Place, action: str, key: str, etag: str | None = None) -> Call[Jo
 
 
 def delete(place: Place, key: str, etag: str | None = None) -> Call[Job]:
-    """End a job and free its name; with ``etag`` only as it was when it had that."""
+    """Delete a job; with ``etag`` only in the state that had it."""
     return Call(method="DELETE", path=place.path, read=Job.from_manifest, headers=_guarded(key, etag))
 
 
 def _guarded(key: str, etag: str | None) -> Mapping[str, str]:
-    """The key also lets what is sent again pass, though the job changed by it."""
+    """Change a job. The key makes a repeated call succeed, although the first one has changed the ETag."""
     return {"Idempotency-Key": key, **({"If-Match": etag} if etag else {})}
 
 
 def events(place: Readable, after: int) -> Call[tuple[Event, ...]]:
-    """What happened to a job after the event of that number."""
+    """Get the events of a job after that number."""
     return Call(
         method="GET",
         path=f"{place.path}/events",
@@ -121,26 +121,26 @@ def events(place: Readable, after: int) -> Call[tuple[Event, ...]]:
 
 
 def retry(place: Place, name: str | None, key: str) -> Call[Job]:
-    """Make a new job of one that has ended."""
+    """Create a new job from one that has ended."""
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
     body = json.dumps({} if name is None else {"name": name}).encode()
     return Call(method="POST", path=f"{place.path}/retry", read=Job.from_manifest, body=body, headers=headers)
 
 
 def reproduce(place: Readable) -> Call[Reproduction]:
-    """What runs a job again."""
+    """Get what repeats the run of a job."""
     return Call(method="GET", path=f"{place.path}/reproduce", read=Reproduction.from_manifest)
 
 
 def logs(place: Readable, rank: int | None, cursor: str, tail: int | None) -> Call[LinePage]:
-    """Lines behind the cursor, or the last ones."""
+    """Get log lines after the cursor, or the last ones."""
     fields = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
     query = {name: value for name, value in fields.items() if value is not None}
     return Call(method="GET", path=f"{place.path}/logs", read=LinePage.from_manifest, query=query)
 
 
 def metrics(place: Readable, ranks: Sequence[int], points: int) -> Call[tuple[Series, ...]]:
-    """A job's numbers over its steps, also of single ranks."""
+    """Get a job's metrics over its steps, also of single ranks."""
     return Call(
         method="GET",
         path=f"{place.path}/metrics",
@@ -150,39 +150,39 @@ def metrics(place: Readable, ranks: Sequence[int], points: int) -> Call[tuple[Se
 
 
 def timeline(place: Readable, step: int | None) -> Call[SampledStep]:
-    """A sampled step, else the newest."""
+    """Get a sampled step, by default the newest."""
     query = {} if step is None else {"step": step}
     return Call(method="GET", path=f"{place.path}/timeline", read=SampledStep.from_manifest, query=query)
 
 
 def plans(place: Readable) -> Call[tuple[JobPlan, ...]]:
-    """Every plan that a job went by."""
+    """Get every plan that a job used."""
     return Call(method="GET", path=f"{place.path}/plans", read=_items(JobPlan))
 
 
 def version() -> Call[Version]:
-    """Which service this is."""
+    """Get the versions of the service."""
     return Call(method="GET", path="/version", read=Version.from_manifest)
 
 
 def checkpoints(place: Readable) -> Call[tuple[Checkpoint, ...]]:
-    """A job's checkpoints, newest first."""
+    """Get a job's checkpoints, newest first."""
     return Call(method="GET", path=f"{place.path}/checkpoints", read=_items(Checkpoint))
 
 
 def export(place: Place, checkpoint: Checkpoint, key: str) -> Call[Checkpoint]:
-    """Have a checkpoint written for other programs."""
+    """Export a checkpoint for other programs."""
     path = f"{place.path}/checkpoints/{checkpoint.attempt}/{checkpoint.step}/export"
     return Call(method="POST", path=path, read=Checkpoint.from_manifest, headers={"Idempotency-Key": key})
 
 
 def artifacts(place: Readable) -> Call[tuple[Artifact, ...]]:
-    """A job's files, by name."""
+    """Get a job's files, by name."""
     return Call(method="GET", path=f"{place.path}/artifacts", read=_items(Artifact))
 
 
 def artifact_path(place: Readable, name: str) -> str:
-    """Where a file is."""
+    """Return the path of a file."""
     return f"{place.path}/artifacts/{quote(name)}"
 
 
@@ -191,7 +191,7 @@ def _items(kind: type[A]) -> Callable[[Any], tuple[A, ...]]:
 
 
 def login_link(server: str, key: str) -> Call[LoginLink]:
-    """Make a link that signs a browser in."""
+    """Create a link that signs a browser in."""
     return Call(
         method="POST",
         path="/v1/login-links",
@@ -201,7 +201,7 @@ def login_link(server: str, key: str) -> Call[LoginLink]:
 
 
 def refusal(status: int, document: Any) -> ServiceError:
-    """The error of a problem document, or of an answer that is no such document."""
+    """Return the error of a problem document, or of an answer that is not one."""
     if not isinstance(document, Mapping):
         return ServiceError(status=status, kind="unknown", detail=f"the service answered {status} without a reason")
     return ServiceError(
@@ -214,7 +214,7 @@ def refusal(status: int, document: Any) -> ServiceError:
 
 
 def unreachable(server: str, reason: str) -> ServiceError:
-    """The error that no answer is."""
+    """Return the error of a service that does not answer."""
     return ServiceError(
         status=0,
         kind="unreachable",
@@ -225,10 +225,10 @@ def unreachable(server: str, reason: str) -> ServiceError:
 
 
 def pause_before(tries: int, problem: ServiceError, retry_after: str | None) -> float:
-    """How long to wait before the next try: what the service says, else 0.2, 0.4, ... up to 5 seconds.
+    """Return the seconds before the next try: the service's Retry-After, else 0.2, 0.4, ... up to 5.
 
     Raises:
-        ServiceError: the problem, if another try would not change it, or there were tries enough.
+        ServiceError: the problem, if a retry would not change it, or after too many tries.
     """
     if problem.status not in TRY_AGAIN or tries >= MOST_TRIES:
         raise problem

@@ -14,7 +14,7 @@ SERVER, TOKEN, CA = "PENSTOCK_SERVER", "PENSTOCK_TOKEN", "PENSTOCK_CA"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A service's URL, a token for it, and the file of the certificates to trust there: the system's if none."""
+    """URL of a service, a token for it, and the file with the certificates to trust; the system's by default."""
 
     server: str
     token: str
@@ -37,11 +37,11 @@ def target(server: str | None, environment: Mapping[str, str], home: Path) -> Ta
     url = _url(server, environment, written)
     if not url:
         remedy = f"start one with penstock serve, name one with --server URL, or set {SERVER}"
-        raise UserError(what="no service is known", where="--server", remedy=remedy)
+        raise UserError(what="no service is configured", where="--server", remedy=remedy)
     token = environment.get(TOKEN) or (written.get("token") if url == written.get("server") else None)
     if not token:
         remedy = f"set {TOKEN}; an administrator makes tokens: POST /v1/tokens"
-        raise UserError(what=f"no token is known for {url}", where=TOKEN, remedy=remedy)
+        raise UserError(what=f"no token is configured for {url}", where=TOKEN, remedy=remedy)
     ca = environment.get(CA) or (written.get("ca") if url == written.get("server") else None)
     return Target(server=url.rstrip("/"), token=token, ca=Path(ca) if ca else None)
 

@@ -35,12 +35,12 @@ class Listening:
     _fields: dict[str, str] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
-        """What a new connection is asked for."""
+        """Headers of the next request."""
         self._fields = {}
         return {"Accept": MEDIA_TYPE, **({} if self.last_event is None else {"Last-Event-ID": self.last_event})}
 
     def hear(self, line: str) -> Message | None:
-        """The message that ends with this line."""
+        """Parse a line; return the message that ends with it."""
         if line:
             name, _, value = line.partition(":")
             self._fields[name] = value.removeprefix(" ")
@@ -61,20 +61,20 @@ class Listening:
 
 
 def stream_path(place: Readable | None) -> str:
-    """Where a job's stream is, or that of all jobs."""
+    """Return the path of a job's stream, or of the stream of all jobs."""
     return "/v1/events" if place is None else f"{place.path}/events"
 
 
 @dataclass
 class Downloading:
-    """One download over however many connections, each of which goes on where the last one broke."""
+    """One download over any number of connections, each of which continues where the last one broke."""
 
     got_bytes: int = 0
     tag: str = ""
     _failures: int = 0
 
     def headers(self) -> dict[str, str]:
-        """What a new connection is asked for."""
+        """Headers of the next request."""
         plain = {"Accept-Encoding": "identity"}
         return {**plain, "Range": f"bytes={self.got_bytes}-", "If-Range": self.tag} if self.got_bytes else plain
 

@@ -1,4 +1,4 @@
-"""Calls about plans and profiles, and their answers."""
+"""Calls about plans and profiles, with their answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search(KnownFields):
-    """How far planning is: divisions opened, candidates simulated, the best that fits; ``change`` is what is different
-    in the search of a changed job.
+    """Progress of planning: divisions opened, candidates simulated, and the best plan that fits.
+
+    ``change`` names the difference of a changed job in its search.
     """
 
     divisions: int = 0
@@ -35,7 +36,7 @@ class Search(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake(KnownFields):
-    """Why there is no plan."""
+    """Reason why there is no plan."""
 
     what: str
     where: str = ""
@@ -44,7 +45,7 @@ class Mistake(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest(KnownFields):
-    """A request for a plan; lists leave plan and cost out. Times are ISO 8601."""
+    """Plan request; lists leave out plan and cost. Times are in ISO 8601."""
 
     id: str
     namespace: str
@@ -60,13 +61,13 @@ class PlanRequest(KnownFields):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the state is final."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileEntry(KnownFields):
-    """A profile as it is listed."""
+    """Profile in lists."""
 
     digest: str
     key: str
@@ -97,7 +98,7 @@ def ask(
 
 
 def get(request: str) -> Call[PlanRequest]:
-    """A request as it is."""
+    """Return a plan request."""
     return Call(method="GET", path=_path(request), read=PlanRequest.from_manifest)
 
 
@@ -113,7 +114,7 @@ def newest(query: Mapping[str, Any]) -> Call[tuple[PlanRequest, ...]]:
 
 
 def cancel(request: str) -> Call[PlanRequest]:
-    """Cancel a request, or forget one that has ended."""
+    """Cancel a plan request, or delete one that has ended."""
     return Call(method="DELETE", path=_path(request), read=PlanRequest.from_manifest)
 
 

@@ -44,7 +44,7 @@ class Export(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint(KnownFields):
-    """A model after ``step`` steps; ``uri`` is what `resumeFrom` takes."""
+    """Checkpoint after ``step`` steps; ``uri`` is a value for `resumeFrom`."""
 
     step: int
     attempt: int
@@ -66,7 +66,7 @@ class Artifact(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction(KnownFields):
-    """The means to repeat a run: the job's manifest with the plan pinned, versions, commands for a shell."""
+    """What repeats a run: the job's manifest with the pinned plan, versions, and shell commands."""
 
     manifest: dict[str, Any]
     versions: dict[str, str]
@@ -76,7 +76,7 @@ class Reproduction(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point(KnownFields):
-    """Steps from ``step`` on, as one."""
+    """Values of one or more steps, from ``step`` on."""
 
     step: int
     attempt: int
@@ -125,7 +125,7 @@ class SampledStep(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan(KnownFields):
-    """A plan that a job went by, from an attempt on."""
+    """A plan that a job used, from an attempt on."""
 
     revision: int
     attempt: int

@@ -1,4 +1,4 @@
-"""The blocking client."""
+"""Blocking client."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class Client:
         self._http.close()
 
     def submit(self, job: PipelineJob, *, dry_run: bool = False) -> Job:
-        """Make a job; a dry run makes none, and gives it as it would be."""
+        """Submit a job; a dry run only returns the result."""
         return self._do(calls.submit(job, new_key(), dry_run=dry_run))
 
     def get(self, place: Readable) -> Job:
-        """The job that lives under this name, else the latest that did."""
+        """Return the existing job of this name, else the latest deleted one."""
         return self._do(calls.get(place))
 
     def jobs(self, **query: Any) -> Iterator[Job]:
-        """Every job that the query asks for (namespace, phase, label, name, sort), page by page."""
+        """Yield every job of the query (namespace, phase, label, name, sort), page by page."""
         cursor: str | None = None
         while True:
             page = self._do(calls.page({**query, "cursor": cursor}))
@@ -85,69 +85,69 @@ class Client:
                 return
 
     def suspend(self, place: Place, *, etag: str | None = None) -> Job:
-        """Checkpoint after the step at hand, and free what the job holds."""
+        """Suspend the job: it saves a checkpoint after the current step, and releases its devices."""
         return self._do(calls.act(place, "suspend", new_key(), etag))
 
     def resume(self, place: Place, *, etag: str | None = None) -> Job:
-        """Go on with a suspended job."""
+        """Resume a suspended job."""
         return self._do(calls.act(place, "resume", new_key(), etag))
 
     def delete(self, place: Place, *, etag: str | None = None) -> Job:
-        """End a job and free its name."""
+        """Delete a job: it ends, and its name is free."""
         return self._do(calls.delete(place, new_key(), etag))
 
     def events(self, place: Readable, after: int = 0) -> tuple[Event, ...]:
-        """What happened to a job, oldest first."""
+        """Return the events of a job, oldest first."""
         return self._do(calls.events(place, after))
 
     def retry(self, place: Place, name: str | None = None) -> Job:
-        """Make a new job of one that has ended: it goes on from the newest checkpoint."""
+        """Create a new job from one that has ended; it continues from the newest checkpoint."""
         return self._do(calls.retry(place, name, new_key()))
 
     def reproduce(self, place: Readable) -> Reproduction:
-        """What runs a job again as it ran."""
+        """Return what repeats the run of a job."""
         return self._do(calls.reproduce(place))
 
     def logs(self, place: Readable, *, rank: int | None = None, cursor: str = "", tail: int | None = None) -> LinePage:
-        """Some of what ranks printed: the first lines behind the cursor, or the last so many."""
+        """Return log lines: the first ones after the cursor, or the last ``tail`` ones."""
         return self._do(calls.logs(place, rank, cursor, tail))
 
     def metrics(
         self, place: Readable, *, ranks: Sequence[int] = (), points: int = calls.MOST_POINTS
     ) -> tuple[Series, ...]:
-        """A job's numbers over its steps, of all ranks together and of those named; at most ``points`` a series."""
+        """Return a job's metrics over its steps, over all ranks and of those named; at most ``points`` for a series."""
         return self._do(calls.metrics(place, ranks, points))
 
     def timeline(self, place: Readable, step: int | None = None) -> SampledStep:
-        """What every rank did when, in a sampled step or else the newest."""
+        """Return the timeline of a sampled step, by default of the newest."""
         return self._do(calls.timeline(place, step))
 
     def plans_of(self, place: Readable) -> tuple[JobPlan, ...]:
-        """Every plan that a job went by, oldest first."""
+        """Return every plan that a job used, oldest first."""
         return self._do(calls.plans(place))
 
     def checkpoints(self, place: Readable) -> tuple[Checkpoint, ...]:
-        """A job's checkpoints, newest first."""
+        """Return a job's checkpoints, newest first."""
         return self._do(calls.checkpoints(place))
 
     def export(self, place: Place, checkpoint: Checkpoint) -> Checkpoint:
-        """Have a checkpoint written as safetensors; `checkpoints` tells how far it is."""
+        """Export a checkpoint as safetensors; `checkpoints` returns the progress."""
         return self._do(calls.export(place, checkpoint, new_key()))
 
     def artifacts(self, place: Readable) -> tuple[Artifact, ...]:
-        """A job's files, by name."""
+        """Return a job's files, by name."""
         return self._do(calls.artifacts(place))
 
     def version(self) -> Version:
-        """Which penstock the service is."""
+        """Return the versions of the service."""
         return self._do(calls.version())
 
     def login_link(self) -> LoginLink:
-        """A link that signs a browser in, once, within a minute."""
+        """Create a link that signs a browser in, once, within a minute."""
         return self._do(calls.login_link(self._server, new_key()))
 
     def download(self, place: Readable, name: str) -> Iterator[bytes]:
-        """A file, piece by piece; a connection that breaks is gone on with."""
+        """Yield the content of a file in chunks; a broken connection is resumed."""
         download = Downloading()
         while True:
             try:
@@ -163,7 +163,8 @@ class Client:
             self._pause(download.pause_after(problem, hint))
 
     def listen(self, place: Readable | None = None, *, after: int | None = None, **query: Any) -> Iterator[Message]:
-        """What happens to a job after its event number ``after``, or to all jobs (namespace, label, name), without end.
+        """Yield what happens to a job after its event number ``after``, or to all jobs (namespace, label, name),
+        without end.
 
         A connection that ends is followed by another; each begins with ``hello``, after which nothing is missed.
         """
@@ -182,7 +183,7 @@ class Client:
             self._pause(listening.pause_after(problem, hint))
 
     def follow(self, place: Readable) -> Iterator[Job]:
-        """The job as it is, and again whenever it changed, until it has ended, is suspended or deleted."""
+        """Yield the job, and again after every change, until it has ended, is suspended or deleted."""
         job = self.get(place)
         yield job
         if job.resting:
@@ -198,7 +199,7 @@ class Client:
                 return
 
     def wait(self, place: Readable) -> Job:
-        """The job once it has ended or is suspended."""
+        """Wait until the job has ended or is suspended, and return it."""
         *_, last = self.follow(place)
         return last
 
@@ -210,26 +211,27 @@ class Client:
         profile: str | None = None,
         what_if: bool = False,
     ) -> PlanRequest:
-        """Ask for a plan without running, for described hardware or a stored profile; else for its own machine.
+        """Request a plan without running it, for described hardware or a stored profile; else for the service's
+        machine.
 
         With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has what each gives.
         """
         return self._do(planning.ask(job, cluster, profile, new_key(), what_if=what_if))
 
     def planned(self, request: str) -> PlanRequest:
-        """A request for a plan as it is."""
+        """Return a plan request."""
         return self._do(planning.get(request))
 
     def plans(self, **query: Any) -> tuple[PlanRequest, ...]:
-        """The newest requests for plans (namespace, limit), newest first."""
+        """Return the newest plan requests (namespace, limit), newest first."""
         return self._do(planning.newest(query))
 
     def cancel_plan(self, request: str) -> PlanRequest:
-        """Cancel a request for a plan, or forget one that has ended."""
+        """Cancel a plan request, or delete one that has ended."""
         return self._do(planning.cancel(request))
 
     def follow_plan(self, request: str) -> Iterator[PlanRequest]:
-        """A request for a plan as it is, and again whenever it changed, until it has ended."""
+        """Yield a plan request, and again after every change, until it has ended."""
         seen: PlanRequest | None = None
         while seen is None or not seen.ended:
             current = self.planned(request)
@@ -240,11 +242,11 @@ class Client:
                 self._pause(LOOK_SECONDS)
 
     def profiles(self) -> tuple[ProfileEntry, ...]:
-        """What was measured, newest first."""
+        """Return all profiles, newest first."""
         return self._do(planning.profiles())
 
     def profile(self, digest: str) -> Profile:
-        """The measurements with this digest."""
+        """Return the profile with this digest."""
         return self._do(planning.profile(digest))
 
     def _do(self, call: Call[T]) -> T:
@@ -260,11 +262,11 @@ class Client:
                     return call.read(answer.json())
                 problem, hint = refused(answer)
             self._pause(calls.pause_before(tries, problem, hint))
-        raise AssertionError("tries are counted without end")
+        raise AssertionError("the number of tries is unlimited here")
 
 
 def refused(answer: httpx.Response) -> tuple[ServiceError, str | None]:
-    """The error in an answer, and its Retry-After header if it has one."""
+    """Return the error in an answer, and its Retry-After header if it has one."""
     try:
         document = answer.json()
     except ValueError:
@@ -273,5 +275,5 @@ def refused(answer: httpx.Response) -> tuple[ServiceError, str | None]:
 
 
 def new_key() -> str:
-    """A new idempotency key: a request that is sent again with it takes effect once."""
+    """Return a new idempotency key: a repeated request with it takes effect once."""
     return str(uuid.uuid4())

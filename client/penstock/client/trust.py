@@ -1,4 +1,4 @@
-"""Whose certificates are believed."""
+"""Choice of trusted certificates."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from penstock.core.errors import UserError
 
 
 def trusted(ca: Path | None) -> ssl.SSLContext | bool:
-    """Only the certificates in the file, each by itself whatever its issuer; without a file, those that httpx trusts.
+    """Trust only the certificates in the file, regardless of their issuers; without a file, those of httpx.
 
     Raises:
-        UserError: the file is not there, or holds no certificate.
+        UserError: the file does not exist, or contains no certificate.
     """
     if ca is None:
         return True
     try:
         context = ssl.create_default_context(cafile=str(ca))
     except OSError as error:
-        remedy = "name a PEM file of the service's certificate, or of the authority that signed it"
+        remedy = "set it to a PEM file with the certificate of the service or of its authority"
         raise UserError(what=f"cannot be read: {error}", where=f"PENSTOCK_CA {ca}", remedy=remedy) from None
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context

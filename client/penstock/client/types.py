@@ -25,7 +25,7 @@ class ServiceError(PenstockError):
 
 
 class KnownFields(Manifest):
-    """Reads what it knows."""
+    """Manifest that ignores unknown fields."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class Progress(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status(KnownFields):
-    """Where a job stands; times as ISO 8601."""
+    """Status of a job; times are in ISO 8601."""
 
     phase: Phase
     reason: str = ""
@@ -87,22 +87,22 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Within its namespace."""
+        """Name of the job, unique in its namespace."""
         return str(self.manifest["metadata"]["name"])
 
     @property
     def namespace(self) -> str:
-        """Where its name holds."""
+        """Namespace of the job."""
         return str(self.manifest["metadata"].get("namespace", "default"))
 
     @property
     def uid(self) -> str:
-        """Its identity: no other job ever has the same."""
+        """Unique id of the job, which is never reused."""
         return str(self.manifest["metadata"].get("uid", ""))
 
     @classmethod
     def from_manifest(cls, value: Any) -> Job:
-        """The job as the service writes it."""
+        """Parse the service's view of a job."""
         metadata = value["metadata"]
         kept = {name: metadata[name] for name in METADATA if name in metadata}
         return cls(
@@ -118,7 +118,7 @@ class Job:
         )
 
     def updated(self, row: Mapping[str, Any]) -> Job:
-        """The same job with the status of a live stream's row."""
+        """Return the job with the status of a live stream's row."""
         return dataclasses.replace(
             self,
             manifest=_with_suspend(self.manifest, row["suspend"]),
@@ -128,7 +128,7 @@ class Job:
 
     @property
     def resting(self) -> bool:
-        """Whether it has ended or is suspended: nothing happens to it by itself."""
+        """Whether the job has ended or is suspended."""
         return self.status.phase.terminal or self.status.phase is Phase.SUSPENDED
 
 
@@ -146,7 +146,7 @@ METADATA = ("name", "namespace", "labels", "annotations", "uid")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event(KnownFields):
-    """Something that happened to a job; ``number`` rises by one."""
+    """Event of a job; ``number`` increases by one."""
 
     number: int
     at: str
@@ -156,7 +156,7 @@ class Event(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version(KnownFields):
-    """Which penstock answers: its own version, that of the API, and the revision of the database's schema."""
+    """Versions of the service: penstock, API, and revision of the database schema."""
 
     version: str
     api: str
@@ -173,12 +173,12 @@ class LoginLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """Some jobs, and the cursor of those that follow."""
+    """Page of jobs, and the cursor of the next page."""
 
     items: tuple[Job, ...]
     next: str | None
 
     @classmethod
     def from_manifest(cls, value: Any) -> Page:
-        """The page as the service writes it."""
+        """Parse the service's page."""
         return cls(items=tuple(map(Job.from_manifest, value["items"])), next=value["next"])

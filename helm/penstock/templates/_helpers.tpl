@@ -2,7 +2,7 @@
 {{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The name of what is not in a namespace: two releases may share a cluster. (list . "operator") */}}
+{{/* Name of a cluster-scoped object: two releases may share a cluster. (list . "operator") */}}
 {{- define "penstock.cluster" -}}
 {{ printf "%s-%s-%s" (index . 0).Release.Namespace (include "penstock.name" (index . 0)) (index . 1) }}
 {{- end }}
@@ -14,7 +14,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end }}
 
-{{/* What jobs may use, as penstock.core.job_policy reads it: the trainer's image, and what the values say. */}}
+{{/* The policy for jobs in the form of penstock.core.job_policy: the trainer's image, and the values' policy. */}}
 {{- define "penstock.jobPolicy" -}}
 {{- $lists := omit .Values.jobPolicy "namespaces" "inNamespaces" -}}
 {{- $everywhere := merge (dict "images" (prepend .Values.jobPolicy.images .Values.trainer.image)) $lists -}}
@@ -22,7 +22,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- merge (dict "ownNamespace" .Release.Namespace "everywhere" $everywhere) $named | toJson -}}
 {{- end }}
 
-{{/* Of one part: (list . "operator") */}}
+{{/* Labels of one component: (list . "operator") */}}
 {{- define "penstock.selector" -}}
 app.kubernetes.io/name: penstock
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -37,7 +37,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ ternary "https" "http" (ne .Values.service.tlsSecret "") }}
 {{- end }}
 
-{{/* Restricted Pod Security, and a root file system that nobody writes. */}}
+{{/* Restricted Pod Security, and a read-only root file system. */}}
 {{- define "penstock.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -61,7 +61,7 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
 tolerations:
-  # Of a node that is lost: Kubernetes would leave the pod there for five minutes.
+  # After the loss of a node: by default Kubernetes would keep the pod there for five minutes.
   - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   {{- with .tolerations }}
@@ -95,7 +95,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* What binds one part's rights: (list . "operator") */}}
+{{/* Binding of one component's rights: (list . "operator") */}}
 {{- define "penstock.bound" }}
 {{- $root := index . 0 }}
 {{- $account := printf "%s-%s" (include "penstock.name" $root) (index . 1) }}
@@ -131,12 +131,12 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $account }}}
 subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
 {{- end }}
 
-{{/* The account of one program as admission knows it: (list . "operator") */}}
+{{/* Service account of one program as a user name in admission: (list . "operator") */}}
 {{- define "penstock.account" -}}
 {{ printf "system:serviceaccount:%s:%s-%s" (index . 0).Release.Namespace (include "penstock.name" (index . 0)) (index . 1) }}
 {{- end }}
 
-{{/* Where ClusterProfiles are measured, as the operator has it. */}}
+{{/* Namespace in which ClusterProfiles are measured, as in the operator. */}}
 {{- define "penstock.measuringNamespace" -}}
 {{ .Values.namespace | default .Release.Namespace }}
 {{- end }}
@@ -146,7 +146,7 @@ subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Rele
 {{ append .Values.jobPolicy.namespaces .Values.namespace | toJson | replace "\"" "'" }}
 {{- end }}
 
-{{/* CEL: the request's namespace is none of the cluster's own, unless the values name it. */}}
+{{/* CEL: the request's namespace is not one of the system, unless the values name it. */}}
 {{- define "penstock.isForJobs" -}}
 (!request.namespace.startsWith('kube-') || request.namespace in {{ include "penstock.namedNamespaces" . }})
 {{- end }}

@@ -172,7 +172,7 @@ class Agents:
             return report, before.profile
         packed = self._fetch(address, AGENT_MEASUREMENT)
         if hashlib.sha256(packed).hexdigest() != report.measurement:
-            raise AgentError("served a measurement whose SHA-256 differs from the announced one")
+            raise AgentError("served another measurement than announced: its SHA-256 differs")
         return report, Profile.from_manifest(self._read(packed), "measurement")
 
     def _read(self, packed: bytes) -> Any:

@@ -85,8 +85,8 @@ class Children(Generic[Child]):
             for key, child in self._of.get(job_uid, {}).items()
             if key not in there and child.version <= version and namespace in ("", child.namespace)
         ]
-        news = [self.remove(child) for child in missing] + [self.put(child) for child in there.values()]
-        return any(news)
+        changes = [self.remove(child) for child in missing] + [self.put(child) for child in there.values()]
+        return any(changes)
 
 
 def _key(child: JobSetSnapshot | PodSnapshot | RanksJobSnapshot) -> Key:

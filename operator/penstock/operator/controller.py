@@ -33,7 +33,7 @@ from penstock.operator.reconcile import Reconciler
 from penstock.operator.service_lease import ServiceLease
 from penstock.operator.settings import Settings
 from penstock.operator.watches import watched
-from penstock.operator.workqueue import WorkQueue
+from penstock.operator.workqueue import WorkQueue, backoff_seconds
 from penstock.planner.worker.process import Planner, ProcessPlanner
 
 log = logging.getLogger(__name__)
@@ -178,18 +178,13 @@ class Controller:
         self._metrics.retries.inc()
         job = self.cache.job(uid)
         name = f"{job.namespace}/{job.name}" if job else uid
+        wait, extra = backoff_seconds(failures), about(job)
         if isinstance(error, PenstockError):
-            log.warning(
-                "job %s: reconcile failed, retrying (failure %d in a row): %s", name, failures, error, extra=about(job)
-            )
+            message = "job %s: reconcile failed: %s; retrying in %.1f s (%d failures in a row)"
+            log.warning(message, name, error, wait, failures, extra=extra)
         else:
-            log.error(
-                "job %s: reconcile failed, retrying (failure %d in a row)",
-                name,
-                failures,
-                exc_info=error,
-                extra=about(job),
-            )
+            message = "job %s: reconcile failed unexpectedly; retrying in %.1f s (%d failures in a row)"
+            log.error(message, name, wait, failures, exc_info=error, extra=extra)
 
     def _announce(self, job: JobSnapshot, decision: SetPhase) -> None:
         self._metrics.ended(decision)

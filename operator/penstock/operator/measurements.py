@@ -132,8 +132,6 @@ class Measurements:
 
     def _known(self, facts: Facts) -> ProfileStatus | None:
         """Return an older measurement: this job's, another job's of its namespace, or a ClusterProfile's."""
-        """
-        """
         if is_measuring(facts.job):
             return None
         key, own = _key(facts), facts.status.profile

@@ -26,7 +26,7 @@ class Level(enum.IntEnum):
     """Reason why a key waits for a worker, the most urgent first."""
 
     FIRST = 0
-    NEWS = 1
+    EVENT = 1
     RESYNC = 2
 
 
@@ -74,7 +74,7 @@ class WorkQueue:
 
     def add(self, key: str) -> None:
         """Work on the key as soon as a worker is free, before all that `resync` added. A backoff stays in force."""
-        self._add(key, Level.NEWS)
+        self._add(key, Level.EVENT)
 
     def resync(self, key: str) -> None:
         """Work on the key once no key of `add` waits."""
@@ -113,13 +113,13 @@ class WorkQueue:
 
     def _due(self, key: str, entry: _Entry) -> None:
         entry.timer = None
-        self._enqueue(key, entry, Level.NEWS)
+        self._enqueue(key, entry, Level.EVENT)
 
     def _enqueue(self, key: str, entry: _Entry, level: Level) -> None:
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
-        if level is Level.NEWS and self._is_first(key):
+        if level is Level.EVENT and self._is_first(key):
             level = Level.FIRST
         if entry.ready is not None:
             if entry.ready <= level:
@@ -145,7 +145,7 @@ class WorkQueue:
             return Level.FIRST
         if len(self._tasks) - num_first >= self._num_workers:
             return None
-        return next((level for level in (Level.NEWS, Level.RESYNC) if self._ready[level]), None)
+        return next((level for level in (Level.EVENT, Level.RESYNC) if self._ready[level]), None)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]

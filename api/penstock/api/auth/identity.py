@@ -1,4 +1,4 @@
-"""Identities, roles, and the tokens that prove them."""
+"""Identities, roles, and tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RANKS = {Role.VIEWER: 1, Role.EDITOR: 2, Role.ADMIN: 3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reporting:
-    """The one attempt of the one job for which an identity may report."""
+    """The only job and attempt for which an identity may report."""
 
     name: str
     uid: str
@@ -36,9 +36,9 @@ class Reporting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """An authenticated caller; the role holds in ``namespace``, everywhere if none.
+    """An authenticated caller. The role holds in ``namespace``, everywhere if none.
 
-    One that reports for a single attempt has it in ``only``.
+    ``only`` limits an identity to reports of a single attempt.
     """
 
     name: str
@@ -47,7 +47,8 @@ class Identity:
     only: Reporting | None = None
 
     def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
-        """Whether what needs ``role`` is allowed in ``namespace``; in none, it must be allowed everywhere.
+        """Whether an operation that needs ``role`` is allowed in ``namespace``; without one, it must be allowed
+        everywhere.
 
         ``verb`` is the Kubernetes verb of the operation, for callers with rights by verbs.
         """
@@ -57,21 +58,23 @@ class Identity:
         return reaches and _RANKS[self.role] >= _RANKS[role]
 
     def confined(self) -> Identity:
-        """The same on a cluster, whose namespaces belong to different people: an editor without one only reads."""
+        """Return the identity on a cluster, where namespaces belong to different users: an editor without one only
+        reads.
+        """
         return replace(self, role=Role.VIEWER) if self.role is Role.EDITOR and self.namespace is None else self
 
     def may_anywhere(self, role: Role, verb: str = "") -> bool:
-        """Whether there is a namespace in which it is allowed."""
+        """Whether the operation is allowed in some namespace."""
         return self.may(role, self.namespace, verb)
 
     def namespaces(self, role: Role, verb: str = "") -> tuple[str, ...] | None:
-        """Where it is allowed; none for everywhere, also where there is nothing yet."""
+        """Namespaces in which the operation is allowed; none for all, including namespaces without jobs."""
         return None if self.namespace is None else (self.namespace,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """An identity as a request proved it: by a token, or by a session that this token made. It holds ``until`` then."""
+    """An identity, proved by a token or by a session that this token made, and valid ``until`` a time."""
 
     identity: Identity
     token: str
@@ -80,21 +83,21 @@ class Caller:
 
     @property
     def id(self) -> str:
-        """Of the proof, which is one of its kind; names of identities are not."""
+        """Unique id of the token or session; names of identities are not unique."""
         return self.session or self.token
 
 
 def new_token(prefix: str = PREFIX) -> str:
-    """A secret of 256 random bits; a prefix lets secret scanners find it."""
+    """Return a secret of 256 random bits, with a prefix for secret scanners."""
     return prefix + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def derived_token(secret: str, salt: str, prefix: str = PREFIX) -> str:
-    """A token derived from the caller's own secret and a random salt: it cannot be computed without both."""
+    """Derive a token from the caller's own secret and a random salt: it cannot be computed without both."""
     made = hmac.digest(secret.encode(), salt.encode(), "sha256")
     return prefix + base64.urlsafe_b64encode(made).decode().rstrip("=")
 
 
 def digest(token: str) -> str:
-    """The stored form of a token: SHA-256 suffices for a random secret of this length."""
+    """Return the stored form of a token: SHA-256 suffices for a random secret of this length."""
     return hashlib.sha256(token.encode()).hexdigest()

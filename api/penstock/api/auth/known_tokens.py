@@ -1,4 +1,4 @@
-"""Cache of recently checked tokens: a thousand jobs that report every few seconds use few tokens."""
+"""Cache of verified tokens: a thousand jobs that report every few seconds use few tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from penstock.api.auth.identity import Caller, digest
 
 KNOWN_SECONDS = 5.0
-"""How long a token that was revoked elsewhere (by another service, or on the database itself) may still pass."""
+"""Seconds for which a token that was revoked by another service, or in the database, may still pass."""
 MOST_KNOWN = 1024
 
 
@@ -31,19 +31,19 @@ class KnownTokens:
         return caller is not None and 0 <= now - at < self._seconds(caller)
 
     async def find(self, secret: str, now: float, look_up: Callable[[], Caller | None]) -> Caller | None:
-        """The bearer of the token with this secret, from the cache or else from a lookup in a thread."""
+        """Return the bearer of the token with this secret, from the cache or from a lookup in a thread."""
         known, key = self._known, digest(secret)
         at, caller = known.get(key, (0.0, None))
         if caller is not None and 0 <= now - at < self._seconds(caller):
             return caller if caller.until is None or now < caller.until else None
         caller = await run_in_threadpool(look_up)
         if caller is not None:
-            known.pop(key, None)  # the newest come last, and the oldest go first
+            known.pop(key, None)  # newest last: the oldest are evicted first
             if len(known) >= self._most:
                 del known[next(iter(known))]
-            known[key] = (now, caller)  # lost if all were forgotten meanwhile
+            known[key] = (now, caller)  # lost if the cache was cleared meanwhile
         return caller
 
     def forget(self) -> None:
-        """Clear the cache, since a token was revoked. May be called from any thread."""
+        """Clear the cache after a revocation. May be called from any thread."""
         self._known = {}

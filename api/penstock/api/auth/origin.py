@@ -1,4 +1,4 @@
-"""Whether a request comes from a page of this service, by its Origin header."""
+"""Same-origin check by the Origin header."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def same_origin(origin: str | None, scheme: str, host: str) -> bool:
-    """Whether ``origin`` names this scheme, host and port. A missing one does not: every browser sends it with what is
-    no GET, and the cookie comes from browsers only.
+    """Whether ``origin`` names this scheme, host and port.
+
+    A missing header does not: every browser sends it with requests other than GET, and only browsers send the cookie.
     """
     return (
         origin is not None and (requested := _place(f"{scheme}://{host}")) is not None and _place(origin) == requested
@@ -18,7 +19,7 @@ def same_origin(origin: str | None, scheme: str, host: str) -> bool:
 
 
 def _place(url: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port of an origin; none for ``null`` and for a URL with more parts."""
+    """Return scheme, host and port of an origin; none for ``null`` and for a URL with more parts."""
     try:
         parts = urlsplit(url)
         port = parts.port

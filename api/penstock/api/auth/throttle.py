@@ -1,7 +1,7 @@
 """Rate limit: a token bucket for each client, refilled at a steady rate.
 
-Buckets are kept in memory, so each service counts for itself. Their number is bounded, because addresses are not: the
-one that was not used for longest is forgotten, and its client starts with a full one.
+Buckets are kept in memory, so each service counts separately. Their number is bounded, because addresses are not: the
+least recently used one is evicted, and its client starts with a full bucket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 IPV6_SITE_BITS = 64
-"""The prefix that one customer of a network gets: a client with one of its addresses has them all."""
+"""IPv6 prefix length of one customer of a network, whose addresses all belong to one client."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,14 +25,16 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Requests that were ``left`` at a time, fractions of one among them."""
+    """Requests that were ``left`` at a time, including fractions of one."""
 
     left: float
     at: float
 
 
 def take(bucket: Bucket | None, rate: Rate, now: float) -> tuple[Bucket, float]:
-    """The bucket after a request, and how many seconds this one comes too early; a refused one takes nothing."""
+    """Return the bucket after a request, and the seconds by which the request is too early; a refused one takes
+    nothing.
+    """
     left: float = rate.burst
     if bucket is not None:
         left = min(left, bucket.left + max(now - bucket.at, 0.0) * rate.per_second)
@@ -49,7 +51,7 @@ class Throttle:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def take(self, key: str, rate: Rate) -> float:
-        """Count a request; the seconds to wait for it, none if it may pass."""
+        """Count a request; return the seconds to wait before it, 0 if it may pass."""
         self._buckets[key], seconds = take(self._buckets.get(key), rate, self._clock())
         self._buckets.move_to_end(key)
         if len(self._buckets) > self._most:
@@ -61,7 +63,7 @@ class Throttle:
 
 
 def site(address: str) -> str:
-    """Whose address it is: an IPv4 address itself, of an IPv6 address the network."""
+    """Return the client of an address: an IPv4 address itself, or the network of an IPv6 address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,1 +1,1 @@
-"""The service on a cluster: jobs are there, and this mirrors them, submits them, and hears from their pods."""
+"""Service on a cluster: it mirrors the cluster's jobs, submits new ones, and receives reports of their pods."""

@@ -1,4 +1,4 @@
-"""A `Keeper` whose writes are refused once another service has taken the Lease."""
+"""Fencing: a `Keeper` whose writes are refused once another service has taken the Lease."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Fence:
-    """Passes on to ``keeper``; since `begin` each write belongs to the epoch that began then.
+    """Passes calls on to ``keeper``. After `begin`, each write belongs to the epoch that began then.
 
-    A service that loses the Lease keeps its epoch: late writes of its watcher are refused as soon as
-    another service has begun the next one. Objects that were read for a request are written to ``keeper`` itself.
+    A service that loses the Lease keeps its epoch: late writes of its watcher are refused as soon as another service
+    has begun the next epoch. Objects that were read for a request are written to ``keeper`` directly.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -28,21 +28,21 @@ class Fence:
 
     @property
     def valid(self) -> bool:
-        """Whether no write showed that another service has begun an epoch since."""
+        """Whether no write has been refused because of a newer epoch."""
         return not self._lost
 
     def begin(self) -> None:
-        """Belong to a new epoch: the Lease was taken."""
+        """Begin a new epoch, after the Lease was taken."""
         self._epoch = self._keeper.write("epochs", epochs.begin)
         self._lost = False
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Seconds since the epoch of Unix."""
+        """Seconds since the Unix epoch."""
         return self._keeper.clock
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """The result of ``question``, on one snapshot of the database."""
+        """Return the result of ``question``, on one snapshot of the database."""
         return self._keeper.read(question)
 
     def write(self, key: str, change: Callable[[Connection], T]) -> T:

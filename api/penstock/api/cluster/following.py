@@ -1,4 +1,4 @@
-"""Background work of a service on a cluster: hold the Lease, and meanwhile mirror and report."""
+"""Background work of a service on a cluster: hold the Lease, and mirror and report while it is held."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Following:
         self._watcher: Watcher | None = None
 
     def run_once(self) -> None:
-        """Renew the Lease, and begin or end mirroring with its possession."""
-        with _surviving("the Lease"):
+        """Renew the Lease, and start or stop mirroring when it is taken or lost."""
+        with _surviving("renewal of the Lease"):
             self._lease.run_once()
         if self._lease.held and self._watcher is None:
             self._watcher = self._new_watcher()
@@ -46,11 +46,11 @@ class Following:
         """Write reports to the cluster, once the mirror is synced."""
         watcher = self._watcher
         if self._lease.held and watcher is not None and watcher.synced.is_set():
-            with _surviving("reports"):
+            with _surviving("reporting to the jobs"):
                 self._reporter.run_once()
 
     def close(self) -> None:
-        """End, and let another service go on at once."""
+        """Stop, and release the Lease, so that another service continues at once."""
         self._stop()
         self._reporter.close()
         self._lease.release()
@@ -68,8 +68,8 @@ class Following:
 
 @contextmanager
 def _surviving(what: str) -> Iterator[None]:
-    """Errors are logged, and retried at the next turn: an ended thread would go unnoticed."""
+    """Log errors instead of raising them: the end of this thread would go unnoticed."""
     try:
         yield
     except Exception:
-        log.exception("%s: failed; retrying at the next poll", what)
+        log.exception("%s of the cluster failed unexpectedly; retrying at the next poll", what)

@@ -1,4 +1,4 @@
-"""A PipelineJob as the cluster writes it, converted for the store. Nothing is read or written here."""
+"""Conversion of a PipelineJob of the cluster into a snapshot for the store. Nothing is read or written here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ KEPT = ("name", "namespace", "labels", "annotations", "uid")
 MOST_DEPTH = 64
 """Limit of nested lists and objects; the cluster's ``managedFields`` have about 20."""
 COUNTS, MOST_COUNTED = ("attempt", "failures", "ranks"), 2**31 - 1
-"""Columns of 32 bits."""
+"""Largest value of a 32-bit column."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""All of the manifest once more, which kubectl leaves to itself."""
+"""Annotation of kubectl with a copy of the manifest."""
 
 
 def job_snapshot(item: Object, cluster: str) -> JobSnapshot:
-    """The job for the store, with text that every database accepts; raises `UserError` if its status is
-    none that an operator wrote, or if it is nested too deeply to be handed on.
+    """Return the job for the store, with text that every database accepts.
+
+    Raises `UserError` if no operator wrote its status, or if it is nested too deeply to be passed on.
     """
     require_flat(item)
     item = cleaned(item)
@@ -36,7 +37,7 @@ def job_snapshot(item: Object, cluster: str) -> JobSnapshot:
         uid=metadata["uid"],
         namespace=metadata["namespace"],
         name=metadata["name"],
-        version=int(metadata.get("resourceVersion") or 0),  # of a dry run there is none
+        version=int(metadata.get("resourceVersion") or 0),  # a dry run has none
         generation=int(metadata.get("generation", 1)),
         created_at=parse_instant(metadata.get("creationTimestamp"), "metadata.creationTimestamp") or 0.0,
         manifest=_manifest(item),
@@ -46,30 +47,32 @@ def job_snapshot(item: Object, cluster: str) -> JobSnapshot:
 
 
 def require_flat(item: Object) -> None:
-    """Raise `UserError` for a job that is nested deeper than any; its text could not be made, nor answers with it."""
+    """Raise `UserError` for a job that is nested too deeply to be serialized in an answer."""
     if is_nested_beyond(item, MOST_DEPTH):
-        remedy = "write it by the definition of PipelineJobs"
+        remedy = "write the job as its CustomResourceDefinition allows: kubectl explain pipelinejob.spec"
         raise UserError(what=f"is nested more than {MOST_DEPTH} deep", where="the job", remedy=remedy)
 
 
 def _status(item: Object) -> JobStatus:
-    """Raises `UserError` also for counts that no operator reaches and no column holds."""
+    """Parse the status. Raises `UserError` also for counts that no operator reaches and no column holds."""
     status = JobStatus.from_manifest(item.get("status") or {}, "status")
     for name in COUNTS:
         if abs(getattr(status, name)) > MOST_COUNTED:
             raise UserError(
-                what=f"is beyond {MOST_COUNTED}", where=f"status.{name}", remedy="let the operator write it"
+                what=f"is beyond {MOST_COUNTED}",
+                where=f"status.{name}",
+                remedy="remove the field: only the operator writes the status",
             )
     return status
 
 
 def submitter(item: Object) -> str:
-    """The user for whom the service made it; empty if it was made otherwise."""
+    """Return the user for whom the service created it; empty if another client created it."""
     return str(cleaned((item["metadata"].get("annotations") or {}).get(SUBMITTER_ANNOTATION, "")))
 
 
 def gist(item: Object) -> bytes:
-    """A digest of the job without its progress and the cluster's bookkeeping."""
+    """Return a digest of the job without its progress and the cluster's bookkeeping."""
     metadata = {name: value for name, value in item["metadata"].items() if name not in VOLATILE}
     status = {name: value for name, value in (item.get("status") or {}).items() if name != "progress"}
     text = json.dumps([metadata, item.get("spec"), status], sort_keys=True, separators=(",", ":"))
@@ -80,7 +83,7 @@ VOLATILE = ("resourceVersion", "managedFields")
 
 
 def _manifest(item: Object) -> dict[str, Any]:
-    """The manifest as core writes it, without defaults. An invalid one is kept: the operator reports the error."""
+    """Return the manifest without defaults. An invalid one is kept: the operator reports the error."""
     metadata = {name: item["metadata"][name] for name in KEPT if name in item["metadata"]}
     notes = {name: text for name, text in metadata.pop("annotations", {}).items() if name != LAST_APPLIED}
     if notes:

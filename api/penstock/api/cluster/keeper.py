@@ -1,4 +1,4 @@
-"""Interface of the service for the parts that follow a cluster: its store, and the time."""
+"""Interface of the service for the modules that follow a cluster: store and clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Keeper(Protocol):
         ...
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """The result of ``question``, on one snapshot of the database."""
+        """Return the result of ``question``, on one snapshot of the database."""
         ...
 
     def write(self, key: str, change: Callable[[Connection], T]) -> T:

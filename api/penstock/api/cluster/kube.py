@@ -1,8 +1,8 @@
 """The only module of the service that calls Kubernetes: its requests, and their form.
 
-Every write names the uid that it means, so that it never strikes a namesake; where a status alone is written a cluster
-heeds no uid, so the version is named there. Of a job's status nothing is written but ``progress``, by server-side apply
-(https://kubernetes.io/docs/reference/using-api/server-side-apply).
+Every write names a uid, so that it never hits a new object of the same name. A cluster ignores the uid where only a
+status is written, so such writes name the version. The service writes only ``progress`` of a job's status, by
+server-side apply (https://kubernetes.io/docs/reference/using-api/server-side-apply).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cluster(Protocol):
         ...
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """The object as it is now."""
+        """Read the current object."""
         ...
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
@@ -48,27 +48,27 @@ class Cluster(Protocol):
         ...
 
     def submit(self, job: Mapping[str, Any], *, dry_run: bool = False) -> Object:
-        """Create the PipelineJob; a dry run only returns it as it would be."""
+        """Create the PipelineJob; a dry run only returns the result."""
         ...
 
     def set_suspend(self, job: Place, suspend: bool, version: str | None = None) -> Object:
-        """Set or clear ``suspend``; of the object at that ``version`` only, if one is given."""
+        """Set or clear ``suspend``, only at that ``version`` if one is given."""
         ...
 
     def delete(self, job: Place, version: str | None = None) -> None:
-        """Remove the PipelineJob, and in the background all that it owns."""
+        """Delete the PipelineJob, and in the background its dependents."""
         ...
 
     def report(self, job: Place, progress: JobProgress, version: str) -> None:
-        """Apply this as the service's whole part of the status, of the job at that ``version`` only."""
+        """Apply this as the service's whole part of the status, only at that ``version`` of the job."""
         ...
 
     def lay(self, config_map: Mapping[str, Any]) -> Object:
-        """Make the ConfigMap."""
+        """Create the ConfigMap."""
         ...
 
     def hold(self, lease: Mapping[str, Any]) -> Object:
-        """Make the Lease, or replace the one of that version."""
+        """Create the Lease, or replace it at its resource version."""
         ...
 
     def review_token(self, token: str, audiences: Sequence[str]) -> Object:
@@ -76,7 +76,7 @@ class Cluster(Protocol):
         ...
 
     def review_access(self, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
-        """Whether the user may do that to PipelineJobs there; in all namespaces if none is named."""
+        """Whether the user may use the verb on PipelineJobs in that namespace; in all if it is empty."""
         ...
 
 
@@ -84,7 +84,7 @@ class HttpCluster(Transport):
     """A real cluster. Threads may share it."""
 
     def identity(self) -> str:
-        """The uid of the namespace kube-system, by convention, which cannot change."""
+        """The uid of the namespace kube-system, which by convention identifies a cluster and never changes."""
         return str(self.get(NAMESPACES, "", "kube-system")["metadata"]["uid"])
 
     def submit(self, job: Mapping[str, Any], *, dry_run: bool = False) -> Object:

@@ -1,7 +1,7 @@
-"""The service's Lease: renewed while a service is there, and held by the one of several that mirrors.
+"""Leader election by the service's Lease: replicas renew it, and its holder mirrors the cluster.
 
-Other clocks are not trusted: a holder is gone once its Lease has not changed for as long as it promised to renew it,
-by one's own clock (as client-go's leader election does). One that cannot renew stops before others may begin.
+Other clocks are not trusted. A holder counts as gone if its Lease has not changed for its duration, by the local clock,
+as in client-go's leader election. A holder that cannot renew stops before others may begin.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 10.0
 LEASE_SECONDS = 25
-"""Longer than two renewals, and shorter than the operator waits for one."""
+"""Duration of the Lease: longer than two renewals, and shorter than the operator's limit for one."""
 
 GIVE_UP_SECONDS = 20.0
-"""After so long without a renewal the holder is none; shorter than the Lease, or two would mirror."""
+"""Seconds without a renewal after which a holder stops; shorter than the Lease, or two services would mirror."""
 
 POLL_SECONDS = 5.0
 """Interval of polls of another holder's Lease."""
 
 
 class Lease:
-    """The Lease in ``namespace``, for the service that bears ``name``. ``clock`` gives seconds since the epoch,
-    ``seconds`` counts them from anywhere, but steadily. ``begin`` is called when it was taken, before it is held. Once
-    it is not ``valid`` it has to be taken again.
+    """The Lease in ``namespace``, for the service called ``name``.
+
+    ``clock`` returns seconds since the epoch, ``seconds`` is a monotonic clock. ``begin`` is called after the Lease was
+    taken and before it counts as held. Once ``valid`` returns false, it has to be taken again.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Lease:
         return self._seconds() - self._renewed_at < GIVE_UP_SECONDS
 
     def run_once(self) -> None:
-        """Renew it or try to take it, if it is time."""
+        """Renew the Lease or try to take it, if the interval is over."""
         now = self._seconds()
         pause = RENEW_SECONDS if self.held else POLL_SECONDS
         if self._looked_at is not None and now - self._looked_at < pause:
@@ -74,7 +75,7 @@ class Lease:
             self._looked_at = now - pause + 1.0
 
     def release(self) -> None:
-        """Let another have it at once."""
+        """Release the Lease, so that another service can take it at once."""
         if not self.held:
             return
         self._renewed_at = None
@@ -86,7 +87,7 @@ class Lease:
             log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
 
     def _taken(self, now: float) -> float | None:
-        """When it was renewed or taken, none if it is another's."""
+        """Return the time at which it was renewed or taken; none if another service holds it."""
         was_held = self.held
         if not self._try(now):
             return None
@@ -123,7 +124,7 @@ class Lease:
         return spec.get("holderIdentity") in (None, "", self._name) or now - self._seen[1] >= promised
 
     def _written(self, before_lease: Object | None, holder: str) -> dict[str, Any]:
-        """The new content of the Lease, based on its current one."""
+        """Return the new content of the Lease, based on its current one."""
         now = micro_time(self._clock())
         before = dict((before_lease or {}).get("spec") or {})
         taken = before.get("holderIdentity") != holder
@@ -142,5 +143,5 @@ class Lease:
 
 
 def micro_time(seconds: float) -> str:
-    """An instant as Leases write it, to the microsecond."""
+    """Format an instant as in Leases, to the microsecond."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""A service's part in a cluster, wired: the interface for routes and the gate, and the background work."""
+"""Wiring of a service on a cluster: the interface for routes and authentication, and the background work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.core.job_policy import JobPolicy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where the service lives in the cluster, under which name among its replicas, and whose jobs it serves.
+    """Place of the service in the cluster: its namespace, its name among replicas, and the jobs that it serves.
 
     ``namespace`` is the only one that it handles; all if empty. ``policy`` limits jobs.
     """
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Membership:
-    """The interface of the cluster for routes and the gate."""
+    """Interface of the cluster for routes and authentication."""
 
     kube: Cluster
     mirror: Mirror
@@ -57,7 +57,7 @@ def join(keeper: Keeper, kube: Cluster, place: Place) -> Membership:
 
 
 def following(keeper: Keeper, member: Membership) -> Following:
-    """The mirror and the reporter, which run by calls of their turns."""
+    """Return the mirror and the reporter, which a thread runs periodically."""
     kube, mirror, place, fence = member.kube, member.mirror, member.place, member.fence
     lease = Lease(
         kube,

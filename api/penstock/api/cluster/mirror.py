@@ -1,7 +1,48 @@
-"""Jobs of a cluster brought into the store, with the plans that they go by.
+"""Mirror the jobs of a cluster, and the plans that they use, in the store.
 
-It follows a watch, and gets changes of this service at once. Missed changes are in the next list, so it
-may be ended at any moment, and two that work at the same time do no harm.
+Problem. The service's pages, lists and streams read jobs from its database, but the cluster decides about them: users
+apply, edit and delete PipelineJobs with kubectl, and the operator writes their status. The store has to follow although
+watches end, the service restarts, several replicas share the database, and requests of this service change the same
+objects at the same time. No user may see a state of a job that is older than one already shown.
+
+Idea. The unit is a snapshot: one PipelineJob at one resource version, converted by `job_snapshot`. The store keeps the
+version of the last snapshot in the job's row and ignores older ones (`penstock.api.store.snapshots.put`). With that, a
+snapshot may come from any source, any number of times and in any order:
+
+- the watch (`put`, `remove`), which only the holder of the Lease runs;
+- a list (`replace`), at the start of a watch and after every gap, which also finds the jobs whose deletion was missed;
+- the cluster's answer to a request of a user (`store`), in any replica, so that the user reads the own change at once.
+
+A write of the watch carries the epoch of the Lease (`penstock.api.cluster.fence`), so a former holder that was frozen
+cannot write later. Writes for requests need no epoch: they contain what the cluster has just answered.
+
+Example, with the resource versions that the cluster gives to job ``llama``:
+
+    source          version   in the store before   effect
+    list                 40   nothing               insert the job, version 40
+    answer to resume     44   40                    generation + 1, event "Changed", version 44
+    watch                42   44                    ignored: a late event of the status before
+    watch                44   44                    ignored: the same snapshot
+    watch                47   44                    phase Running, event "Running", version 47
+    list at 50      missing   47                    deleted; at version 47 <= 50 its deletion was missed
+    list at 50      missing   52                    kept: the job was created after the list was made
+
+Plans are too large for a status, which has only their digest. When a snapshot names a digest that the job's row lacks,
+the plan is read from the store or else from the attempt's ConfigMap. Until it is there, the snapshot does not count as
+mirrored, and the next event or list tries again (`_finish`).
+
+Complexity. Progress is written to the status every few seconds, and most events change nothing else. A digest of each
+job without its progress (`gist`, 32 bytes) is kept in memory, and an event with an equal digest costs no transaction: a
+thousand running jobs with a report every 5 s cause 200 comparisons a second and no write. A list of n jobs is one query
+for missing ones and n submitted writes, which share transactions (`penstock.api.store.writer`).
+
+Rejected designs:
+
+- Reading the cluster for every request: a page of 100 jobs would cost the apiserver more than the operator does, and
+  history, curves and logs exist only in the store.
+- Trusting the order of watch events: an answer to a request overtakes them, and a list overlaps them.
+- Comparing times instead of versions: a cluster dates changes in whole seconds.
+- Only the Lease, without epochs: a holder that is frozen inside a transaction would overwrite newer state.
 """
 
 from __future__ import annotations
@@ -14,9 +55,9 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
+from penstock.api.cluster.job_snapshot import MOST_DEPTH, gist, job_snapshot, submitter
 from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
-from penstock.api.cluster.job_snapshot import MOST_DEPTH, gist, job_snapshot, submitter
 from penstock.api.store import plans, snapshots
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.jobs import StoredJob
@@ -54,7 +95,7 @@ class Mirror:
         self._versions: dict[str, str] = {}
 
     def replace(self, listing: Listing) -> None:
-        """Store the full list of jobs; raises `MirrorError`."""
+        """Store the full list of jobs, and mark the others as deleted; raises `MirrorError`."""
         known, version = {item["metadata"]["uid"] for item in listing.objects}, int(listing.version)
         cluster, namespace, now = self.cluster, self._namespace, self._keeper.clock()
         with _storing():
@@ -71,7 +112,7 @@ class Mirror:
             self._finish(item, self._submit(item))
 
     def remove(self, item: Object) -> None:
-        """Record that a job is gone; raises `MirrorError`."""
+        """Store the deletion of a job; raises `MirrorError`."""
         with _storing():
             self._gone(item["metadata"]["uid"], self._keeper.clock())
 
@@ -90,12 +131,12 @@ class Mirror:
             return None
 
     def reported_progress(self, uid: str) -> JobProgress | None:
-        """The last observed progress in the job's status on the cluster."""
+        """Return the last observed progress in the job's status on the cluster."""
         with self._lock:
             return self._progress_of.get(uid)
 
     def version(self, uid: str) -> str:
-        """The last observed resource version of the job; empty if it is gone."""
+        """Return the last observed resource version of the job; empty if it was deleted."""
         with self._lock:
             return self._versions.get(uid, "")
 
@@ -115,19 +156,19 @@ class Mirror:
         try:
             snapshot = job_snapshot(item, self.cluster)
         except UserError as mistake:
-            log.warning("job %s: %s", item["metadata"].get("name"), mistake)
+            log.warning("job %s is not mirrored, because it cannot be read: %s", _name(item), mistake)
             return None
         now, whom = keeper.clock(), by or submitter(item) or UNKNOWN_USER
         return keeper.submit(snapshot.uid, lambda c: snapshots.put(c, snapshot, now, whom[:63]))
 
     def _finish(self, item: Object, future: Future[StoredJob] | None) -> None:
-        """Wait for the store, and bring the plan."""
+        """Wait for the store, and add the job's plan."""
         if future is None:
             return
         try:
             stored = future.result()
-        except DataError as error:  # of this job alone: of the store it would be another error
-            log.warning("job %s cannot be kept: %s", item["metadata"].get("name"), error.orig)
+        except DataError as error:  # caused by this job alone
+            log.warning("job %s is not mirrored, because the database refuses its content: %s", _name(item), error.orig)
             return
         if self._has_plan(item, stored):
             with self._lock:
@@ -143,7 +184,7 @@ class Mirror:
     # Plans
 
     def _has_plan(self, item: Object, stored: StoredJob) -> bool:
-        """Whether the store has the plan that the job goes by, from now on if not before."""
+        """Store the plan that the job uses, if it is missing; return whether the store has it."""
         plan_status = (item.get("status") or {}).get("plan")
         if plan_status is None or stored.plan_digest == plan_status["digest"] or stored.deleted_at is not None:
             return True
@@ -155,7 +196,7 @@ class Mirror:
         return True
 
     def _read(self, stored: StoredJob, digest: str) -> Plan | None:
-        """The plan in the attempt's ConfigMap; none if that is gone, or does not have this plan."""
+        """Return the plan in the attempt's ConfigMap; none if that is gone, or has another plan."""
         name = attempt_name(stored.name, stored.attempt)
         try:
             plan = unpacked_plan(self._kube.get(CONFIG_MAPS, stored.namespace, name).get("binaryData", {}))
@@ -164,13 +205,23 @@ class Mirror:
                 raise
             return None
         except (UnpackError, UserError) as error:
-            log.warning("job %s/%s: ConfigMap %s holds no plan: %s", stored.namespace, stored.name, name, error)
+            log.warning(
+                "job %s/%s: the plan in ConfigMap %s cannot be read, so pages do not show it: %s",
+                stored.namespace,
+                stored.name,
+                name,
+                error,
+            )
             return None
         return plan if plan is not None and plan.digest == digest else None
 
 
+def _name(item: Object) -> str:
+    return f"{item['metadata'].get('namespace')}/{item['metadata'].get('name')}"
+
+
 def _progress(item: Object) -> JobProgress | None:
-    """Progress in the job's status; none if another writer made it unreadable, so that it is written again."""
+    """Return progress in the job's status; none if another writer made it unreadable, so that it is written again."""
     status_progress = (item.get("status") or {}).get("progress")
     try:
         return None if status_progress is None else JobProgress.from_manifest(status_progress)

@@ -1,4 +1,4 @@
-"""Users of the cluster: they have the same rights on a job here as on the PipelineJob there."""
+"""Users of the cluster, with the same rights on a job of the service as on the PipelineJob."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.api.auth.identity import Caller, Identity, Role
 from penstock.api.cluster.kube import Cluster
 
 RIGHT_SECONDS = 15.0
-"""How long a right that was taken away may still be used."""
+"""Seconds for which a revoked right may still be used."""
 
 MOST_RIGHTS = 10_000
 MOST_NAMESPACES = 200
@@ -25,7 +25,7 @@ VERBS: Mapping[Role, tuple[str, ...]] = {
 
 
 class Rights:
-    """Rights by the cluster's answers within `RIGHT_SECONDS`. Threads may share it."""
+    """Cache of the cluster's answers about rights, for `RIGHT_SECONDS`. Threads may share it."""
 
     def __init__(self, kube: Cluster, clock: Callable[[], float]) -> None:
         self._kube, self._clock = kube, clock
@@ -33,7 +33,7 @@ class Rights:
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
     def may(self, key: str, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
-        """Whether the user, cached by ``key``, has that right there; in all namespaces if none is given."""
+        """Whether the user, cached by ``key``, has that right in the namespace; in all if it is empty."""
         access, now = (key, verb, namespace), self._clock()
         at, allowed = self._known.get(access, (0.0, False))
         if at and 0 <= now - at < RIGHT_SECONDS:
@@ -57,14 +57,14 @@ class Person(Identity):
     known: Callable[[], Sequence[str]] = field(hash=False)
 
     def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
-        """As `Identity.may`, but it may call the cluster, and so take a while."""
+        """As `Identity.may`, but it may call the cluster, and so block."""
         if role is Role.INGEST:
             return False
         verbs = (verb,) if verb and role is not Role.ADMIN else VERBS[role]
         return all(self._may(needed, namespace or "") for needed in verbs)
 
     def may_anywhere(self, role: Role, verb: str = "") -> bool:
-        """Whether it is allowed everywhere, or in a namespace that has jobs; to create jobs it need have none."""
+        """Whether it is allowed everywhere, or in a namespace that has jobs. Creation needs no existing job."""
         if role is Role.INGEST:
             return False
         if verb == "create":
@@ -83,13 +83,13 @@ class Person(Identity):
 
 
 class People:
-    """Recognises people by the reviews of their tokens."""
+    """Authenticates users by the reviews of their tokens."""
 
     def __init__(self, rights: Rights, known: Callable[[], Sequence[str]]) -> None:
         self._rights, self._known = rights, known
 
     def caller(self, user: Mapping[str, Any], key: str) -> Caller | None:
-        """The user as a SubjectAccessReview takes them; ``key`` stands for the token."""
+        """Return the user of a TokenReview as a caller; ``key`` identifies the token."""
         name = str(user.get("username", ""))
         if not name:
             return None

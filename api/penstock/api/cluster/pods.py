@@ -1,4 +1,4 @@
-"""Whose pod it is: from a token's review along owner references to the one job that it may report for."""
+"""Authentication of pods: from a token's review along owner references to the only job that it may report for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kub
 SERVICE_ACCOUNT = "system:serviceaccount:"
 MOST_KNOWN = 10_000
 ABOVE = (("Job", "batch", BATCH_JOBS), ("JobSet", "jobset.x-k8s.io", JOBSETS))
-"""The owners of a rank's pod, up to its PipelineJob."""
+"""Owners of a rank's pod, up to its PipelineJob."""
 
 
 class Pods:
-    """Cache of pods by their uids. The owner of one never changes, so it is read once."""
+    """Cache of pods by their uids. The owner of a pod never changes, so it is read once."""
 
     def __init__(self, kube: Cluster) -> None:
         self._kube = kube
@@ -28,7 +28,7 @@ class Pods:
         self._known: dict[str, Identity] = {}
 
     def caller(self, user: Mapping[str, Any]) -> Caller | None:
-        """The pod that a token is bound to, as a reporter for its job alone; none if it is no rank's, or is gone."""
+        """Return the pod of a bound token as a reporter for its job only; none if it is no rank's pod, or is gone."""
         extra = user.get("extra") or {}
         name, uid = _only(extra.get(POD_NAME)), _only(extra.get(POD_UID))
         namespace = str(user.get("username", "")).removeprefix(SERVICE_ACCOUNT).partition(":")[0]
@@ -57,7 +57,7 @@ class Pods:
         return identity
 
     def _job_of(self, pod: Object, namespace: str) -> tuple[str, str] | None:
-        """Name and uid of the PipelineJob, if every owner on the way is the very one that is named."""
+        """Return name and uid of the PipelineJob, if the uid of every owner in between matches."""
         current = pod
         for kind, group, resource in ABOVE:
             owner = _owner(current, kind, group)

@@ -1,7 +1,7 @@
-"""Reports of pods, written to the cluster: measurements as ConfigMaps, progress in the status of their jobs.
+"""Writes reports of pods to the cluster: measurements as ConfigMaps, progress in the status of jobs.
 
-Both follow from the store and from the cluster's objects. So it does not matter which service took a report, nor when
-one was killed: the next one that mirrors goes on where the other was.
+Both follow from the store and from the cluster's objects. So any service may receive a report, and be killed at any
+time: the next one that mirrors continues.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ PAUSE_SECONDS = 5.0
 """Minimum interval of a job's progress reports, except for urgent ones."""
 
 SLACK_SECONDS = 10.0
-"""Margin of the search for new reports: their time is taken before their commit."""
+"""Overlap of successive searches for new reports: their time is taken before their commit."""
 
 RETRY_SECONDS = 0.4
 """Minimum interval also of urgent reports."""
 
 REMEMBERED_SECONDS = 60.0
-"""By then the watch has delivered an earlier write."""
+"""Seconds within which the watch delivers an earlier write."""
 
 NUM_THREADS = 8
 NOTHING = JobProgress(attempt=0)
 
 
 class Reporter:
-    """Writes the store's reports to the cluster; `Mirror` has the cluster's current ones."""
+    """Writes the store's reports to the cluster; `Mirror` has the cluster's current state."""
 
     def __init__(self, keeper: Keeper, kube: Cluster, mirror: Mirror) -> None:
         self._keeper, self._kube, self._mirror = keeper, kube, mirror
@@ -64,10 +64,10 @@ class Reporter:
             self._publish()
             self._write_due()
         except (SQLAlchemyError, WriterClosedError, LostLeaseError) as error:
-            log.warning("no reports can be written to the cluster for a while: %s", error)
+            log.warning("progress of jobs could not be written to the cluster: %s; retrying at the next poll", error)
 
     def close(self) -> None:
-        """Finish writes that are under way."""
+        """Finish writes in progress."""
         self._threads.shutdown()
 
     # Measurements
@@ -84,7 +84,7 @@ class Reporter:
                 self._waiting.add(measurement.uid)
 
     def _create_config_map(self, measurement: Measurement) -> None:
-        """Make the ConfigMap. One that is there already and is the same attempt's is as good: the mark was lost."""
+        """Create the ConfigMap. An existing one of the same attempt is fine: only its mark in the store was lost."""
         _, profile = self._keeper.read(lambda connection: profiles.get(connection, measurement.digest))
         made = config_map(measurement, profile)
         metadata = made["metadata"]
@@ -95,7 +95,7 @@ class Reporter:
                 raise
             existing = self._kube.get(CONFIG_MAPS, metadata["namespace"], metadata["name"])["metadata"]
             if existing.get("labels", {}).get(UID_LABEL) != measurement.uid:
-                what = f"ConfigMap {metadata['name']} belongs to something else; remove it"
+                what = f"ConfigMap {metadata['name']} belongs to another owner; delete it"
                 raise KubeError(409, "NameTaken", what) from None
 
     # Progress
@@ -113,7 +113,7 @@ class Reporter:
         self._last = {uid: last for uid, last in self._last.items() if now - last[0] < REMEMBERED_SECONDS}
 
     def _current(self, uid: str) -> JobProgress:
-        """The last progress on the cluster: written by this service a moment ago, or as observed by the watch."""
+        """Return the progress on the cluster: as last written by this service, or as observed by the watch."""
         if uid in self._last:
             return self._last[uid][1]
         return self._mirror.reported_progress(uid) or NOTHING
@@ -139,7 +139,7 @@ class Reporter:
                 raise
         current = self._kube.get(JOBS, report.namespace, report.name)["metadata"]
         if current["uid"] != report.uid:
-            raise KubeError(404, "NotFound", "its name is another's by now")
+            raise KubeError(404, "NotFound", "the job was deleted and its name reused")
         return self._kube.report(place, report.progress, current["resourceVersion"])
 
 
@@ -152,7 +152,7 @@ def _compared(progress: JobProgress) -> dict[str, Any]:
 
 
 def config_map(measurement: Measurement, profile: Profile) -> dict[str, Any]:
-    """The ConfigMap with an attempt's profile, for planners; it is removed with its job."""
+    """Return the ConfigMap with an attempt's profile, for planners; it is deleted with its job."""
     labels = {JOB_LABEL: measurement.name, UID_LABEL: measurement.uid, ATTEMPT_LABEL: str(measurement.attempt)}
     owner = {"apiVersion": API_VERSION, "kind": JOB_KIND, "name": measurement.name, "uid": measurement.uid}
     return {
@@ -173,10 +173,12 @@ def _ref(measurement: Measurement) -> str:
 
 
 def _succeeds(call: Callable[[], None], job: str) -> bool:
-    """Whether the cluster accepted it. The deletion of a job is also reported by its watch."""
+    """Whether the cluster accepted the call. The deletion of a job is also reported by the watch."""
     try:
         call()
     except KubeError as error:
-        log.log(logging.DEBUG if error.is_missing else logging.WARNING, "job %s: %s", job, error)
+        level = logging.DEBUG if error.is_missing else logging.WARNING
+        message = "job %s: its report could not be written to the cluster: %s; retrying at the next poll"
+        log.log(level, message, job, error)
         return False
     return True

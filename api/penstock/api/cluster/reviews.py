@@ -21,7 +21,7 @@ MOST_KNOWN = 8192
 
 
 class Reviews:
-    """Authenticates pods and people. A token for another audience is refused."""
+    """Authenticates pods and users. A token for another audience is refused."""
 
     def __init__(self, kube: Cluster, pods: Pods, people: People) -> None:
         self._kube, self._pods, self._people = kube, pods, people
@@ -32,13 +32,13 @@ class Reviews:
         return is_candidate(secret) and not self._known.knows(secret, now)
 
     async def find(self, secret: str, now: float) -> Caller | None:
-        """The bearer of the token; raises `KubeError` if the review fails."""
+        """Return the bearer of the token; raises `KubeError` if the review fails."""
         if not is_candidate(secret):
             return None
         return await self._known.find(secret, now, lambda: self.recognize(secret))
 
     def recognize(self, secret: str) -> Caller | None:
-        """The same, without the cache."""
+        """Return the bearer of the token, without the cache."""
         status = self._kube.review_token(secret, [INGEST_AUDIENCE, PEOPLE_AUDIENCE])
         if not status.get("authenticated"):
             return None
@@ -49,7 +49,7 @@ class Reviews:
 
 
 def is_candidate(secret: str) -> bool:
-    """Whether it could be a token of the cluster: three parts with dots between (RFC 7519), of a sensible length."""
+    """Whether it may be a token of the cluster: a JWT (RFC 7519) of a plausible length."""
     return secret.count(".") == 2 and len(secret) <= MOST_TOKEN_CHARACTERS and all(secret.split("."))
 
 

@@ -1,6 +1,6 @@
-"""Users' requests, carried out on the cluster: jobs are made, changed and removed there, and stored at once here.
+"""Requests of users that change PipelineJobs on the cluster.
 
-The cluster decides. The store follows before the answer, so that the next read is consistent with it.
+The cluster decides. The store is updated before the answer, so that the next read is consistent with it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from penstock.api.cluster.kube import Cluster, Place
 from penstock.api.cluster.job_snapshot import job_snapshot
+from penstock.api.cluster.kube import Cluster, Place
 from penstock.api.store import attempts, snapshots
 from penstock.api.store.idempotency import KeyedRequest
 from penstock.api.store.jobs import ChangedMeanwhileError, NoSuchJobError, StoredJob
@@ -38,14 +38,14 @@ def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:
 
 
 def submitted(kube: Cluster, job: PipelineJob, by: str, keyed: KeyedRequest | None, *, dry_run: bool = False) -> Object:
-    """The PipelineJob, made for ``by``. The same request made it only once, also if its answer was lost."""
+    """Create the PipelineJob for ``by``. A repeated request does not create it again, also if its answer was lost."""
     manifest = _noted(job, by, keyed)
     try:
         return kube.submit(manifest, dry_run=dry_run)
     except KubeError as error:
         if error.is_missing and error.message.startswith("namespaces "):
-            remedy = "have an administrator make it, or name another"
-            raise UserError(what="is no namespace of the cluster", where="metadata.namespace", remedy=remedy) from None
+            remedy = "use one of kubectl get namespaces, or let an administrator create it"
+            raise UserError(what="does not exist on the cluster", where="metadata.namespace", remedy=remedy) from None
         if not error.is_taken or keyed is None:
             raise
         item = kube.get(JOBS, job.metadata.namespace, job.metadata.name)
@@ -55,7 +55,7 @@ def submitted(kube: Cluster, job: PipelineJob, by: str, keyed: KeyedRequest | No
 
 
 def proposed(connection: Connection, item: Object, cluster: str, by: str, now: float) -> StoredJob:
-    """The job as the store would have it; nothing of it stays."""
+    """Return the job as the store would hold it, without storing it."""
     trial = connection.begin_nested()
     try:
         return kept(connection, item, cluster, by, now)
@@ -64,7 +64,7 @@ def proposed(connection: Connection, item: Object, cluster: str, by: str, now: f
 
 
 def kept(connection: Connection, item: Object, cluster: str, by: str, now: float) -> StoredJob:
-    """The job as the store has it from now on."""
+    """Store the job, and return it."""
     return snapshots.put(connection, job_snapshot(item, cluster), now, by)
 
 
@@ -76,11 +76,11 @@ def changed(
     version: int | None,
     change: Callable[[Place, str | None, StoredJob], Object],
 ) -> Object:
-    """The job after ``change``, if it has that ``version`` in the store or none is given.
+    """Change the job if it has that ``version`` in the store, or any if none is given; return the result.
 
     Raises:
-        NoSuchJobError: there is none of that name.
-        ChangedMeanwhileError: it is of another version.
+        NoSuchJobError: no job has that name.
+        ChangedMeanwhileError: it has another version.
     """
     for _ in range(TRIES):
         item, stored = _read_current(kube, see, namespace, name)
@@ -94,13 +94,13 @@ def changed(
                 raise NoSuchJobError(f"{namespace}/{name}") from None
             if error.status != 409 or error.is_taken:
                 raise
-    raise ChangedMeanwhileError("a version that changes all the time")
+    raise ChangedMeanwhileError("a version that other writers change continuously")
 
 
 def _read_current(
     kube: Cluster, see: Callable[[Object], StoredJob | None], namespace: str, name: str
 ) -> tuple[Object, StoredJob]:
-    """The job as it is on the cluster, and as the store has it then."""
+    """Read the job from the cluster, and store it; return both forms."""
     try:
         item = kube.get(JOBS, namespace, name)
     except KubeError as error:
@@ -109,18 +109,18 @@ def _read_current(
         raise NoSuchJobError(f"{namespace}/{name}") from None
     stored = see(item)
     if stored is None:
-        raise KubeError(422, "Invalid", "the status of the job cannot be read; see the service's log")
+        raise KubeError(422, "Invalid", "the status of the job cannot be read; the service's log has the field")
     return item, stored
 
 
 def begin(connection: Connection, old: StoredJob) -> tuple[int, str] | None:
-    """Step and URI of the job's newest checkpoint; none if it has none."""
+    """Return step and URI of the job's newest checkpoint; none without one."""
     newest = attempts.newest_checkpoint(connection, old.uid)
     return None if newest is None else (newest[1], f"{OUT}{old.uid}/{newest[0]}/{newest[1]}")
 
 
 def on_the_same_storage(again: PipelineJob, old: PipelineJob) -> PipelineJob:
-    """A retry, with the claims that were made for the job and stay: its checkpoints are there."""
+    """Return the retry with the volume claims of the old job that outlive it: they hold its checkpoints."""
     volumes = {
         root: VolumeSpec(claim=claim_name(old, root)) if _stays(volume) else volume
         for root, volume in again.spec.kubernetes.volumes.items()
@@ -133,7 +133,7 @@ def _stays(volume: VolumeSpec) -> bool:
 
 
 def _noted(job: PipelineJob, by: str, keyed: KeyedRequest | None) -> dict[str, Any]:
-    """The manifest for the cluster, without the metadata that the cluster sets."""
+    """Return the manifest for the cluster, without the metadata that the cluster sets."""
     manifest = job.to_manifest()
     notes = {SUBMITTER_ANNOTATION: by, **({REQUEST_ANNOTATION: _mark(keyed)} if keyed else {})}
     others = {key: text for key, text in job.metadata.annotations.items() if key != REQUEST_ANNOTATION}
@@ -143,5 +143,5 @@ def _noted(job: PipelineJob, by: str, keyed: KeyedRequest | None) -> dict[str, A
 
 
 def _mark(keyed: KeyedRequest) -> str:
-    """A digest of a request and its key, which discloses neither."""
+    """Return a digest of a request and its key, which discloses neither."""
     return hashlib.sha256(f"{keyed.identity}\n{keyed.key}\n{keyed.request}".encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""Running jobs on this machine: observe each, decide by the life cycle, and act."""
+"""Execution of jobs on this machine: observe each job, decide by the life cycle, and act."""

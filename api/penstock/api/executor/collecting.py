@@ -1,16 +1,16 @@
-"""Collection of records that ended attempts have not reported yet, and closing of those attempts.
+"""Collection of records that ended attempts left behind, and closing of those attempts.
 
 An attempt's ranks append records to files of the run directory, and a shipper next to its supervisor sends them. The
-supervisor restarts a shipper that dies, but not after its own end: supervisor, shipper, service and machine may each
-be killed, in any order, and records stay behind in the files. So every attempt is open in the store from its launch on,
-and takes records, also when another attempt has followed. This module handles the open ones whose job has left them:
+supervisor restarts a shipper that dies, but not after its own end. Supervisor, shipper, service and machine may each be
+killed in any order, and records stay behind in the files. So every attempt is open in the store from its launch on, and
+accepts records, also after the next attempt has started. This module handles open attempts that their job has left:
 
     supervised               wait: it may still write
     all records acknowledged close: nothing can be missing
     a shipper is at work, or the job's newest attempt has one, which sends the rest of all: wait
     otherwise                collect: start a shipper, after a pause that doubles with each failure
 
-It keeps no state but pauses: the rest is in files and the store, so the service may be killed anywhere here.
+Its only state is the backoff. All else is in files and in the store, so the service may be killed at any time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 300.0
 
 
 class Step(enum.Enum):
-    """The action for an open attempt that its job has left."""
+    """Action for an open attempt that its job has left."""
 
     WAIT = "wait"
     COLLECT = "collect"
@@ -53,7 +53,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Left:
-    """State of such an attempt. ``followed``: the job's newest attempt is another one, and runs."""
+    """State of such an attempt. ``followed``: the job's newest attempt is another one, and is running."""
 
     supervised: bool
     acknowledged: bool
@@ -62,7 +62,7 @@ class Left:
 
 
 def due(left: Left) -> Step:
-    """The table above."""
+    """Return the action by the table above."""
     if left.supervised:
         return Step.WAIT
     if left.acknowledged:
@@ -74,16 +74,16 @@ class Shippers(Protocol):
     """Starts shippers of run directories, as `ProcessShippers` does."""
 
     def start(self, folder: AttemptFolder) -> None:
-        """Have everything sent that the run directory holds."""
+        """Start the upload of all records in the run directory."""
         ...
 
     def running(self) -> int:
-        """How many of those that were started here have not ended."""
+        """Number of started shippers that have not ended."""
         ...
 
 
 class ProcessShippers:
-    """Processes, each leader of a session of its own: they go on when the service ends."""
+    """Shippers as processes, each the leader of a session: they continue when the service ends."""
 
     def __init__(self, address_file: Path, token_file: Path, command: tuple[str, ...] = COMMAND) -> None:
         self._options = ("--address-file", str(address_file), "--token-file", str(token_file))
@@ -115,8 +115,10 @@ class _Pause:
 
 
 class Collector:
-    """Closes the attempts of the executor ``name``. ``acknowledged`` returns whether every record of the attempt in a
-    run directory was acknowledged; ``seconds`` is a monotonic clock.
+    """Closes the attempts of the executor ``name``.
+
+    ``acknowledged`` returns whether every record of the attempt in a run directory was acknowledged; ``seconds`` is a
+    monotonic clock.
     """
 
     def __init__(
@@ -140,16 +142,15 @@ class Collector:
                 lambda connection: attempts.ended_and_open(connection, self._name, self._after, MAX_PER_POLL)
             )
         except SQLAlchemyError:
-            log.exception("the open attempts cannot be read; retrying at the next poll")
+            log.exception("open attempts could not be read from the store; retrying at the next poll")
             return
         self._after = (page[-1].uid, page[-1].attempt) if len(page) == MAX_PER_POLL else ("", 0)
         for attempt in page:
             try:
                 self._advance(attempt)
-            except Exception:  # of any kind: the other attempts do not wait for it
-                log.exception(
-                    "attempt %d of job %s: collecting its records failed; retrying", attempt.attempt, attempt.uid
-                )
+            except Exception:  # of any kind: the other attempts continue
+                message = "attempt %d of job %s: collecting its records failed; retrying at the next poll"
+                log.exception(message, attempt.attempt, attempt.uid)
 
     def _advance(self, attempt: OpenAttempt) -> None:
         folder = AttemptFolder(self._service.settings.runs / attempt.uid, attempt.attempt)
@@ -165,7 +166,7 @@ class Collector:
                 pass
 
     def _left(self, folder: AttemptFolder, attempt: OpenAttempt) -> Left:
-        """The shipper is checked last: its records are acknowledged before it ends."""
+        """Return the attempt's state. The shipper is checked last: its records are acknowledged before it ends."""
         is_newest = attempt.attempt == attempt.newest
         supervised = _is_supervised(folder)
         shipping = is_locked(shipping_lock(folder.root))
@@ -185,7 +186,8 @@ class Collector:
             return
         seconds = min(2 * pause.seconds, LONGEST_PAUSE_SECONDS) if pause is not None else FIRST_PAUSE_SECONDS
         self._pauses[key] = _Pause(seconds, now + seconds)
-        log.info("job %s: collecting the unreported records of attempt %d", *key)
+        message = "job %s: starting a shipper for the remaining records of attempt %d; the next try is in %.0f s"
+        log.info(message, *key, seconds)
         self._shippers.start(folder)
 
 

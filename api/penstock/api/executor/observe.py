@@ -1,4 +1,4 @@
-"""From the store and an attempt's files to the input of the life cycle; nothing is changed here."""
+"""Translation of the store and an attempt's files into the input of the life cycle. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def observed(
 ) -> Observed:
     """The input of `penstock.core.lifecycle.decide`.
 
-    No report could arrive before ``silent_since``, the service's start: earlier silence does not count.
+    ``silent_since`` is the service's start: no report could arrive before it.
     """
     report = seen.report
     heard_at = _heard_at(stored, report)
@@ -65,7 +65,7 @@ def observed(
 
 
 def _heard_at(stored: StoredJob, report: AttemptReport | None) -> float | None:
-    """Time of the last reported step: by its record, or by the supervisor, which reports also while records wait."""
+    """Time of the last reported step, from its record or from the supervisor, which also reports while records wait."""
     reported_at = stored.progress.reported_at if stored.progress else None
     seen_at = report.last_step_at if report else None
     return max((at for at in (reported_at, seen_at) if at is not None), default=None)

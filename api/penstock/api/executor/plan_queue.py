@@ -1,8 +1,7 @@
-"""The desk that answers requests for plans: a few at a time, each in a planning process of its own. Namespaces take
-order, and in each the oldest request comes first.
+"""Queue of plan requests: a few run at a time, each in a separate planning process, round robin over namespaces.
 
-Like the executor it keeps no essential state. The store has the open requests and their workers; `due` decides the
-steps, and the desk carries them out. A service that was killed finds its requests again and restarts them.
+Like the executor it keeps no essential state. The store has the open requests and their workers, `due` decides the
+steps, and the queue carries them out. A restarted service reads its requests from the store and restarts them.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ RENEW_SECONDS, LAPSE_SECONDS = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin the request, which has no worker."""
+    """Start the request, which has no worker."""
 
     request: StoredRequest
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Answer the request with an error: it was begun often enough."""
+    """Answer the request with an error: it was started too often."""
 
     request: StoredRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Poll the progress of the request's process."""
+    """Poll the process of the request."""
 
     request: StoredRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """End the process of a request that was canceled, or that another service took."""
+    """Stop the process of a request that was canceled, or that another service claimed."""
 
     id: str
 
@@ -61,7 +60,7 @@ Step = Begin | GiveUp | Poll | Drop
 
 
 def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: str, now: float) -> list[Step]:
-    """The steps of ``worker``, which has processes for ``busy``; ``open_requests`` are in order, oldest first."""
+    """Return the steps of ``worker``, which has processes for ``busy``; ``open_requests`` are ordered, oldest first."""
     mine = [request for request in open_requests if request.worker == worker and request.id in busy]
     kept = {request.id for request in mine}
     steps: list[Step] = [Drop(request) for request in busy if request not in kept]
@@ -78,7 +77,7 @@ def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: s
 
 
 def _round_robin(waiting: Sequence[StoredRequest], working: Sequence[StoredRequest]) -> list[StoredRequest]:
-    """Those that wait: before the second request of a namespace comes the first one of every other."""
+    """Order waiting requests round robin: the second one of a namespace comes after the first one of every other."""
     taken = Counter(request.namespace for request in working)
     order: list[tuple[int, int]] = []
     for i, request in enumerate(waiting):
@@ -88,14 +87,14 @@ def _round_robin(waiting: Sequence[StoredRequest], working: Sequence[StoredReque
 
 
 def _is_free(request: StoredRequest, worker: str, now: float) -> bool:
-    """Whether it waits, or its worker is gone; one of this worker without a process was lost with its process."""
+    """Whether it waits, or its worker is gone. A request of this worker without a process lost its process."""
     if request.state is State.QUEUED or request.worker == worker:
         return True
     return now - (request.renewed_at or 0.0) > LAPSE_SECONDS
 
 
 class PlanQueue:
-    """Answers the requests of ``service`` as ``name``."""
+    """Runs the plan requests of ``service`` as the worker ``name``."""
 
     def __init__(self, service: Service, planner: Planner, *, name: str) -> None:
         self._service, self._planner, self._name = service, planner, name
@@ -108,14 +107,14 @@ class PlanQueue:
         try:
             open_requests = self._service.read(plan_requests.unfinished)
         except SQLAlchemyError:
-            log.exception("the requests for plans cannot be read")
+            log.exception("plan requests could not be read from the store; retrying at the next poll")
             return
         for step in due(open_requests, frozenset(self._busy), self._name, now):
             with _surviving():
                 self._do(step, now)
 
     def close(self) -> None:
-        """End running requests; the next service restarts them."""
+        """Stop running requests; the next service restarts them."""
         for request in tuple(self._busy):
             self._drop(request)
 
@@ -136,7 +135,8 @@ class PlanQueue:
         try:
             question = self._question(request.id)
         except Exception as error:  # of any kind: a retry would not fix the request
-            answer = Answer(what=f"the request cannot be read: {error}", remedy="request the plan again")
+            remedy = "request the plan again: another version of penstock stored this request"
+            answer = Answer(what=f"the request cannot be read: {error}", remedy=remedy)
             self._answer(request.id, answer, now)
             raise
         self._planner.start(request.id, question)
@@ -153,8 +153,8 @@ class PlanQueue:
 
     def _give_up(self, request: StoredRequest, now: float) -> None:
         if self._claim(request, now):
-            what = f"planning was begun {request.begun} times, and the service ended each time"
-            remedy = "read the service's log, and request the plan again"
+            what = f"planning was started {request.begun} times, and the service was killed each time"
+            remedy = "check the service's log and memory limit, then request the plan again"
             self._answer(request.id, Answer(what=what, remedy=remedy), now)
 
     def _poll(self, request: str, now: float) -> None:
@@ -167,7 +167,7 @@ class PlanQueue:
         self._answer(request, answer, now)
 
     def _renew(self, request: str, now: float) -> None:
-        """Renew the claim, but not at every turn: each renewal is a write."""
+        """Renew the claim at most once an interval: each renewal is a write."""
         progress = self._planner.progress(request)
         renewed_at, renewed_progress = self._renewed.get(request, (0.0, Progress()))
         pause = RENEW_SECONDS if progress != renewed_progress else LAPSE_SECONDS / 4
@@ -192,8 +192,8 @@ class PlanQueue:
 
 @contextmanager
 def _surviving() -> Iterator[None]:
-    """Errors of one request are logged, and do not affect others."""
+    """Log errors of one request, so that they do not affect others."""
     try:
         yield
-    except Exception:  # of any kind: the other requests do not wait for it
-        log.exception("a plan request failed; retrying at the next poll")
+    except Exception:  # of any kind: the other requests continue
+        log.exception("a plan request failed unexpectedly; retrying at the next poll")

@@ -1,4 +1,4 @@
-"""Supervisors for the executor: started, found again, requested to act, ended. All state is in their files."""
+"""Control of supervisors by the executor: start, find again, request, end. All state is in their files."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _POLL_SECONDS = 0.05
 
 
 class Supervisors(Protocol):
-    """The executor's interface to supervisors, which `ProcessSupervisors` has."""
+    """The executor's interface to supervisors, which `ProcessSupervisors` implements."""
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
-        """Have the attempt supervised, unless it is or was."""
+        """Start a supervisor of the attempt, unless it has or had one."""
         ...
 
     def alive(self, folder: AttemptFolder) -> bool:
-        """Whether a process of the attempt runs, or its records are still being shipped."""
+        """Whether a process of the attempt runs, or its records are still being uploaded."""
         ...
 
     def claimed(self, folder: AttemptFolder) -> bool:
-        """Whether a supervisor ever took the attempt."""
+        """Whether any supervisor has claimed the attempt."""
         ...
 
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        """The supervisor's last report."""
+        """Return the supervisor's last report."""
         ...
 
     def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
@@ -53,16 +53,16 @@ class Supervisors(Protocol):
         ...
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
-        """Have the attempt train by a plan."""
+        """Let the attempt train by a plan."""
         ...
 
     def end(self, folder: AttemptFolder) -> None:
-        """End the attempt's remaining processes; none is left when this returns, and none starts any more."""
+        """End the attempt's remaining processes; none is left when this returns, and none can start later."""
         ...
 
 
 class ProcessSupervisors:
-    """Processes on this machine, each leader of a session of its own: they outlive the service."""
+    """Supervisors as processes on this machine, each the leader of a session: they outlive the service."""
 
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self._command = command
@@ -70,7 +70,7 @@ class ProcessSupervisors:
         self._telling_since: dict[AttemptFolder, float] = {}
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
-        """Start a supervisor. A second one for an attempt finds the claim of the first, and ends."""
+        """Start a supervisor. A second one for an attempt ends because of the claim of the first."""
         if self.claimed(folder) or self._starting(folder):
             return
         make_folder(folder.path)
@@ -109,9 +109,9 @@ class ProcessSupervisors:
         return folder.claim.exists()
 
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        """The last report. A supervisor that ended before its first left only its log."""
+        """Return the last report. A supervisor that ended before its first report left only its log."""
         process = self._started.get(folder)
-        ended = not self._supervised(folder)  # before its report: it may write it and end in between
+        ended = not self._supervised(folder)  # before reading the report: it may write one and end in between
         attempt_report = read(folder.report, AttemptReport)
         if attempt_report is None and ended and process is not None:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
@@ -128,13 +128,15 @@ class ProcessSupervisors:
             write(folder.binding, binding)
 
     def end(self, folder: AttemptFolder) -> None:
-        """End the attempt, first by SIGTERM: a supervisor ends its ranks faster than they notice by themselves."""
-        take(folder, NOBODY)  # one that is still starting up finds the attempt claimed, and ends
+        """End the attempt, first by SIGTERM: a supervisor ends its ranks faster than they detect its death."""
+        take(folder, NOBODY)  # a supervisor that is still starting finds the attempt claimed, and ends
         for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             self._signal(folder, number)
             if self._gone(folder, seconds):
                 return
-        raise TimeoutError(f"the supervisor of {folder.path} outlived SIGKILL")
+        raise TimeoutError(
+            f"the supervisor of {folder.path} did not end after SIGKILL; a process in uninterruptible I/O waits"
+        )
 
     def _signal(self, folder: AttemptFolder, number: signal.Signals) -> None:
         claim, process = read(folder.claim, Claim), self._started.get(folder)
@@ -156,5 +158,5 @@ class ProcessSupervisors:
 
 def _last_words(log: Path, code: int) -> str:
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    said = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+    said = next((line for line in reversed(lines) if line.strip()), f"{log} is empty")
     return f"the supervisor did not start (exit code {code}): {said}"

@@ -1,1 +1,1 @@
-"""The files of a run: listed, read, and made into exports."""
+"""Files of a run: listing, reading and exports."""

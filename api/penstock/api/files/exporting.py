@@ -1,7 +1,7 @@
-"""Checkpoints as models for other programs, made one after the other by processes that can be ended.
+"""Export of checkpoints as models for other programs, one at a time, in processes that can be killed.
 
-`penstock-agent export` does the work; nothing of it is loaded into the service. A finished export is a folder
-of the run; the state of others is known to this service alone, and lost with it.
+`penstock-agent export` does the work, so the service does not load PyTorch. A finished export is a folder of the run.
+The state of unfinished ones is kept in memory only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_CHARACTERS = 500
 
 
 class ExportState(enum.StrEnum):
-    """Where an export is."""
+    """State of an export."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -50,7 +50,7 @@ WAITING = frozenset({ExportState.QUEUED, ExportState.RUNNING})
 
 
 class Exports:
-    """Those of one service, one at a time."""
+    """Exports of one service, one at a time."""
 
     def __init__(self, command: tuple[str, ...] = COMMAND, most_seconds: float = MOST_SECONDS) -> None:
         self._command, self._most_seconds = command, most_seconds
@@ -61,7 +61,7 @@ class Exports:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="penstock-export")
 
     def of(self, root: Path, attempt: int, step: int) -> Export | None:
-        """The state of the export of that checkpoint; none if it was not requested."""
+        """Return the state of the export of that checkpoint; none if it was not requested."""
         folder = export_folder(root, attempt, step)
         if folder.is_dir():
             return Export(state=ExportState.DONE)
@@ -69,7 +69,7 @@ class Exports:
             return self._known.get(folder)
 
     def start(self, root: Path, attempt: int, step: int) -> bool:
-        """Begin, unless it is done or under way; false if too many wait."""
+        """Request an export, unless it is done or in progress; return false if too many wait."""
         folder = export_folder(root, attempt, step)
         if folder.is_dir():
             return True
@@ -110,9 +110,9 @@ class Exports:
             self._note(folder, Export(state=ExportState.FAILED, message=why) if why else None)
 
     def _made(self, root: Path, attempt: int, step: int, folder: Path) -> str:
-        """Make the folder, whole or not at all; why it could not be made."""
+        """Create the folder atomically; return the reason why it failed, or an empty string."""
         folder.parent.mkdir(exist_ok=True)
-        for old in folder.parent.glob(f".{folder.name}.*"):  # a service that was killed left it
+        for old in folder.parent.glob(f".{folder.name}.*"):  # left by a service that was killed
             shutil.rmtree(old, ignore_errors=True)
         partial = folder.with_name(f".{folder.name}.{uuid.uuid4()}")
         options = ("--to", str(partial), "--attempt", str(attempt), "--step", str(step))
@@ -125,7 +125,7 @@ class Exports:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _ran(self, command: tuple[str, ...]) -> str:
-        """Run to the end; why it failed."""
+        """Run the command; return the reason why it failed, or an empty string."""
         with tempfile.TemporaryFile() as said:
             with self._lock:
                 if self._closed:
@@ -147,7 +147,7 @@ class Exports:
 
 
 def _why(text: str) -> str:
-    """The program's message about its failure, without a traceback, which names files of this machine."""
+    """Return the program's message about its failure, without a traceback, which names files of this machine."""
     lines = text.splitlines()
     says = [number for number, line in enumerate(lines) if line.startswith(("error ", "failed "))]
     return "\n".join(lines[says[0] :] if says else lines)

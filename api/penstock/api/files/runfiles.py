@@ -1,7 +1,7 @@
-"""Files in a job's run directory for people: checkpoints, and files to download.
+"""Files in a job's run directory for users: checkpoints, and files to download.
 
-Only what `artifacts` names is ever opened, and only where it really lies below the run directory: a link or a dot that
-leads out of it is as good as not there.
+Only files that `artifacts` lists are opened, and only if their real path is below the run directory: links and dots
+that lead out of it are ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Artifact:
 
 
 def checkpoints(root: Path) -> list[Checkpoint]:
-    """The checkpoints below the run directory, newest first; also one that is being written."""
+    """Return the checkpoints below the run directory, newest first, including one that is being written."""
     checkpoints_found = []
     for folder in root.glob("checkpoints/a*/*"):
         attempt, match = folder.parent.name.removeprefix("a"), _CHECKPOINT.fullmatch(folder.name)
@@ -65,12 +65,12 @@ def checkpoints(root: Path) -> list[Checkpoint]:
 
 
 def newest_checkpoint(root: Path) -> Checkpoint | None:
-    """The newest that is complete."""
+    """Return the newest complete checkpoint."""
     return next((checkpoint for checkpoint in checkpoints(root) if checkpoint.complete), None)
 
 
 def artifacts(root: Path) -> list[Artifact]:
-    """The files that may be downloaded, by name."""
+    """Return the files that may be downloaded, by name."""
     files = []
     for path in _files(root):
         name = path.relative_to(root).as_posix()
@@ -89,7 +89,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _info(path: Path) -> os.stat_result | None:
-    """The status of a regular file; none of other kinds, and of a file that is gone."""
+    """Return the status of a regular file; none for other kinds and missing files."""
     try:
         info = path.lstat()
     except OSError:
@@ -98,7 +98,7 @@ def _info(path: Path) -> os.stat_result | None:
 
 
 def open_artifact(root: Path, name: str) -> BinaryIO | None:
-    """The artifact of that name, open for reading; none if there is none.
+    """Open the artifact of that name for reading; return none if there is none.
 
     The path is checked on the open file, so that a concurrent move or link cannot lead to another file.
     """
@@ -116,5 +116,5 @@ def open_artifact(root: Path, name: str) -> BinaryIO | None:
 
 
 def export_folder(root: Path, attempt: int, step: int) -> Path:
-    """Where the exported model of a checkpoint lies."""
+    """Return the folder of a checkpoint's exported model."""
     return root / EXPORTS / f"a{attempt}-step-{step}"

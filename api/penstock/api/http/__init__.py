@@ -1,1 +1,1 @@
-"""HTTP: routes, their dependencies and replies, and the middleware around them."""
+"""HTTP layer: routes, their dependencies and replies, and the middleware around them."""

@@ -1,4 +1,4 @@
-"""Whether a caller may submit a job: by the role in its namespace, and by all resources that it names."""
+"""Authorization of submitted jobs: the caller's role in the namespace, and all resources that the job names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.core.run.locations import Locations
 
 
 def require_editor(identity: Identity, job: PipelineJob) -> None:
-    """Do nothing for a job that ``identity`` may make where it belongs.
+    """Raise unless ``identity`` may create the job in its namespace.
 
     Raises:
-        Problem: they may not.
-        UserError: its labels are none that a Kubernetes object may have.
+        Problem: the identity lacks the role.
+        UserError: its labels are not valid for a Kubernetes object.
     """
     namespace = job.metadata.namespace
     require_labels(job.metadata.labels, "metadata.labels")
@@ -26,10 +26,10 @@ def require_editor(identity: Identity, job: PipelineJob) -> None:
 
 
 def require_acceptable(connection: Connection, locations: Locations, identity: Identity, job: PipelineJob) -> None:
-    """Do nothing for a job that ``identity`` may submit as it is.
+    """Raise unless ``identity`` may submit the job.
 
     Raises:
-        Problem: its namespace is none where they may.
+        Problem: the identity lacks the role in its namespace.
         UserError: it names a resource that is forbidden or missing, or a checkpoint that the caller may not read.
     """
     require_editor(identity, job)

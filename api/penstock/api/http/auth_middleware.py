@@ -1,4 +1,4 @@
-"""Every request that the guard let pass: its caller is authenticated, its rate limited, its outcome logged.
+"""Authentication, rate limits and the audit log, for every request.
 
 Plain ASGI around the routes, so that it covers all of them, and paths without a route. A route gets the caller from
 `penstock.api.http.dependencies`.
@@ -38,14 +38,14 @@ INGEST = "ingest"
 
 
 class AuthMiddleware:
-    """Wraps the application; ``clock`` counts seconds from anywhere."""
+    """Middleware; ``clock`` is monotonic."""
 
     def __init__(self, app: ASGIApp, service: Service, clock: Callable[[], float]) -> None:
         self._app, self._service = app, service
         self._throttle = Throttle(service.settings.limits.counted, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -81,8 +81,10 @@ class AuthMiddleware:
             raise translated(error) from error
 
     def _count(self, caller: Caller | None, address: str) -> None:
-        """Raise `Problem` beyond the rate limit. A request without a valid credential counts for its address alone:
-        otherwise it would shut out callers with a token at that address.
+        """Raise `Problem` beyond the rate limit.
+
+        A request without a valid credential counts only for its address: otherwise it would use up the limit of callers
+        with a token at that address.
         """
         limits = self._service.settings.limits
         rate = limits.ingest_requests if caller and caller.identity.role is Role.INGEST else limits.requests
@@ -92,24 +94,26 @@ class AuthMiddleware:
         if seconds := self._throttle.take(key, rate):
             raise Problem(
                 kind="too-many-requests",
-                detail=f"more than {rate.per_second:g} requests a second, and {rate.burst} at once",
-                remedy="wait for the time in Retry-After, and send fewer requests",
+                detail=f"more than {rate.per_second:g} requests a second, with bursts of {rate.burst}",
+                remedy="wait for the seconds in Retry-After, and use live streams instead of polling",
                 headers={"Retry-After": str(math.ceil(seconds))},
             )
 
     def _write_down(self, written: Entry) -> None:
-        """Without waiting for it: it must not slow the answer, and it is too late to refuse it."""
+        """Submit the audit entry without waiting: it must not delay the answer, and it is too late to refuse the
+        request.
+        """
         try:
             future = self._service.submit("audit", lambda connection: audit.add(connection, written))
         except WriterClosedError:
-            log.error("audit entry lost, as the service ends: %s", written)
+            log.error("audit entry is lost, because the service is shutting down: %s", written)
         else:
             future.add_done_callback(lambda done: _log_failure(done, written))
 
 
 @dataclass(slots=True)
 class _Answered:
-    """Forwards messages, and keeps the status and the location."""
+    """Forwards messages, and stores the status and the location."""
 
     send: Send
     status: int = 0
@@ -124,9 +128,9 @@ class _Answered:
 
 
 def is_audited(scope: Scope, status: int) -> bool:
-    """Whether a request belongs into the audit log: a change that was made, or refused for lack of rights.
+    """Whether a request belongs in the audit log: a change that was made, or refused for lack of rights.
 
-    Ingested records are not logged: they are numbered and kept themselves.
+    Ingested records are not logged: they are numbered and stored anyway.
     """
     route = scope.get("route")
     if scope["method"] in SAFE_METHODS or route is None:
@@ -136,7 +140,7 @@ def is_audited(scope: Scope, status: int) -> bool:
 
 
 def entry(scope: Scope, answered: _Answered, now: float) -> Entry:
-    """The request's entry for the audit log, with the path of a created resource."""
+    """Return the request's entry for the audit log, with the path of a created resource."""
     caller: Caller | None = scope["state"]["caller"]
     of_caller = caller.identity.namespace if caller else None
     return Entry(
@@ -152,11 +156,11 @@ def entry(scope: Scope, answered: _Answered, now: float) -> Entry:
 
 
 def address_of(scope: Scope) -> str:
-    """Where the request comes from; nothing for a socket in the file system."""
+    """Return the client's address; empty for a Unix socket."""
     client = scope.get("client")
     return str(client[0])[:63] if client else ""
 
 
 def _log_failure(done: Future[None], written: Entry) -> None:
     if (error := done.exception()) is not None:
-        log.error("audit entry lost (%s): %s", error, written)
+        log.error("audit entry is lost, because it could not be stored (%s): %s", error, written)

@@ -1,4 +1,7 @@
-"""Pages travel as gzip to browsers that read it. Streams, downloads and documents for machines pass as they are."""
+"""Gzip compression of pages for browsers that accept it.
+
+Streams, downloads and documents for programs are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LEAST_BYTES = 1_000
 LEVEL = 5
-"""Nearly as small as 9, in a third of the time: about 2 ms for a job's page."""
+"""Compression level: nearly as small as level 9, in a third of the time, about 2 ms for a job's page."""
 
 
 class Compressed:
-    """Wraps the application; plain ASGI, because live streams must pass as they are."""
+    """Middleware; plain ASGI, because live streams must pass unchanged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] == "http" and accepts_gzip(Headers(scope=scope).get("accept-encoding", "")):
             send = _Page(send)
         await self._app(scope, receive, send)
@@ -35,7 +38,7 @@ def accepts_gzip(header: str) -> bool:
 
 
 class _Page:
-    """Sends the answer, and a page as gzip if it comes in one piece."""
+    """Sends the answer, with gzip if it is a page in one piece."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

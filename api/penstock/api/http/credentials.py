@@ -15,14 +15,14 @@ COOKIE = "penstock_session"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credential:
-    """A secret, and whether it is a session's or a token's."""
+    """A secret, of a session or of a token."""
 
     secret: str
     session: bool
 
 
 def shown(request: HTTPConnection) -> Credential | None:
-    """The request's credential. A token goes before a cookie: a page that sends one means it."""
+    """Return the request's credential. A token has precedence over a cookie: a page sends one deliberately."""
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, secret = header.partition(" ")
@@ -32,7 +32,7 @@ def shown(request: HTTPConnection) -> Credential | None:
 
 
 def recognize(connection: Connection, credential: Credential, now: float) -> Caller | None:
-    """The bearer of the credential; none if it or its token is unknown, expired or revoked."""
+    """Return the bearer of the credential; none if it or its token is unknown, expired or revoked."""
     if credential.session:
         session = sessions.by_secret(connection, credential.secret)
         return session.caller if session is not None and session.valid(now) else None

@@ -29,14 +29,17 @@ JSON_TYPES = frozenset({"application/json", ""})
 YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 MOST_YAML_CHARACTERS = 128 * 2**10
 MOST_VALUES = 2_000_000
-"""Of a body of JSON. One takes up to 100 bytes of memory, and as few as two of text."""
+"""Largest number of values in a JSON body. A value takes up to 100 bytes of memory, and as few as two of text."""
 LARGE_BYTES = 2**16
-"""Of a document. Fewer bytes hold too few values to take much memory."""
+"""Bytes from which a document counts as large. Smaller ones hold too few values to take much memory."""
 LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
 
 
 async def service_of(request: Request) -> Service:
-    """The service that was wired at the start. It and the caller are coroutines, or each would wait for a thread."""
+    """Return the service of the application.
+
+    A coroutine, like the other dependencies, or each would wait for a thread.
+    """
     service: Service = request.app.state.service
     return service
 
@@ -45,7 +48,7 @@ ServiceIn = Annotated[Service, Depends(service_of)]
 
 
 def authenticated(request: Request) -> Caller:
-    """The caller, as the gate found; raises `Problem` without one, and for another site's write."""
+    """Return the authenticated caller; raises `Problem` without one, and for a write from another site."""
     caller: Caller | None = request.state.caller
     if caller is None:
         raise _unknown(request.state.credential)
@@ -60,25 +63,25 @@ def require_same_origin(request: Request) -> None:
     if not same_origin(origin, request.url.scheme, request.headers.get("host", "")):
         raise Problem(
             kind="cross-origin",
-            detail=f"{origin or 'no origin'} is not this service",
+            detail=f"the origin {origin} is not this service" if origin else "the request has no Origin header",
             where="Origin",
-            remedy="use this service's own pages, or send a token: Authorization: Bearer TOKEN",
+            remedy="use a page of this service, or send Authorization: Bearer TOKEN instead of the cookie",
         )
 
 
 def _unknown(credential: Credential | None) -> Problem:
     if credential is not None and credential.session:
         detail = "the session has ended"
-        remedy = "sign in again: penstock ui"
+        remedy = "sign in again with a link that penstock ui makes"
         return Problem(kind="unauthenticated", detail=detail, where="Cookie", remedy=remedy, headers=LOGIN)
     known = credential is not None and credential.secret
-    detail = "the token is unknown, expired or revoked" if known else "no token came with the request"
-    remedy = "send Authorization: Bearer TOKEN; a new token: penstock token create"
+    detail = "the token is unknown, expired or revoked" if known else "the request has no token"
+    remedy = "send Authorization: Bearer TOKEN; penstock token create makes a new token"
     return Problem(kind="unauthenticated", detail=detail, where="Authorization", remedy=remedy, headers=LOGIN)
 
 
 def credential_of(request: Request, caller: Annotated[Caller, Depends(authenticated)]) -> Credential:
-    """The sender's credential."""
+    """Return the sender's credential."""
     credential: Credential = request.state.credential
     return credential
 
@@ -88,7 +91,7 @@ CredentialIn = Annotated[Credential, Depends(credential_of)]
 
 
 def identify(caller: CallerIn) -> Identity:
-    """The caller, by a token or from a session."""
+    """Return the caller's identity, from a token or a session."""
     return caller.identity
 
 
@@ -96,8 +99,9 @@ IdentityIn = Annotated[Identity, Depends(identify)]
 
 
 def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Identity], Awaitable[Identity]]:
-    """A dependency that lets ``role`` pass: in the namespace that the path names; where it names none, in whichever the
-    identity has, which the route checks, or ``everywhere``.
+    """Return a dependency that requires ``role`` in the namespace of the path.
+
+    Without a namespace in the path, the role is required ``everywhere``, or in any namespace, which the route checks.
     """
 
     async def required(request: Request, identity: IdentityIn) -> Identity:
@@ -109,7 +113,7 @@ def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Ident
 
 
 def let_pass(request: Request, identity: Identity, role: Role, *, everywhere: bool = False) -> Identity:
-    """The identity, if it has the role where the request needs it; raises `Problem` otherwise."""
+    """Return the identity, if it has the role where the request needs it; raises `Problem` otherwise."""
     namespace, verb = request.path_params.get("namespace"), verb_of(request)
     named = namespace or everywhere
     allowed = identity.may(role, namespace, verb) if named else identity.may_anywhere(role, verb)
@@ -128,24 +132,24 @@ WRITES = {
     "exportCheckpoint": "update",
     "deleteJob": "delete",
 }
-"""The verbs of operations on jobs, as in Kubernetes' roles."""
+"""Verbs of operations on jobs, as in Kubernetes' roles."""
 
 
 def verb_of(request: Request) -> str:
-    """The verb of the request; empty if there are several, or none."""
+    """Return the verb of the request; empty if there are several, or none."""
     if request.method not in SAFE_METHODS:
         return WRITES.get(getattr(request.scope.get("route"), "operation_id", None) or "", "")
     return "get" if request.path_params else "list"
 
 
 def forbidden(role: Role, namespace: str | None) -> Problem:
-    """The refusal of an authenticated caller."""
+    """Return the problem of a caller without the role."""
     place = f" in namespace {namespace}" if namespace else ""
     return Problem(
         kind="forbidden",
-        detail=f"this needs the role {role}{place}",
+        detail=f"this operation needs the role {role}{place}",
         where="Authorization",
-        remedy=f"ask an administrator for a token of that role{place}",
+        remedy=f"ask an administrator for a token: penstock token create NAME --role {role}",
     )
 
 
@@ -155,19 +159,19 @@ Admin = Annotated[Identity, Depends(require(Role.ADMIN, everywhere=True))]
 
 
 def by_name(namespace: str, name: str) -> None:
-    """Documents a path below a job's name; `job_of` reads it."""
+    """Document the parameters of a path below a job's name; `job_of` reads them."""
 
 
 def by_uid(uid: str) -> None:
-    """Documents a path below a job's uid; `job_of` reads it."""
+    """Document the parameter of a path below a job's uid; `job_of` reads it."""
 
 
 def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
-    """The job that the path names: by its uid any, by its name the one that lives or the latest that did.
+    """Return the job of the path: any job by its uid; by its name the existing one, else the latest deleted one.
 
     Raises:
-        NoSuchJobError: there is none.
-        Problem: it is in a namespace that the identity may not read.
+        NoSuchJobError: no job has that uid or name.
+        Problem: the identity may not read its namespace.
     """
     path = request.path_params
     if "uid" not in path:
@@ -182,10 +186,10 @@ JobIn = Annotated[StoredJob, Depends(job_of)]
 
 
 async def read_aside(read: Callable[..., T], *arguments: Any, limiter: CapacityLimiter | None = None) -> T:
-    """The result of ``read`` on a body, in a thread: the event loop answers all others meanwhile.
+    """Return the result of ``read`` on a body, in a thread: meanwhile the event loop serves other requests.
 
-    Bodies that may take much memory share a ``limiter``, so that few are read at once. A refusal comes without the
-    frames of ``read``: they hold the parsed body, and would keep it until a garbage collection.
+    Bodies that may take much memory share a ``limiter``, so that few are read concurrently. An error is raised without
+    the frames of ``read``: they hold the parsed body, and would keep it until a garbage collection.
     """
     try:
         return await to_thread.run_sync(read, *arguments, limiter=limiter)
@@ -195,13 +199,13 @@ async def read_aside(read: Callable[..., T], *arguments: Any, limiter: CapacityL
 
 
 async def read_document(request: Request) -> Any:
-    """The body as plain data, JSON or YAML by its content type."""
+    """Return the body as plain data, JSON or YAML by its content type."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media not in JSON_TYPES | YAML_TYPES:
-        remedy = "send application/json or application/yaml"
-        raise Problem(kind="unsupported-media-type", detail=f"{media} is not read", where="Content-Type", remedy=remedy)
+        detail, remedy = f"{media} is not supported", "send application/json or application/yaml"
+        raise Problem(kind="unsupported-media-type", detail=detail, where="Content-Type", remedy=remedy)
     body, service = await request.body(), await service_of(request)
-    is_large = media in JSON_TYPES and len(body) > LARGE_BYTES  # YAML has less, and takes longer
+    is_large = media in JSON_TYPES and len(body) > LARGE_BYTES  # YAML has a lower limit, and takes longer
     return await read_aside(_document, body, media, limiter=service.bodies if is_large else None)
 
 
@@ -209,7 +213,7 @@ def _document(body: bytes, media: str) -> Any:
     if media in YAML_TYPES:
         text = decode(body)
         if len(text) > MOST_YAML_CHARACTERS:
-            remedy = "send so large a document as application/json, which is read faster"
+            remedy = f"send it as application/json, of which {MOST_VALUES:,} values are read"
             raise Problem(
                 kind="too-large", detail=f"more than {MOST_YAML_CHARACTERS} characters of YAML", remedy=remedy
             )
@@ -221,16 +225,16 @@ def _document(body: bytes, media: str) -> Any:
 
 
 def decode(body: bytes) -> str:
-    """The text of the body in UTF-8, the encoding of JSON and YAML."""
+    """Decode the body from UTF-8, the encoding of JSON and YAML."""
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        detail, remedy = f"the body is not UTF-8 at byte {error.start}", "send text in UTF-8"
+        detail, remedy = f"the body is not UTF-8 at byte {error.start}", "encode it: iconv -t UTF-8"
         raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
 
 
 def load_json(body: bytes) -> Any:
-    """JSON of at most `MOST_VALUES`, without NaN and infinities, which are none."""
+    """Parse JSON of at most `MOST_VALUES` values, without NaN and infinities."""
     _require_few_values(body)
     try:
         return jsontext.load(decode(body), parse_constant=_refuse_constant)
@@ -241,9 +245,9 @@ def load_json(body: bytes) -> Any:
 
 
 def _require_few_values(body: bytes) -> None:
-    """Before any is built. There are no more than commas and opening brackets; those in strings are counted as well."""
+    """Check the number of values before any is built, by counting commas and opening brackets, also in strings."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        detail, remedy = f"the body may hold more than {MOST_VALUES:,} values", "send less at once"
+        detail, remedy = f"the body may hold more than {MOST_VALUES:,} values", "split it into several requests"
         raise Problem(kind="too-large", detail=detail, where="body", remedy=remedy)
 
 
@@ -252,19 +256,19 @@ def _refuse_constant(name: str) -> Any:
 
 
 def decompress(body: bytes, most_bytes: int) -> bytes:
-    """A gzip body; raises `Problem` if it is none, or would grow beyond the limit."""
+    """Decompress a gzip body; raises `Problem` if it is not gzip, or exceeds the limit."""
     machine, where = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), "Content-Encoding"
     try:
         text = machine.decompress(body, most_bytes)
     except zlib.error:
-        remedy = "compress it, or leave Content-Encoding out"
+        remedy = "compress the body with gzip, or leave Content-Encoding out"
         raise Problem(kind="bad-request", detail="the body is not gzip", where=where, remedy=remedy) from None
     if machine.unconsumed_tail:
         remedy = "send fewer records at once"
         raise Problem(kind="too-large", detail=f"more than {most_bytes} bytes after decompression", remedy=remedy)
     if not machine.eof:
         remedy = "send the complete output of gzip"
-        raise Problem(kind="bad-request", detail="the body is cut short", where=where, remedy=remedy)
+        raise Problem(kind="bad-request", detail="the gzip body is truncated", where=where, remedy=remedy)
     return text
 
 

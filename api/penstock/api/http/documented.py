@@ -25,7 +25,7 @@ BY_SESSION: Document = {"session": []}
 ONLY_BY_TOKEN: Document = {"security": [BY_TOKEN]}
 ONLY_BY_SESSION: Document = {"security": [BY_SESSION]}
 OPEN_TO_ALL: Document = {"security": []}
-"""As ``openapi_extra`` of a route; any other takes either proof."""
+"""``openapi_extra`` of a route that takes only a token; all others also take a session."""
 
 INFO: Document = {
     "description": "Jobs, plans and profiles of penstock: submit, observe, plan, report.",
@@ -47,11 +47,11 @@ TAGS: Document = {
 """Every tag that an operation has."""
 
 NEVER_GIVEN = {"$ref": "#/components/schemas/HTTPValidationError"}
-"""FastAPI documents it wherever there is a parameter; this service answers with a problem document."""
+"""FastAPI documents this answer wherever there is a parameter; this service answers with a problem document."""
 
 
 def completed(document: Document) -> Document:
-    """FastAPI's document, made true and whole."""
+    """Correct and complete FastAPI's document."""
     paths = {
         path: {method: _operation(operation) for method, operation in operations.items()}
         for path, operations in document["paths"].items()

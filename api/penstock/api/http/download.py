@@ -1,7 +1,7 @@
 """A file, or the part of it that a client requests (RFC 9110, section 14).
 
-Starlette's own answer sends bytes by which a file has grown meanwhile, beyond its Content-Length, and refuses in
-plain text; a job's logs grow all the time.
+Starlette's own answer sends bytes that were appended meanwhile, beyond its Content-Length, and refuses in plain text.
+A job's logs grow all the time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from penstock.api.live.stream import left
 MEDIA_TYPE = "application/octet-stream"
 CHUNK_BYTES = 2**18
 SEALED = "default-src 'none'; sandbox"
-"""Files of jobs, whatever their content, never run as a page of this service."""
+"""Content-Security-Policy of downloads: no file of a job may run as a page of this service."""
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
 def requested_part(header: str | None, size: int) -> range | None:
-    """The bytes that a Range header requests; none for all of them, also if the header is not understood.
+    """Return the bytes that a Range header requests; none for all of them, also for an unknown form of the header.
 
     Raises:
-        Problem: there are no such bytes.
+        Problem: the file has no such bytes.
     """
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or match[0] == "bytes=-":
@@ -46,7 +46,10 @@ def requested_part(header: str | None, size: int) -> range | None:
         part = range(int(first), min(int(last) + 1, size) if last else size)
     if not part:
         headers = {"Content-Range": f"bytes */{size}"}
-        detail, remedy = f"there are {size} bytes", "request fewer, or leave Range out for all of them"
+        detail, remedy = (
+            f"the file has {size} bytes",
+            f"request a part of bytes=0-{max(size - 1, 0)}, or leave Range out",
+        )
         raise Problem(kind="out-of-range", detail=detail, where="Range", remedy=remedy, headers=headers)
     return part
 
@@ -76,7 +79,7 @@ class FilePart(Response):
         super().__init__(status_code=200 if part is None else 206, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client leaves."""
+        """Send until the end, or until the client disconnects."""
         ends = [asyncio.create_task(self._send(send)), asyncio.create_task(left(receive))]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +98,7 @@ class FilePart(Response):
             wanted = min(CHUNK_BYTES, self._part.stop - place)
             chunk = await run_in_threadpool(os.pread, self._file.fileno(), wanted, place)
             if not chunk:
-                raise RuntimeError("the file was cut while it was sent")  # the client sees a broken connection
+                raise RuntimeError("the file was truncated while it was sent")  # the client sees a broken connection
             place += len(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

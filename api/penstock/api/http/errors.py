@@ -1,4 +1,4 @@
-"""From internal errors to problem documents for people, in one table."""
+"""Translation of internal errors into problem documents, in one table."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ from penstock.view.tables import card
 log = logging.getLogger(__name__)
 
 BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
-DESCRIBED = "see the operation in /v1/openapi.json"
+RETRY = "repeat the request after the seconds in Retry-After"
+"""Remedy of a passing failure, whose answer has that header."""
+
+DESCRIBED = "compare the request with its operation in /v1/openapi.json"
 """The default remedy."""
 FULL_DISK = ("database or disk is full", "No space left on device")
 TOO_LONG = "57014"
-"""SQLSTATE of a statement that was given up at its time limit."""
+"""SQLSTATE of a statement that was canceled at its time limit."""
 
 
 def _user_error(error: UserError) -> Problem:
@@ -50,9 +53,9 @@ def _user_error(error: UserError) -> Problem:
 
 
 def _outdated(error: OutdatedJobError) -> Problem:
-    """Nothing is wrong with the request."""
+    """Return the problem of a stored job that this version does not accept; the request itself is correct."""
     same = _user_error(error)
-    detail = f"this version does not take the job: {same.detail}"
+    detail = f"this version of penstock does not accept the job: {same.detail}"
     return Problem(kind="conflict", detail=detail, where=same.where, remedy=same.remedy)
 
 
@@ -61,44 +64,52 @@ def _not_allowed(error: NotAllowedError) -> Problem:
 
 
 def _no_such_job(error: NoSuchJobError) -> Problem:
-    return Problem(kind="not-found", detail=f"there is no job {error}", remedy="list the jobs: GET /v1/jobs")
+    return Problem(kind="not-found", detail=f"there is no job {error}", remedy="list the jobs with GET /v1/jobs")
 
 
 def _no_such_token(error: NoSuchTokenError) -> Problem:
-    return Problem(kind="not-found", detail=str(error), remedy="list the tokens: GET /v1/tokens")
+    return Problem(kind="not-found", detail=str(error), remedy="list the tokens with GET /v1/tokens")
 
 
 def _no_such_request(error: NoSuchRequestError) -> Problem:
-    remedy = "list them: GET /v1/plans"
-    return Problem(kind="not-found", detail=f"there is no request for a plan {error}", remedy=remedy)
+    remedy = "list the plan requests with GET /v1/plans"
+    return Problem(kind="not-found", detail=f"there is no plan request {error}", remedy=remedy)
 
 
 def _no_such_profile(error: NoSuchProfileError) -> Problem:
-    return Problem(kind="not-found", detail=f"there is no profile {error}", remedy="list them: GET /v1/profiles")
+    return Problem(
+        kind="not-found", detail=f"there is no profile {error}", remedy="list the profiles with GET /v1/profiles"
+    )
 
 
 def _no_such_session(error: NoSuchSessionError) -> Problem:
-    return Problem(kind="not-found", detail=str(error), remedy="list the sessions: GET /v1/sessions")
+    return Problem(kind="not-found", detail=str(error), remedy="list the sessions with GET /v1/sessions")
 
 
 def _name_taken(error: NameTakenError) -> Problem:
     remedy = "choose another name, or delete that job"
-    return Problem(kind="name-taken", detail=f"a job {error} lives", where="metadata.name", remedy=remedy)
+    return Problem(kind="name-taken", detail=f"a job {error} exists", where="metadata.name", remedy=remedy)
 
 
 def _changed(error: ChangedMeanwhileError) -> Problem:
     remedy = "read the job again, and repeat the change if it still applies"
-    return Problem(kind="changed-meanwhile", detail=f"the job is at {error}", where="If-Match", remedy=remedy)
+    return Problem(kind="changed-meanwhile", detail=f"the job has {error}", where="If-Match", remedy=remedy)
 
 
 def _early(error: EarlyAttemptError) -> Problem:
     detail = f"the records are of {error}"
     retry = {"Retry-After": "2"}
-    return Problem(kind="early-attempt", detail=detail, where="records", remedy="send them again later", headers=retry)
+    return Problem(
+        kind="early-attempt",
+        detail=detail,
+        where="records",
+        remedy="send them again after the seconds in Retry-After",
+        headers=retry,
+    )
 
 
 def _stale(error: StaleAttemptError) -> Problem:
-    remedy = "stop sending: nothing of this attempt is taken any more"
+    remedy = "stop sending records of this attempt: it is closed"
     return Problem(kind="stale-attempt", detail=f"the records are of {error}", where="records", remedy=remedy)
 
 
@@ -109,7 +120,7 @@ def _foreign(error: ForeignJobError) -> Problem:
 
 
 def _cluster(error: KubeError) -> Problem:
-    """The problem of a cluster's refusal, with the field that it names; other failures may be retried."""
+    """Return the problem of a cluster's refusal, with the field that it names; other failures may be retried."""
     if error.status in (400, 422):
         where, what = error.causes[0] if error.causes else ("", error.message)
         return Problem(kind="invalid", detail=what, where=where, remedy=DESCRIBED)
@@ -119,28 +130,28 @@ def _cluster(error: KubeError) -> Problem:
         remedy = "choose another name, or delete that job"
         return Problem(kind="name-taken", detail=error.message, where="metadata.name", remedy=remedy)
     if error.status == 403:
-        remedy = "ask an administrator of the cluster"
+        remedy = "kubectl auth can-i shows your rights; an administrator of the cluster can grant them"
         return Problem(kind="forbidden", detail=f"the cluster refuses: {error.message}", remedy=remedy)
     if error.status == 409:
         remedy = "read the job again, and repeat the change if it still applies"
         return Problem(kind="conflict", detail=error.message, remedy=remedy)
-    log.warning("the cluster: %s", error)
+    log.warning("a request failed, because the cluster did not answer: %s", error)
     retry = {"Retry-After": "2"}
-    return Problem(kind="unavailable", detail="the cluster does not answer", remedy="try again", headers=retry)
+    return Problem(kind="unavailable", detail="the cluster does not answer", remedy=RETRY, headers=retry)
 
 
 def _reused(error: KeyReusedError) -> Problem:
     remedy = "use a new key for a new request"
-    detail = "the key came before with another request"
+    detail = "the key was used before for another request"
     return Problem(kind="conflict", detail=detail, where="Idempotency-Key", remedy=remedy)
 
 
 def _illegal(error: IllegalTransitionError) -> Problem:
-    return Problem(kind="conflict", detail=str(error), remedy="read the job's phase")
+    return Problem(kind="conflict", detail=str(error), remedy="read the job again: its phase has changed")
 
 
 def _ending(error: WriterClosedError | LostLeaseError) -> Problem:
-    return Problem(kind="unavailable", detail=str(error), remedy="try again in a moment", headers={"Retry-After": "2"})
+    return Problem(kind="unavailable", detail=str(error), remedy=RETRY, headers={"Retry-After": "2"})
 
 
 def _database(error: DBAPIError) -> Problem:
@@ -148,19 +159,22 @@ def _database(error: DBAPIError) -> Problem:
     if any(phrase in reason for phrase in FULL_DISK):
         remedy = "free some space where the service keeps its data"
         return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
-    log.error("database: %s", reason)
+    log.error("a request failed in the database: %s", reason)
     retry = {"Retry-After": "2"}
     if getattr(error.orig, "sqlstate", None) == TOO_LONG:
-        detail, remedy = "the database took too long", "try again when the load is lower, or request less at once"
+        detail, remedy = (
+            "the database exceeded its time limit",
+            "repeat it when the load is lower, or request less at once",
+        )
         return Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
-    return Problem(kind="unavailable", detail="the database does not answer", remedy="try again", headers=retry)
+    return Problem(kind="unavailable", detail="the database does not answer", remedy=RETRY, headers=retry)
 
 
 def _unstorable(error: DataError) -> Problem:
-    """The problem of a path or query, since bodies are checked before. No database can hold such a name."""
-    log.info("refused: %s", error.orig)
-    detail = "the request has characters that no database can hold"
-    return Problem(kind="bad-request", detail=detail, remedy="see /v1/openapi.json")
+    """Return the problem of a path or query that no database can hold; bodies are checked before."""
+    log.info("a request was refused, because the database cannot hold its text: %s", error.orig)
+    detail, remedy = "the path or query has characters that no database can hold", "remove NUL and lone surrogates"
+    return Problem(kind="bad-request", detail=detail, remedy=remedy)
 
 
 def _invalid_request(error: RequestValidationError) -> Problem:
@@ -173,16 +187,16 @@ def _invalid_request(error: RequestValidationError) -> Problem:
 def _http(error: HTTPException) -> Problem:
     kind = BY_STATUS.get(error.status_code, "internal" if error.status_code >= 500 else "bad-request")
     headers = dict(error.headers or {})
-    return Problem(kind=kind, detail=str(error.detail), remedy="see /v1/openapi.json", headers=headers)
+    return Problem(kind=kind, detail=str(error.detail), remedy="/v1/openapi.json lists all paths", headers=headers)
 
 
 def _unexpected(error: Exception) -> Problem:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         remedy = "free some space where the service keeps its data"
         return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
-    log.error("unexpected error during a request", exc_info=error)
-    detail = "something unexpected happened"
-    return Problem(kind="internal", detail=detail, remedy="read the service's log, and report the error there")
+    log.error("a request failed with an unexpected error; its client got status 500", exc_info=error)
+    detail = f"unexpected {type(error).__name__}"
+    return Problem(kind="internal", detail=detail, remedy="report the traceback in the service's log as a bug")
 
 
 TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
@@ -214,12 +228,12 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
 
 
 def translated(error: Exception) -> Problem:
-    """The problem document of an error, for the middleware outside of the routes."""
+    """Return the problem document of an error, for the middleware around the routes."""
     return next(TABLE[kind](error) for kind in type(error).__mro__ if kind in TABLE)
 
 
 def register(app: FastAPI) -> None:
-    """Answer every error of the table with its problem document."""
+    """Register the table's translations as handlers of the application."""
     for kind, translate in TABLE.items():
         app.add_exception_handler(kind, _handler(translate))
 
@@ -239,7 +253,7 @@ def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exceptio
 
 
 def allowed(app: FastAPI, path: str) -> list[str]:
-    """All methods of a path; a route has only its own."""
+    """Return all methods of a path; a route knows only its own."""
     methods: set[str] = set()
     for template, operations in app.openapi()["paths"].items():
         anywhere = template.replace("{path}", ".+")  # the one parameter that may hold slashes
@@ -249,16 +263,16 @@ def allowed(app: FastAPI, path: str) -> list[str]:
 
 
 def answer(problem: Problem) -> JSONResponse:
-    """The problem as a response."""
+    """Return the problem as a response."""
     document = problem.document().model_dump()
     headers = dict(problem.headers or {})
     return JSONResponse(document, status_code=problem.status_code, media_type=MEDIA_TYPE, headers=headers)
 
 
 def problem_page(problem: Problem) -> Page:
-    """The problem document as a page, for people."""
+    """Return the problem document as a page, for browsers."""
     title = PROBLEMS[problem.kind].title
     words = card(element("strong", problem.detail), element("p", problem.remedy), class_="failure")
     head = element("div", element("h1", title), class_="head")
-    back = element("p", element("a", "To the jobs", href="/"))
+    back = element("p", element("a", "All jobs", href="/"))
     return Page(title=title, body=join((head, words, back)))

@@ -1,6 +1,6 @@
 """Checks of every request: its Host header, its size and its speed; and headers of every answer.
 
-Plain ASGI, because a body must be counted as it arrives, before anything reads it.
+Plain ASGI, because the bytes of a body are counted as they arrive, before they are read.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ HEADERS = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"same-origin"),  # with none at all a form of ours would be sent with Origin: null
+    (b"referrer-policy", b"same-origin"),  # with no-referrer, this service's own forms would be sent with Origin: null
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
 
 
 class LimitsMiddleware:
-    """Wraps the application."""
+    """Middleware around the application."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._limits = app, settings.limits
         self._hosts = frozenset(host.lower() for host in settings.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,12 +46,12 @@ class LimitsMiddleware:
     def _check(self, headers: dict[bytes, bytes]) -> None:
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
         if host not in self._hosts:
-            remedy = f"use {' or '.join(sorted(self._hosts))}; more names: penstock serve --allow-host NAME"
+            remedy = f"use {' or '.join(sorted(self._hosts))}, or start the service with --allow-host NAME"
             raise Problem(kind="misdirected", detail=f"{host!r} is not this service", where="Host", remedy=remedy)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             remedy = "send the number of the body's bytes, or Transfer-Encoding: chunked"
-            raise Problem(kind="bad-request", detail="is no number", where="Content-Length", remedy=remedy)
+            raise Problem(kind="bad-request", detail="is not a number", where="Content-Length", remedy=remedy)
         if int(length) > self._limits.body_bytes:
             raise too_large(self._limits.body_bytes)
 
@@ -67,7 +67,7 @@ class _Body:
 
     async def __call__(self) -> Message:
         if self._complete:
-            return await self._receive()  # after the body only the client's disconnect can follow
+            return await self._receive()  # after the body, only the client's disconnect can follow
         if self._end is None:
             self._end = asyncio.get_running_loop().time() + self._seconds
         try:
@@ -75,7 +75,7 @@ class _Body:
                 message = await self._receive()
         except TimeoutError:
             detail = f"the body did not arrive within {self._seconds:.0f} s"
-            raise Problem(kind="timeout", detail=detail, remedy="send it faster, or in parts") from None
+            raise Problem(kind="timeout", detail=detail, remedy="send it in several requests, or compressed") from None
         self._got_bytes += len(message.get("body", b""))
         if self._got_bytes > self._most_bytes:
             raise too_large(self._most_bytes)
@@ -84,12 +84,13 @@ class _Body:
 
 
 def too_large(most_bytes: int) -> Problem:
-    """The refusal of a body beyond the limit."""
-    return Problem(kind="too-large", detail=f"more than {most_bytes} bytes", remedy="send less at once")
+    """Return the problem of a body beyond the limit."""
+    remedy = "send the data in several requests"
+    return Problem(kind="too-large", detail=f"the body has more than {most_bytes} bytes", remedy=remedy)
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     name, _, port = header.rpartition(":")
     return (name if name and port.isdigit() else header).lower()
 

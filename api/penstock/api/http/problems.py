@@ -1,6 +1,6 @@
-"""Problem documents (RFC 9457): one form for everything that is refused, with a remedy.
+"""Problem documents (RFC 9457): one form for all refused requests, with a remedy.
 
-`PROBLEMS` lists every kind there is; a route names the kinds it may answer with, so the OpenAPI document is complete.
+`PROBLEMS` lists every kind. A route names the kinds that it may answer with, so the OpenAPI document is complete.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PROBLEMS = {
         Kind("cross-origin", "The request comes from another site", 403),
         Kind("not-found", "Not found", 404),
         Kind("method-not-allowed", "The path has no such method", 405),
-        Kind("timeout", "The request came too slowly", 408),
+        Kind("timeout", "The request arrived too slowly", 408),
         Kind("name-taken", "The name is taken", 409),
         Kind("stale-attempt", "The attempt is closed", 409),
         Kind("conflict", "Not in this state", 409),
@@ -57,7 +57,7 @@ PROBLEMS = {
         Kind("unsupported-media-type", "The body is of an unknown type", 415),
         Kind("out-of-range", "The file has no such part", 416),
         Kind("misdirected", "The host is not this service", 421),
-        Kind("elsewhere", "The files are at another service", 421),
+        Kind("elsewhere", "Another service has the files", 421),
         Kind("invalid", "Something in the body is wrong", 422),
         Kind("early-attempt", "The attempt is not known yet", 425),
         Kind("too-many-requests", "Too many requests", 429),
@@ -69,7 +69,7 @@ PROBLEMS = {
 
 
 class Problem(HTTPException):
-    """Ends a request with a problem document. FastAPI lets an HTTPException pass from wherever it is raised."""
+    """Ends a request with a problem document; FastAPI handles an HTTPException that is raised anywhere in a route."""
 
     def __init__(
         self, *, kind: str, detail: str, remedy: str, where: str = "", headers: Mapping[str, str] | None = None
@@ -78,7 +78,7 @@ class Problem(HTTPException):
         self.kind, self.where, self.remedy = kind, where, remedy
 
     def document(self) -> ProblemDocument:
-        """The document for the client."""
+        """Return the document for the client."""
         kind = PROBLEMS[self.kind]
         return ProblemDocument(
             type=TYPES + kind.name,
@@ -95,12 +95,12 @@ ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailabl
 
 
 def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The problems of a route, including those of every route, in FastAPI's form."""
+    """Return the problems of a route, including those of every route, in FastAPI's form."""
     return refusals((*ANY, *kinds))
 
 
 def refusals(kinds: Sequence[str]) -> dict[int | str, dict[str, Any]]:
-    """These and no others; where several have a status, it is described by all of their titles."""
+    """Return only these problems; several with one status are described together."""
     responses: dict[int | str, dict[str, Any]] = {}
     for name in dict.fromkeys(kinds):
         kind = PROBLEMS[name]

@@ -1,4 +1,4 @@
-"""Answers as bytes, once: a POST with an Idempotency-Key is done once and answered the same ever after."""
+"""Answers as bytes, and idempotency: a POST with an Idempotency-Key is executed once and answered identically later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def keyed_request(
     caller: CallerIn,
     idempotency_key: Annotated[str | None, Header(max_length=MOST_KEY_LENGTH, min_length=1)] = None,
 ) -> KeyedRequest | None:
-    """The request by its key, if it has one."""
+    """Return the request's key and digest, if it has a key."""
     if idempotency_key is None:
         return None
     said = hashlib.sha256(f"{request.method} {request.url.path}?{request.url.query}\n".encode())
@@ -40,8 +40,10 @@ async def keyed_request(
 Once = Annotated[KeyedRequest | None, Depends(keyed_request)]
 
 
-def write_once(service: Service, key: str, keyed: KeyedRequest | None, change: Callable[[Connection], Answer]) -> Response:
-    """Do ``change`` unless the same request did it before, and notify the executor."""
+def write_once(
+    service: Service, key: str, keyed: KeyedRequest | None, change: Callable[[Connection], Answer]
+) -> Response:
+    """Execute ``change`` unless the same request did before, and notify the executor."""
     now = service.clock()
     answer = service.write(key, lambda connection: once(connection, keyed, now, change))
     service.requested.set()
@@ -49,7 +51,7 @@ def write_once(service: Service, key: str, keyed: KeyedRequest | None, change: C
 
 
 def response_of(answer: Answer) -> Response:
-    """The answer as it is sent."""
+    """Return the answer as a response."""
     return Response(answer.body, status_code=answer.status, media_type="application/json", headers=dict(answer.headers))
 
 
@@ -69,8 +71,10 @@ def write_secret_once(
     prefix: str,
     change: Callable[[Connection, NewSecret], Answer],
 ) -> Response:
-    """Create a resource with a new secret. A stored answer would keep the secret in the database, so a salt is stored
-    instead: with it and the caller's own secret, which is not in the database either, the new one is derived again.
+    """Create a resource with a new secret.
+
+    A stored answer would put the secret into the database, so a salt is stored instead. The secret is derived again
+    from the salt and the caller's own secret, which is not in the database either.
     """
     salt = secrets.token_urlsafe(TOKEN_BYTES)
     made = NewSecret(secret=derived_token(credential.secret, salt, prefix), salted=f"{prefix}salt.{salt}")
@@ -85,5 +89,5 @@ def write_secret_once(
 
 
 def reply(view: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """A view as it goes over the wire."""
+    """Return a view as an answer in JSON."""
     return Answer(status=status, body=view.model_dump_json(by_alias=True).encode(), headers=dict(headers or {}))

@@ -1,4 +1,4 @@
-"""A job once more: the manifest of a retry, and the commands that run it as it ran."""
+"""Retry and reproduction of a job: the manifest of a retry, and the commands that repeat a run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from penstock.planner.compile import schedule_of
 
 LONGEST_NAME = 63
 OF_PENSTOCK = {"penstock": ("penstock-cli", "penstock-agent", "penstock-trainer")}
-"""The packages to install for a recorded version."""
+"""Packages to install for a recorded version."""
 
 _NUMBERED = re.compile(r"(.+)-\d+")
 
 
 def next_name(name: str, taken: Collection[str]) -> str:
-    """``tiny-2`` for ``tiny``, ``tiny-3`` for ``tiny-2`` if there was a ``tiny``: the first that is not taken."""
+    """Return the first free name with a number:
+
+    ``tiny-2`` for ``tiny``, ``tiny-3`` for ``tiny-2`` if ``tiny`` existed.
+    """
     match = _NUMBERED.fullmatch(name)
     base = match[1] if match and match[1] in taken else name
     for number in itertools.count(2):
@@ -33,13 +36,13 @@ def next_name(name: str, taken: Collection[str]) -> str:
 
 
 def name_stem(name: str) -> str:
-    """Prefix of the taken names that `next_name` needs."""
+    """Return the prefix of the taken names that `next_name` needs."""
     match = _NUMBERED.fullmatch(name)
     return (match[1] if match else name)[: LONGEST_NAME - 8]
 
 
 def retried(job: PipelineJob, name: str, resume_from: str | None) -> PipelineJob:
-    """The job under another name, from the checkpoint ``resume_from``, or from where it began itself."""
+    """Return the job under another name, from the checkpoint ``resume_from``, or from its original start."""
     begin = resume_from or job.spec.checkpoint.resume_from
     renamed = dataclasses.replace(job, metadata=dataclasses.replace(job.metadata, name=name, uid=""))
     return renamed.with_spec(
@@ -49,8 +52,10 @@ def retried(job: PipelineJob, name: str, resume_from: str | None) -> PipelineJob
 
 
 def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
-    """The job with all pinned that ``plan`` decided, so that planning it again decides the same; but for stages
-    that a job cannot pin (`Plan.blocks`) and what these make again, which the planner chooses again.
+    """Return the job with all decisions of ``plan`` pinned, so that planning makes the same decisions again.
+
+    Not pinned are stages that a job cannot pin (`Plan.blocks`) and the recomputation that follows from them: the
+    planner chooses both again.
     """
     parallelism = ParallelismSpec(
         dp=plan.dp,
@@ -70,9 +75,10 @@ def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
 
 
 def _schedule(plan: Plan) -> str | ScheduleSpec:
-    """By name where shape alone makes it; else its actions, in the one form of a list that jobs may pin. Of these the
-    plan's own recomputations are no part: where a list names one, its stage makes everything again. A plan whose
-    recomputations no pin says has its schedule by name, too: the planner chooses none for a list.
+    """Return the schedule by its name where the shape determines it, else as a list of actions that a job may pin.
+
+    The plan's own recomputations are left out of the list: where it names one, its stage recomputes everything. A plan
+    whose recomputations cannot be pinned keeps its schedule by name too: the planner chooses none for a list.
     """
     is_chosen = any(plan.recompute) and plan.recompute_pin is None and plan.schedule.generator != CSV
     if not plan.schedule.text or is_chosen:
@@ -82,7 +88,7 @@ def _schedule(plan: Plan) -> str | ScheduleSpec:
 
 
 def commands(job: PipelineJob, server: str, packages: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Shell commands to run the job on the service at the URL ``server``, with these packages and versions."""
+    """Return shell commands to run the job on the service at the URL ``server``, with these packages and versions."""
     file = f"{job.metadata.name}.yaml"
     wanted = {name: version.partition("+")[0] for name, version in packages}
     constraint = "--constraint WHEELS/penstock.txt " if "penstock" in wanted else ""

@@ -1,7 +1,7 @@
-"""Where the files of a job lie: in the folder of the executor that launched it, or on its cluster's storage.
+"""Location of a job's files: in the folder of the executor that launched it, or on its cluster's storage.
 
-Several services may share a database, each with a folder of its own. One that answers for a job of another must not say
-that there are no files.
+Several services may share a database, each with its own folder. A service must not report that another service's job
+has no files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.api.store.jobs import StoredJob
 
 
 def elsewhere(settings: Settings, job: StoredJob) -> str | None:
-    """Where the job's files are, if they are not here."""
+    """Return the place of the job's files, if this service does not have them."""
     if job.cluster:
         return "on its cluster's storage"
     others = job.executor not in (None, settings.executor)
@@ -22,11 +22,13 @@ def elsewhere(settings: Settings, job: StoredJob) -> str | None:
 
 
 def run_folder(settings: Settings, job: StoredJob) -> Path:
-    """The job's run directory, whether it is there yet or not; raises `Problem` if it is elsewhere."""
+    """Return the job's run directory, which may not exist yet; raises `Problem` if another service has it."""
     place = elsewhere(settings, job)
     if place is None:
         return settings.runs / job.uid
-    remedy = "call the service with that name in FOLDER/executor; if its folder is lost, submit the job again"
+    remedy = (
+        "send the request to the service whose FOLDER/executor has that name; without that folder, submit the job again"
+    )
     if job.cluster:
-        remedy = "read them from the claim of its out root"
+        remedy = "read them from the volume claim of its root out: kubectl get pvc"
     raise Problem(kind="elsewhere", detail=f"the files of this job are {place}", remedy=remedy)

@@ -1,8 +1,8 @@
-"""The one reader of all live streams: it reads each job that changed once, and notifies all its listeners.
+"""Single reader for all live streams: it reads each changed job once, and notifies all its listeners.
 
-Commits of this service wake it, and on PostgreSQL those of others; it also polls each second, so commits of other
-services are found in any case. It works while there are listeners. Events of a job are sent at once; its progress
-is, and each row of a list, at most once a second.
+Commits of this service wake it, and on PostgreSQL those of other services. It also polls every second, so no commit of
+another service is missed. It runs while there are listeners. Events of a job are sent at once; its progress, and each
+row of a list, at most once a second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLUSH_SECONDS = 0.25
 ROW_SECONDS = 1.0
 """Minimum interval of messages about one row of a list."""
 AT_ONCE = 5
-"""Number of messages before requests have their turn again."""
+"""Messages after which the event loop serves other requests."""
 GATHER_SECONDS = 0.05
 """Commits that come within this time are read together."""
 OVERLAP_SECONDS = 5.0
@@ -70,7 +70,7 @@ class Feed:
         self.num_dropped = 0
 
     def touched(self, uids: Collection[str]) -> None:
-        """Notify of keys that a commit has changed; keys that are no job's uid are ignored."""
+        """Report keys that a commit has changed; keys other than job uids are ignored."""
         self._wakener.add(uids)
 
     def add(self, listener: Listener) -> None:
@@ -104,11 +104,11 @@ class Feed:
             del self._of_jobs[listener.uid]
 
     def open(self) -> None:
-        """Streams are heard again after `close`; they are at first."""
+        """Accept streams again after `close`."""
         self._closed = False
 
     def close(self) -> None:
-        """End every stream, also those that are still to come."""
+        """End every stream, and refuse new ones."""
         self._closed = True
         for jobs_own in self._of_jobs.values():
             for follower in jobs_own:
@@ -118,11 +118,11 @@ class Feed:
 
     @property
     def num_listeners(self) -> int:
-        """How many there are."""
+        """Number of listeners."""
         return len(self._of_lists) + sum(map(len, self._of_jobs.values()))
 
     def num_of(self, share: Share) -> tuple[int, int]:
-        """How many the token has, and how many there are of the same namespaces."""
+        """Return the number of streams of the token, and of the same namespaces."""
         return self._of_tokens[share.token], self._of_namespaces[share.namespaces]
 
     async def _go_on(self, wakener: _Wakener) -> None:
@@ -139,7 +139,10 @@ class Feed:
                     looked_at, self._late = began, set()
                 await self._send_to_listeners(touched, loop.time())
             except SQLAlchemyError as error:
-                log.warning("live streams wait for the database: %s", error)
+                log.warning(
+                    "live streams are paused, because the database does not answer: %s; retrying at the next poll",
+                    error,
+                )
                 wakener.add(touched)
                 await asyncio.sleep(TICK_SECONDS)
             if loop.time() >= next_flush:
@@ -149,7 +152,7 @@ class Feed:
         self._known, self._late, self._rows, self._row_told_at = {}, set(), {}, {}
 
     async def _changed_elsewhere(self, since: float) -> set[str]:
-        """Jobs that were changed by other services; signatures outside of the overlap are dropped."""
+        """Return jobs that other services changed; signatures outside of the overlap are dropped."""
         signatures = await asyncio.to_thread(self._reader.changed_since, since)
         new = {uid for uid, signature in signatures.items() if self._known.get(uid) != signature}
         self._known = {uid: signature for uid, signature in self._known.items() if uid in signatures}
@@ -215,13 +218,13 @@ class _Wakener:
                 self._loop.call_soon_threadsafe(self._woken.set)
 
     def take(self) -> set[str]:
-        """All of them."""
+        """Remove and return all uids."""
         with self._lock:
             uids, self._uids = self._uids, set()
         return uids
 
     async def wait(self, seconds: float) -> None:
-        """Until there are any, or the time has passed."""
+        """Wait until there are uids, or the time has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0)):
                 await self._woken.wait()

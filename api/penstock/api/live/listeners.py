@@ -1,7 +1,7 @@
 """Listeners of a feed, and their queues.
 
-A client that reads too slowly is dropped once its queue is full: it may connect again and go on after the last event
-that it read, and it delays no other client.
+A client that reads too slowly is disconnected once its queue is full. It may reconnect and continue after the last
+event that it read, and it does not delay other clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Outgoing:
         self._closed = False
 
     def put(self, message: bytes) -> None:
-        """Have it sent; the client is dropped if too much waits already."""
+        """Queue the message; disconnect the client if its queue is full."""
         full = len(self._waiting) >= self._most_waiting or self._num_bytes + len(message) > MOST_WAITING_BYTES
         if self._waiting and full:
             self.dropped.set()
@@ -48,7 +48,7 @@ class Outgoing:
         self._news.set()
 
     async def take(self, seconds: float) -> bytes | None:
-        """All that waits, as one; empty if nothing came within ``seconds``, none at the end."""
+        """Return all queued messages, joined; empty if none came within ``seconds``, none at the end."""
         if not self._waiting and not self._closed:
             try:
                 async with asyncio.timeout(seconds):  # until Python 3.12, `wait_for` may lose a cancellation
@@ -74,7 +74,7 @@ class Share:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class JobListener:
-    """Hears everything about the job ``uid`` after its event number ``last_event``."""
+    """Receives everything about the job ``uid`` after its event number ``last_event``."""
 
     uid: str
     last_event: int
@@ -84,7 +84,7 @@ class JobListener:
     _heard_at: float = 0.0
 
     def offer(self, update: JobUpdate, now: float) -> bool:
-        """Send update; return false if it is a report too soon after the last one, which has to be passed again."""
+        """Queue the update; return false for a report too soon after the last one, which has to be offered again."""
         for number, message in update.events:
             if number > self.last_event:
                 self.outgoing.put(message)
@@ -101,7 +101,7 @@ class JobListener:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """Jobs of these namespaces (none: all) that bear the labels and have ``name`` in their name."""
+    """Jobs of these namespaces (none: all) that have the labels, and ``name`` in their name."""
 
     namespaces: tuple[str, ...] | None = None
     labels: tuple[tuple[str, str], ...] = ()
@@ -109,11 +109,11 @@ class Filter:
 
     @classmethod
     def of(cls, namespaces: tuple[str, ...] | None, labels: Mapping[str, str], name: str) -> Filter:
-        """The same for the same labels in any order."""
+        """Return an equal filter for equal labels in any order."""
         return cls(namespaces=namespaces, labels=tuple(sorted(labels.items())), name=name)
 
     def matches(self, job: StoredJob) -> bool:
-        """Whether the job is one of those."""
+        """Whether the job passes the filter."""
         if self.namespaces is not None and job.namespace not in self.namespaces:
             return False
         return self.name in job.name and (not self.labels or dict(self.labels).items() <= job.labels.items())
@@ -121,7 +121,7 @@ class Filter:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ListListener:
-    """Hears of every job that the filter matches, of each at most once a second."""
+    """Receives every job that the filter matches, each at most once a second."""
 
     filter: Filter
     share: Share = Share()

@@ -1,4 +1,4 @@
-"""What live streams send: Server-Sent Events, each written once however many listen.
+"""Messages of live streams: Server-Sent Events, each serialized once for all listeners.
 
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -18,19 +18,19 @@ MEDIA_TYPE = "text/event-stream"
 RETRY_MILLISECONDS = 2000
 
 HELLO = f"retry: {RETRY_MILLISECONDS}\nevent: hello\ndata: {{}}\n\n".encode()
-"""The first message: from here on nothing is missed."""
+"""First message: no later change is missed."""
 KEEP_ALIVE = b":\n\n"
-"""A comment: keeps proxies from closing the connection, and detects a client that is gone."""
+"""Comment that keeps proxies from closing the connection, and detects a disconnected client."""
 
 
 def message(kind: str, view: BaseModel, number: int | None = None) -> bytes:
-    """One event of that kind; a client that comes back names the last ``number`` that it got."""
+    """Format one event of that kind; a client that reconnects sends the last ``number`` that it got."""
     numbered = "" if number is None else f"id: {number}\n"
     return f"{numbered}event: {kind}\ndata: {view.model_dump_json(by_alias=True)}\n\n".encode()
 
 
 class JobUpdate:
-    """A change as it is sent."""
+    """Change of a job, with its serialized messages."""
 
     def __init__(self, change: Change) -> None:
         self._change = change
@@ -38,12 +38,12 @@ class JobUpdate:
 
     @property
     def job(self) -> StoredJob:
-        """The job as it is now."""
+        """The current job."""
         return self._change.job
 
     @cached_property
     def job_message(self) -> bytes:
-        """How the job is."""
+        """The message with the job's state."""
         return message("job", job_row(self.job))
 
     @cached_property

@@ -1,6 +1,7 @@
-"""PostgreSQL's LISTEN and NOTIFY: a commit of one service wakes the others on the same database at once.
+"""Notifications by PostgreSQL's LISTEN and NOTIFY: a commit of one service wakes the others on the same database at
+once.
 
-A notice only wakes. It may be lost with a connection, so every service also polls each second.
+A notification may be lost with its connection, so every service also polls every second.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 Connection = Any
-"""One of the driver, which is loaded only where it is used."""
+"""Connection of the driver, which is loaded only where it is used."""
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +23,11 @@ CHANNEL = "penstock"
 GATHER_SECONDS = 0.05
 """Commits within this time are sent together."""
 AGAIN_SECONDS = 5.0
-"""After a connection was lost."""
+"""Seconds before a lost connection is opened again."""
 POLL_SECONDS = 1.0
 """Interval of checks for the end while no notice arrives."""
 MOST_UIDS = 200
-"""Of one notice, which PostgreSQL limits to 8,000 bytes."""
+"""Uids in one notification, which PostgreSQL limits to 8,000 bytes."""
 
 
 class Notices:
@@ -46,7 +47,7 @@ class Notices:
             thread.start()
 
     def notify(self, uids: Collection[str]) -> None:
-        """These were changed by a commit just now; does not wait."""
+        """Queue a notification about these keys, which a commit has changed; does not block."""
         with self._lock:
             self._uids.update(uids)
         self._due.set()
@@ -64,11 +65,16 @@ class Notices:
                 with self._connect() as connection:
                     work(connection)
             except self._engine.dialect.loaded_dbapi.Error as error:
-                log.warning("other services are not woken for a while: %s", error)
+                log.warning(
+                    "notifications between services are interrupted, so changes arrive up to a second late: %s; "
+                    "reconnecting in %.0f s",
+                    error,
+                    AGAIN_SECONDS,
+                )
                 self._ending.wait(AGAIN_SECONDS)
 
     def _connect(self) -> Connection:
-        """A connection apart from the pool, of the driver itself: only that can wait for notices."""
+        """Open a connection outside of the pool, by the driver itself, which can wait for notifications."""
         dialect = self._engine.dialect
         arguments, options = dialect.create_connect_args(self._engine.url)
         return dialect.connect(*arguments, **options, autocommit=True)
@@ -83,7 +89,7 @@ class Notices:
             for start in range(0, len(uids), MOST_UIDS):
                 part = uids[start : start + MOST_UIDS]
                 connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, " ".join([self._me, *part])))
-        connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._me))  # wakes the other thread, which is to end
+        connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._me))  # wakes the other thread, so that it ends
 
     def _listen(self, connection: Connection) -> None:
         connection.execute(f"LISTEN {CHANNEL}")

@@ -15,7 +15,7 @@ KEEP_ALIVE_SECONDS = 15.0
 
 
 class EventStream(Response):
-    """Sends the messages of ``listener`` until the client leaves, falls behind or reaches the time limit."""
+    """Sends the messages of ``listener`` until the client disconnects, falls behind or reaches the time limit."""
 
     media_type = MEDIA_TYPE
 
@@ -25,7 +25,7 @@ class EventStream(Response):
         self._feed, self._listener, self._most_seconds = feed, listener, most_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until one of the three ends; the others are canceled then."""
+        """Send until one of the three tasks ends, and cancel the others."""
         self._feed.add(self._listener)
         ends = [
             asyncio.create_task(self._send(send)),
@@ -54,6 +54,6 @@ class EventStream(Response):
 
 
 async def left(receive: Receive) -> None:
-    """Returns once the client is gone."""
+    """Return once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,1 +1,1 @@
-"""Prometheus metrics of a service: its jobs by the database, and its own work."""
+"""Prometheus metrics of a service: its jobs, from the database, and its own work."""

@@ -1,4 +1,4 @@
-"""A service's metrics of itself. Each service has its own registry: several may be in one process."""
+"""Metrics of a service about itself. Each service has its own registry: several may be in one process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Instruments:
     commits: Histogram
 
     def committed(self, keys: Sequence[str]) -> None:
-        """One transaction with so many changes."""
+        """Count one transaction with that many changes."""
         self.commits.observe(len(keys))
 
 
 def make_instruments(feed: Feed, *collectors: Collector) -> Instruments:
-    """Instruments of a new service, with further collectors."""
+    """Return the instruments of a new service, with further collectors."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for collector in (*collectors, _Gauges(feed)):

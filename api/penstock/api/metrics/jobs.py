@@ -1,4 +1,4 @@
-"""Prometheus metrics of jobs, read from the database at every scrape: jobs that have ended vanish by themselves.
+"""Prometheus metrics of jobs, read from the database at every scrape: jobs that have ended disappear.
 
 Names are those of the ranks' own metrics (``penstock_step_seconds``) with ``job`` in them, so that a sum over one kind
 never counts a step twice where both are scraped. A job's name is the label ``job_name``, because ``job`` is Prometheus'
@@ -15,7 +15,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine
 
-from penstock.api.store.job_summaries import Count, StepPrediction, JobSummary, counts, failed, step_predictions, job_summaries
+from penstock.api.store.job_summaries import (
+    Count,
+    JobSummary,
+    StepPrediction,
+    counts,
+    failed,
+    job_summaries,
+    step_predictions,
+)
 from penstock.core.lifecycle import Phase
 from penstock.core.speed import Speed
 
@@ -43,7 +51,7 @@ Value = Callable[[JobSummary, StepPrediction | None], float | None]
 
 
 def _running(value: Callable[[JobSummary], float | None]) -> Value:
-    """A job that does not run has no speed, regardless of its last report."""
+    """Value of a running job; none for others, regardless of their last report."""
     return lambda job, promise: value(job) if job.phase is Phase.RUNNING else None
 
 
@@ -103,10 +111,11 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
 
 
 class Ended:
-    """Counts jobs that ended since it was made, by phase.
+    """Counts jobs that ended since it was created, by phase.
 
-    Jobs that ended are forgotten some day, and a counter never goes back. So each scrape counts how many more ended
-    after ``since`` than at the one before, and ``since`` follows at a distance within which no job is forgotten.
+    The database deletes ended jobs after their retention, and a counter must not decrease. So each scrape counts how
+    many more ended after ``since`` than at the scrape before. ``since`` follows the time at a distance below the
+    retention.
     """
 
     def __init__(self, now: float) -> None:
@@ -127,7 +136,7 @@ class Ended:
 
 
 class JobsCollector(Collector):
-    """``clock`` gives seconds since the epoch; ``most`` jobs have metrics of their own."""
+    """Collects metrics of jobs; ``clock`` returns seconds since the epoch, ``most`` jobs have their own metrics."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float], most: int = MOST_JOBS) -> None:
         self._engine, self._clock, self._most = engine, clock, most
@@ -141,9 +150,12 @@ class JobsCollector(Collector):
         return metrics(collected)
 
     def _find(self, connection: Connection) -> Scrape:
-        """A plan never changes under its digest, and unpacking it costs more than all else."""
+        """Read the data of a scrape.
+
+        Predictions are cached by the plan's digest: unpacking a plan costs more than all else.
+        """
         listed = job_summaries(connection, self._most)
-        wanted = {standing.plan_digest for standing in listed if standing.plan_digest is not None}
+        wanted = {summary.plan_digest for summary in listed if summary.plan_digest is not None}
         known = {digest: self._promises[digest] for digest in wanted & self._promises.keys()}
         self._promises = {**known, **step_predictions(connection, wanted - known.keys())}
         by_phase, lost = self._ended.count(connection, self._clock()), failed(connection, MOST_FAILED)
@@ -152,7 +164,7 @@ class JobsCollector(Collector):
 
 
 def metrics(snapshot: Scrape) -> Iterator[Metric]:
-    """The metrics of a scrape."""
+    """Yield the metrics of a scrape."""
     yield _by_phase("penstock_jobs", "Jobs by phase", {phase: count.now for phase, count in snapshot.counts.items()})
     ended = CounterMetricFamily("penstock_jobs_ended", "Jobs that ended since the service began", labels=["phase"])
     for phase, count in snapshot.ended.items():

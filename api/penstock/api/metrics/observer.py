@@ -1,4 +1,4 @@
-"""Measures every request: by operation and class of status, both few for any requests of clients."""
+"""Metrics of requests by operation and class of status, both of bounded cardinality."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NO_OPERATION = "none"
 
 
 class Observer:
-    """Wraps the application; plain ASGI, because live streams must pass as they are."""
+    """Middleware; plain ASGI, because live streams must pass unchanged."""
 
     def __init__(self, app: ASGIApp, requests: Histogram) -> None:
         self._app, self._requests = app, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, until its answer begins; one that fails is answered outside of here, by a 500."""
+        """Measure one request until its answer begins. An outer layer answers a failed one with status 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -42,7 +42,7 @@ class Observer:
 
 
 def operation(scope: Scope) -> str:
-    """The id of the operation that a request was routed to; pages have the names of their functions."""
+    """Return the id of the operation that a request was routed to; for pages, the name of the function."""
     route = scope.get("route")
     name: str = getattr(route, "operation_id", None) or getattr(route, "name", None) or NO_OPERATION
     return name

@@ -1,1 +1,1 @@
-"""The pages for people: rendered on the server from the store, kept up to date by one small script."""
+"""Web pages: rendered on the server from the store, and kept up to date by one small script."""

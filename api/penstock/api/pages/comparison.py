@@ -1,4 +1,4 @@
-"""Two to four jobs side by side: how they learn, how fast they are, and in what their plans differ."""
+"""Comparison of two to four jobs: loss, speed, and differences of their plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTHING = "–"
 
 
 def comparison(jobs: Sequence[JobData]) -> Page:
-    """The page; namespaces distinguish jobs of one name."""
+    """Return the page; namespaces distinguish jobs of one name."""
     names = names_of(jobs)
     runs = {name: job.report.run.curves for name, job in zip(names, jobs, strict=True) if job.report.run}
     figures = {
@@ -50,12 +50,12 @@ def comparison(jobs: Sequence[JobData]) -> Page:
 
 
 def curves_named(runs: Mapping[str, Mapping[str, Curve]], name: str) -> dict[str, Curve]:
-    """One number of the runs that reported it, by the run."""
+    """Return the curves of one metric, by the run that reported it."""
     return {run: curves[name] for run, curves in runs.items() if name in curves}
 
 
 def names_of(jobs: Sequence[JobData]) -> list[str]:
-    """Their names, with namespaces where a name alone would not do."""
+    """Return the jobs' names, with namespaces where names are not unique."""
     short = [job.stored.name for job in jobs]
     if len(set(short)) == len(short):
         return short

@@ -1,4 +1,4 @@
-"""A job's page: its status, its loss, its plan and the plan's accuracy, its events."""
+"""Page of a job: its status, its loss, its plan and the plan's accuracy, its events."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SAID = {
 }
 NOT_YET = {
     "loss": "The first step has not been reported yet.",
-    "plan": "The planner decides once the job has its cores and the machine is measured.",
+    "plan": "The planner decides once the job has its devices and the machine is measured.",
 }
 
 
 def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> Page:
-    """The page with the parts that ``identity`` may use."""
+    """Return the page with the parts that ``identity`` may use."""
     job = data.stored
     sections = [
         *_sections(data),
@@ -71,7 +71,7 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
 
 
 def _sections(data: JobData) -> list[Section]:
-    """The sections with data; for a plan that is not made yet one sentence."""
+    """Return the sections with data; a sentence replaces a plan that does not exist yet."""
     report = data.report
     if report.plan is None:
         return [left_out("plan", "The plan", NOT_YET["plan"])]
@@ -82,12 +82,12 @@ def _sections(data: JobData) -> list[Section]:
 
 
 def _ranks(curves: Mapping[tuple[str, int], Curve]) -> Section:
-    """Seconds of computing and peak memory, a line for each rank; empty for a single rank."""
+    """Section with busy seconds and peak memory, a line for each rank; empty for a single rank."""
     anchor, title = "ranks", "Rank by rank"
     busy, peak = _of_ranks(curves, BUSY, 1e3), _of_ranks(curves, PEAK, 1 / 2**20)
     if len(busy) < 2:
         return left_out(anchor, title, "no step of several ranks was sampled.")
-    text = f"Of sampled steps, and of up to {MOST_RANKS} ranks. A rank whose line lies above the others holds them up."
+    text = f"Sampled steps of up to {MOST_RANKS} ranks. A rank whose line is above the others delays them."
     places = [chart("rank-busy", "Computing, in a step", class_="half")]
     figures: dict[str, Figure] = {"rank-busy": charts.by_rank(busy, "milliseconds")}
     if peak:
@@ -106,7 +106,7 @@ def _of_ranks(curves: Mapping[tuple[str, int], Curve], name: str, scale: float) 
 
 
 def _sampled(data: JobData) -> Markup:
-    """Leads to every step that can be drawn."""
+    """Links to every step that can be drawn."""
     if len(data.sampled.steps) < 2:
         return Markup()
     shown = data.report.measured.step if data.report.measured else None
@@ -134,7 +134,7 @@ def _head(data: JobData, identity: Identity) -> Markup:
 
 
 def job_text(spec: JobSpec) -> str:
-    """The job in a sentence."""
+    """Describe the job in a sentence."""
     model = spec.model
     return (
         f"A {model.family.value} of {format_count(model.layers, 'layer')}, width {model.hidden:,}, "
@@ -157,14 +157,14 @@ def _actions(data: JobData) -> list[Markup]:
         buttons.append(element("button", "Retry", data_call=f"{place}/retry", data_next="job"))
     if data.spec:
         buttons.append(element("a", "What if", href=f"/whatif?job={job.namespace}/{job.name}", class_="button"))
-    question = f"Delete {job.name}? It ends, and its name becomes free. Its history stays."
+    question = f"Delete {job.name}? The job ends, and its name becomes free. Its history stays."
     attributes = {"data_call": place, "data_method": "DELETE", "data_confirm": question, "data_next": "/"}
     buttons.append(element("button", "Delete", class_="danger", **attributes))
     return buttons
 
 
 def _failure(job: StoredJob, last_words: Sequence[str]) -> Markup:
-    """The cause of the failure, and its remedy, above everything else."""
+    """Cause and remedy of the failure, at the top of the page."""
     if job.phase not in (Phase.FAILED, Phase.RECOVERING) or not job.phase_message:
         return Markup()
     diagnosis = read_failure(job.phase_message, last_words)
@@ -181,7 +181,7 @@ def _failure(job: StoredJob, last_words: Sequence[str]) -> Markup:
 
 
 def _outdated(mistakes: Sequence[UserError]) -> Markup:
-    """Why there is no way to go on with a job that an older version or the cluster took."""
+    """Reasons why this version cannot continue a job that an older version or the cluster accepted."""
     if not mistakes:
         return Markup()
     title = element("strong", "This version starts no further attempt of the job.")
@@ -191,9 +191,9 @@ def _outdated(mistakes: Sequence[UserError]) -> Markup:
 
 
 def _remedy(job: StoredJob, failure: Failure) -> Markup:
-    """The default remedy."""
+    """Default remedy of a failure."""
     whose = "" if failure.rank is None else f" of rank {failure.rank}"
-    again = "Retry goes on" if job.phase is Phase.FAILED else "the job goes on by itself"
+    again = "Retry continues" if job.phase is Phase.FAILED else "the job continues"
     log = element("a", f"the log{whose}", href="#log")
     return element("p", "Read the ", log, f"; {again} from the last checkpoint.")
 
@@ -218,7 +218,7 @@ def _left(job: StoredJob, steps: int, now: float) -> str:
         return job.phase.value.lower()
     remaining = max(0.0, (steps - progress.step) * progress.step_seconds)
     silent = now - progress.reported_at
-    stale = f", last heard of {format_age(silent)} ago" if silent > max(10.0, 3 * progress.step_seconds) else ""
+    stale = f", last report {format_age(silent)} ago" if silent > max(10.0, 3 * progress.step_seconds) else ""
     return f"about {format_seconds(remaining)} left{stale}"
 
 
@@ -232,7 +232,7 @@ def _events(events: Sequence[Row[Any]]) -> Section:
 
 
 def event_text(kind: str, body: Mapping[str, Any]) -> str:
-    """An event in a sentence; an unknown one by its name and fields."""
+    """Describe an event in a sentence; an unknown one by its name and fields."""
     match kind:
         case "created" | "delete-requested" | "suspend-requested" | "resume-requested":
             return f"{SAID[kind]} by {body['by']}"

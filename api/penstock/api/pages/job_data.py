@@ -1,4 +1,4 @@
-"""Data of a job's page, read from the store as one snapshot, and converted for reports."""
+"""Data of a job's page, read as one snapshot of the store and converted for reports."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ USUAL = ("step_seconds", "tokens_per_second")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobData:
-    """Events and log lines oldest first; ``report`` is the data of drawings and charts, ``charts`` all series
-    by name and rank. ``sampled`` are the steps that can be drawn, of which ``report`` has one.
+    """Data of a page. Events and log lines are ordered, oldest first.
 
-    There is no ``spec`` of a job that this version cannot read. ``mistakes`` say why it starts no further attempt.
+    ``report`` is the data of drawings and charts, ``charts`` are all series by name and rank. ``sampled`` are the steps
+    that can be drawn, of which ``report`` has one. ``spec`` is none for a job that this version cannot read, and
+    ``mistakes`` are the reasons why it starts no further attempt.
     """
 
     stored: StoredJob
@@ -44,7 +45,7 @@ class JobData:
 
 
 class NotSampledError(LookupError):
-    """There is no timeline of the step."""
+    """The step has no timeline."""
 
     def __init__(self, step: int, sampled: Sampled) -> None:
         super().__init__(f"step {step} was not sampled")
@@ -52,7 +53,7 @@ class NotSampledError(LookupError):
 
 
 def read_job(connection: Connection, namespace: str, name: str, step: int | None = None) -> JobData:
-    """The live or latest job of that name, with the timeline of ``step``, or of the typical one.
+    """Read the existing or latest job of that name, with the timeline of ``step``, or of the typical step.
 
     Raises `NoSuchJobError`, and `NotSampledError`.
     """
@@ -104,7 +105,7 @@ def _timeline(connection: Connection, uid: str, step: int | None) -> Timeline | 
 
 
 def run_curves(connection: Connection, uid: str, charts: Mapping[tuple[str, int], Curve]) -> RunCurves:
-    """The numbers of all ranks together, with the usual ones of single steps."""
+    """Return the metrics over all ranks, with the usual values of single steps."""
     curves = {name: curve for (name, rank), curve in charts.items() if rank == ALL_RANKS}
     usual = {name: usual_of(connection, uid, name, curves[name]) for name in USUAL if name in curves}
     if "loss" in curves and (taken := curves.get("step_seconds")) and curves["loss"].last.step < taken.last.step:

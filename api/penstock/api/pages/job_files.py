@@ -1,4 +1,4 @@
-"""Files of a job, on its page: checkpoints from which another job can begin, and files to download."""
+"""Files on a job's page: checkpoints from which another job can start, and files to download."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MOST_FILES = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFiles:
-    """Checkpoints newest first, files by name; none of them where they are ``elsewhere``."""
+    """Checkpoints, newest first, and files by name; empty if they are ``elsewhere``."""
 
     checkpoints: Sequence[Checkpoint]
     artifacts: Sequence[Artifact]
     elsewhere: str | None = None
 
     def missing(self, none_yet: str) -> str:
-        """Why there is nothing to show."""
+        """Reason for an empty section."""
         return f"they are {self.elsewhere}." if self.elsewhere else none_yet
 
 
@@ -49,7 +49,7 @@ def checkpoints_section(files: JobFiles, uid: str) -> Section:
 
 
 def files_section(files: JobFiles, place: str) -> Section:
-    """Files to download from below ``place``; of very many the first."""
+    """Files to download from ``place``; of very many the first."""
     anchor, title, artifacts = "files", "Files", files.artifacts
     if not artifacts:
         return left_out(anchor, title, files.missing("the job has written none yet."))

@@ -24,7 +24,10 @@ HEADERS = ("", "job", "phase", "progress", "loss", "per step")
 
 
 def listing(page_jobs: Sequence[StoredJob], query: Query, following: str | None, now: float) -> Page:
-    """``page_jobs`` is one page of the result of ``query``, ``following`` the cursor of the next."""
+    """Return the page with ``page_jobs``, a part of the result of ``query``;
+
+    ``following`` is the cursor of the next.
+    """
     parts = [
         element(
             "div",
@@ -106,16 +109,16 @@ def _cells(job: StoredJob, speed: Iterable[tuple[str, str]], now: float) -> list
 
 
 def path_of(job: StoredJob) -> str:
-    """The job's page."""
+    """Path of the job's page."""
     return f"/jobs/{job.namespace}/{job.name}"
 
 
 def _nothing(query: Query) -> Markup:
     if query.name or query.phases:
-        words = element("p", "No job is like that. ", element("a", "Show all", href="/"))
+        words = element("p", "No job matches. ", element("a", "Show all", href="/"))
     else:
         words = Markup(
-            element("p", "No jobs yet. Hand over a manifest here, or from a terminal:")
+            element("p", "No jobs yet. Submit a manifest here, or from a terminal:")
             + element("p", element("code", "penstock submit job.yaml"))
         )
     return card(words, class_="empty")

@@ -1,4 +1,4 @@
-"""Where a link made by `penstock ui` signs a browser in."""
+"""Sign-in page, to which links of `penstock ui` lead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STALE = join(("This link was used already, or is older than a minute. Make a new
 
 
 def login_page(message: Markup) -> Page:
-    """A form that a script fills with the code behind the URL's '#', which browsers never send."""
+    """Return a form that a script fills with the code in the URL's fragment, which browsers never send."""
     field = element(
         "input", id="code", name="code", type="password", autocomplete="off", spellcheck="false", required=""
     )

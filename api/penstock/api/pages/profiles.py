@@ -1,4 +1,4 @@
-"""Pages of measurements: the list of profiles, and one profile with costs of layers and links between ranks."""
+"""Pages of profiles: the list, and one profile with costs of layers and links between ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE_YET = "No machine was measured yet. A job measures the machine it runs on b
 
 
 def profile_list(stored_profiles: Sequence[StoredProfile], now: float) -> Page:
-    """Every profile, newest first."""
+    """Return the list of profiles, newest first."""
     head = element("div", element("h1", "Profiles"), class_="head")
     under = element("p", "Measured costs of layers, links and memory, from which plans are made.", class_="under")
     body = _table(stored_profiles, now) if stored_profiles else card(element("p", NONE_YET), class_="empty")
@@ -45,7 +45,7 @@ def _cells(profile: StoredProfile, now: float) -> tuple[str, ...]:
 
 
 def profile_page(stored: StoredProfile, profile: Profile, fit: tuple[FitPoint, ...]) -> Page:
-    """One profile; ``fit`` has its points with the predictions of the cost model that is fitted to it."""
+    """Return the page of one profile; ``fit`` has its points with the predictions of the fitted cost model."""
     report = ReportData(job=profile.key.host, phase="", command="", profile=profile, fit=fit)
     sections = [_curves(profile), fit_section(report), machine_section(report)]
     words = f"{format_count(profile.num_ranks, 'rank')}, {profile.precision.value}, {stored.method}"

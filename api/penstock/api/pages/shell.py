@@ -1,4 +1,4 @@
-"""Common parts of pages: head, navigation, the signed-in user, and the scripts that keep it up to date."""
+"""Common parts of pages: head, navigation, the signed-in user, and the scripts that update them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PLACES: Final = (
     ("/whatif", "What if", Role.EDITOR),
     ("/profiles", "Profiles", Role.VIEWER),
 )
-"""Where the bar leads, and the role without which nothing can be done there."""
+"""Links of the navigation, with the role that each needs."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Scripts come from files of the service alone. Styles may stand in the page: drawings carry theirs."""
+"""Scripts come only from files of the service. Inline styles are allowed, because drawings contain them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """``body`` is its markup; ``stream`` the live stream whose messages make it reload itself."""
+    """A page: ``body`` is its markup, and messages of the live stream ``stream`` make it reload."""
 
     title: str
     body: Markup
@@ -38,7 +38,7 @@ class Page:
     scripts: tuple[str, ...] = ()
 
     def document(self, identity: Identity | None) -> str:
-        """The page as HTML."""
+        """Return the page as HTML."""
         head = (
             '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta name="color-scheme" content="light dark">'
@@ -52,7 +52,7 @@ class Page:
         return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body{stream}>{body}\n</body></html>\n'
 
     def _figures(self) -> Markup:
-        """The figures as data, from which ``live.js`` draws each once it scrolls into view."""
+        """Return the figures as data; ``live.js`` draws each once it scrolls into view."""
         if not self.figures:
             return Markup()
         scripts = {"data-plotly": url_of("plotly.js"), "data-draw": url_of("report.js")}

@@ -35,19 +35,19 @@ FILES: Final[Mapping[str, tuple[str, Callable[[], str]]]] = {
 
 @functools.cache
 def content(name: str) -> bytes:
-    """The file, as it is."""
+    """Return the file."""
     return FILES[name][1]().encode()
 
 
 @functools.cache
 def compressed(name: str) -> bytes:
-    """The file as gzip; made at its first request."""
+    """Return the file as gzip, made at its first request."""
     return gzip.compress(content(name), mtime=0)
 
 
 @functools.cache
 def url_of(name: str) -> str:
-    """The URL of the file. plotly's has its package's version, which avoids reading its 5 MB at the start."""
+    """Return the URL of the file. plotly's has the version of its package, which avoids reading 5 MB at the start."""
     if name == "plotly.js":
         from importlib.metadata import version
 

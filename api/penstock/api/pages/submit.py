@@ -1,4 +1,4 @@
-"""Handing over a job in the browser."""
+"""Submission of a job in the browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ spec:
 
 
 def submit_page() -> Page:
-    """A manifest to edit and to hand over."""
+    """Return the page with a manifest to edit and submit."""
     form = element(
         "form",
         element("textarea", EXAMPLE, name="manifest", spellcheck="false", aria_label="manifest"),
@@ -33,6 +33,6 @@ def submit_page() -> Page:
         data_call="/v1/jobs",
     )
     head = element("div", element("h1", "Submit a job"), class_="head")
-    words = "A PipelineJob in YAML, the same that penstock run, penstock submit and kubectl apply take."
+    words = "A PipelineJob in YAML, as for penstock run, penstock submit and kubectl apply."
     problem = element("div", id="problem", class_="card", role="alert", hidden="")
     return Page(title="Submit", here="/submit", body=join((head, element("p", words, class_="under"), problem, form)))

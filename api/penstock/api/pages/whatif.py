@@ -1,4 +1,4 @@
-"""Plans for other hardware: five controls, and the answer of /v1/plans, redrawn whenever one moves."""
+"""Plans for other hardware: five controls, and the answer of /v1/plans, which is redrawn after each change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOB: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Control:
-    """A number that people move. ``paths`` lead to the fields it sets; ``unit`` is written behind it there."""
+    """A number to choose. ``paths`` are the fields that it sets, and ``unit`` is appended there."""
 
     label: str
     paths: tuple[str, ...]
@@ -83,7 +83,9 @@ LENGTH = Control(
 
 
 def whatif_page(namespace: str, like: PipelineJob | None = None) -> Page:
-    """The controls, and a place for the answer: of a model of its own in ``namespace``, or of the job ``like``."""
+    """Return the page with controls and a place for the answer, for an example in ``namespace`` or for the job
+    ``like``.
+    """
     job = _example(namespace) if like is None else _resembling(like)
     base = f'<script type="application/json" id="base">{json_in_html({"job": job, "cluster": CLUSTER})}</script>'
     form = element("form", *map(_control, _controls(like)), _changes_too(), id="whatif", class_="controls")
@@ -105,7 +107,7 @@ def _example(namespace: str) -> dict[str, Any]:
 
 
 def _resembling(like: PipelineJob) -> dict[str, Any]:
-    """The job's model, training and price, without fields that depend on its devices and files."""
+    """Return the job's model, training and price, without fields that depend on its devices and files."""
     made, spec = _example(like.metadata.namespace), like.to_manifest()["spec"]
     kept = {name: spec[name] for name in ("model", "training", "pricePerDeviceHour") if name in spec}
     made["metadata"]["name"] = like.metadata.name
@@ -114,7 +116,7 @@ def _resembling(like: PipelineJob) -> dict[str, Any]:
 
 
 def _controls(like: PipelineJob | None) -> tuple[Control, ...]:
-    """Controls with the job's own values, so that the first answer is for the job as it is."""
+    """Return controls with the job's own values, so that the first answer is for the unchanged job."""
     if like is None:
         return RANKS, MEMORY, BANDWIDTH, BATCH, LENGTH
     spec = like.spec
@@ -141,7 +143,7 @@ def _words(like: PipelineJob | None) -> tuple[str, ...]:
 
 
 def _changes_too() -> Markup:
-    """The option ``whatIf``, which takes a further search for each change."""
+    """The option ``whatIf``, which needs a further search for each change."""
     box = element("input", type="checkbox", name="whatIf")
     words = "also plan with faster links, more memory, a node more or fewer, more micro-batches, longer sequences"
     return element("label", box, f" {words}", class_="check")
@@ -159,7 +161,7 @@ def _option(control: Control, value: int) -> Markup:
 
 
 def answer_page(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Page:
-    """State and result of the request; with ``cost`` where a price is known."""
+    """Return the page with state and result of the request, and with ``cost`` if a price is known."""
     head = element("div", element("h1", stored.name), phase_badge(stored.state.value), class_="head")
     return Page(title=f"Plan of {stored.name}", here="/whatif", body=join((head, _answer(stored, plan, cost))))
 
@@ -188,7 +190,7 @@ def _numbers(plan: Plan, cost: Cost | None) -> Markup:
         return Markup()
     tokens = plan.global_batch * plan.sequence_length / prediction.step_seconds
     speed = plan.speed()
-    assert speed is not None, "a step that was simulated takes time"
+    assert speed is not None, "a simulated step has a duration"
     return facts(
         {
             "step": format_seconds(prediction.step_seconds),

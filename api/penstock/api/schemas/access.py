@@ -14,9 +14,9 @@ from penstock.api.store.tokens import StoredToken
 
 
 class TokenRequest(Wire):
-    """A token to make."""
+    """Input for a new token."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.@]{0,61}[a-z0-9])?$", description="The name of its bearer.")
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.@]{0,61}[a-z0-9])?$", description="Name of the bearer.")
     role: Role
     namespace: str | None = Field(
         default=None,
@@ -55,15 +55,15 @@ class MeView(Wire):
 
     name: str
     role: Role
-    namespace: str | None = Field(description="Where the role holds; everywhere if null.")
+    namespace: str | None = Field(description="Namespace of the role; null: all.")
     session: str | None = Field(description="The browser's session; null for a token.")
-    until: datetime | None = Field(description="When the session or token ends; null: never by itself.")
+    until: datetime | None = Field(description="Expiry of the session or token; null: none.")
 
 
 class NewLoginLink(Wire):
     """A link that signs a browser in, once."""
 
-    path: str = Field(description="Below the service's URL.", examples=["/login#psl_..."])
+    path: str = Field(description="Path below the service's URL.", examples=["/login#psl_..."])
     expires_at: datetime
 
 
@@ -71,11 +71,11 @@ class SessionView(Wire):
     """A browser that is signed in."""
 
     id: str
-    name: str = Field(description="The token's.")
+    name: str = Field(description="Name of the token.")
     role: Role
     namespace: str | None
-    token: str = Field(description="The id of the token that made it; the session ends with it.")
-    address: str = Field(description="Where it was begun from.")
+    token: str = Field(description="Id of the token that created the session, which ends with it.")
+    address: str = Field(description="Address of the client that began it.")
     created_at: datetime
     expires_at: datetime
 
@@ -91,10 +91,10 @@ class AuditView(Wire):
 
     number: int
     at: datetime
-    identity: str = Field(description="Empty without authentication.")
+    identity: str = Field(description="Name of the caller; empty without authentication.")
     action: str = Field(description="The operation's id.", examples=["createJob"])
     method: str
-    path: str = Field(description="Of a created resource, if the answer named it.")
+    path: str = Field(description="Path of the request, or of the created resource if the answer named it.")
     namespace: str
     status: int
     address: str
@@ -108,7 +108,7 @@ class AuditPage(Wire):
 
 
 def token_view(stored: StoredToken) -> TokenView:
-    """The token as it is listed."""
+    """Return the view of a token."""
     return TokenView(
         id=stored.id,
         name=stored.name,
@@ -121,7 +121,7 @@ def token_view(stored: StoredToken) -> TokenView:
 
 
 def session_view(stored: StoredSession) -> SessionView:
-    """The session as it is listed."""
+    """Return the view of a session."""
     return SessionView(
         id=stored.id,
         name=stored.name,
@@ -135,7 +135,7 @@ def session_view(stored: StoredSession) -> SessionView:
 
 
 def audit_view(entry: NumberedEntry) -> AuditView:
-    """The entry over the wire."""
+    """Return the view of an audit entry."""
     return AuditView(
         number=entry.number,
         at=instant(entry.at),

@@ -1,4 +1,4 @@
-"""Manifests as request bodies, for the OpenAPI document: routes read them with care, unseen by FastAPI."""
+"""Manifests as request bodies, for the OpenAPI document: routes parse them without FastAPI."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ EXAMPLE_CLUSTER = {
 
 @functools.cache
 def schemas() -> dict[str, JsonSchema]:
-    """Schemas that bodies refer to; made with the OpenAPI document."""
+    """Return the schemas that bodies refer to."""
     return {"PipelineJob": job_schema(), "Cluster": dataclass_schema(ClusterSpec)}
 
 
 def body(schema: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
-    """A body that may be JSON or YAML, as FastAPI takes it in ``openapi_extra``."""
+    """Return a body in JSON or YAML, in the form of FastAPI's ``openapi_extra``."""
     form = {"schema": schema, "example": example}
     return {"requestBody": {"required": True, "content": {"application/json": form, "application/yaml": form}}}

@@ -1,7 +1,7 @@
-"""Examples for the OpenAPI document, by the names of its schemas: one job of this service from all
-sides. A test reads each by its own schema.
+"""Examples for the OpenAPI document, by the names of its schemas, all about one job. A test validates each.
 
-Schemas with a whole plan, profile or timeline have none: those are separate documents, and long.
+
+Schemas with a whole plan, profile or timeline have none, because these documents are long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs, and their records: progress, plans, series, timelines and logs."""
+"""Schemas of jobs and their records: progress, plans, series, timelines and logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.core.speed import Speed
 
 
 class SpeedView(Wire):
-    """How fast a step is."""
+    """Speed of a step."""
 
     tokens_per_second_per_device: float = Field(description="Tokens of a step, divided by its seconds and its devices.")
     model_flops_utilization: float | None = Field(
@@ -26,22 +26,22 @@ class SpeedView(Wire):
 class ProgressView(Wire):
     """The newest report of the job's ranks."""
 
-    step: int = Field(description="How many are done.")
-    num_steps: int = Field(description="How many there are to do.")
-    loss: float | None = Field(description="In nats per token.")
+    step: int = Field(description="Number of steps that are done.")
+    num_steps: int = Field(description="Number of steps of the job.")
+    loss: float | None = Field(description="Training loss in nats per token.")
     step_seconds: float | None
-    speed: SpeedView | None = Field(description="Of a step that takes as long, by the plan; null without time or plan.")
-    last_checkpoint: int | None = Field(description="The step of the newest complete checkpoint.")
+    speed: SpeedView | None = Field(description="Speed by the step time and the plan; null without time or plan.")
+    last_checkpoint: int | None = Field(description="Step of the newest complete checkpoint.")
     reported_at: datetime
 
 
 class StatusView(Wire):
-    """Where the job stands."""
+    """Status of a job."""
 
     phase: Phase
     reason: str
     message: str
-    entered_at: datetime = Field(description="When the job came into this phase.")
+    entered_at: datetime = Field(description="Time at which the job entered this phase.")
     attempt: int
     failures: int
     started_at: datetime | None
@@ -63,7 +63,7 @@ class JobView(BaseModel):
 
 
 class JobRow(Wire):
-    """A job in lists and live streams: its identity and its status."""
+    """A job in lists and live streams: identity and status."""
 
     uid: str
     namespace: str
@@ -71,22 +71,22 @@ class JobRow(Wire):
     labels: dict[str, str]
     created_at: datetime
     deleted_at: datetime | None
-    version: int = Field(description="As in the ETag.")
+    version: int = Field(description="Version in the ETag.")
     suspend: bool = Field(description="Whether suspension is requested.")
     status: StatusView
 
 
 class JobPage(Wire):
-    """Some of the jobs, in order."""
+    """A page of jobs, in order."""
 
     items: list[JobView]
     next: str | None = Field(description="Pass it as `cursor` for those that follow; null at the end.")
 
 
 class EventView(Wire):
-    """Something that happened to a job."""
+    """An event of a job."""
 
-    number: int = Field(description="Rises by one within a job; an SSE stream uses it as its id.")
+    number: int = Field(description="Increases by one within a job; an SSE stream uses it as its id.")
     at: datetime
     kind: str = Field(examples=["phase"])
     body: dict[str, Any]
@@ -99,7 +99,7 @@ class EventPage(Wire):
 
 
 class PlanView(Wire):
-    """A plan that a job went by, from an attempt on."""
+    """A plan that a job used, from an attempt on."""
 
     revision: int
     attempt: int
@@ -115,7 +115,7 @@ class PlanPage(Wire):
 
 
 class SeriesPoint(Wire):
-    """Steps from ``step`` on, as one."""
+    """Values of one or more steps, from ``step`` on."""
 
     step: int
     attempt: int
@@ -123,23 +123,23 @@ class SeriesPoint(Wire):
     mean: float
     max: float
     last: float
-    count: int = Field(description="How many steps it stands for.")
+    count: int = Field(description="Number of steps that the point covers.")
 
 
 class StepValueView(Wire):
-    """The value at a step."""
+    """Value at a step."""
 
     step: int
     value: float
 
 
 class SeriesView(Wire):
-    """One number over the steps. First, last, least and greatest value are exact, for any number of points."""
+    """One metric over the steps. First, last, smallest and largest value are exact, for any number of points."""
 
     name: str = Field(examples=["loss"])
-    rank: int | None = Field(description="Null: of all ranks together.")
-    count: int = Field(description="How many steps have a value.")
-    first: StepValueView | None = Field(description="Null where the first step alone is no longer kept.")
+    rank: int | None = Field(description="Null: over all ranks.")
+    count: int = Field(description="Number of steps with a value.")
+    first: StepValueView | None = Field(description="Null if the value of the first step is no longer stored.")
     last: StepValueView
     min: float
     max: float
@@ -147,7 +147,7 @@ class SeriesView(Wire):
 
 
 class MetricsView(Wire):
-    """The numbers of a job."""
+    """Metrics of a job."""
 
     series: list[SeriesView]
 
@@ -159,11 +159,11 @@ class TimelineView(Wire):
     step: int
     timeline: dict[str, Any] = Field(description="The Timeline in its manifest form.")
     sampled_steps: list[int] = Field(description="All steps that have a timeline.")
-    typical_step: int = Field(description="Of the sampled steps the one whose length is nearest to the median step's.")
+    typical_step: int = Field(description="The sampled step whose duration is nearest to the median.")
 
 
 class LogView(Wire):
-    """A line that a rank printed."""
+    """A log line of a rank."""
 
     rank: int = Field(description="-1: the supervisor.")
     number: int
@@ -177,7 +177,7 @@ class LogPage(Wire):
     """Lines, by rank and number."""
 
     items: list[LogView]
-    next: str = Field(description="Pass it as `cursor` for the lines that follow, also those that are yet to come.")
+    next: str = Field(description="Pass it as `cursor` for the following lines, including future ones.")
     complete: bool = Field(
         description="Whether no more lines will come: the job has ended or is suspended, and all that its attempts"
         " recorded is in. On a cluster a pod's last lines may come a little later."
@@ -185,7 +185,7 @@ class LogPage(Wire):
 
 
 def job_view(stored: StoredJob) -> JobView:
-    """The job's view."""
+    """Return the view of a job."""
     manifest = stored.manifest
     metadata = {
         **manifest["metadata"],
@@ -207,7 +207,7 @@ def job_view(stored: StoredJob) -> JobView:
 
 
 def job_row(stored: StoredJob) -> JobRow:
-    """The job in a line."""
+    """Return the job's row in lists."""
     return JobRow(
         uid=stored.uid,
         namespace=stored.namespace,
@@ -222,7 +222,7 @@ def job_row(stored: StoredJob) -> JobRow:
 
 
 def status_view(stored: StoredJob) -> StatusView:
-    """Where the job stands."""
+    """Status of a job."""
     return StatusView(
         phase=stored.phase,
         reason=stored.phase_reason,
@@ -238,7 +238,7 @@ def status_view(stored: StoredJob) -> StatusView:
 
 
 def speed_view(speed: Speed | None) -> SpeedView | None:
-    """Both numbers, if they are known."""
+    """Return the view of a speed, if it is known."""
     return None if speed is None else SpeedView.model_validate(speed, from_attributes=True)
 
 

@@ -1,4 +1,4 @@
-"""Answers about planning: requests for plans, and the profiles from which plans are made."""
+"""Schemas about planning: plan requests, and profiles."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ from penstock.planner.worker.questions import Progress
 
 
 class SearchView(Wire):
-    """How far the search is."""
+    """Progress of the search."""
 
-    divisions: int = Field(description="Ways to divide the devices that were opened.")
-    candidates: int = Field(description="Plans that were simulated.")
-    best: str = Field(description="The best that fits so far; empty before there is one.")
+    divisions: int = Field(description="Number of meshes and divisions that were opened.")
+    candidates: int = Field(description="Number of simulated plans.")
+    best: str = Field(description="Best plan so far that fits; empty before the first.")
     best_step_seconds: float | None
-    best_speed: SpeedView | None = Field(description="Of the step of the best.")
-    change: str = Field(description="The change of this search, of a request with `whatIf`; else empty.")
+    best_speed: SpeedView | None = Field(description="Speed of a step of the best plan.")
+    change: str = Field(description="Change that this search covers, in a request with `whatIf`; else empty.")
 
 
 class MistakeView(Wire):
-    """Why there is no plan."""
+    """Reason why there is no plan."""
 
     what: str
-    where: str = Field(description="The field that is at fault, if one is.", examples=["spec.resources.memoryPerRank"])
+    where: str = Field(
+        description="Field with the mistake, if there is one.", examples=["spec.resources.memoryPerRank"]
+    )
     remedy: str
 
 
 class PlanRequestRow(Wire):
-    """A request for a plan, in lists."""
+    """A plan request, in lists."""
 
     id: str
     namespace: str
-    name: str = Field(description="Of the job that is planned.")
+    name: str = Field(description="Name of the planned job.")
     state: State
     created_by: str
     created_at: datetime
@@ -56,27 +58,27 @@ class PlanRequestRow(Wire):
 
 
 class CostView(Wire):
-    """Costs of running by a plan, in the currency of the price."""
+    """Costs of a run by a plan, in the currency of the price."""
 
-    per_hour: float = Field(description="Of all devices that the plan uses.")
+    per_hour: float = Field(description="Cost of an hour of all devices that the plan uses.")
     per_million_tokens: float
-    whole_job: float = Field(description="All steps of the job, as long as each is predicted to take.")
+    whole_job: float = Field(description="Cost of all steps of the job, by their predicted duration.")
 
 
 class PlanRequestView(PlanRequestRow):
-    """A request for a plan, and the plan once there is one."""
+    """A plan request, and its plan after success."""
 
-    job: dict[str, Any] = Field(description="The PipelineJob as it was sent.")
-    profile: str | None = Field(description="The digest of the profile that is planned with.")
-    cluster: dict[str, Any] | None = Field(description="The described hardware that is planned for.")
+    job: dict[str, Any] = Field(description="The submitted PipelineJob.")
+    profile: str | None = Field(description="Digest of the profile that the plan is based on.")
+    cluster: dict[str, Any] | None = Field(description="The described hardware that the plan is for.")
     plan: dict[str, Any] | None = Field(description="The Plan in its manifest form, with reasons and alternatives.")
     cost: CostView | None = Field(
-        description="By the cluster's `device.pricePerHour`, else the job's `pricePerDeviceHour`; null without either."
+        description="Cost by the cluster's `device.pricePerHour`, else the job's `pricePerDeviceHour`; null without."
     )
 
 
 class PlanRequestPage(Wire):
-    """Requests, newest first."""
+    """Plan requests, newest first."""
 
     items: list[PlanRequestRow]
 
@@ -85,16 +87,16 @@ class ProfileRow(Wire):
     """A profile, in lists."""
 
     digest: str
-    key: str = Field(description="Of machine, software, model, precision and ranks: profiles with the same compare.")
+    key: str = Field(description="Cache key of machine, software, model, precision and ranks.")
     host: str
     device: str
     model_digest: str
     precision: Precision
     num_ranks: int
-    method: str = Field(description="How it was measured.")
+    method: str = Field(description="Method of the measurement.")
     measured_at: datetime
     age_seconds: float
-    fresh: bool = Field(description="Whether it is the newest of its key and under a week old: jobs are planned by it.")
+    fresh: bool = Field(description="Whether jobs are planned by it: the newest of its key, and less than a week old.")
 
 
 class ProfilePage(Wire):
@@ -147,7 +149,7 @@ class TransientView(Wire):
 class MemoryView(Wire):
     """Memory of a rank."""
 
-    constant_bytes: int = Field(description="Of its process, before any parameter.")
+    constant_bytes: int = Field(description="Memory of the process without parameters.")
     transients: list[TransientView]
 
 
@@ -161,12 +163,12 @@ class ProfileView(ProfileRow):
 
 
 def request_row(stored: StoredRequest) -> PlanRequestRow:
-    """The request in a line."""
+    """Return the request's row in lists."""
     return PlanRequestRow(**_request_fields(stored))
 
 
 def request_view(stored: StoredRequest, wanted: Wanted, plan: Plan | None) -> PlanRequestView:
-    """The request, whole."""
+    """Return the view of a plan request."""
     cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
     return PlanRequestView(
         **_request_fields(stored),
@@ -202,12 +204,12 @@ def _request_fields(stored: StoredRequest) -> dict[str, Any]:
 
 
 def profile_row(stored: StoredProfile, now: float) -> ProfileRow:
-    """The profile in a line."""
+    """Return the profile's row in lists."""
     return ProfileRow(**_profile_fields(stored, now))
 
 
 def profile_view(stored: StoredProfile, profile: Profile, now: float) -> ProfileView:
-    """The profile, whole."""
+    """Return the view of a profile."""
     links = profile.links
     return ProfileView(
         **_profile_fields(stored, now),

@@ -1,4 +1,4 @@
-"""Answers about a job's files, and about its reproduction."""
+"""Schemas about a job's files and its reproduction."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class ExportView(Wire):
     """A checkpoint as a model for other programs."""
 
     state: ExportState
-    message: str = Field(description="Why it failed.")
-    folder: str = Field(description="Its files are the artifacts below this name.", examples=["exports/a1-step-50"])
+    message: str = Field(description="Cause of a failure.")
+    folder: str = Field(description="Prefix of its files among the artifacts.", examples=["exports/a1-step-50"])
 
 
 class CheckpointView(Wire):
-    """A model after so many steps."""
+    """A checkpoint of a job."""
 
     step: int
     attempt: int
-    complete: bool = Field(description="False while it is written, or removed.")
+    complete: bool = Field(description="False while it is written or deleted.")
     bytes: int
     created_at: datetime
     uri: str = Field(description="Value for `resumeFrom` of another job.", examples=["out://UID/1/50"])
-    export: ExportView | None = Field(description="Null if none was requested.")
+    export: ExportView | None = Field(description="State of its export; null if none was requested.")
 
 
 class CheckpointPage(Wire):
@@ -52,15 +52,17 @@ class ArtifactPage(Wire):
 
 
 class RetryRequest(Wire):
-    """How the new job is called."""
+    """Input for a retry."""
 
-    name: str | None = Field(default=None, max_length=63, description="The old name with a number, if left out.")
+    name: str | None = Field(
+        default=None, max_length=63, description="Name of the new job; the old name with a number if left out."
+    )
 
 
 class ReproductionView(Wire):
-    """The means to repeat a run of a job."""
+    """Manifest, versions and commands that repeat a run of a job."""
 
-    manifest: dict[str, Any] = Field(description="The PipelineJob, with its plan pinned if it had one.")
-    plan_digest: str | None = Field(description="Of the plan that is pinned; null if the job never had one.")
-    versions: dict[str, str] = Field(description="Of the packages that it ran with, as far as they are known.")
-    commands: list[str] = Field(description="One after the other, to be pasted into a shell.")
+    manifest: dict[str, Any] = Field(description="The PipelineJob, with its plan pinned if there was one.")
+    plan_digest: str | None = Field(description="Digest of the pinned plan; null if the job never had one.")
+    versions: dict[str, str] = Field(description="Versions of the packages that the run used, as far as known.")
+    commands: list[str] = Field(description="Shell commands, in order.")

@@ -1,4 +1,4 @@
-"""The base of all models that go over the wire, how times are written, and answers of a line or two."""
+"""Base of all REST schemas, the format of times, and small answers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pydantic.alias_generators import to_camel
 
 
 class Wire(BaseModel):
-    """Written in camelCase; an unknown field is refused."""
+    """Base of REST schemas: camelCase, and unknown fields are refused."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", serialize_by_alias=True)
 
 
 def instant(seconds: float) -> datetime:
-    """Seconds since the epoch as people and JSON write time."""
+    """Convert seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def maybe(seconds: float | None) -> datetime | None:
-    """The same, or none."""
+    """Convert seconds since the epoch, or none."""
     return None if seconds is None else instant(seconds)
 
 
 class Acknowledged(Wire):
     """Acknowledgement of stored records."""
 
-    sequence: int = Field(description="The highest sequence of this source that is kept; its records may be dropped.")
+    sequence: int = Field(description="Highest stored sequence number of this source; records up to it may be dropped.")
 
 
 class Health(Wire):
@@ -37,8 +37,8 @@ class Health(Wire):
 
 
 class VersionView(Wire):
-    """Which penstock this is."""
+    """Versions of the service."""
 
     version: str
     api: str = Field(examples=["v1"])
-    schema_revision: str = Field(description="Of the database.")
+    schema_revision: str = Field(description="Revision of the database schema.")

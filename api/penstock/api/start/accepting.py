@@ -1,8 +1,8 @@
-"""Accepts connections, only as many as leave the rest of the process its file descriptors.
+"""Accepts a limited number of connections, so that the process keeps file descriptors for its other work.
 
 asyncio and uvloop accept connections until the process has no descriptor left. Then the executor can neither read its
-folder nor start a process, so a client that opens idle connections would stop all jobs. Here a connection is
-accepted while fewer than ``most`` are open; the others wait in the kernel's queue, and no descriptor is spent on them.
+folder nor start a process, so a client that opens idle connections would stop all jobs. Here a connection is accepted
+only while fewer than ``most`` are open. The others wait in the kernel's queue, without a descriptor.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections.abc import Callable, Sequence
 log = logging.getLogger(__name__)
 
 KEPT_DESCRIPTORS = 256
-"""For the database, runs, planners and supervisors; half of all where there are fewer than twice as many."""
+"""Descriptors that are reserved for the database, runs, planners and supervisors, at most half of all."""
 PAUSE_SECONDS = 1.0
-"""After a connection could not be accepted: the machine itself may lack descriptors or memory."""
+"""Seconds of pause after a failed accept: the machine may lack descriptors or memory."""
 
 
 class Connection(asyncio.Protocol):
-    """A protocol that calls ``lost`` when its connection is."""
+    """Protocol that calls ``lost`` when its connection is lost."""
 
     lost: Callable[[], None]
 
 
 def most_connections() -> int:
-    """How many connections this process may have open, by its limit of open files."""
+    """Number of connections that this process may have open, by its limit of open files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 2**31
@@ -38,7 +38,7 @@ def most_connections() -> int:
 
 
 def bound(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Sockets that listen at every address of ``host``; raises `OSError` if one is taken."""
+    """Return sockets that listen at every address of ``host``; raises `OSError` if one is taken."""
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = dict.fromkeys((family, address) for family, _, _, _, address in infos)
     with contextlib.ExitStack() as stack:
@@ -50,7 +50,7 @@ def bound(host: str, port: int, backlog: int) -> list[socket.socket]:
 
 
 class Acceptor:
-    """Accepts on ``sockets`` until it is closed, as `asyncio.Server` does otherwise."""
+    """Accepts on ``sockets`` until it is closed, in place of `asyncio.Server`."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class Acceptor:
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self.sockets]
 
     def close(self) -> None:
-        """Accept no more; connections that are open go on."""
+        """Stop accepting; open connections stay."""
         for task in self._accepting:
             task.cancel()
         for listener in self.sockets:
             listener.close()
 
     async def wait_closed(self) -> None:
-        """Return once nothing is accepted any more."""
+        """Wait until accepting has stopped."""
         await asyncio.gather(*self._accepting, return_exceptions=True)
 
     async def _accept(self, listening: socket.socket) -> None:
@@ -87,7 +87,7 @@ class Acceptor:
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError as error:
-                log.warning("a connection could not be accepted, retrying in %.0f s: %s", PAUSE_SECONDS, error)
+                log.warning("a connection could not be accepted: %s; retrying in %.1f s", error, PAUSE_SECONDS)
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             self._open.add(connection)
@@ -97,7 +97,7 @@ class Acceptor:
             begun.add_done_callback(self._begun.discard)
 
     async def _begin(self, connection: socket.socket) -> None:
-        """Hand the connection over; one whose TLS does not come to be is closed."""
+        """Hand the connection over to its protocol; close it if the TLS handshake fails."""
         protocol = self._protocol()
         protocol.lost = lambda: self._lose(connection)
         handshake_seconds = self._handshake_seconds if self._tls else None

@@ -1,4 +1,4 @@
-"""A service's database, worked on without the service."""
+"""Administration of a service's database without the service."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def settings_of(folder: Path, database: str) -> Settings:
     settings = Settings(folder=folder.absolute(), database=database)
     url = parse_url(settings.database_url)
     if is_sqlite(url) and not Path(url.database or "").is_file():
-        remedy = "name the service's folder with --folder, or start it once: penstock serve"
-        raise UserError(what="there is no database", where=str(url.database), remedy=remedy)
+        remedy = (
+            "name the service's folder with --folder, or create the database by starting the service: penstock serve"
+        )
+        raise UserError(what="is not a database of a service", where=str(url.database), remedy=remedy)
     return settings
 
 
 @contextmanager
 def opened(folder: Path, database: str) -> Iterator[Service]:
-    """The store of the service; a copy of all of it takes its time."""
+    """Open the store of the service, without a time limit for statements."""
     service = open_service(settings_of(folder, database), statement_seconds=None)
     try:
         yield service
@@ -38,22 +40,23 @@ def opened(folder: Path, database: str) -> Iterator[Service]:
 
 
 def new_token(service: Service, name: str, role: str, namespace: str | None, lifetime_seconds: float | None) -> str:
-    """The secret of a new token."""
+    """Create a token; return its secret."""
     bearer = Identity(name=name, role=Role(role), namespace=namespace)
     _, secret = service.write("tokens", lambda c: tokens.add(c, bearer, service.clock(), lifetime_seconds))
     return secret
 
 
 def close_token(service: Service, token: str) -> None:
-    """Revoke it; raises `UserError` if there is none."""
+    """Revoke the token; raises `UserError` if there is none."""
     try:
         service.write("tokens", lambda c: tokens.revoke(c, token, service.clock()))
     except NoSuchTokenError:
-        raise UserError(what="is no token", where=token, remedy="list them: penstock token list") from None
+        remedy = "penstock token list shows the ids of all tokens"
+        raise UserError(what="is not the id of a token", where=token, remedy=remedy) from None
 
 
 def list_tokens(service: Service) -> list[dict[str, str | None]]:
-    """All tokens as data, without their secrets."""
+    """Return all tokens as data, without their secrets."""
     return [_data(token, service.clock()) for token in service.read(tokens.every)]
 
 
@@ -74,7 +77,7 @@ def _instant(seconds: float | None) -> str | None:
 
 
 def upgrade(folder: Path, database: str) -> tuple[str | None, str | None]:
-    """Upgrade the schema; its revision before and after."""
+    """Upgrade the schema; return its revision before and after."""
     engine = make_engine(parse_url(settings_of(folder, database).database_url))
     try:
         before = migrate.current(engine)
@@ -85,7 +88,7 @@ def upgrade(folder: Path, database: str) -> tuple[str | None, str | None]:
 
 
 def back_up(folder: Path, database: str, file: Path) -> int:
-    """Write everything that the database holds; how many rows. A service may go on meanwhile."""
+    """Write the whole database to a file; return the number of rows. A service may run meanwhile."""
     with opened(folder, database) as service:
         try:
             with writing_secret(file) as target:
@@ -96,7 +99,7 @@ def back_up(folder: Path, database: str, file: Path) -> int:
 
 
 def restore(folder: Path, database: str, file: Path) -> int:
-    """Fill a database that is new or empty; how many rows."""
+    """Fill a database that is new or empty; return the number of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     engine = make_engine(parse_url(Settings(folder=folder.absolute(), database=database).database_url))
     try:

@@ -17,24 +17,24 @@ FIRST_FORGET_SECONDS, FORGET_SECONDS = 60.0, 3600.0
 @contextmanager
 def polling(
     name: str,
-    turn: Callable[[], None],
+    run_once: Callable[[], None],
     close: Callable[[], None] = lambda: None,
     wake: threading.Event | None = None,
 ) -> Iterator[None]:
-    """Call ``turn`` again and again, in a thread of its own, for as long as the block lasts; then ``close``.
+    """Call ``run_once`` periodically, in a separate thread for the duration of the block; then ``close``.
 
-    Turns are `POLL_SECONDS` apart, less when ``wake`` is set, but never less than a turn takes: many requests leave
-    the thread idle for half of the time.
+    Calls are `POLL_SECONDS` apart, less if ``wake`` is set, and never less than a call takes: under many requests the
+    thread is still idle half of the time.
     """
-    with _repeating(name, POLL_SECONDS, POLL_SECONDS, lambda ending: turn(), close, wake):
+    with _repeating(name, POLL_SECONDS, POLL_SECONDS, lambda ending: run_once(), close, wake):
         yield
 
 
 @contextmanager
 def enforcing_retention(service: Service) -> Iterator[None]:
-    """Periodically drop rows that are older than their limits, during the block.
+    """Periodically delete rows that are older than their limits, during the block.
 
-    For the first time soon, or a service that is often restarted would keep everything.
+    The first run is soon after the start, or a service that is often restarted would keep all rows.
     """
 
     def forget(ending: threading.Event) -> None:
@@ -53,8 +53,9 @@ def _repeating(
     close: Callable[[], None] = lambda: None,
     wake: threading.Event | None = None,
 ) -> Iterator[None]:
-    """Call ``do`` after ``first_seconds`` and then every ``seconds``, in a thread during the block, whose end sets the
-    event that ``do`` gets.
+    """Call ``do`` after ``first_seconds`` and then every ``seconds``, in a thread during the block.
+
+    The end of the block sets the event that ``do`` gets.
     """
     ending = threading.Event()
     waking = wake or threading.Event()

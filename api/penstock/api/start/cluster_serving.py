@@ -1,4 +1,4 @@
-"""The service on a cluster: no jobs of its own; it mirrors, submits, and hears from pods."""
+"""Service on a cluster: it runs no jobs itself, but mirrors and submits them, and receives reports of pods."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def serve_cluster(
     *,
     say: Callable[[str], None],
 ) -> None:
-    """Answer for the jobs in ``namespace``, or in all, until SIGINT or SIGTERM; ``policy`` is the file of theirs, and
-    ``say`` prints a line for people.
+    """Serve the jobs in ``namespace``, or in all, until SIGINT or SIGTERM.
+
+    ``policy`` is the file of the policy for jobs, and ``say`` prints a line.
 
     Raises:
-        UserError: there is no Kubernetes configuration, the cluster does not answer, or a setting cannot be used.
+        UserError: there is no Kubernetes configuration, the cluster does not answer, or a setting is invalid.
     """
     kube, place = HttpCluster(connect(NUM_CONNECTIONS)), place_of(settings, namespace, os.environ)
     if policy is not None:
@@ -55,11 +56,14 @@ def serve_cluster(
     def joined(service: Service) -> Service:
         for token in service.read(tokens.every):
             if token.valid(service.clock()) and token.identity.confined() != token.identity:
-                say(f"token {token.name} ({token.id}) is an editor's without a namespace, and only reads on a cluster")
+                say(
+                    f"token {token.name} ({token.id}) is an editor's without a namespace, and only reads on a cluster; "
+                    "make one for each namespace with penstock token create"
+                )
         try:
             return replace(service, cluster=join(service, kube, place))
         except KubeError as error:
-            remedy = "check that the cluster answers, and that this service's account may get the namespace kube-system"
+            remedy = "check the cluster and the rights of this account: kubectl get namespace kube-system"
             raise UserError(what=str(error), where="--cluster", remedy=remedy) from None
 
     with listening() as requests:
@@ -69,11 +73,11 @@ def serve_cluster(
 
 
 class FolderWait:
-    """Waits for a service folder whose lock another pod still holds, with a message every so often.
+    """Waits for a service folder whose lock another pod still holds, and prints a message now and then.
 
-    The pod that replaces one on a dead node may start while that one's lock stands: on a network file system until its
-    lease ends. Whether that pod is dead cannot be known here, and two services must not write one SQLite file. If this
-    one ended with an error instead, it would be started again after pauses of up to five minutes.
+    The pod that replaces one on a dead node may start while the lock of the old one is held: on a network file system
+    until its lease ends. This process cannot know whether that pod is dead, and two services must not write one SQLite
+    file. If it ended with an error instead, the kubelet would restart it with backoffs of up to five minutes.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class FolderWait:
         self._tries = 0
 
     def __call__(self, what: str) -> None:
-        """Wait for a moment; raises `StopRequestedError` after a stop request."""
+        """Sleep for the interval; raises `StopRequestedError` after a stop request."""
         if self._tries % round(SAY_SECONDS / RETRY_SECONDS) == 0:
             self._say(
                 f"{what}; waiting until its pod or its node has ended (kubectl get pods -o wide shows where it is)"
@@ -94,14 +98,14 @@ class FolderWait:
 
 
 def place_of(settings: Settings, namespace: str, environment: Mapping[str, str]) -> Place:
-    """Where it is among its replicas: no two have the same folder of a host at a time."""
+    """Return the place of this replica: no two replicas have the same folder of a host at a time."""
     own = environment.get(OWN_NAMESPACE, "penstock-system")
     name, policy = f"{socket.gethostname()}:{settings.folder}", JobPolicy(own_namespace=own)
     return Place(own_namespace=own, name=name, namespace=namespace, policy=policy)
 
 
 def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
-    """The background work."""
+    """Run the background work during the block."""
     member = service.cluster
     assert member is not None, "the service has joined the cluster"
     named = replace(service.settings, machine=socket.gethostname())  # replicas have folders of the same name
@@ -114,6 +118,6 @@ def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractCont
 
 @contextmanager
 def _following(part: Following) -> Iterator[None]:
-    """The Lease has a thread of its own: reports may take longer than it holds."""
+    """Run leader election and reports in two threads: reports may take longer than the Lease lasts."""
     with background.polling("lease", part.run_once, part.close), background.polling("reports", part.report):
         yield

@@ -1,8 +1,8 @@
-"""Retention: one table of age limits, and a slice of work at a time.
+"""Retention: a table of age limits, enforced in small slices.
 
-Old rows are searched for outside of the writer; only their deletion takes its turn there, in slices so small that they
-delay no request. A slice that was dropped stays dropped, so this may be interrupted anywhere, and others may do
-it on the same database.
+The search for old rows runs outside of the writer. Only deletions go through it, in slices so small that they delay no
+request. Each slice is complete in itself, so the work may be interrupted at any time, and several services may do it on
+one database.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DAY_SECONDS = 86_400.0
 SLICE = 500
 
 Find = Callable[[Connection, float, Any, int], Sequence[Any]]
-"""Finds rows older than a time, after the last one found before (none at first), at most so many."""
+"""Finds rows older than a time, after the last one of the slice before (none at first), up to a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """A retention rule: the maximum age, the search for old rows, and their deletion."""
+    """Retention rule: the maximum age, the search for old rows, and their deletion."""
 
     what: str
     seconds: float
@@ -103,13 +103,16 @@ LIMITS = (
 
 
 def forget_old(service: Service, stopping: Callable[[], bool] = lambda: False) -> None:
-    """Drop all that is older than its limit, unless ``stopping``. After an error the rest is dropped the next time."""
+    """Delete all rows that are older than their limit, unless ``stopping``.
+
+    An error leaves the rest to the next run.
+    """
     now = service.clock()
     for limit in LIMITS:
         try:
             _forget(service, limit, now - limit.seconds, stopping)
         except SQLAlchemyError as error:
-            log.warning("could not delete old %s, retrying later: %s", limit.what, error)
+            log.warning("old %s could not be deleted: %s; retrying at the next run of retention", limit.what, error)
         except WriterClosedError:
             return
 

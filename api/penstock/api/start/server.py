@@ -1,7 +1,7 @@
-"""The web server: uvicorn, on this address, with TLS if it was given a certificate, and without patience.
+"""Web server: uvicorn with time limits, and with TLS if there is a certificate.
 
-uvicorn waits indefinitely for a request's head, for the rest of a body that is not read, and for a client that does
-not read its answer. Each holds a connection, and a client with enough of them shuts all others out.
+uvicorn waits indefinitely for the head of a request, for the rest of a body that is not read, and for a client that
+does not read its answer. Each of these holds a connection, and a client with enough of them locks all others out.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from penstock.api.start.accepting import Acceptor, Connection, bound, most_conne
 from penstock.core.errors import UserError
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the interval of jobs' reports, which come every few seconds and should reuse their connection."""
+"""Keep-alive time: longer than the interval of jobs' reports, which should reuse their connection."""
 MOST_HEAD_BYTES = 2**16
-"""Of a request, before its body; more is refused."""
+"""Largest size of a request's head."""
 GARBAGE_THRESHOLDS = (10_000, 20, 100)
 """Young objects of which the next generation is collected, and how often each generation is before the one above it."""
 
 
 class Server(uvicorn.Server):
-    """Ends live streams when it is to end, or it would wait for them."""
+    """Server that ends live streams at its shutdown instead of waiting for them."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(_configured(service))
@@ -47,8 +47,9 @@ class Server(uvicorn.Server):
                 sockets = bound(config.host, config.port, config.backlog)
             except OSError as error:
                 await self.lifespan.shutdown()
-                where, remedy = f"{config.host}:{config.port}", "end what listens there, or choose another port"
-                raise UserError(what=f"cannot be listened at: {error}", where=where, remedy=remedy) from None
+                remedy = f"choose another --port, or find the process: ss -ltnp 'sport = :{config.port}'"
+                where = f"{config.host}:{config.port}"
+                raise UserError(what=f"cannot listen there: {error}", where=where, remedy=remedy) from None
         acceptor = Acceptor(sockets, self._connection, most_connections(), config.ssl, self._handshake_seconds)
         self.servers: list[Acceptor] = [acceptor]  # type: ignore[assignment]
         self.started = True
@@ -64,9 +65,10 @@ class Server(uvicorn.Server):
 
 
 def collect_garbage_seldom() -> None:
-    """For a process that only serves, once its server is made. A full garbage collection holds up all requests
-    for a tenth of a second, and finds next to nothing: what was made until then stays, and almost all that requests
-    leave behind is no part of a circle.
+    """Make full garbage collections rare, once the server of a serving process exists.
+
+    A full collection delays all requests by a tenth of a second and frees next to nothing: objects of the start stay,
+    and almost no garbage of requests is cyclic.
     """
     gc.collect()
     gc.freeze()
@@ -99,7 +101,7 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
 
 
 class _Message(enum.Enum):
-    """How far the newest request of a connection has come."""
+    """State of the newest request of a connection."""
 
     AWAITED = enum.auto()  # also its head
     BODY = enum.auto()
@@ -107,7 +109,7 @@ class _Message(enum.Enum):
 
 
 class _Impatient(HttpToolsProtocol, Connection):
-    """Cuts off a client that the server has waited for too long; bodies that are read have a limit of their own."""
+    """Protocol that disconnects a client after its time limit; bodies that are read have a separate limit."""
 
     idle_seconds: float
 
@@ -168,7 +170,7 @@ class _Impatient(HttpToolsProtocol, Connection):
 
 
 class _Patience:
-    """Cuts the connection unless it ends in time, counted from its first start: no byte restarts the clock."""
+    """Time limit that closes a connection, counted from its first start: no received byte restarts it."""
 
     def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
         self._transport, self._seconds = transport, seconds
@@ -185,23 +187,24 @@ class _Patience:
 
 
 def check_tls(settings: Settings) -> None:
-    """Raise `UserError` unless the certificate and its key can be used."""
+    """Raise `UserError` unless the certificate and its key are valid."""
     if settings.tls is None:
         return
     try:
-        # A key under a password would be asked for on the terminal, at every start; an empty one is never right.
+        # An encrypted key would prompt for its password at every start; an empty one is never right.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls.certificate, settings.tls.key, password="")
     except (OSError, ValueError) as error:
         place = f"--tls-certificate {settings.tls.certificate}, --tls-key {settings.tls.key}"
-        remedy = "give a PEM certificate, followed by those that signed it, and its key without a password"
+        remedy = "give a PEM certificate chain and its unencrypted key: openssl rsa -in KEY -out KEY.plain"
         raise UserError(what=f"cannot be used: {error}", where=place, remedy=remedy) from None
 
 
 def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
-    """Both or none; raises `UserError` for one alone."""
+    """Return the files of both, or none; raises `UserError` for only one."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         missing = "--tls-certificate" if certificate is None else "--tls-key"
-        raise UserError(what="is missing", where=missing, remedy="give both, or none for plain HTTP")
+        remedy = "give both --tls-certificate and --tls-key, or none of them for plain HTTP"
+        raise UserError(what="is missing", where=missing, remedy=remedy)
     return Tls(certificate=certificate.absolute(), key=key.absolute())

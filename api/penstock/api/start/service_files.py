@@ -1,4 +1,4 @@
-"""Files in a service's folder: its identity, and the address and the token for its attempts' reports."""
+"""Files in a service's folder: its identity, and the address and token for reports of its attempts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from penstock.core.supervision import Address
 
 
 def ca_file(settings: Settings) -> Path | None:
-    """The certificate that this machine's own clients trust: the service's itself, regardless of its issuer."""
+    """Return the certificate that clients on this machine trust: the service's own, regardless of its issuer."""
     return settings.tls.certificate if settings.tls else None
 
 
 def address_file(settings: Settings) -> Path:
-    """The file with this service's address for attempts, rewritten."""
+    """Write the file with this service's address for attempts; return its path."""
     path = settings.folder / "address.json"
     write(path, Address(server=settings.url, ca_file=str(ca_file(settings) or "")))
     return path
 
 
 def ingest_token(service: Service) -> Path:
-    """The file of a token for attempts' reports; with a new one if the current one is not valid."""
+    """Return the file of a token for attempts' reports, with a new token if the current one is not valid."""
     path = service.settings.folder / "ingest-token"
     if not _opens(service, path):
         reporter = Identity(name="local-attempts", role=Role.INGEST)
@@ -38,7 +38,7 @@ def ingest_token(service: Service) -> Path:
 
 
 def _opens(service: Service, path: Path) -> bool:
-    """Whether the token there is one of this database, which may be another than at the last start, and still valid."""
+    """Whether the token in the file is valid in this database, which may be another one than at the last start."""
     try:
         secret = path.read_text().strip()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -48,7 +48,7 @@ def _opens(service: Service, path: Path) -> bool:
 
 
 def executor_name(settings: Settings) -> str:
-    """The executor's name, kept in its folder, because its jobs bear it when machine or folder are renamed."""
+    """Return the executor's name. The folder stores it, because its jobs keep it when machine or folder are renamed."""
     path = settings.folder / "executor"
     if not path.exists():
         write_atomically(path, f"{settings.machine}:{settings.folder}\n")
@@ -56,5 +56,5 @@ def executor_name(settings: Settings) -> str:
 
 
 def planner_name(settings: Settings) -> str:
-    """The planning worker's name, the same at every start, so that a service finds its own requests again."""
+    """Return the planning worker's name, the same at every start, so that a service finds its own requests again."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))

@@ -1,4 +1,4 @@
-"""The service on this machine: its folder and database, its first token, its executor, and the web server."""
+"""Service on this machine: its folder and database, its first token, its executor, and the web server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.start import background
 from penstock.api.start.server import Server, check_tls, collect_garbage_seldom
-from penstock.api.start.service_files import address_file, ca_file, planner_name, executor_name, ingest_token
+from penstock.api.start.service_files import address_file, ca_file, executor_name, ingest_token, planner_name
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
@@ -40,13 +40,13 @@ def serve(
     acknowledged: Callable[[AttemptFolder, bool], bool],
     say: Callable[[str], None],
 ) -> None:
-    """Answer until SIGINT or SIGTERM; jobs go on without the service.
+    """Serve until SIGINT or SIGTERM; jobs continue without the service.
 
-    ``configuration`` is the file where this user's commands look for a service, ``acknowledged`` is called by the
-    `Collector`, and ``say`` prints a line for people.
+    ``configuration`` is the file in which this user's commands look for a service, ``acknowledged`` is called by the
+    `Collector`, and ``say`` prints a line.
 
     Raises:
-        UserError: another service has the folder, or something of the settings cannot be used.
+        UserError: another service holds the folder, or a setting is invalid.
     """
     with service_folder(settings), _machine(settings, say) as machine:
         settings = replace(settings, executor=executor_name(settings))
@@ -63,16 +63,16 @@ def serve(
 
 @contextmanager
 def service_folder(settings: Settings, wait: Callable[[str], None] | None = None, name: str = "") -> Iterator[None]:
-    """The service's folder, made if it is not there, and held by ``name``; raises `UserError` while another service has
-    it, or waits for it by ``wait``.
+    """Create the service's folder if needed, and hold it under ``name`` during the block.
 
-    Files written during the block are readable by this user alone, also those of supervisors and ranks.
+    Raises `UserError` while another service holds it, or waits for it by ``wait``. Files that are created during the
+    block are readable only by this user, also those of supervisors and ranks.
     """
     check_tls(settings)
     before = os.umask(0o077)
     try:
         make_private(settings.folder)
-        remedy = "end that service, or name another folder with --folder"
+        remedy = "stop that service, or use another folder with --folder"
         with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy, wait, name):
             yield
     finally:
@@ -80,10 +80,16 @@ def service_folder(settings: Settings, wait: Callable[[str], None] | None = None
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder, for this user alone. One that an older penstock made is closed to others, and with it all that
-    lies in it; one of another user, as a volume in a pod may be, stays as it is.
+    """Create the folder, readable only by this user.
+
+    A folder of an older penstock is closed to other users, with all its content. A folder of another user, as a volume
+    in a pod may be, is not changed. Raises `UserError` if the folder cannot be created.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        remedy = "choose a folder that you may create, with --folder"
+        raise UserError(what=f"cannot be created: {error.strerror}", where=str(folder), remedy=remedy) from None
     if folder.stat().st_uid == os.getuid():
         folder.chmod(0o700)
 
@@ -94,7 +100,7 @@ def answering(
     workers: Callable[[Service], Iterator[AbstractContextManager[None]]],
     say: Callable[[str], None],
 ) -> None:
-    """Answer on the store of ``settings`` until a signal, as the service that ``begun`` gives, next to its workers."""
+    """Serve the store of ``settings`` until a signal, as the service that ``begun`` returns, next to its workers."""
     make_schema(settings)
     with closing(open_service(settings)) as opened:
         service = begun(opened)
@@ -104,13 +110,13 @@ def answering(
                 stack.enter_context(worker)
             server = Server(service)
             collect_garbage_seldom()
-            say(f"penstock at {settings.url}")
+            say(f"penstock serves {settings.url}")
             server.run()
 
 
 @contextmanager
 def _machine(settings: Settings, say: Callable[[str], None]) -> Iterator[Lock]:
-    """The lock of this machine, taken if it is free; otherwise a message is printed."""
+    """Take the lock of this machine if it is free; print a message otherwise."""
     path = machine_lock_path(os.environ, Path.home(), settings.machine)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +127,7 @@ def _machine(settings: Settings, say: Callable[[str], None]) -> Iterator[Lock]:
     with closing(lock):
         if not lock.take():
             other = f"another service launches jobs on this machine ({lock.holder})"
-            say(f"{other}; this one launches none until that one has ended")
+            say(f"{other}; this one launches none until that one ends")
         yield lock
 
 
@@ -131,7 +137,7 @@ def _workers(
     may_launch: Callable[[], bool],
     acknowledged: Callable[[AttemptFolder, bool], bool],
 ) -> Iterator[AbstractContextManager[None]]:
-    """The background work."""
+    """Run the background work during the block."""
     settings = service.settings
     reports = Reports(address_file=address_file(settings), token_file=ingest_token(service))
     executor = Executor(
@@ -158,13 +164,13 @@ def _workers(
 
 
 def delivering(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
-    """The deliverer to the webhook, if there is one."""
+    """Deliver to the webhook during the block, if there is one."""
     if webhook is not None:
         yield background.polling("webhook", Deliverer(service, webhook, service.settings.url).run_once)
 
 
 def make_schema(settings: Settings) -> None:
-    """Make the tables of a new database; an old one is left to `penstock database upgrade`."""
+    """Create the tables of a new database; `penstock database upgrade` upgrades an old one."""
     engine = make_engine(parse_url(settings.database_url))
     try:
         if migrate.current(engine) is None:
@@ -174,7 +180,7 @@ def make_schema(settings: Settings) -> None:
 
 
 def introduce(service: Service, path: Path, say: Callable[[str], None]) -> None:
-    """At the first start make an administrator's token, and write it with the URL to this user's configuration."""
+    """At the first start, create an administrator's token, and write it with the URL to this user's configuration."""
     if service.read(tokens.every):
         return
     admin = Identity(name="first", role=Role.ADMIN)
@@ -183,18 +189,18 @@ def introduce(service: Service, path: Path, say: Callable[[str], None]) -> None:
     if ca := ca_file(service.settings):
         written["ca"] = str(ca)
     write_secret(path, json.dumps(written, indent=1) + "\n")
-    say(f"token and URL are in {path}")
+    say(f"an administrator's token and the URL are in {path}")
 
 
 def read_webhook(url: str, secret_file: Path | None) -> Webhook | None:
-    """The webhook, if one is wanted; raises `UserError` unless there is a secret to sign with."""
+    """Return the webhook, if there is one; raises `UserError` unless there is a secret to sign with."""
     if not url and secret_file is None:
         return None
     if not url or secret_file is None:
-        what, remedy = "has a meaning only with the other one", "give --webhook URL and --webhook-secret FILE"
+        what, remedy = "needs the other option too", "give both --webhook URL and --webhook-secret FILE"
         raise UserError(what=what, where="--webhook" if url else "--webhook-secret", remedy=remedy)
     try:
         return Webhook(url=url, secret=secret_file.read_bytes().strip())
     except OSError as error:
-        remedy = "make one with: openssl rand -hex 32 > FILE"
+        remedy = "create the file with: openssl rand -hex 32 > FILE"
         raise UserError(what=f"cannot be read: {error.strerror}", where="--webhook-secret", remedy=remedy) from None

@@ -1,1 +1,1 @@
-"""The store of the service: tables, the one writer, and queries."""
+"""Store of the service: tables, the single writer, and queries."""

@@ -1,7 +1,7 @@
-"""Attempts in the store: each launch of a job, the devices that it was given, and whether its records are all in.
+"""Attempts in the store: launches of jobs, their devices, and whether all their records are stored.
 
-An attempt is open from its launch until its executor has collected every record that it left; then it is closed, and
-takes no record any more. It stays open when another attempt follows, and when the service ends.
+An attempt is open from its launch until its executor has collected all its records. Then it is closed, and accepts no
+further record. It stays open when the next attempt starts, and when the service ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OpenAttempt:
 
 
 def add(connection: Connection, uid: str, launch: Launch, devices: tuple[str, ...], now: float) -> None:
-    """An attempt that is about to start; its number is given once."""
+    """Insert an attempt that is about to start; its number is used once."""
     row = {
         "uid": uid,
         "attempt": launch.attempt,
@@ -38,14 +38,14 @@ def add(connection: Connection, uid: str, launch: Launch, devices: tuple[str, ..
 
 
 def note_checkpoints(connection: Connection, saved_steps: Iterable[tuple[str, int, int]]) -> None:
-    """Keep which steps attempts saved last, each by uid, number and step."""
+    """Store the newest checkpoint of each attempt, given by uid, number and step."""
     for uid, attempt, step in saved_steps:
         mine = (attempts.c.uid == uid, attempts.c.attempt == attempt)
         connection.execute(update(attempts).where(*mine).values(last_checkpoint=step))
 
 
 def newest_checkpoint(connection: Connection, uid: str) -> tuple[int, int] | None:
-    """Attempt and step of the job's newest checkpoint, as reported."""
+    """Return attempt and step of the job's newest reported checkpoint."""
     chosen = select(attempts.c.attempt, attempts.c.last_checkpoint).where(attempts.c.uid == uid)
     saved = chosen.where(attempts.c.last_checkpoint.is_not(None)).order_by(attempts.c.attempt.desc())
     newest = connection.execute(saved.limit(1)).one_or_none()
@@ -53,14 +53,14 @@ def newest_checkpoint(connection: Connection, uid: str) -> tuple[int, int] | Non
 
 
 def devices_of(connection: Connection, keys: Collection[tuple[str, int]]) -> tuple[str, ...]:
-    """All devices of the attempts ``keys``, each by uid and number."""
+    """Return all devices of the attempts ``keys``, each by uid and number."""
     chosen = select(attempts.c.devices).where(tuple_(attempts.c.uid, attempts.c.attempt).in_(keys))
     return tuple(name for names in connection.execute(chosen).scalars() for name in names)
 
 
 def ended_and_open(connection: Connection, executor: str, after: tuple[str, int], most: int) -> list[OpenAttempt]:
-    """Attempts of the executor's jobs whose records may have to be collected, by uid and number, from behind ``after``
-    on.
+    """Return attempts of the executor's jobs whose records may have to be collected, by uid and number, after
+    ``after``.
     """
     live = [phase.value for phase in LIVE]
     chosen = select(attempts.c.uid, attempts.c.attempt, jobs.c.attempt.label("newest"))
@@ -74,19 +74,19 @@ def ended_and_open(connection: Connection, executor: str, after: tuple[str, int]
 
 
 def close(connection: Connection, uid: str, attempt: int, now: float) -> None:
-    """Take no record of the attempt from now on. Idempotent: the first time stays."""
+    """Close the attempt: it accepts no further record. Idempotent: the first time is kept."""
     mine = (attempts.c.uid == uid, attempts.c.attempt == attempt, attempts.c.closed_at.is_(None))
     connection.execute(update(attempts).where(*mine).values(closed_at=now))
 
 
 def closed_ones(connection: Connection, keys: Collection[tuple[str, int]]) -> frozenset[tuple[str, int]]:
-    """Those of the attempts, each by uid and number, that take no records any more."""
+    """Return the closed ones of these attempts, each by uid and number."""
     mine = tuple_(attempts.c.uid, attempts.c.attempt).in_(keys)
     chosen = select(attempts.c.uid, attempts.c.attempt).where(mine, attempts.c.closed_at.is_not(None))
     return frozenset((uid, attempt) for uid, attempt in connection.execute(chosen))
 
 
 def has_open(connection: Connection, uid: str) -> bool:
-    """Whether records of the job may still come."""
+    """Whether the job may get further records."""
     chosen = select(attempts.c.attempt).where(attempts.c.uid == uid, attempts.c.closed_at.is_(None))
     return connection.execute(chosen.limit(1)).first() is not None

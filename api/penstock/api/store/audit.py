@@ -1,4 +1,4 @@
-"""The audit log: changes by REST and refused ones, with their authors. No bodies, no secrets."""
+"""Audit log: changes by REST and refused ones, with their authors, without bodies and secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.api.store.schema import audit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A request that was answered; ``identity`` is empty without authentication."""
+    """An answered request; ``identity`` is empty without authentication."""
 
     at: float
     identity: str
@@ -26,18 +26,18 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberedEntry(Entry):
-    """An entry as it is kept; numbers rise."""
+    """A stored entry; numbers increase."""
 
     number: int
 
 
 def add(connection: Connection, entry: Entry) -> None:
-    """Write it down."""
+    """Insert the entry."""
     connection.execute(insert(audit).values({name: getattr(entry, name) for name in Entry.__slots__}))
 
 
 def page(connection: Connection, limit: int, before: int | None = None) -> tuple[list[NumberedEntry], int | None]:
-    """Entries, newest first, of a lower number than ``before``; and where those begin that follow, if any do."""
+    """Return entries below the number ``before``, newest first, and the start of the next page, if there is one."""
     chosen = select(audit) if before is None else select(audit).where(audit.c.number < before)
     rows = connection.execute(chosen.order_by(audit.c.number.desc()).limit(limit + 1)).all()
     entries = [NumberedEntry(**row._mapping) for row in rows[:limit]]
@@ -45,10 +45,10 @@ def page(connection: Connection, limit: int, before: int | None = None) -> tuple
 
 
 def old_entries(connection: Connection, before: float, most: int) -> list[int]:
-    """Numbers of entries from before then, oldest first."""
+    """Return the numbers of older entries, oldest first."""
     return list(connection.scalars(select(audit.c.number).where(audit.c.at < before).order_by(audit.c.at).limit(most)))
 
 
 def forget(connection: Connection, numbers: Sequence[int]) -> None:
-    """Drop these entries."""
+    """Delete these entries."""
     connection.execute(delete(audit).where(audit.c.number.in_(numbers)))

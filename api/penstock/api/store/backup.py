@@ -1,7 +1,7 @@
-"""A copy of a database as compressed lines of JSON: one state of it, and for either kind of database.
+"""Backup of a database as compressed lines of JSON: a consistent snapshot, for both kinds of databases.
 
-The first line has the schema's revision, then come rows by table, and the last line has their number: a file that was
-cut short is recognized by its end.
+The first line has the schema's revision, rows by table follow, and the last line has their number, so a truncated file
+is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS_PER_LINE = 500
 
 
 def back_up(engine: Engine, file: IO[bytes]) -> int:
-    """Write everything as it is at one moment, while others go on; how many rows."""
+    """Write a consistent snapshot, while other transactions continue; return the number of rows."""
     with gzip.open(file, "wt", encoding="utf-8", newline="\n") as lines, engine.connect() as connection:
         if connection.dialect.name == "postgresql":
             connection.execution_options(isolation_level="REPEATABLE READ")
@@ -61,7 +61,7 @@ def restore(engine: Engine, path: Path) -> int:
     """Fill the empty database from a backup, all or nothing; return the number of rows.
 
     Raises:
-        UserError: the file is no backup, is cut short, or is of another schema; or the database is not empty.
+        UserError: the file is not a backup, is truncated, or has another schema; or the database is not empty.
     """
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
         _require_empty(connection)
@@ -71,7 +71,7 @@ def restore(engine: Engine, path: Path) -> int:
                 count = _read(connection, map(jsontext.load, lines), migrate.revisions()[-1], str(path))
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             remedy = "name a file that penstock database backup wrote"
-            raise UserError(what=f"is no whole backup: {error}", where=str(path), remedy=remedy) from None
+            raise UserError(what=f"is not a complete backup: {error}", where=str(path), remedy=remedy) from None
         _go_on_numbering(connection)
     return count
 
@@ -84,18 +84,18 @@ def _require_empty(connection: Connection) -> None:
 
 
 def _read(connection: Connection, lines: Iterable[dict[str, Any]], known: str, place: str) -> int:
-    """Lines after the first are rows until one has no table."""
+    """Insert the rows in all lines after the first, until a line without a table."""
     count, following = 0, iter(lines)
     if (schema := next(following, {})["schema"]) != known:
         remedy = "restore with the penstock that made it, then: penstock database upgrade"
-        raise UserError(what=f"is of schema {schema}, not {known}", where=place, remedy=remedy)
+        raise UserError(what=f"has schema {schema}, and the database has {known}", where=place, remedy=remedy)
     for line in following:
         if "table" not in line:
             if line["rows"] != count:
                 raise ValueError(f"{count} rows of {line['rows']}")
             return count
         count += _insert(connection, metadata.tables[line["table"]], line["rows"])
-    raise EOFError("its end is missing")
+    raise EOFError("its last line is missing")
 
 
 def _insert(connection: Connection, table: Table, rows: list[list[Any]]) -> int:

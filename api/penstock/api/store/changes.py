@@ -12,28 +12,28 @@ from penstock.api.store.jobs import StoredJob, select_jobs
 from penstock.api.store.schema import events, jobs, progress
 
 MOST_UIDS = 500
-"""Of one question: databases take only so many parameters."""
+"""Uids in one query: databases limit the number of parameters."""
 
 Signature = tuple[int, int | None, float | None]
-"""Differs after every visible change of a job: its version, and the step and time of its newest report."""
+"""Signature that differs after every visible change of a job: version, and step and time of its newest report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A job as it is now, and its events since the last one that a listener has, oldest first."""
+    """A job and its events since the last one that a listener has, oldest first."""
 
     job: StoredJob
     events: Sequence[Row[Any]] = ()
 
 
 def signature(job: StoredJob) -> Signature:
-    """The job's, as it was read."""
+    """Return the signature of the job."""
     latest = job.progress
     return job.version, latest.step if latest else None, latest.reported_at if latest else None
 
 
 def changed_since(connection: Connection, since: float) -> dict[str, Signature]:
-    """Jobs that changed, or reported, at ``since`` or later, by uid."""
+    """Return the jobs that changed or reported at ``since`` or later, by uid."""
     reports = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     columns = (jobs.c.uid, jobs.c.version, progress.c.step, progress.c.reported_at)
     joined = select(*columns).select_from(jobs.outerjoin(progress, reports))
@@ -42,7 +42,7 @@ def changed_since(connection: Connection, since: float) -> dict[str, Signature]:
 
 
 def read_changes(connection: Connection, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
-    """These jobs, each with its events above the number that ``after`` has for it; without one, no events."""
+    """Return these jobs, each with its events above the number in ``after``; without a number, no events."""
     wanted = sorted(uids)
     parts = (wanted[i : i + MOST_UIDS] for i in range(0, len(wanted), MOST_UIDS))
     listed = [job for part in parts for job in select_jobs(connection, jobs.c.uid.in_(part))]

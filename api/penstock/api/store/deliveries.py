@@ -1,7 +1,7 @@
 """Deliveries of jobs' ends to the webhook.
 
-There is a row once a delivery was tried. It is changed before each try, so that a service that dies in between leaves a
-row with the time of the next try, and two services never try at once.
+A delivery has a row after its first try. The row is changed before each try, so that a service that dies in between
+leaves the time of the next try, and two services never try at the same time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from penstock.api.store.schema import deliveries, jobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Due:
-    """A job whose end has to be delivered, after so many tries."""
+    """A job whose end has to be delivered, with the number of tries."""
 
     job: StoredJob
     tries: int
 
 
 def due(connection: Connection, now: float, since: float) -> Due | None:
-    """The one that has waited longest, of the jobs that ended at ``since`` or later."""
+    """Return the oldest due delivery of a job that ended at ``since`` or later."""
     tries = func.coalesce(deliveries.c.tries, 0)
     joined = select(jobs.c.uid, tries).select_from(jobs.outerjoin(deliveries, deliveries.c.uid == jobs.c.uid))
     waiting = joined.where(
-        jobs.c.finished_at >= since,  # which only a job has that ended; asking for its phase too would mislead SQLite
+        jobs.c.finished_at >= since,  # set only for ended jobs; a condition on the phase would mislead SQLite's planner
         deliveries.c.delivered_at.is_(None),
         func.coalesce(deliveries.c.next_try_at, 0.0) <= now,
     )
@@ -41,7 +41,7 @@ def due(connection: Connection, now: float, since: float) -> Due | None:
 
 
 def claim(connection: Connection, uid: str, tries: int, next_try_at: float) -> bool:
-    """Count one more try; false if another service did since there were ``tries``."""
+    """Count one more try; return false if another service has done so since."""
     connection.execute(
         upsert(connection.dialect.name, deliveries).values(uid=uid, tries=0, next_try_at=0.0).on_conflict_do_nothing()
     )
@@ -51,10 +51,10 @@ def claim(connection: Connection, uid: str, tries: int, next_try_at: float) -> b
 
 
 def postpone(connection: Connection, uid: str, next_try_at: float) -> None:
-    """The try failed."""
+    """Store the time of the next try, after a failure."""
     connection.execute(update(deliveries).where(deliveries.c.uid == uid).values(next_try_at=next_try_at))
 
 
 def mark_delivered(connection: Connection, uid: str, now: float) -> None:
-    """The receiver has it."""
+    """Store that the receiver has the message."""
     connection.execute(update(deliveries).where(deliveries.c.uid == uid).values(delivered_at=now))

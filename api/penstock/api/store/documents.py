@@ -1,4 +1,4 @@
-"""Large documents as rows hold them: compressed JSON."""
+"""Large documents in rows: compressed JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def pack(manifest: Any) -> bytes:
-    """Plain data as compressed JSON."""
+    """Compress plain data."""
     return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode())
 
 
 def unpack(body: bytes) -> Any:
-    """The data again."""
+    """Decompress plain data."""
     return json.loads(zlib.decompress(body))

@@ -1,7 +1,7 @@
 """Connections to the database: SQLite in one file, or PostgreSQL.
 
-SQLite keeps a write-ahead log and syncs it at every commit, so an acknowledged change survives a power cut; its
-transactions begin as writers, or two of them could wait for each other's end.
+SQLite uses a write-ahead log and syncs it at every commit, so an acknowledged change survives a power failure. Its
+write transactions take the lock at their start, or two of them could deadlock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.core.errors import UserError
 
 BUSY_MILLISECONDS = 10_000
 STATEMENT_SECONDS = 30.0
-"""Time limit of a service's statement on PostgreSQL: as long as a request may take to arrive."""
+"""Time limit of a service's statement on PostgreSQL, equal to the time limit of a request's body."""
 IDLE_SECONDS = 10.0
-"""Between two statements of a transaction on PostgreSQL: one whose service was stopped inside of it gives its locks
-back before the Lease of that service ends.
+"""Time limit between two statements of a transaction on PostgreSQL. A transaction whose service is frozen releases its
+locks before the Lease of that service ends.
 """
 POOLED_CONNECTIONS = 8
 SQLITE_PRAGMAS = (
@@ -35,7 +35,7 @@ DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
 
 
 def parse_url(text: str) -> URL:
-    """The database's URL with its driver; raises `UserError` for one that is neither SQLite nor PostgreSQL."""
+    """Return the database's URL with its driver; raises `UserError` for one that is neither SQLite nor PostgreSQL."""
     try:
         url = make_url(text)
     except ArgumentError:
@@ -44,7 +44,7 @@ def parse_url(text: str) -> URL:
     if driver is None:
         raise _refused(f"{url.get_backend_name()} is not supported")
     if driver.startswith("sqlite") and not url.database:
-        raise _refused("a database in memory would forget every job")
+        raise _refused("an in-memory database would lose all jobs at the end")
     return url.set(drivername=driver)
 
 
@@ -54,10 +54,10 @@ def _refused(what: str) -> UserError:
 
 
 def make_engine(url: URL, statement_seconds: float | None = None) -> Engine:
-    """An engine whose transactions hold in both databases; nothing is connected yet.
+    """Return an engine whose transactions are durable in both databases; it is not connected yet.
 
-    PostgreSQL cancels statements that take longer than ``statement_seconds``, also by waiting for locks. Without it
-    there is no limit, as for a migration or a copy of everything. SQLite's statements wait for its one lock alone.
+    PostgreSQL cancels statements that take longer than ``statement_seconds``, including time in lock waits. Without it
+    there is no limit, as for a migration or a backup. SQLite's statements wait only for its one lock.
     """
     engine = create_engine(
         url,
@@ -74,12 +74,12 @@ def make_engine(url: URL, statement_seconds: float | None = None) -> Engine:
 
 
 def is_sqlite(url: URL) -> bool:
-    """Whether the database is a file of this machine."""
+    """Whether the database is a file on this machine."""
     return url.get_backend_name() == "sqlite"
 
 
 def _configure_sqlite(connection: Any, record: object) -> None:
-    """Also: leave transactions to SQLAlchemy, because the driver's own begin too late for savepoints."""
+    """Set the pragmas, and leave transactions to SQLAlchemy: the driver begins them too late for savepoints."""
     connection.isolation_level = None
     for pragma in SQLITE_PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
@@ -89,17 +89,17 @@ def _limiting(statement_seconds: float) -> Callable[[Any, object], None]:
     def limit(connection: Any, record: object) -> None:
         connection.execute(f"SET statement_timeout = {round(1000 * statement_seconds)}")
         connection.execute(f"SET idle_in_transaction_session_timeout = {round(1000 * IDLE_SECONDS)}")
-        connection.commit()  # or it would be forgotten with the transaction
+        connection.commit()  # settings of an uncommitted transaction would be lost
 
     return limit
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Readers have one snapshot and never wait; writers take the lock at their start."""
+    """Begin a transaction: readers have one snapshot and never wait, writers take the lock at their start."""
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def upsert(dialect: str, table: Table) -> Any:
-    """An INSERT with ON CONFLICT, for which each database has its own class."""
+    """Return an INSERT with ON CONFLICT, for which each database has its own class."""
     return (postgresql if dialect == "postgresql" else sqlite).insert(table)

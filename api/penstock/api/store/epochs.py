@@ -1,9 +1,9 @@
-"""Epochs of the cluster's Lease in the store: the writes of a holder that another has followed are refused.
+"""Epochs of the cluster's Lease in the store, as fencing tokens: writes of a former holder are refused.
 
-A Lease alone does not keep an old holder from writing: it may be stopped inside a transaction, another takes the Lease,
-and the old one goes on. So each holder begins an epoch, which raises a row, and each of its transactions checks and
-locks that row until its end. A new epoch waits for transactions of the one before; PostgreSQL ends one whose service
-was stopped inside of it (`penstock.api.store.engine.IDLE_SECONDS`).
+A Lease alone does not keep a former holder from writing: it may be frozen inside a transaction, another service takes
+the Lease, and the former one continues. So each holder begins an epoch, which increments a row, and each of its
+transactions checks and locks that row until its end. A new epoch waits for transactions of the one before. PostgreSQL
+ends a transaction whose service is frozen (`penstock.api.store.engine.IDLE_SECONDS`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class LostLeaseError(PenstockError):
 
 
 def begin(connection: Connection) -> int:
-    """A new epoch, which ends the one before; its number."""
+    """Begin an epoch, which ends the one before; return its number."""
     making = upsert(connection.dialect.name, epochs).values(name=NAME, epoch=1)
     raised = making.on_conflict_do_update(index_elements=[epochs.c.name], set_={"epoch": epochs.c.epoch + 1})
     return int(connection.execute(raised.returning(epochs.c.epoch)).scalar_one())
 
 
 def require(connection: Connection, epoch: int) -> None:
-    """Hold the epoch until the transaction ends; raises `LostLeaseError` if another has begun."""
+    """Lock the epoch until the transaction ends; raises `LostLeaseError` if another has begun."""
     chosen = select(epochs.c.epoch).where(epochs.c.name == NAME).with_for_update(read=True)
     current = connection.execute(chosen).scalar_one_or_none()
     if current != epoch:

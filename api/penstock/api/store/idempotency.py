@@ -1,4 +1,4 @@
-"""Answers stored by Idempotency-Key, in the transaction of their change, which so happens once."""
+"""Answers by Idempotency-Key, stored in the transaction of their change, which therefore happens once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.core.errors import PenstockError
 
 
 class KeyReusedError(PenstockError):
-    """The key came before with another request."""
+    """The key was used before for another request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """An HTTP answer as it was given."""
+    """A stored HTTP answer."""
 
     status: int
     body: bytes
@@ -26,15 +26,17 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyedRequest:
-    """A request with a key: its sender, and a digest of its content."""
+    """Request with a key: its sender, and a digest of its content."""
 
     identity: str
     key: str
     request: str
 
 
-def once(connection: Connection, keyed: KeyedRequest | None, now: float, change: Callable[[Connection], Answer]) -> Answer:
-    """The answer of ``change``, or its stored answer; raises `KeyReusedError` if the key was another request's."""
+def once(
+    connection: Connection, keyed: KeyedRequest | None, now: float, change: Callable[[Connection], Answer]
+) -> Answer:
+    """Return the answer of ``change``, or its stored answer; raises `KeyReusedError` for a key of another request."""
     if keyed is None:
         return change(connection)
     known = remembered(connection, keyed)
@@ -48,7 +50,7 @@ def once(connection: Connection, keyed: KeyedRequest | None, now: float, change:
 
 
 def remembered(connection: Connection, keyed: KeyedRequest | None) -> Answer | None:
-    """The stored answer, if there is one; raises `KeyReusedError` if the key was another request's."""
+    """Return the stored answer, if there is one; raises `KeyReusedError` for a key of another request."""
     if keyed is None:
         return None
     same = (idempotency.c.identity == keyed.identity, idempotency.c.key == keyed.key)
@@ -61,13 +63,13 @@ def remembered(connection: Connection, keyed: KeyedRequest | None) -> Answer | N
 
 
 def old_keys(connection: Connection, before: float, most: int) -> list[tuple[str, str]]:
-    """Identity and key of answers that were given before that time, oldest first."""
+    """Return identity and key of older answers, oldest first."""
     chosen = select(idempotency.c.identity, idempotency.c.key).where(idempotency.c.created_at < before)
     rows = connection.execute(chosen.order_by(idempotency.c.created_at).limit(most))
     return [(identity, key) for identity, key in rows]
 
 
 def forget_keys(connection: Connection, old: Sequence[tuple[str, str]]) -> None:
-    """Drop these answers: a request that is sent again with such a key is a new one."""
+    """Delete these answers: a repeated request with such a key is a new one."""
     own = (idempotency.c.identity == bindparam("of"), idempotency.c.key == bindparam("named"))
     connection.execute(delete(idempotency).where(*own), [{"of": identity, "named": key} for identity, key in old])

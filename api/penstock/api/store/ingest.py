@@ -1,9 +1,9 @@
-"""Ingestion of records: new ones of a batch, and the table of each kind of record.
+"""Ingestion of records: deduplication of a batch, and the table of each kind of record.
 
-A source numbers its records; the highest number taken is a row, changed in the transaction that keeps the data. So a
+A source numbers its records. A row has the highest stored number, and changes in the transaction of the data. So a
 batch that is sent again after a lost answer changes nothing, whenever the service was killed.
 
-Batches that come at about the same time are kept together: a statement costs more than the rows that it writes.
+Concurrent batches are stored together: a statement costs more than the rows that it writes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SERIES = tuple(field.name for field in fields(StepMetrics) if field.name not in 
 LARGEST_RANK = 2**31 - 1
 LONGEST_HOST, LONGEST_DIGEST = 255, 64
 BUSY, PEAK = "busy_seconds", "peak_bytes"
-"""The series of single ranks."""
+"""Series of single ranks."""
 MOST_RANKS = 64
-"""Of so many ranks a job's sampled steps are kept as series; its timelines hold all."""
+"""Number of ranks whose sampled steps are stored as series; timelines contain all ranks."""
 
 
 class StaleAttemptError(PenstockError):
-    """The records are of an attempt that is closed, or of none."""
+    """The records are of a closed attempt, or of none."""
 
 
 class EarlyAttemptError(PenstockError):
@@ -54,8 +54,9 @@ class ForeignJobError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Records of one source, oldest first, by rising sequence. ``namespace`` is where their sender may report into,
-    everywhere if none.
+    """Records of one source, with increasing sequence numbers.
+
+    ``namespace`` is the one into which their sender may report, all if none.
     """
 
     uid: str
@@ -67,12 +68,12 @@ class Batch:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """Whose sequences these are."""
+        """Key of the source of the sequence numbers."""
         return self.uid, self.attempt, self.source
 
     @classmethod
     def of(cls, records: Sequence[Record], received_at: float, namespace: str | None = None) -> Batch:
-        """The batch of these records; raises `UserError` unless they are of one source and in order."""
+        """Return the batch of these records; raises `UserError` unless they are of one source and in order."""
         if not records:
             raise UserError(what="is empty", where="records", remedy="send at least one record")
         first = records[0]
@@ -80,13 +81,19 @@ class Batch:
         last = -1
         for i, record in enumerate(records):
             if (record.uid, record.attempt, record.source) != identity:
-                what, remedy = "is of another source", "send one batch per uid, attempt and source"
+                what, remedy = (
+                    "is of another source than the first record",
+                    "send one batch per uid, attempt and source",
+                )
                 raise UserError(what=what, where=f"records[{i}]", remedy=remedy)
             if record.sequence <= last:
                 what, remedy = f"{record.sequence} does not follow {last}", "send records in their order"
                 raise UserError(what=what, where=f"records[{i}].sequence", remedy=remedy)
             if record.log is not None and not NO_RANK <= record.log.rank <= LARGEST_RANK:
-                what, remedy = f"{record.log.rank} is no rank", f"number ranks from 0; {NO_RANK} stands for none"
+                what, remedy = (
+                    f"{record.log.rank} is not a rank",
+                    f"number ranks from 0; {NO_RANK} means the supervisor",
+                )
                 raise UserError(what=what, where=f"records[{i}].log.rank", remedy=remedy)
             if record.profile is not None:
                 _check_profile(record.profile, f"records[{i}].profile")
@@ -103,7 +110,7 @@ class Batch:
 
 
 def _check_profile(profile: Profile, where: str) -> None:
-    """A value too large for its column would fail the batches that are stored with this one."""
+    """Raise for values that exceed their columns: they would fail all batches of the transaction."""
     for name, text, most in (
         ("key.host", profile.key.host, LONGEST_HOST),
         ("modelDigest", profile.model_digest, LONGEST_DIGEST),
@@ -111,8 +118,8 @@ def _check_profile(profile: Profile, where: str) -> None:
         if len(text) > most:
             raise UserError(what=f"has {len(text)} characters", where=f"{where}.{name}", remedy=f"send up to {most}")
     if not 1 <= profile.num_ranks <= LARGEST_RANK:
-        what = f"{profile.num_ranks} is no number of ranks"
-        raise UserError(what=what, where=f"{where}.numRanks", remedy="measure with at least 1")
+        what = f"{profile.num_ranks} is not a number of ranks"
+        raise UserError(what=what, where=f"{where}.numRanks", remedy="write a number from 1 on")
 
 
 def take(connection: Connection, batches: Sequence[Batch]) -> list[int | PenstockError]:
@@ -153,8 +160,10 @@ def _is_older(batch: Batch, current: tuple[str, int] | None) -> bool:
 def _refusal(
     batch: Batch, current: tuple[str, int] | None, closed: Collection[tuple[str, int]]
 ) -> PenstockError | None:
-    """``closed`` are the closed ones among older attempts. The newest is not checked, which saves a query of the
-    database for each report: its executor closes it after its end, and no record of it is left by then.
+    """Return the reason to refuse the batch; ``closed`` are the closed ones among older attempts.
+
+    The newest attempt is not checked, which saves a query for each report: its executor closes it after its end, when
+    no record of it is left.
     """
     if current is None:
         return NoSuchJobError(batch.uid)
@@ -162,14 +171,14 @@ def _refusal(
     if batch.namespace not in (None, namespace):
         return ForeignJobError(namespace)
     if batch.attempt > attempt:
-        return EarlyAttemptError(f"attempt {batch.attempt}, and the newest known is {attempt}")
+        return EarlyAttemptError(f"attempt {batch.attempt}, but the newest known attempt is {attempt}")
     if batch.attempt < attempt and (batch.attempt < 1 or batch.key[:2] in closed):
-        return StaleAttemptError(f"attempt {batch.attempt}, and the newest is {attempt}")
+        return StaleAttemptError(f"attempt {batch.attempt}, which is closed; the newest attempt is {attempt}")
     return None
 
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Namespaces and current attempts. A writer of a job's records holds its row, so no other raises its sources."""
+    """Lock the jobs' rows; return their namespaces and current attempts. The lock protects the sources' numbers too."""
     rows = ask(connection, _lock, [(uid,) for uid in uids])
     return {uid: (namespace, attempt) for uid, namespace, attempt in rows}
 
@@ -180,7 +189,7 @@ def _lock(keys: Keys) -> Select[Any]:
 
 
 def _taken(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, int, str], int]:
-    """The highest sequence taken before, of each source."""
+    """Return the highest stored sequence number of each source."""
     rows = ask(connection, _of_jobs, [(uid,) for uid in uids])
     return {(uid, attempt, source): sequence for uid, attempt, source, sequence in rows}
 
@@ -190,7 +199,7 @@ def _of_jobs(keys: Keys) -> Select[Any]:
 
 
 def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
-    """Each kind of record of all batches by one statement."""
+    """Store each kind of record of all batches by one statement."""
     last = {batch.key: batch.records[-1].sequence for batch in fresh}
     put(connection, _raise_sequence, [(*key, last[key]) for key in sorted(last)])
     points: dict[tuple[str, int], list[Point]] = {}
@@ -232,7 +241,7 @@ def _step_points(metrics: StepMetrics) -> Iterator[Point]:
 
 
 def rank_points(timeline: Timeline) -> Iterator[Point]:
-    """Of each rank the seconds that it computed in a sampled step, and the peak of its memory where that is known."""
+    """Yield the busy seconds of each rank in a sampled step, and the peak of its memory where that is known."""
     step, num_ranks = timeline.step or 0, min(timeline.num_ranks, MOST_RANKS)
     busy_ns: Counter[int] = Counter()
     for event in timeline.events:
@@ -245,7 +254,7 @@ def rank_points(timeline: Timeline) -> Iterator[Point]:
 
 
 def _reported(batch: Batch) -> Reported | None:
-    """Progress of the attempt: the newest step, the newest checkpoint, and the median length of the batch's steps."""
+    """Progress of the attempt: the newest step, the newest checkpoint, and the median duration of the batch's steps."""
     steps = [record.metrics for record in batch.records if record.metrics is not None]
     metrics = steps[-1] if steps else None
     progress = next((record.progress for record in reversed(batch.records) if record.progress is not None), None)
@@ -262,7 +271,7 @@ def _reported(batch: Batch) -> Reported | None:
 
 
 def _checkpoints(fresh: Sequence[Batch]) -> Iterator[tuple[str, int, int]]:
-    """The newest checkpoint of each batch that reports one."""
+    """Yield the newest checkpoint of each batch that reports one."""
     for batch in fresh:
         reported_steps = [record.progress.last_checkpoint for record in batch.records if record.progress is not None]
         saved = [step for step in reported_steps if step is not None]

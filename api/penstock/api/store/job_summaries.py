@@ -1,4 +1,4 @@
-"""How all jobs stand, in a few questions whose answers stay small however many jobs there were."""
+"""Summary of all jobs in a few queries, whose results stay small for any number of past jobs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from penstock.core.plan import Plan
 from penstock.core.speed import Speed
 
 MOST_DIGESTS = 500
-"""Of one question: databases take only so many parameters."""
+"""Digests in one query: databases limit the number of parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """Jobs of a phase: how many there are, and how many, deleted or not, ended at some time or later."""
+    """Jobs of a phase: the number of existing ones, and of those, deleted or not, that ended since some time."""
 
     now: int = 0
     ended: int = 0
@@ -33,7 +33,7 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSummary:
-    """An unfinished job and the newest report of its newest attempt; fields that were not reported are none."""
+    """Unfinished job with the newest report of its newest attempt; fields without a report are none."""
 
     namespace: str
     name: str
@@ -54,9 +54,9 @@ class JobSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPrediction:
-    """A plan's prediction of a step: its length, and the bytes of the rank that needs most.
+    """Prediction of a step by a plan: its duration, and the largest memory of any rank in bytes.
 
-    ``of_a_second`` is the speed of a step that takes a second: one of s seconds is s times slower.
+    ``of_a_second`` is the speed of a step of one second: a step of s seconds is s times slower.
     """
 
     step_seconds: float
@@ -65,7 +65,7 @@ class StepPrediction:
 
 
 def counts(connection: Connection, since: float) -> dict[Phase, Count]:
-    """Jobs by phase, every phase among them, with those that ended at ``since`` or later."""
+    """Count jobs for every phase, and those that ended at ``since`` or later."""
     present = func.sum(case((jobs.c.deleted_at.is_(None), 1), else_=0))
     ended = func.sum(case((jobs.c.finished_at >= since, 1), else_=0))
     rows = connection.execute(select(jobs.c.phase, present, ended).group_by(jobs.c.phase))
@@ -74,7 +74,7 @@ def counts(connection: Connection, since: float) -> dict[Phase, Count]:
 
 
 def failed(connection: Connection, most: int) -> list[tuple[str, str, float]]:
-    """Namespace and name of jobs that failed and were not deleted, and when they did; the newest of them."""
+    """Return namespace, name and time of failure of failed jobs that are not deleted, the newest ones."""
     chosen = select(jobs.c.namespace, jobs.c.name, jobs.c.finished_at).where(
         jobs.c.phase == Phase.FAILED.value, jobs.c.deleted_at.is_(None), jobs.c.finished_at.is_not(None)
     )
@@ -83,7 +83,7 @@ def failed(connection: Connection, most: int) -> list[tuple[str, str, float]]:
 
 
 def job_summaries(connection: Connection, most: int) -> list[JobSummary]:
-    """Unfinished jobs, those first that reported last."""
+    """Return unfinished jobs, the one with the newest report first."""
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     row, latest = jobs.c, progress.c
     columns = (row.namespace, row.name, row.phase, row.phase_entered_at, row.attempt, row.failures, row.plan_digest)
@@ -96,7 +96,7 @@ def job_summaries(connection: Connection, most: int) -> list[JobSummary]:
 
 
 def _newest(name: str) -> ColumnElement[float]:
-    """The last value of a job's series in its newest attempt: found by the key of the coarsest roll-ups."""
+    """Expression of the last value of a job's series in its newest attempt, by the key of the coarsest roll-ups."""
     value = select(rollups.c.last).join(series, series.c.id == rollups.c.series)
     mine = (series.c.uid == jobs.c.uid, series.c.name == name, series.c.rank == ALL_RANKS)
     value = value.where(*mine, rollups.c.steps == ROLLUP_STEPS[-1], rollups.c.attempt == jobs.c.attempt)
@@ -107,14 +107,14 @@ def _newest(name: str) -> ColumnElement[float]:
 
 
 def _standing(fields: dict[str, Any]) -> JobSummary:
-    """Of the spec only two parts are read: all of it takes twenty times as long."""
+    """Return the summary of a row. Only two parts of the spec are read: all of it takes twenty times as long."""
     manifest = fields.pop("manifest")
     fields["phase"] = Phase(fields["phase"])
     return JobSummary(**fields, num_steps=num_steps(manifest), memory_limit_bytes=_memory_limit(manifest))
 
 
 def _memory_limit(manifest: Mapping[str, Any]) -> int:
-    """Zero of a job that its cluster took and core refuses."""
+    """Memory limit of a rank; 0 for a job that its cluster accepted and core refuses."""
     try:
         with limits_lifted():
             resources: ResourcesSpec = ResourcesSpec.from_manifest(spec_part(manifest, "resources"))
@@ -124,7 +124,7 @@ def _memory_limit(manifest: Mapping[str, Any]) -> int:
 
 
 def step_predictions(connection: Connection, digests: Collection[str]) -> Mapping[str, StepPrediction | None]:
-    """Predictions of the plans with these digests; none of one without a prediction."""
+    """Return the predictions of the plans with these digests; none for a plan without a prediction."""
     wanted, promise_by_digest = sorted(digests), {}
     for i in range(0, len(wanted), MOST_DIGESTS):
         some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(wanted[i : i + MOST_DIGESTS]))

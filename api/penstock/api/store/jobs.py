@@ -1,6 +1,6 @@
-"""Jobs in the store: made, found, listed, changed. Every change raises the row's version and leaves an event.
+"""Jobs in the store: create, find, list, change. Every change increments the row's version and adds an event.
 
-Every change of a job locks its row first (`add_event` does), so two services never number the same event.
+Every change of a job locks its row first (in `add_event`), so two services never give events the same number.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class NoSuchJobError(PenstockError):
 
 
 class NameTakenError(PenstockError):
-    """A job of that name lives already."""
+    """A job of that name exists already."""
 
 
 class ChangedMeanwhileError(PenstockError):
-    """The job is no longer as it was when it was read."""
+    """The job has changed since it was read."""
 
 
 MOST_UIDS = 500
-"""Of one question: databases take only so many parameters."""
+"""Uids in one query: databases limit the number of parameters."""
 
 
 def num_steps(manifest: Mapping[str, Any]) -> int:
-    """Steps of a stored manifest, which core may refuse where a cluster accepted it; 0 if it has no number."""
+    """Number of steps of a stored manifest, which core may refuse although a cluster accepted it; 0 without one."""
     steps = spec_part(manifest, "training").get("steps")
     return steps if type(steps) is int and steps >= 0 else 0
 
@@ -75,7 +75,7 @@ def is_suspended(manifest: Mapping[str, Any]) -> bool:
 
 
 def spec_part(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of a stored manifest's spec; empty where a cluster took something else than fields for it."""
+    """Part of a stored manifest's spec; empty if a cluster accepted something other than fields for it."""
     spec = manifest["spec"]
     part = spec.get(name) if isinstance(spec, Mapping) else None
     return part if isinstance(part, Mapping) else {}
@@ -119,26 +119,26 @@ class StoredJob:
 
     @property
     def job(self) -> PipelineJob:
-        """The job as core knows it, to run it; raises `OutdatedJobError` for one that this version does not take.
+        """Return the job to run it; raises `OutdatedJobError` for one that this version does not accept.
 
-        While an attempt is live, limits that came after its launch are none.
+        While an attempt is live, limits that were introduced after its launch do not apply.
         """
         return self.recorded_job if self.phase in LIVE else self.next_job
 
     @property
     def next_job(self) -> PipelineJob:
-        """The job as core knows it, to make another attempt or job of it: held to all limits of this version."""
+        """Return the job for another attempt or job: all limits of this version apply."""
         return _understood(self.manifest)
 
     @property
     def recorded_job(self) -> PipelineJob:
-        """The job as core knows it, to show it: held to no limits, as an older version may have had none."""
+        """Return the job to show it: no limits apply, as an older version may have had none."""
         with limits_lifted():
             return _understood(self.manifest)
 
     @property
     def mistakes(self) -> tuple[UserError, ...]:
-        """Why this version starts no attempt of it; none of a job that it takes."""
+        """Reasons why this version starts no attempt of the job; empty for a job that it accepts."""
         try:
             _understood(self.manifest)
         except OutdatedJobError as mistake:
@@ -147,7 +147,7 @@ class StoredJob:
 
     @property
     def num_steps(self) -> int:
-        """How many the job is to take; 0 if its cluster took something else for that number."""
+        """Number of steps of the job; 0 if its cluster accepted something other than a number."""
         return num_steps(self.manifest)
 
     @property
@@ -162,7 +162,9 @@ class StoredJob:
 
 
 class OutdatedJobError(MistakesError):
-    """A stored job that this version does not take, for the reasons in ``errors``; another version or a cluster did."""
+    """A stored job that another version or a cluster accepted, and this version does not, for the reasons in
+    ``errors``.
+    """
 
 
 def _understood(manifest: Mapping[str, Any]) -> PipelineJob:
@@ -174,7 +176,7 @@ def _understood(manifest: Mapping[str, Any]) -> PipelineJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """The newest report of a job's ranks; fields in the order of the table's columns."""
+    """Newest report of a job's ranks; fields in the order of the table's columns."""
 
     attempt: int
     step: int
@@ -186,7 +188,7 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """Which jobs, in which order. ``labels`` must all be there; deleted jobs are included only on request."""
+    """Query of jobs and their order. All ``labels`` must match; deleted jobs are included only on request."""
 
     namespaces: tuple[str, ...] | None = None
     phases: tuple[Phase, ...] = ()
@@ -210,8 +212,8 @@ _JOINED = select(*_JOB_COLUMNS, *_PROGRESS_COLUMNS).select_from(
 def create(
     connection: Connection, job: PipelineJob, uid: str, by: str, now: float, executor: str | None = None
 ) -> StoredJob:
-    """A new job in phase Pending, for this ``executor`` or any; raises `NameTakenError` while another of that name
-    lives.
+    """Insert a new job in phase Pending, for this ``executor`` or any; raises `NameTakenError` while one of that name
+    exists.
     """
     manifest = job.to_manifest()
     manifest["metadata"] = {**manifest["metadata"], "uid": uid}
@@ -229,7 +231,7 @@ def create(
 
 
 def first_row(namespace: str, name: str, manifest: Mapping[str, Any], uid: str, by: str, now: float) -> dict[str, Any]:
-    """The row of a job of which nothing is known but its manifest."""
+    """Return the row of a new job."""
     return {
         "uid": uid,
         "namespace": namespace,
@@ -252,7 +254,7 @@ def first_row(namespace: str, name: str, manifest: Mapping[str, Any], uid: str, 
 
 
 def write_labels(connection: Connection, uid: str, labels: Mapping[str, str]) -> None:
-    """Insert the labels by which lists filter, of a job that has none yet."""
+    """Insert the labels of a job without labels, for the filters of lists."""
     if labels:
         rows = [{"uid": uid, "key": key, "value": value} for key, value in labels.items()]
         connection.execute(insert(job_labels), rows)
@@ -261,7 +263,7 @@ def write_labels(connection: Connection, uid: str, labels: Mapping[str, str]) ->
 def proposed(
     connection: Connection, job: PipelineJob, uid: str, by: str, now: float, executor: str | None = None
 ) -> StoredJob:
-    """The job as `create` would make it, which fails as that would; nothing of it stays."""
+    """Return the job that `create` would insert, or raise its errors, without storing anything."""
     trial = connection.begin_nested()
     try:
         return create(connection, job, uid, by, now, executor)
@@ -270,7 +272,7 @@ def proposed(
 
 
 def get(connection: Connection, uid: str) -> StoredJob:
-    """The job with this uid, deleted or not; raises `NoSuchJobError`."""
+    """Return the job with this uid, deleted or not; raises `NoSuchJobError`."""
     row = connection.execute(_JOINED.where(jobs.c.uid == uid)).one_or_none()
     if row is None:
         raise NoSuchJobError(uid)
@@ -278,12 +280,12 @@ def get(connection: Connection, uid: str) -> StoredJob:
 
 
 def namespace_of(connection: Connection, uid: str) -> str | None:
-    """Where the job with this uid is, or was; none if there is none, or it was forgotten."""
+    """Return the namespace of the job with this uid, deleted or not; none if the store does not have it."""
     return connection.execute(select(jobs.c.namespace).where(jobs.c.uid == uid)).scalar_one_or_none()
 
 
 def find(connection: Connection, namespace: str, name: str) -> StoredJob:
-    """The job that lives under this name, else the latest that did; raises `NoSuchJobError`."""
+    """Return the existing job of this name, else the latest deleted one; raises `NoSuchJobError`."""
     named = _JOINED.where(jobs.c.namespace == namespace, jobs.c.name == name)
     newest = named.order_by(jobs.c.deleted_at.is_not(None), jobs.c.number.desc())
     row = connection.execute(newest.limit(1)).one_or_none()
@@ -293,16 +295,17 @@ def find(connection: Connection, namespace: str, name: str) -> StoredJob:
 
 
 def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | None]:
-    """Jobs in order, and the cursor of those that follow, if any do.
+    """Return a page of jobs in order, and the cursor of the next page, if there is one.
 
     Raises:
-        UserError: the sort or the cursor is not one.
+        UserError: the sort or the cursor is invalid.
     """
     descending = query.sort.startswith("-")
     column = SORTS.get(query.sort.removeprefix("-"))
     if column is None:
         known = ", ".join(sorted(SORTS))
-        raise UserError(what=f"{query.sort!r} is no order", where="sort", remedy=f"write one of {known}, or -created")
+        remedy = f"write one of {known}, with a minus for descending order"
+        raise UserError(what=f"{query.sort[:60]!r} is not an order", where="sort", remedy=remedy)
     chosen = _filtered(select(jobs.c.number), query)
     if query.cursor is not None:
         place = tuple_(column, jobs.c.number)
@@ -310,7 +313,7 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
         chosen = chosen.where(place < last_seen if descending else place > last_seen)
     directed = [key_column.desc() if descending else key_column.asc() for key_column in (column, jobs.c.number)]
     limit = min(query.limit, MOST_PER_PAGE)
-    # The numbers first, which indexes have: whole rows are large, and sorting would carry them along.
+    # Sort only numbers, which indexes have: whole rows are large.
     numbers = chosen.order_by(*directed).limit(limit + 1)
     rows = connection.execute(_JOINED.where(jobs.c.number.in_(numbers)).order_by(*directed)).all()
     page_jobs = _stored(connection, rows[:limit])
@@ -321,18 +324,18 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
 
 
 def select_jobs(connection: Connection, *conditions: ColumnElement[bool]) -> list[StoredJob]:
-    """The jobs of which all conditions hold, oldest first."""
+    """Return the jobs that match all conditions, oldest first."""
     return _stored(connection, connection.execute(_JOINED.where(*conditions).order_by(jobs.c.number)).all())
 
 
 def unfinished(
     connection: Connection, executor: str, *, ended: bool = True, waiting: Mapping[str, StoredJob] | None = None
 ) -> list[StoredJob]:
-    """The jobs of an executor, oldest first: all that are not deleted, and are its own or have no executor yet.
+    """Return the jobs of an executor, oldest first: all that are not deleted, and are its own or have no executor yet.
 
-    Without ``ended`` those are left out that have ended and have no deletion request. ``waiting`` are jobs by uid as
-    they were read before, which never had an attempt: one whose version is still the same is not read again. Of ten
-    thousand jobs in a queue a manifest each, twice a second, would take a processor.
+    Without ``ended``, jobs that have ended and have no deletion request are left out. ``waiting`` are earlier read jobs
+    without an attempt, by uid: one whose version is unchanged is not read again. Ten thousand queued manifests, read
+    twice a second, would take a whole core.
     """
     free = or_(jobs.c.executor.is_(None), jobs.c.executor == executor)
     conditions: list[ColumnElement[bool]] = [jobs.c.deleted_at.is_(None), jobs.c.cluster == "", free]
@@ -377,8 +380,8 @@ def _read_cursor(text: str, sort: str) -> tuple[str | int, int]:
     kind = SORTS[sort.removeprefix("-")].type.python_type
     fits = isinstance(value, kind) and isinstance(number, int) and "\x00" not in str(value)
     if of != sort or not fits or max(number, value if kind is int else 0) >= 2**31:
-        remedy = "pass the last page's `next` as it is, with the same sort; or leave it out for the first page"
-        raise UserError(what="is no cursor of this list", where="cursor", remedy=remedy)
+        remedy = "pass the last page's `next` unchanged, with the same sort; or leave it out for the first page"
+        raise UserError(what="is not a valid cursor", where="cursor", remedy=remedy)
     return value, number
 
 
@@ -412,7 +415,7 @@ def add_event(
     at: float | None = None,
     **changes: Any,
 ) -> int:
-    """Number one more event of the job and keep it, together with changes of the row; raises `NoSuchJobError`.
+    """Add an event of the job with the next number, together with changes of the row; raises `NoSuchJobError`.
 
     An event on a cluster may have happened ``at`` an earlier time than it was observed here.
     """
@@ -427,7 +430,7 @@ def add_event(
 
 
 def require_version(connection: Connection, uid: str, version: int | None) -> StoredJob:
-    """The job, locked until the transaction ends; raises `ChangedMeanwhileError` unless it is of that version."""
+    """Lock the job until the transaction ends, and return it; raises `ChangedMeanwhileError` for another version."""
     current = connection.execute(select(jobs.c.version).where(jobs.c.uid == uid).with_for_update()).scalar_one_or_none()
     if current is None:
         raise NoSuchJobError(uid)
@@ -451,9 +454,9 @@ def set_suspend(connection: Connection, uid: str, suspend: bool, by: str, now: f
 
 
 def request_delete(connection: Connection, uid: str, by: str, now: float) -> StoredJob:
-    """Request the job's deletion; its executor marks it deleted once no process of it runs.
+    """Request the job's deletion; its executor marks it as deleted once none of its processes runs.
 
-    A cluster may have reported the end before its requester is recorded.
+    A cluster may have reported the end before the requester is stored.
     """
     job = require_version(connection, uid, None)
     if job.delete_requested_at is None:
@@ -462,7 +465,7 @@ def request_delete(connection: Connection, uid: str, by: str, now: float) -> Sto
 
 
 def mark_deleted(connection: Connection, uid: str, now: float) -> None:
-    """The name is free again; the history stays until its retention ends."""
+    """Mark the job as deleted: its name is free, and its history stays until its retention ends."""
     add_event(connection, uid, "deleted", {}, now, deleted_at=now)
 
 
@@ -477,9 +480,10 @@ def enter_phase(
     last_words: Sequence[str] = (),
     **changes: Any,
 ) -> StoredJob:
-    """A legal change of phase; raises `IllegalTransitionError` for any other.
+    """Enter the phase; raises `IllegalTransitionError` for an illegal change.
 
-    ``last_words`` of the rank at fault are kept with the event alone: the row that lists read of a job stays small.
+    ``last_words``, the last lines of the rank at fault, are stored only in the event: the row that lists read stays
+    small.
     """
     job = require_version(connection, uid, None)
     entered = enter(job.phase, phase)
@@ -505,16 +509,16 @@ def enter_phase(
 
 
 def last_words(events: Iterable[Row[Any]]) -> tuple[str, ...]:
-    """The last words before the job entered its phase, from its events, oldest first."""
+    """Return the last lines of the rank at fault from the event of the current phase; ``events`` are oldest first."""
     phases = [row.body for row in events if row.kind == "phase"]
     return tuple(phases[-1].get(LAST_WORDS, ())) if phases else ()
 
 
 def report(connection: Connection, reports: Iterable[tuple[str, Reported]]) -> None:
-    """Store attempts' reports, by uid; ``step`` is the number of steps that are done.
+    """Store attempts' reports, by uid; ``step`` is the number of finished steps.
 
-    Omitted fields stay as the attempt reported them before; fields of another attempt are dropped. An attempt that
-    another has followed changes nothing: its records may come late.
+    Omitted fields keep the attempt's earlier values; fields of another attempt are dropped. A report of an attempt that
+    is not the newest changes nothing: its records may arrive late.
     """
     newest: dict[str, Reported] = {}
     for uid, reported in reports:
@@ -544,19 +548,19 @@ def _report(dialect: str) -> Insert:
 
 
 def history(connection: Connection, uid: str, after: int = 0, limit: int = 1000) -> Sequence[Row[Any]]:
-    """The job's events with a number above ``after``, oldest first."""
+    """Return the job's events with a number above ``after``, oldest first."""
     following = select(events).where(events.c.uid == uid, events.c.number > after)
     return connection.execute(following.order_by(events.c.number).limit(limit)).all()
 
 
 def deleted_before(connection: Connection, before: float, most: int) -> list[str]:
-    """The uids of jobs that were deleted before that time, oldest first."""
+    """Return the uids of jobs that were deleted before that time, oldest first."""
     chosen = select(jobs.c.uid).where(jobs.c.deleted_at < before)
     return list(connection.execute(chosen.order_by(jobs.c.number).limit(most)).scalars())
 
 
 def forget(connection: Connection, uid: str) -> None:
-    """Remove a job and all its records; ingestion of a report holds its row as well."""
+    """Delete a job and all its records. Ingestion of a report locks the row too."""
     connection.execute(select(jobs.c.uid).where(jobs.c.uid == uid).with_for_update())
     mine = select(series.c.id).where(series.c.uid == uid)
     for numbers in (points, rollups):

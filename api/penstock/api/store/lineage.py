@@ -1,4 +1,4 @@
-"""Data for a rerun of a job: names that are taken, its plan, and the versions that it ran with."""
+"""Data for a retry or reproduction of a job: taken names, its plan, and the versions of its packages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from penstock.core.profile import Profile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The newest plan, and the recorded versions of packages."""
+    """Newest plan, and recorded versions of packages."""
 
     plan: Plan | None
     versions: tuple[tuple[str, str], ...]
 
 
 def names(connection: Connection, namespace: str, stem: str) -> frozenset[str]:
-    """Names in the namespace that begin so, of jobs that live or did."""
+    """Return names with that prefix in the namespace, of existing and deleted jobs."""
     chosen = select(jobs.c.name).where(jobs.c.namespace == namespace, jobs.c.name.startswith(stem, autoescape=True))
     return frozenset(connection.execute(chosen).scalars())
 
 
 def origin(connection: Connection, job: StoredJob) -> Origin:
-    """Of the job's newest attempt."""
+    """Return the origin of the job's newest attempt."""
     plan = None if job.plan_digest is None else stored_plan(connection, job.plan_digest)
     launched = select(events.c.body).where(events.c.uid == job.uid, events.c.kind == "launched")
     newest = connection.execute(launched.order_by(events.c.number.desc()).limit(1)).scalar_one_or_none() or {}
@@ -38,7 +38,7 @@ def origin(connection: Connection, job: StoredJob) -> Origin:
 
 
 def _torch_version(connection: Connection, plan: Plan | None) -> str | None:
-    """As the profile has it that the plan was made from."""
+    """Return the version in the profile that the plan is based on."""
     if plan is None:
         return None
     body = connection.execute(

@@ -1,4 +1,4 @@
-"""Log lines in the store: numbered by rank, across attempts; the newest of each rank are kept."""
+"""Log lines in the store, numbered by rank across attempts; the newest of each rank are kept."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import log_lines
 
 MOST_LINES = 2_000
-"""Of each rank of a job; the rest stays in files."""
+"""Lines of each rank of a job that are kept; files have all lines."""
 MOST_LINE_CHARACTERS, MOST_LEVEL_CHARACTERS = 8_192, 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A line that a rank printed, with its time in seconds since the epoch."""
+    """Line that a rank printed, with its time in seconds since the epoch."""
 
     uid: str
     rank: int
@@ -42,7 +42,7 @@ class Line:
 
 
 def add_lines(connection: Connection, lines: Sequence[Line]) -> None:
-    """Append lines to those of their ranks; the caller holds the row of each job."""
+    """Append lines to those of their ranks; the caller has locked the row of each job."""
     ranks = sorted({(line.uid, line.rank) for line in lines})
     last = _last_numbers(connection, ranks)
     rows = []
@@ -63,7 +63,7 @@ def _last_numbers(connection: Connection, ranks: Sequence[tuple[str, int]]) -> d
 
 
 def _last(keys: Keys) -> SelectBase:
-    """The highest number of each rank's lines; the table's key finds it without a scan."""
+    """Query of the highest number of each rank's lines; the table's key finds it without a scan."""
     return union_all(*(select(_last_of(uid, rank).subquery()) for uid, rank in keys))
 
 
@@ -74,7 +74,7 @@ def _last_of(uid: BindParameter[str], rank: BindParameter[int]) -> Select[Any]:
 
 
 def _text(value: str, most: int) -> str:
-    """The text as PostgreSQL accepts it: no NUL, and cut to the length of the column."""
+    """Return the text as PostgreSQL accepts it: without NUL, and cut to the length of the column."""
     return value[:most].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

@@ -15,7 +15,7 @@ from penstock.core.profile import Profile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """An attempt's, whose ConfigMap is yet to be made."""
+    """Measurement of an attempt that has no ConfigMap yet."""
 
     uid: str
     namespace: str
@@ -25,7 +25,7 @@ class Measurement:
 
 
 def keep(connection: Connection, measured: Iterable[tuple[str, int, Profile]], now: float) -> None:
-    """Store attempts' profiles, each by uid and number; of an attempt the first stays, because plans use it."""
+    """Store attempts' profiles, each by uid and number; the first of an attempt is kept, because plans use it."""
     for uid, attempt, profile in measured:
         profiles.keep(connection, profile)
         row = {"uid": uid, "attempt": attempt, "digest": profile.digest, "reported_at": now, "ref": ""}
@@ -33,7 +33,7 @@ def keep(connection: Connection, measured: Iterable[tuple[str, int, Profile]], n
 
 
 def unpublished(connection: Connection, cluster: str, most: int = 100) -> list[Measurement]:
-    """Measurements of the newest attempts of the cluster's jobs that are not published there yet, oldest first."""
+    """Return unpublished measurements of the newest attempts of the cluster's jobs, oldest first."""
     mine = (jobs.c.uid == measurements.c.uid) & (jobs.c.attempt == measurements.c.attempt)
     columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, measurements.c.attempt, measurements.c.digest)
     chosen = select(*columns).select_from(measurements.join(jobs, mine))
@@ -43,6 +43,6 @@ def unpublished(connection: Connection, cluster: str, most: int = 100) -> list[M
 
 
 def mark_published(connection: Connection, uid: str, attempt: int, ref: str) -> None:
-    """The ConfigMap ``ref`` holds it."""
+    """Store that the ConfigMap ``ref`` holds the measurement."""
     mine = (measurements.c.uid == uid, measurements.c.attempt == attempt)
     connection.execute(update(measurements).where(*mine).values(ref=ref))

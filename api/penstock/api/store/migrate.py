@@ -1,6 +1,6 @@
-"""The schema's versions: made, upgraded, and checked at the start. The steps are alembic's, in `migrations/`.
+"""Versions of the schema: creation, upgrade, and the check at the start. alembic runs the steps in `migrations/`.
 
-A service that finds its schema current does without alembic, which takes a quarter of its start to load.
+A service with a current schema does not load alembic, which takes a quarter of the time of a start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ VERSION = table("alembic_version", column("version_num"))
 
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Bring the schema up to ``revision``, in one transaction; a new database is made from nothing."""
+    """Upgrade the schema to ``revision``, in one transaction; a new database gets all tables."""
     _migrate("upgrade", engine, revision)
 
 
 def downgrade(engine: Engine, revision: str) -> None:
-    """Take the schema back to ``revision``."""
+    """Downgrade the schema to ``revision``."""
     _migrate("downgrade", engine, revision)
 
 
@@ -37,7 +37,7 @@ def _migrate(direction: str, engine: Engine, revision: str) -> None:
 
 
 def current(engine: Engine) -> str | None:
-    """The schema's revision; none in a new database."""
+    """Return the schema's revision; none in a new database."""
     with engine.connect() as connection:
         if not inspect(connection).has_table(VERSION.name):
             return None
@@ -46,18 +46,18 @@ def current(engine: Engine) -> str | None:
 
 
 def revisions() -> list[str]:
-    """Every revision there is, oldest first: their files begin with them."""
+    """Return every revision, oldest first, from the names of their files."""
     return sorted(path.name.partition("_")[0] for path in (FOLDER / "versions").glob("[0-9]*.py"))
 
 
 def require_current(engine: Engine) -> None:
-    """Raise `UserError` unless the schema is the one that this version of penstock works with."""
+    """Raise `UserError` unless the schema is the one of this version of penstock."""
     revision, known = current(engine), revisions()
     if revision == known[-1]:
         return
     place = f"database {engine.url.render_as_string(hide_password=True)}"
     if revision is not None and revision not in known:
-        remedy = "use the version of penstock that made it, or a newer one"
+        remedy = "upgrade penstock: pip install --upgrade penstock-cli"
         raise UserError(what=f"has schema {revision}, made by a newer penstock", where=place, remedy=remedy)
     what = "is empty" if revision is None else f"has schema {revision}, older than {known[-1]}"
-    raise UserError(what=what, where=place, remedy="run: penstock database upgrade (back it up before)")
+    raise UserError(what=what, where=place, remedy="run penstock database backup, then penstock database upgrade")

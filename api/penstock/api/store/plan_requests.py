@@ -1,7 +1,7 @@
-"""Requests for plans in the store: queued, worked on by one service at a time, answered, canceled, deleted.
+"""Plan requests in the store: queued, claimed by one service at a time, answered, canceled, deleted.
 
-A worker renews the row of its request. A request that was not renewed for a while is free again: its worker was
-killed, and planning restarts, which gives the same plan for equal inputs.
+A worker renews the claim in the row of its request. A claim that was not renewed for a while has lapsed: its worker was
+killed, and planning restarts, which gives the same plan for equal input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_PER_PAGE = 200
 
 
 class State(enum.StrEnum):
-    """Where a request is."""
+    """State of a request."""
 
     QUEUED = "Queued"
     WORKING = "Working"
@@ -35,7 +35,7 @@ class State(enum.StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the state is final."""
         return self not in OPEN
 
 
@@ -48,8 +48,9 @@ class NoSuchRequestError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted(Manifest):
-    """Input of a request: a job for described hardware, or for a machine by its profile's digest; with ``what_if``
-    changed jobs and hardware, too.
+    """Input of a request: a job for described hardware, or for a machine by the digest of its profile.
+
+    With ``what_if``, also for changed jobs and hardware.
     """
 
     job: PipelineJob
@@ -60,7 +61,7 @@ class Wanted(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRequest:
-    """A request's row, without its large columns."""
+    """Row of a request, without its large columns."""
 
     number: int
     id: str
@@ -82,7 +83,7 @@ _LISTED = select(*[column for column in plan_requests.c if column.name not in ("
 
 
 def create(connection: Connection, wanted: Wanted, request: str, by: str, now: float) -> StoredRequest:
-    """A new request, which waits; ``request`` is its id."""
+    """Insert a request, which is queued; ``request`` is its id."""
     meta = wanted.job.metadata
     row = {
         "id": request,
@@ -101,7 +102,7 @@ def create(connection: Connection, wanted: Wanted, request: str, by: str, now: f
 
 
 def get(connection: Connection, request: str) -> StoredRequest:
-    """The request with this id; raises `NoSuchRequestError`."""
+    """Return the request with this id; raises `NoSuchRequestError`."""
     row = connection.execute(_LISTED.where(plan_requests.c.id == request)).one_or_none()
     if row is None:
         raise NoSuchRequestError(request)
@@ -109,7 +110,7 @@ def get(connection: Connection, request: str) -> StoredRequest:
 
 
 def wanted(connection: Connection, request: str) -> Wanted:
-    """Its input, held to no limits, as an older version may have had none; raises `NoSuchRequestError`."""
+    """Return the input; no limits apply, as an older version may have had none. Raises `NoSuchRequestError`."""
     body = connection.execute(select(plan_requests.c.body).where(plan_requests.c.id == request)).scalar_one_or_none()
     if body is None:
         raise NoSuchRequestError(request)
@@ -118,20 +119,20 @@ def wanted(connection: Connection, request: str) -> Wanted:
 
 
 def plan(connection: Connection, request: str) -> Plan | None:
-    """Its plan, once there is one."""
+    """Return the plan, once there is one."""
     body = connection.execute(select(plan_requests.c.plan).where(plan_requests.c.id == request)).scalar_one_or_none()
     return None if body is None else Plan.from_manifest(unpack(body))
 
 
 def newest(connection: Connection, namespaces: Sequence[str] | None, limit: int) -> list[StoredRequest]:
-    """The newest requests of these namespaces, or of all."""
+    """Return the newest requests of these namespaces, or of all."""
     chosen = _LISTED if namespaces is None else _LISTED.where(plan_requests.c.namespace.in_(namespaces))
     rows = connection.execute(chosen.order_by(plan_requests.c.number.desc()).limit(min(limit, MOST_PER_PAGE)))
     return [_stored(row) for row in rows]
 
 
 def unfinished(connection: Connection) -> list[StoredRequest]:
-    """Those that wait or are worked on, oldest first."""
+    """Return queued and claimed requests, oldest first."""
     rows = connection.execute(_LISTED.where(_is_open()).order_by(plan_requests.c.number))
     return [_stored(row) for row in rows]
 
@@ -143,7 +144,7 @@ def num_waiting(connection: Connection) -> int:
 
 
 def num_open(connection: Connection, namespace: str, by: str) -> tuple[int, int]:
-    """Numbers of open requests: of a namespace, and of a requester in all namespaces."""
+    """Return the numbers of open requests: of a namespace, and of a requester in all namespaces."""
     conditions = (plan_requests.c.namespace == namespace, plan_requests.c.created_by == by)
     counts = select(*(func.count().filter(condition) for condition in conditions)).where(_is_open())
     row = connection.execute(counts).one()
@@ -151,7 +152,7 @@ def num_open(connection: Connection, namespace: str, by: str) -> tuple[int, int]
 
 
 def claim(connection: Connection, request: StoredRequest, worker: str, now: float) -> bool:
-    """Claim the request for ``worker``; false if it has changed since it was read."""
+    """Claim the request for ``worker``; return false if it has changed since it was read."""
     row = {
         "state": State.WORKING.value,
         "worker": worker,
@@ -164,23 +165,23 @@ def claim(connection: Connection, request: StoredRequest, worker: str, now: floa
 
 
 def renew(connection: Connection, request: str, worker: str, progress: Mapping[str, Any], now: float) -> None:
-    """Renew the claim of ``worker``, with its progress."""
+    """Renew the claim of ``worker``, and store its progress."""
     connection.execute(_of(request, worker).values(progress=dict(progress), renewed_at=now))
 
 
 def succeed(connection: Connection, request: str, worker: str, plan: Plan, now: float) -> None:
-    """Keep the plan."""
+    """Store the plan."""
     changes = {"plan": pack(plan.to_manifest()), "plan_digest": plan.digest}
     connection.execute(_of(request, worker).values(state=State.SUCCEEDED.value, finished_at=now, **changes))
 
 
 def fail(connection: Connection, request: str, worker: str, error: Mapping[str, str], now: float) -> None:
-    """Keep why there is no plan."""
+    """Store the reason why there is no plan."""
     connection.execute(_of(request, worker).values(state=State.FAILED.value, finished_at=now, error=dict(error)))
 
 
 def cancel(connection: Connection, request: str, now: float) -> StoredRequest:
-    """End one that is open, and forget one that has ended; how it is now, or was. Raises `NoSuchRequestError`."""
+    """Cancel an open request, or delete one that has ended; return its last state. Raises `NoSuchRequestError`."""
     stored = get(connection, request)
     this = plan_requests.c.id == request
     if stored.state.terminal:
@@ -193,13 +194,13 @@ def cancel(connection: Connection, request: str, now: float) -> StoredRequest:
 
 
 def finished_before(connection: Connection, before: float, most: int) -> list[str]:
-    """The ids of requests that ended before that time."""
+    """Return the ids of requests that ended before that time."""
     chosen = select(plan_requests.c.id).where(plan_requests.c.finished_at < before)
     return list(connection.execute(chosen.order_by(plan_requests.c.number).limit(most)).scalars())
 
 
 def forget(connection: Connection, ids: Sequence[str]) -> None:
-    """Remove these requests and their plans."""
+    """Delete these requests and their plans."""
     connection.execute(delete(plan_requests).where(plan_requests.c.id.in_(ids)))
 
 
@@ -208,7 +209,7 @@ def _is_open() -> ColumnElement[bool]:
 
 
 def _of(request: str, worker: str) -> Any:
-    """An UPDATE of a request of ``worker``; without effect once it was canceled or another took it."""
+    """Return an UPDATE of a request of ``worker``; without effect once it was canceled or claimed by another worker."""
     mine = (plan_requests.c.id == request, plan_requests.c.worker == worker)
     return update(plan_requests).where(*mine, plan_requests.c.state == State.WORKING.value)
 

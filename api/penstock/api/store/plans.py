@@ -1,4 +1,4 @@
-"""Plans in the store: documents by digest, compressed, and those that each job used."""
+"""Plans in the store: compressed documents by digest, and the plans that each job used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.core.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revision:
-    """A plan that a job went by, from an attempt on."""
+    """A plan that a job used, from an attempt on."""
 
     revision: int
     attempt: int
@@ -28,7 +28,7 @@ class Revision:
 def keep_plan(
     connection: Connection, uid: str, attempt: int, plan: Plan, now: float, timeline: Timeline | None = None
 ) -> int:
-    """Make it the job's newest revision; its number. ``timeline`` is that of its step as simulated."""
+    """Store the plan as the job's newest revision; return its number. ``timeline`` is that of a simulated step."""
     drawn = pack(timeline.to_manifest()) if timeline else None
     row = {"digest": plan.digest, "body": pack(plan.to_manifest()), "timeline": drawn, "created_at": now}
     connection.execute(upsert(connection.dialect.name, plans).values(row).on_conflict_do_nothing())
@@ -41,7 +41,7 @@ def keep_plan(
 
 
 def revisions(connection: Connection, uid: str) -> list[Revision]:
-    """Every plan of the job, oldest first."""
+    """Return every plan of the job, oldest first."""
     joined = select(job_plans, plans.c.body).join(plans, plans.c.digest == job_plans.c.digest)
     rows = connection.execute(joined.where(job_plans.c.uid == uid).order_by(job_plans.c.revision))
     return [
@@ -56,7 +56,7 @@ def revisions(connection: Connection, uid: str) -> list[Revision]:
 
 
 def newest_plan(connection: Connection, uid: str) -> Plan | None:
-    """The plan that the job goes by now."""
+    """Return the current plan of the job."""
     joined = select(plans.c.body).join(job_plans, plans.c.digest == job_plans.c.digest)
     newest = joined.where(job_plans.c.uid == uid).order_by(job_plans.c.revision.desc()).limit(1)
     body = connection.execute(newest).scalar_one_or_none()
@@ -64,13 +64,13 @@ def newest_plan(connection: Connection, uid: str) -> Plan | None:
 
 
 def predicted(connection: Connection, digest: str) -> Timeline | None:
-    """The plan's step as simulated, if it was kept."""
+    """Return the timeline of the plan's simulated step, if it was stored."""
     body = connection.execute(select(plans.c.timeline).where(plans.c.digest == digest)).scalar_one_or_none()
     return None if body is None else Timeline.from_manifest(unpack(body))
 
 
 def plan(connection: Connection, digest: str) -> Plan | None:
-    """The plan with this digest."""
+    """Return the plan with this digest."""
     body = connection.execute(select(plans.c.body).where(plans.c.digest == digest)).scalar_one_or_none()
     return None if body is None else Plan.from_manifest(unpack(body))
 
@@ -79,11 +79,11 @@ _UNUSED = plans.c.digest.not_in(select(job_plans.c.digest))
 
 
 def unused_since(connection: Connection, before: float, most: int) -> list[str]:
-    """The digests of plans that were kept before that time and that no job goes or went by."""
+    """Return the digests of older plans that no job uses or used."""
     chosen = select(plans.c.digest).where(plans.c.created_at < before, _UNUSED)
     return list(connection.execute(chosen.order_by(plans.c.digest).limit(most)).scalars())
 
 
 def forget(connection: Connection, digests: Sequence[str]) -> None:
-    """Remove these plans, unless a job goes by one by now."""
+    """Delete these plans, except those that a job uses by now."""
     connection.execute(delete(plans).where(plans.c.digest.in_(digests), _UNUSED))

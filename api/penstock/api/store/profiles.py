@@ -1,4 +1,4 @@
-"""Profiles in the store: documents by digest, compressed, with columns for lists and searches."""
+"""Profiles in the store: compressed documents by digest, with columns for lists and searches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoSuchProfileError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredProfile:
-    """A profile as it is listed. ``key`` identifies the measured work; ``newest``: none is later with that key."""
+    """Profile in lists. ``key`` identifies the measured work; ``newest`` is true for the latest with that key."""
 
     digest: str
     key: str
@@ -45,7 +45,7 @@ _LISTED = select(*[column for column in profiles.c if column.name != "body"], _N
 
 
 def keep(connection: Connection, profile: Profile) -> None:
-    """Keep a measurement."""
+    """Store a profile."""
     row = {
         "digest": profile.digest,
         "key": subject(profile.key, profile.model_digest, profile.precision, profile.num_ranks),
@@ -62,13 +62,13 @@ def keep(connection: Connection, profile: Profile) -> None:
 
 
 def every(connection: Connection) -> list[StoredProfile]:
-    """The profiles, newest first; of very many the newest."""
+    """Return the profiles, newest first, up to a limit."""
     newest_first = _LISTED.order_by(profiles.c.measured_at.desc(), profiles.c.digest)
     return [_stored(dict(row._mapping)) for row in connection.execute(newest_first.limit(MOST_LISTED))]
 
 
 def get(connection: Connection, digest: str) -> tuple[StoredProfile, Profile]:
-    """The profile with this digest; raises `NoSuchProfileError`."""
+    """Return the profile with this digest; raises `NoSuchProfileError`."""
     listed = _LISTED.subquery()
     joined = select(listed, profiles.c.body).join(profiles, profiles.c.digest == listed.c.digest)
     row = connection.execute(joined.where(listed.c.digest == digest)).one_or_none()
@@ -80,13 +80,13 @@ def get(connection: Connection, digest: str) -> tuple[StoredProfile, Profile]:
 
 
 def find(connection: Connection, digest: str) -> Profile | None:
-    """The measurement with this digest, if it was kept."""
+    """Return the profile with this digest, if it is stored."""
     body = connection.execute(select(profiles.c.body).where(profiles.c.digest == digest)).scalar_one_or_none()
     return None if body is None else Profile.from_manifest(unpack(body))
 
 
 def measured_since(connection: Connection, spec: JobSpec, model_digest: str, host: str, since: float) -> list[Profile]:
-    """Profiles for such a job since then, newest first; of any host if ``host`` is empty."""
+    """Return profiles for such a job since that time, newest first; of any host if ``host`` is empty."""
     chosen = select(profiles.c.body).where(
         profiles.c.model_digest == model_digest,
         profiles.c.precision == spec.training.precision.value,

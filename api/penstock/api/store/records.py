@@ -20,7 +20,7 @@ STEP_SECONDS = "step_seconds"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTimeline:
-    """A sampled step of an attempt; ``timeline`` in manifest form."""
+    """Sampled step of an attempt; ``timeline`` is in manifest form."""
 
     attempt: int
     step: int
@@ -28,12 +28,12 @@ class StoredTimeline:
 
 
 Seen = Mapping[int, int]
-"""The number of the last line that was read, by rank."""
+"""Number of the last line that was read, by rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinesQuery:
-    """A query of log lines: of ``rank`` or of all, those after ``after`` and ``seen``; ``tail``: the last ones."""
+    """Query of log lines: of ``rank`` or of all, after ``after`` and ``seen``; with ``tail`` the last ones."""
 
     rank: int | None = None
     after: int = 0
@@ -43,7 +43,7 @@ class LinesQuery:
 
 
 def lines(connection: Connection, uid: str, query: LinesQuery) -> tuple[Sequence[Row[Any]], Seen]:
-    """Log lines by rank and number, and the position after them."""
+    """Return log lines by rank and number, and the position after them."""
     chosen = select(log_lines).where(log_lines.c.uid == uid, log_lines.c.number > query.after)
     if query.rank is not None:
         chosen = chosen.where(log_lines.c.rank == query.rank)
@@ -66,8 +66,9 @@ def _unseen(seen: Seen) -> ColumnElement[bool]:
 
 
 def is_complete(connection: Connection, uid: str) -> bool:
-    """Whether no record of the job will come unless it goes on: it rests, and all of its attempts are closed. Those of
-    a cluster nobody closes.
+    """Whether the job gets no further records unless it is resumed: it has stopped, and all its attempts are closed.
+
+    Attempts on a cluster are never closed.
     """
     row = connection.execute(select(jobs.c.phase, jobs.c.cluster).where(jobs.c.uid == uid)).one_or_none()
     if row is None:
@@ -78,7 +79,7 @@ def is_complete(connection: Connection, uid: str) -> bool:
 
 
 def timeline(connection: Connection, uid: str, step: int | None) -> StoredTimeline | None:
-    """The timeline of a step, of the newest attempt that sampled it; without a step the newest."""
+    """Return the timeline of a step, of the newest attempt that sampled it; without a step the newest."""
     chosen = select(timelines).where(timelines.c.uid == uid)
     if step is not None:
         chosen = chosen.where(timelines.c.step == step)
@@ -90,7 +91,7 @@ def timeline(connection: Connection, uid: str, step: int | None) -> StoredTimeli
 
 
 def sampled_steps(connection: Connection, uid: str) -> list[tuple[int, int]]:
-    """Attempt and step of every timeline, in order."""
+    """Return attempt and step of every timeline, in order."""
     chosen = select(timelines.c.attempt, timelines.c.step).where(timelines.c.uid == uid)
     rows = connection.execute(chosen.order_by(timelines.c.attempt, timelines.c.step))
     return [(attempt, step) for attempt, step in rows]
@@ -98,14 +99,17 @@ def sampled_steps(connection: Connection, uid: str) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """The steps that have a timeline, in order, and of them the typical one."""
+    """Steps with a timeline, in order, and the typical one among them."""
 
     steps: tuple[int, ...]
     typical: int | None
 
 
 def sampled(connection: Connection, uid: str, usual_seconds: float | None) -> Sampled:
-    """The typical step is the one whose length is nearest to the usual; the newest where no usual is known."""
+    """Return the sampled steps.
+
+    The typical one has the duration nearest to the usual one; without that it is the newest.
+    """
     newest = {step: attempt for attempt, step in sampled_steps(connection, uid)}
     if not newest:
         return Sampled(steps=(), typical=None)

@@ -1,4 +1,4 @@
-"""Progress of a cluster's jobs, in the form of their status."""
+"""Progress of a cluster's jobs, in the form of a PipelineJob's status."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobProgress
 
 LOSS_DIGITS = 6
-"""Digits of the loss in a status; the service has all of them."""
+"""Digits of the loss in a status; the store has all digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """A job, and where its newest attempt stands; ``running`` while that may take steps."""
+    """A job and the progress of its newest attempt; ``running`` while that may take steps."""
 
     uid: str
     namespace: str
@@ -30,7 +30,7 @@ class Report:
 
 
 def reports(connection: Connection, cluster: str, since: float, others: Collection[str] = ()) -> list[Report]:
-    """Of the cluster's jobs that reported at ``since`` or later, and of ``others`` by uid."""
+    """Return reports of the cluster's jobs that reported at ``since`` or later, and of ``others`` by uid."""
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     measured = and_(measurements.c.uid == jobs.c.uid, measurements.c.attempt == jobs.c.attempt)
     told_columns = (
@@ -52,7 +52,7 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
 
 
 def _report(row: Any, speeds: Speeds) -> Report:
-    """``step`` of the table is how many are done, and none before the first. People read the loss in a column."""
+    """Return the report of a row, whose ``step`` is the number of finished steps, none before the first."""
     trains = row.step is not None
     job_progress = JobProgress(
         attempt=row.attempt,

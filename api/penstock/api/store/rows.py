@@ -1,8 +1,8 @@
-"""Many rows by few statements.
+"""Bulk statements: many rows by few statements.
 
-For each row of an INSERT, and for each SELECT, the toolkit and the driver do more than the database does, and SQLite's
-driver lets go of the interpreter and waits to get it back. So rows are inserted by the dozen, and statements of every
-report go to the driver itself, with SQL that is compiled once.
+For each row of an INSERT, and for each SELECT, SQLAlchemy and the driver do more work than the database, and SQLite's
+driver releases the GIL and waits to get it back. So rows are inserted by the dozen, and the statements of every report
+go to the driver directly, with SQL that is compiled once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ Question = Callable[[Keys], SelectBase]
 
 
 def put(connection: Connection, made: Callable[[str], Insert], rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert the rows, each with a value for every column of the table but one that numbers itself, by the INSERT
-    ``made`` for the dialect.
+    """Insert the rows by the INSERT ``made`` for the dialect, each with a value for every column that is not numbered.
 
-    The values go to the driver as they are. On PostgreSQL no two rows may have the same key if the INSERT updates.
+    The values go to the driver unchanged. On PostgreSQL no two rows may have the same key if the INSERT updates.
     """
     dialect = connection.dialect.name
     for start in range(0, len(rows), MOST_ROWS):
@@ -48,9 +47,9 @@ def put(connection: Connection, made: Callable[[str], Insert], rows: Sequence[tu
 
 
 def ask(connection: Connection, made: Question, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    """The rows of the SELECT that ``made`` writes with parameters for so many keys; it uses each once and in order.
+    """Return the rows of the SELECT ``made`` with parameters for that many keys; it uses each once and in order.
 
-    What it finds of the last key may be found more than once: questions are made for few numbers of keys.
+    Rows of the last key may be returned more than once: statements are compiled for few numbers of keys.
     """
     rows: list[Any] = []
     for start in range(0, len(keys), MOST_ROWS):
@@ -65,7 +64,7 @@ def ask(connection: Connection, made: Question, keys: Sequence[tuple[Any, ...]])
 
 @contextmanager
 def _executed(connection: Connection, text: str, values: tuple[Any, ...]) -> Iterator[DBAPICursor]:
-    """By the driver itself, with the toolkit's errors."""
+    """Execute by the driver directly, with SQLAlchemy's errors."""
     dialect, driver = connection.dialect, connection.connection
     cursor = driver.cursor()
     try:
@@ -92,14 +91,14 @@ def _asking(made: Question, dialect: str, count: int, width: int) -> str:
 
 @functools.cache
 def _inserting(made: Callable[[str], Insert], count: int) -> str:
-    """For SQLite."""
+    """Return the INSERT for SQLite."""
     head, row, tail = _parts(made, "sqlite")
     return f"{head} VALUES {', '.join([row] * count)}{tail}"
 
 
 @functools.cache
 def _unnesting(made: Callable[[str], Insert]) -> str:
-    """For PostgreSQL, which prepares repeated SQL: one statement for any number of rows, with a list per column."""
+    """Return the INSERT for PostgreSQL, which prepares it once: it takes a list for each column."""
     head, _, tail = _parts(made, "postgresql")
     lists = (f"unnest(%s::{_array_type(column)})" for column in _columns(made("postgresql")))
     return f"{head} SELECT {', '.join(lists)}{tail}"
@@ -111,7 +110,7 @@ def _array_type(column: Column[Any]) -> str:
 
 
 def _parts(made: Callable[[str], Insert], dialect: str) -> tuple[str, str, str]:
-    """What stands before VALUES, a row, and what stands behind the rows."""
+    """Return the text before VALUES, the text of a row, and the text after the rows."""
     inserting = made(dialect)
     row = dict.fromkeys((column.name for column in _columns(inserting)), 0)
     head, _, rest = str(inserting.values(row).compile(dialect=DIALECTS[dialect])).partition(" VALUES ")

@@ -1,6 +1,6 @@
-"""Values of JSON and YAML that no database keeps: NUL and lone surrogates in text, infinity and NaN.
+"""Check of documents for values that no database stores: NUL and lone surrogates in text, infinity and NaN.
 
-SQLite would take some of it, PostgreSQL refuses it, and an answer could not contain it.
+SQLite would accept some of them, PostgreSQL refuses them, and a JSON answer cannot contain them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 LARGEST = 2**63 - 1
 REPLACEMENT = "\ufffd"
 ESCAPED = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
-"""How JSON has to write such text."""
+"""Such characters in JSON."""
 
 
 def require_storable(document: Any) -> None:
-    """Raise `UserError` with the first place in plain data that cannot be kept."""
+    """Raise `UserError` with the path of the first value that cannot be stored."""
     for place, value in _leaves(document):
         if (what := _wrong(value)) is not None:
             raise UserError(
-                what=what, where=_path(place), remedy="write text without NUL, and finite numbers of 64 bits"
+                what=what, where=_path(place), remedy="remove NUL and lone surrogates; write finite numbers of 64 bits"
             )
 
 
 def is_nested_beyond(document: Any, most: int) -> bool:
-    """Whether lists and objects of plain data lie more than ``most`` deep in one another."""
+    """Whether lists and objects of plain data are nested more than ``most`` deep."""
     level, depth = [document], 0
     while level := [inner for value in level for inner in _inside(value) if isinstance(inner, dict | list)]:
         depth += 1
@@ -43,7 +43,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def cleaned(document: Any) -> Any:
-    """The same data with a sign of replacement for each character that cannot be kept."""
+    """Return the data with U+FFFD in place of each character that cannot be stored."""
     if isinstance(document, str):
         return UNSTORABLE.sub(REPLACEMENT, document)
     if isinstance(document, dict):
@@ -52,15 +52,15 @@ def cleaned(document: Any) -> Any:
 
 
 _Place = tuple[Any, str | int] | None
-"""The place of the list or object around a value, and its index or name there; none at the top.
+"""Place of the list or object around a value, and its index or name there; none at the top.
 
-The path is written for what is wrong alone: a million values in a list that is nested 900 deep would have paths of
+Only the path of a wrong value is formatted: a million values in a list that is nested 900 deep would have paths of
 gigabytes.
 """
 
 
 def _leaves(document: Any) -> Iterator[tuple[_Place, Any]]:
-    """Every name and value with its place; not by recursion, since documents may be nested deeper than calls."""
+    """Yield every name and value with its place, without recursion: documents may be nested deeper than calls."""
     waiting: list[tuple[_Place, Any]] = [(None, document)]
     while waiting:
         place, value = waiting.pop()
@@ -84,7 +84,7 @@ def _path(place: _Place) -> str:
 def _wrong(value: Any) -> str | None:
     if isinstance(value, str):
         match = UNSTORABLE.search(value)
-        return None if match is None else f"holds the character U+{ord(match[0]):04X}, which cannot be kept"
+        return None if match is None else f"holds the character U+{ord(match[0]):04X}, which cannot be stored"
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} is not a number"
     if isinstance(value, int) and abs(value) > LARGEST:

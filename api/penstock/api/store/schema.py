@@ -1,11 +1,11 @@
-"""The tables. Migrations make them; a test holds the two to each other.
+"""Tables of the store. Migrations create them; a test compares the two.
 
-Times are seconds since the epoch. Manifests, plans and other documents are JSON. A job is known by its uid; namespace
-and name only find it. What changes often (progress, series) lies apart from what people edit, or its version would
-change with every step.
+Times are seconds since the epoch. Manifests, plans and other documents are JSON. A job is identified by its uid;
+namespace and name only find it. Columns that change often (progress, series) are in separate tables, or the version of
+a job would change with every step.
 
-What every report adds to (points, roll-ups, log lines, sources) refers to no other table, because PostgreSQL would
-check that row by row. A writer there holds the job's row, as does the deletion of the job.
+Tables to which every report adds rows (points, roll-ups, log lines, sources) have no foreign keys, because PostgreSQL
+would check them row by row. A writer there locks the job's row, as does the deletion of the job.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _uid() -> Column[str]:
 jobs = Table(
     "jobs",
     metadata,
-    Column("number", Id, primary_key=True),  # in the order they were made: time is no order
+    Column("number", Id, primary_key=True),  # order of creation: times may be equal or go back
     Column("uid", String(UID_LENGTH), nullable=False, unique=True),
     Column("namespace", String(63), nullable=False),
     Column("name", String(63), nullable=False),
@@ -220,9 +220,9 @@ plan_requests = Table(
     Column("created_by", String(63), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("state", String(15), nullable=False),
-    Column("begun", Integer, nullable=False),  # how often a service set about it
+    Column("begun", Integer, nullable=False),  # number of starts by services
     Column("worker", String(UID_LENGTH)),  # the service that works on it
-    Column("renewed_at", Double),  # by the worker; long ago, and another may take it
+    Column("renewed_at", Double),  # by the worker; after a lapse another one may claim it
     Column("progress", JSON, nullable=False),
     Column("finished_at", Double),
     Column("error", JSON, nullable=False),
@@ -343,7 +343,7 @@ sessions = Table(
     Column("id", String(UID_LENGTH), primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),
     Column("token", String(UID_LENGTH), ForeignKey("tokens.id", ondelete="CASCADE"), nullable=False),
-    Column("address", String(63), nullable=False),  # where it was begun from
+    Column("address", String(63), nullable=False),  # of the client that began it
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
     Column("revoked_at", Double),

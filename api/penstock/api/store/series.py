@@ -1,9 +1,9 @@
-"""Numbers over steps: points, roll-ups of 16 and of 256 steps, and charts of at most 500 points.
+"""Time series over steps: points, roll-ups of 16 and of 256 steps, and charts of at most 500 points.
 
-A series is one number of one job, of one rank or (rank -1) of all together. Points are kept by attempt: an attempt that
-began again at an earlier step takes nothing away from the one before, and a chart shows the newest. Roll-ups are kept
-up to date in the transaction of their points, so that a chart of a million points reads a few thousand rows. Least,
-greatest, first and last value are exact at any length; see `penstock.core.curves`.
+A series is one metric of one job, of one rank or (rank -1) over all ranks. Points are stored by attempt: an attempt
+that resumed at an earlier step deletes nothing of the one before, and a chart shows the newest. Roll-ups are updated in
+the transaction of their points, so that a chart of a million points reads a few thousand rows. Smallest, largest, first
+and last value are exact at any length (`penstock.core.curves`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ALL_RANKS = -1
 
 
 class Point(NamedTuple):
-    """The value of a series after a step."""
+    """Value of a series after a step."""
 
     name: str
     rank: int
@@ -63,9 +63,9 @@ _Row = tuple[int, int, int, float]  # series, attempt, step, value
 
 
 def add_points(connection: Connection, new: Mapping[tuple[str, int], Sequence[Point]], now: float) -> None:
-    """Keep points, by the uid and attempt that they are of, and bring their roll-ups up to date.
+    """Store points by uid and attempt, and update their roll-ups.
 
-    A step that is there already stays as it is.
+    A stored step is not overwritten.
     """
     finite = {of: [point for point in some if math.isfinite(point.value)] for of, some in new.items()}
     wanted = {(uid, point.name, point.rank) for (uid, _), some in finite.items() for point in some}
@@ -108,7 +108,7 @@ def _add(dialect: str) -> Insert:
 
 
 def _rolled_up(rows: Sequence[_Row], steps: int, now: float) -> Iterator[tuple[Any, ...]]:
-    """Values of roll-ups of so many steps, from the sorted rows; in the order of their columns."""
+    """Yield values of roll-ups of that many steps, from the sorted rows, in the order of their columns."""
     for (number, attempt, bucket), some in groupby(rows, key=lambda row: (row[0], row[1], row[2] // steps)):
         part = list(some)
         values = [row[3] for row in part]
@@ -125,7 +125,7 @@ def _keep(dialect: str) -> Insert:
 
 @functools.cache
 def _merge(dialect: str) -> Insert:
-    """Adds a roll-up to the one that is there."""
+    """Return the statement that merges a roll-up into the stored one."""
     adding = upsert(dialect, rollups)
     new, old = adding.excluded, rollups.c
     is_later = new.last_step >= old.last_step
@@ -153,7 +153,7 @@ def _merge(dialect: str) -> Insert:
 
 
 class _Attempt(NamedTuple):
-    """Which of its steps count: those from ``begin`` on, before ``limit``. ``is_exact``: its first point is kept."""
+    """Valid steps of an attempt: from ``begin`` on, before ``limit``. ``is_exact``: its first point is stored."""
 
     begin: int
     limit: float
@@ -173,7 +173,7 @@ class _Part(NamedTuple):
 def charts(
     connection: Connection, uid: str, ranks: Sequence[int] = (ALL_RANKS,), most: int = MOST_POINTS
 ) -> dict[tuple[str, int], Curve]:
-    """Every series of the job that has steps left, by name and rank, in at most ``most`` points each."""
+    """Return every series of the job with steps, by name and rank, in at most ``most`` points each."""
     known = {number: key[1:] for key, number in _known_ids(connection, [uid]).items() if key[2] in ranks}
     attempts = _attempts(connection, known)
     spans = {number: _span(own) for number, own in attempts.items()}
@@ -194,9 +194,9 @@ def charts(
 
 
 def usual_of(connection: Connection, uid: str, name: str, curve: Curve) -> Usual:
-    """Usual value of a series that has a value at every step: over all ranks, from all single steps that are kept.
+    """Usual value of a series with a value at every step: over all ranks, from all stored points.
 
-    ``curve`` is the series' own.
+    ``curve`` is the curve of the series.
     """
     number = _known_ids(connection, [uid])[uid, name, ALL_RANKS]
     values: list[float] = []
@@ -219,7 +219,7 @@ def usual_of(connection: Connection, uid: str, name: str, curve: Curve) -> Usual
 
 
 def values_at(connection: Connection, uid: str, name: str, attempts: Mapping[int, int]) -> dict[int, float]:
-    """The values of a series over all ranks at steps of the given attempts, as far as these points are kept."""
+    """Return the stored values of a series over all ranks at steps of the given attempts."""
     number = _known_ids(connection, [uid]).get((uid, name, ALL_RANKS))
     if number is None:
         return {}
@@ -246,7 +246,7 @@ def _attempts(connection: Connection, numbers: Collection[int]) -> _Attempts:
 
 
 def _heads() -> tuple[ColumnElement[int], ColumnElement[int]]:
-    """Of a series' attempt the first of the finest roll-ups, and the first point."""
+    """Expressions of the first of the finest roll-ups, and of the first point, of a series' attempt."""
     finer = rollups.alias()
     own = (finer.c.series == rollups.c.series, finer.c.attempt == rollups.c.attempt)
     bucket = select(func.min(finer.c.bucket)).where(*own, finer.c.steps == ROLLUP_STEPS[0])
@@ -264,7 +264,7 @@ def _span(own: Mapping[int, _Attempt]) -> int:
 
 
 def _raw(connection: Connection, numbers: Collection[int], attempts: _Attempts) -> dict[int, list[_Part]]:
-    """The points of those series whose points are all kept."""
+    """Return the points of those series whose points are all stored."""
     if not numbers:
         return {}
     row = points.c
@@ -284,7 +284,7 @@ def _raw(connection: Connection, numbers: Collection[int], attempts: _Attempts) 
 def _rolled(
     connection: Connection, numbers: Collection[int], steps: int, attempts: _Attempts
 ) -> dict[int, list[_Part]]:
-    """Roll-ups of those series, as far as their steps count."""
+    """Return the roll-ups of those series, as far as their steps are valid."""
     if not numbers:
         return {}
     row = rollups.c
@@ -310,7 +310,7 @@ def _rolled(
 def _halved(
     connection: Connection, split: Mapping[tuple[int, int, int], _Part], steps: int, attempts: _Attempts
 ) -> dict[tuple[int, int, int], _Part]:
-    """Roll-ups in whose middle a later attempt began, up to there."""
+    """Return parts of roll-ups in whose middle a later attempt began, up to that step."""
     values: dict[tuple[int, int, int], list[StepValue]] = {key: [] for key in split}
     keys = [(number, attempt, first, first + steps) for number, attempt, first in split]
     rows = set(map(tuple, ask(connection, _within, keys)))
@@ -339,7 +339,7 @@ def _within(keys: Keys) -> Select[Any]:
 def _firsts(
     connection: Connection, parts_by_series: Mapping[int, Sequence[_Part]], attempts: _Attempts
 ) -> dict[int, StepValue]:
-    """The first value of those series where it is kept."""
+    """Return the first value of those series, where it is stored."""
     keys = []
     for number, parts in parts_by_series.items():
         if parts:
@@ -350,15 +350,15 @@ def _firsts(
 
 
 Bucket = tuple[int, int, int, int]
-"""The key of a row of roll-ups: series, how many steps it covers, attempt, and which of those it is."""
+"""Key of a roll-up: series, number of steps, attempt, and index."""
 
 
 def old_buckets(
     connection: Connection, before: float, after: Bucket, most: int, *, with_points: bool = False
 ) -> list[Bucket]:
-    """Roll-ups that last changed before that time, in the order of their keys, from behind ``after`` on.
+    """Return roll-ups that last changed before that time, in the order of their keys, after ``after``.
 
-    ``with_points``: only those whose points are still there.
+    With ``with_points``, only those whose points are still stored.
     """
     key = (rollups.c.series, rollups.c.steps, rollups.c.attempt, rollups.c.bucket)
     behind = and_(rollups.c.series >= after[0], tuple_(*key) > tuple_(*after))
@@ -374,12 +374,14 @@ def old_buckets(
 
 
 def forget_points(connection: Connection, old: Sequence[Bucket]) -> None:
-    """Drop the points below these roll-ups, which stay."""
+    """Delete the points of these roll-ups, which stay."""
     _forget_within(connection, old, _is_later())
 
 
 def _is_later() -> ColumnElement[bool]:
-    """Not the first point of its attempt. That one is kept as long as its roll-up: where a run began stays exact."""
+    """Condition that excludes the first point of an attempt, which is kept as long as its roll-up: the start stays
+    exact.
+    """
     earlier = points.alias()
     own = (earlier.c.series == points.c.series, earlier.c.attempt == points.c.attempt)
     return exists().where(*own, earlier.c.step < points.c.step).correlate(points)
@@ -401,7 +403,7 @@ def _forget_within(connection: Connection, old: Sequence[Bucket], *those: Column
 
 
 def forget_rollups(connection: Connection, old: Sequence[Bucket]) -> None:
-    """Drop these roll-ups, and the rest of their points."""
+    """Delete these roll-ups, and the rest of their points."""
     if finest := [bucket for bucket in old if bucket[1] == ROLLUP_STEPS[0]]:
         _forget_within(connection, finest)
     names = ("series", "steps", "attempt", "bucket")

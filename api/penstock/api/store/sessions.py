@@ -1,6 +1,6 @@
 """Sessions of browsers, and the links that begin them, in the store: digests, never secrets.
 
-A session proves what its token proves, and no longer than the token does.
+A session has the rights of its token, and is valid no longer than the token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SESSION_SECONDS = 12 * 3600.0
 
 
 class NoSuchLinkError(PenstockError):
-    """The link was used, or is too old, or never was one."""
+    """The link was used, is too old, or never existed."""
 
 
 class NoSuchSessionError(PenstockError):
@@ -31,7 +31,7 @@ class NoSuchSessionError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSession:
-    """A session with the rights of its token; ``expires_at`` is never later than the token's."""
+    """Session with the rights of its token; ``expires_at`` is never later than the token's."""
 
     id: str
     token: str
@@ -46,16 +46,16 @@ class StoredSession:
 
     @property
     def ended_at(self) -> float | None:
-        """When it or its token was revoked, whichever came first."""
+        """Time at which the session or its token was revoked, whichever was first."""
         return min((at for at in (self.revoked_at, self.token_revoked_at) if at is not None), default=None)
 
     def valid(self, now: float) -> bool:
-        """Whether it opens anything."""
+        """Whether the session is accepted."""
         return self.ended_at is None and now < self.expires_at
 
     @property
     def caller(self) -> Caller:
-        """The identity of its requests."""
+        """Identity of requests in the session."""
         identity = Identity(name=self.name, role=self.role, namespace=self.namespace)
         return Caller(identity=identity, token=self.token, session=self.id, until=self.expires_at)
 
@@ -66,7 +66,7 @@ _JOINED: Select[Any] = select(*_COLUMNS, *_TOKEN_COLUMNS).join_from(sessions, to
 
 
 def add_link(connection: Connection, token: str, secret: str, now: float) -> float:
-    """Let ``secret`` begin one session of this token; until when. Links that are too old go."""
+    """Store a link whose ``secret`` begins one session of this token; return its expiry. Expired links are deleted."""
     connection.execute(delete(login_links).where(login_links.c.expires_at <= now))
     until = now + LINK_SECONDS
     connection.execute(insert(login_links).values(digest=digest(secret), token=token, expires_at=until))
@@ -74,10 +74,10 @@ def add_link(connection: Connection, token: str, secret: str, now: float) -> flo
 
 
 def begin(connection: Connection, link: str, address: str, now: float) -> tuple[StoredSession, str]:
-    """Use up a link; the session that it begins, and the session's secret.
+    """Use a link; return the session that it begins, and the session's secret.
 
     Raises:
-        NoSuchLinkError: it is none, or not any more, or its token is not.
+        NoSuchLinkError: the link or its token is unknown, used, revoked or expired.
     """
     used = delete(login_links).where(login_links.c.digest == digest(link), login_links.c.expires_at > now)
     token = connection.execute(used.returning(login_links.c.token)).scalar_one_or_none()
@@ -93,13 +93,13 @@ def begin(connection: Connection, link: str, address: str, now: float) -> tuple[
 
 
 def by_secret(connection: Connection, secret: str) -> StoredSession | None:
-    """The session with this secret, valid or not."""
+    """Return the session with this secret, valid or not."""
     row = connection.execute(_JOINED.where(sessions.c.digest == digest(secret))).one_or_none()
     return None if row is None else _read(row)
 
 
 def open_sessions(connection: Connection, now: float, token: str | None = None) -> list[StoredSession]:
-    """Sessions that open something, newest first; of one token, or of all."""
+    """Return valid sessions, newest first, of one token or of all."""
     holds = [sessions.c.expires_at > now, sessions.c.revoked_at.is_(None), tokens.c.revoked_at.is_(None)]
     if token is not None:
         holds.append(sessions.c.token == token)
@@ -107,7 +107,7 @@ def open_sessions(connection: Connection, now: float, token: str | None = None) 
 
 
 def end(connection: Connection, session: str, now: float, token: str | None = None) -> StoredSession:
-    """Close it for good; raises `NoSuchSessionError`, also for one that is not of ``token``, if that is given."""
+    """End the session; raises `NoSuchSessionError`, also for one of another token than ``token``, if that is given."""
     session_row = _one(connection, sessions.c.id == session, *([] if token is None else [sessions.c.token == token]))
     still = update(sessions).where(sessions.c.id == session, sessions.c.revoked_at.is_(None))
     connection.execute(still.values(revoked_at=now))
@@ -115,12 +115,12 @@ def end(connection: Connection, session: str, now: float, token: str | None = No
 
 
 def expired(connection: Connection, before: float, most: int) -> list[str]:
-    """Ids of sessions that expired before then."""
+    """Return the ids of sessions that expired before that time."""
     return list(connection.scalars(select(sessions.c.id).where(sessions.c.expires_at < before).limit(most)))
 
 
 def forget(connection: Connection, ids: Sequence[str]) -> None:
-    """Drop these sessions."""
+    """Delete these sessions."""
     connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
 
 

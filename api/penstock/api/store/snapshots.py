@@ -1,7 +1,7 @@
-"""Jobs of a cluster in the store: rows that follow observed objects, also after missed updates.
+"""Jobs of a cluster in the store: rows that follow snapshots of PipelineJobs, also after missed updates.
 
-A job_snapshot carries the version that the cluster gave the object; an older one than was kept changes nothing. So
-updates may come from any source, repeatedly and in any order: the watch, a list, or the request for the change.
+A snapshot has the object's resource version; one that is older than the stored version changes nothing. So updates may
+come from any source, repeatedly and in any order: the watch, a list, or the answer to a change.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.api.store.schema import attempts, job_labels, jobs, sightings
 from penstock.core.status import Condition, JobStatus
 
 UNKNOWN_USER = "cluster"
-"""The author of a job or change, if it is unknown."""
+"""Author of a job or change whose author is unknown."""
 MOST_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSnapshot:
-    """A job as its ``cluster`` has it at ``version``. ``manifest`` holds what people write, with the uid."""
+    """A job on its ``cluster`` at ``version``. ``manifest`` has the fields that users write, and the uid."""
 
     cluster: str
     uid: str
@@ -46,20 +46,20 @@ class JobSnapshot:
 
     @property
     def priority(self) -> int:
-        """As the manifest says it; 0 if that is no number that a column holds."""
+        """Priority in the manifest; 0 if it is not a number that the column holds."""
         priority = store.spec_part(self.manifest, "runPolicy").get("priority", 0)
         return priority if type(priority) is int and abs(priority) <= MOST_PRIORITY else 0
 
     @property
     def suspend(self) -> bool:
-        """As the manifest says it."""
+        """Whether the manifest requests suspension."""
         return store.is_suspended(self.manifest)
 
 
 def put(connection: Connection, snapshot: JobSnapshot, now: float, by: str = UNKNOWN_USER) -> StoredJob:
-    """Store the job as observed, with an event for each change; ``by`` its author if that is known.
+    """Store the snapshot, with an event for each change; ``by`` is its author if that is known.
 
-    An older version than the stored one changes nothing, nor does any of a job that is gone.
+    An older version than the stored one changes nothing, nor does any snapshot of a deleted job.
     """
     version = _locked_version(connection, snapshot.uid)
     if version is None:
@@ -79,15 +79,16 @@ def put(connection: Connection, snapshot: JobSnapshot, now: float, by: str = UNK
 
 
 def mark_gone(connection: Connection, uid: str, now: float) -> None:
-    """The job is no longer on its cluster."""
+    """Mark the job as deleted from its cluster."""
     row = connection.execute(select(jobs.c.deleted_at).where(jobs.c.uid == uid).with_for_update()).one_or_none()
     if row is not None and row.deleted_at is None:
         store.mark_deleted(connection, uid, now)
 
 
 def missing(connection: Connection, cluster: str, namespace: str, uids: Collection[str], version: int) -> list[str]:
-    """Jobs that live here and that a list of the cluster at ``version`` did not hold; of all namespaces if none is
-    named. A job that was observed after the list was made is not missing.
+    """Return existing jobs of the store that are missing from a list of the cluster at ``version``.
+
+    An empty ``namespace`` means all. A job that was observed after the list was made is not missing.
     """
     chosen = select(jobs.c.uid).join(sightings, sightings.c.uid == jobs.c.uid)
     chosen = chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), sightings.c.version <= version)
@@ -98,13 +99,13 @@ def missing(connection: Connection, cluster: str, namespace: str, uids: Collecti
 
 
 def namespaces(connection: Connection) -> list[str]:
-    """Where there are jobs that live."""
+    """Return the namespaces with existing jobs."""
     chosen = select(jobs.c.namespace).where(jobs.c.deleted_at.is_(None)).distinct()
     return list(connection.execute(chosen.order_by(jobs.c.namespace)).scalars())
 
 
 def _locked_version(connection: Connection, uid: str) -> int | None:
-    """The last observed version, none of a job that was not observed yet."""
+    """Lock the job; return the last stored version, none for a new job."""
     connection.execute(select(jobs.c.uid).where(jobs.c.uid == uid).with_for_update())
     return connection.execute(select(sightings.c.version).where(sightings.c.uid == uid)).scalar_one_or_none()
 
@@ -115,7 +116,7 @@ def _last_status(connection: Connection, uid: str) -> JobStatus:
 
 
 def _make(connection: Connection, snapshot: JobSnapshot, now: float, by: str) -> None:
-    """Insert a job that was not observed yet. An earlier one of its name is gone: names are unique on a cluster."""
+    """Insert a new job. An earlier one of its name has been deleted: names are unique on a cluster."""
     named = (jobs.c.cluster == snapshot.cluster, jobs.c.namespace == snapshot.namespace, jobs.c.name == snapshot.name)
     for uid in connection.execute(select(jobs.c.uid).where(*named, jobs.c.deleted_at.is_(None))).scalars().all():
         store.mark_deleted(connection, uid, now)
@@ -133,7 +134,11 @@ def _store_spec(connection: Connection, stored: StoredJob, snapshot: JobSnapshot
     kind, body = "changed", {"by": by, "generation": snapshot.generation}
     if stored.suspend != snapshot.suspend:
         kind = "suspend-requested" if snapshot.suspend else "resume-requested"
-    changes: dict[str, Any] = {"manifest": snapshot.manifest, "generation": snapshot.generation, "priority": snapshot.priority}
+    changes: dict[str, Any] = {
+        "manifest": snapshot.manifest,
+        "generation": snapshot.generation,
+        "priority": snapshot.priority,
+    }
     store.add_event(connection, snapshot.uid, kind, body, now, **changes)
     if stored.labels != snapshot.labels:
         connection.execute(delete(job_labels).where(job_labels.c.uid == snapshot.uid))
@@ -184,6 +189,8 @@ def _gist(condition: Condition | None) -> tuple[str, str] | None:
 
 def _store_version(connection: Connection, snapshot: JobSnapshot) -> None:
     status = {name: value for name, value in snapshot.status.to_manifest().items() if name != "progress"}
-    upserting = upsert(connection.dialect.name, sightings).values(uid=snapshot.uid, version=snapshot.version, status=status)
+    upserting = upsert(connection.dialect.name, sightings).values(
+        uid=snapshot.uid, version=snapshot.version, status=status
+    )
     new = {"version": upserting.excluded.version, "status": upserting.excluded.status}
     connection.execute(upserting.on_conflict_do_update(index_elements=[sightings.c.uid], set_=new))

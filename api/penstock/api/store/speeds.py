@@ -1,7 +1,7 @@
 """Speeds of jobs' steps, from the tokens, FLOPs and devices of their plans.
 
-A plan never changes under its digest, and unpacking one takes longer than all else that is read of a job. So the speed
-of a step that takes a second is remembered by digest: one of s seconds is s times slower.
+A plan never changes under its digest, and unpacking one takes longer than reading the rest of a job. So the speed of a
+step of one second is cached by digest: a step of s seconds is s times slower.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from penstock.core.plan import Plan
 from penstock.core.speed import Speed
 
 MOST_DIGESTS = 500
-"""Of one question: databases take only so many parameters."""
+"""Digests in one query: databases limit the number of parameters."""
 MOST_REMEMBERED = 16_384
 LEAST_SECONDS = 1e-9
-"""No step is shorter."""
+"""Lower bound of a step's duration."""
 
 Speeds = Mapping[str, Speed | None]
 
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 def speeds_of_a_second(connection: Connection, digests: Collection[str]) -> Speeds:
-    """For each plan with one of these digests the speed of a step that takes a second."""
+    """Return the speed of a step of one second, for each plan with one of these digests."""
     with _lock:
         speeds = {digest: _remembered[digest] for digest in digests if digest in _remembered}
     missing = sorted({*digests} - speeds.keys())
@@ -43,7 +43,7 @@ def speeds_of_a_second(connection: Connection, digests: Collection[str]) -> Spee
 
 
 def speed_of_step(speeds: Speeds, digest: str | None, step_seconds: float | None) -> Speed | None:
-    """The speed of a step of the plan with this digest; none if plan or time is unknown."""
+    """Return the speed of a step of the plan with this digest; none if plan or time is unknown."""
     of_a_second = speeds.get(digest or "")
     if of_a_second is None or step_seconds is None or step_seconds < LEAST_SECONDS:
         return None
@@ -51,7 +51,7 @@ def speed_of_step(speeds: Speeds, digest: str | None, step_seconds: float | None
 
 
 def _of_a_second(body: bytes) -> Speed | None:
-    """None of a plan that this version cannot read: its job is listed all the same."""
+    """Return the speed of a step of one second; none for a plan that this version cannot read."""
     try:
         with limits_lifted():
             return Plan.from_manifest(unpack(body)).speed(1.0)
@@ -60,7 +60,7 @@ def _of_a_second(body: bytes) -> Speed | None:
 
 
 def _remember(new: Speeds) -> None:
-    """The oldest are forgotten where there are too many."""
+    """Cache the speeds, and evict the oldest beyond the limit."""
     with _lock:
         _remembered.update(new)
         for digest in list(_remembered)[: max(0, len(_remembered) - MOST_REMEMBERED)]:

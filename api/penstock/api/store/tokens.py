@@ -19,7 +19,7 @@ class NoSuchTokenError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredToken:
-    """A token as it is listed: everything but the secret."""
+    """Token without its secret."""
 
     id: str
     name: str
@@ -31,12 +31,12 @@ class StoredToken:
     revoked_at: float | None
 
     def valid(self, now: float) -> bool:
-        """Whether it opens anything."""
+        """Whether the token is accepted."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     @property
     def identity(self) -> Identity:
-        """The identity of its bearer."""
+        """Identity of the bearer."""
         return Identity(name=self.name, role=self.role, namespace=self.namespace)
 
 
@@ -47,7 +47,7 @@ def add(
     lifetime_seconds: float | None = None,
     secret: str | None = None,
 ) -> tuple[StoredToken, str]:
-    """A new token, and its secret, which cannot be shown again; a random one unless one is given."""
+    """Store a new token; return it and its secret, which cannot be shown again. Without a given secret it is random."""
     secret = secret or new_token()
     row = {
         "id": str(uuid.uuid4()),
@@ -63,18 +63,18 @@ def add(
 
 
 def by_secret(connection: Connection, secret: str) -> StoredToken | None:
-    """The token with this secret, valid or not."""
+    """Return the token with this secret, valid or not."""
     row = connection.execute(select(tokens).where(tokens.c.digest == digest(secret))).one_or_none()
     return None if row is None else _read(row)
 
 
 def every(connection: Connection) -> list[StoredToken]:
-    """All tokens, newest first."""
+    """Return all tokens, newest first."""
     return [_read(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id))]
 
 
 def revoke(connection: Connection, token: str, now: float) -> StoredToken:
-    """Close it for good; raises `NoSuchTokenError`."""
+    """Revoke the token; raises `NoSuchTokenError`."""
     still = update(tokens).where(tokens.c.id == token, tokens.c.revoked_at.is_(None))
     connection.execute(still.values(revoked_at=now))
     return _one(connection, tokens.c.id == token)

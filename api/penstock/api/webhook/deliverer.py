@@ -1,7 +1,6 @@
-"""Delivers every job's end to the webhook, at least once: with retries until an answer, for a day.
+"""Delivers the end of every job to the webhook, at least once: with retries until an answer, for a day.
 
-Deliveries are in the store, not here, so a service that was killed goes on where it was. At most one call is under
-way; the jobs do not wait for it.
+Deliveries are in the store, so a restarted service continues. At most one call is in progress; jobs do not wait for it.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ log = logging.getLogger(__name__)
 
 CALL_SECONDS = 5.0
 CLAIM_SECONDS = 15.0
-"""Time for which no other service tries: longer than a call takes."""
+"""Seconds for which no other service tries: longer than a call takes."""
 BACKOFF_SECONDS = 5.0
 MOST_BACKOFF_SECONDS = 3600.0
 GIVE_UP_SECONDS = 86_400.0
 
 
 class Deliverer:
-    """Calls ``webhook`` for the jobs of ``service``, which people reach at ``service_url``."""
+    """Calls ``webhook`` for the jobs of ``service``, which users reach at ``service_url``."""
 
     def __init__(self, service: Service, webhook: Webhook, service_url: str) -> None:
         self._service, self._webhook, self._service_url = service, webhook, service_url
@@ -41,7 +40,9 @@ class Deliverer:
             if delivery is not None:
                 self._deliver(delivery)
         except SQLAlchemyError:
-            log.exception("the webhook's deliveries cannot be read or written; retrying at the next poll")
+            log.exception(
+                "deliveries to the webhook could not be read from or written to the store; retrying at the next poll"
+            )
 
     def _claimed(self) -> Due | None:
         now = self._service.clock()
@@ -69,13 +70,14 @@ class Deliverer:
 
 
 def backoff_seconds(tries: int) -> float:
-    """How long to wait after so many tries."""
+    """Backoff after that many tries, in seconds."""
     return float(min(BACKOFF_SECONDS * 2 ** min(tries - 1, 20), MOST_BACKOFF_SECONDS))
 
 
 def post(url: str, sent: bytes, headers: Mapping[str, str]) -> str:
-    """The error; empty if the answer is 2xx. A redirect is an answer like others and is not followed: it could
-    lead anywhere.
+    """Send the message; return the error, empty if the answer is 2xx.
+
+    A redirect is an answer like any other and is not followed: it could lead anywhere.
     """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -1,4 +1,4 @@
-"""The webhook's message, and the signature that proves its sender; headers as in standardwebhooks.com."""
+"""Message of the webhook, and its signature; headers as in standardwebhooks.com."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEWEST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Webhook:
-    """The receiver's URL, and the shared secret."""
+    """URL of the receiver, and the shared secret."""
 
     url: str
     secret: bytes
@@ -26,20 +26,20 @@ class Webhook:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.fragment:
-            remedy = "write https://HOST/PATH, without a user's name"
-            raise UserError(what="is no URL to post to", where="--webhook", remedy=remedy)
+            remedy = "write https://HOST/PATH, without credentials"
+            raise UserError(what="is not a URL for POST requests", where="--webhook", remedy=remedy)
         if len(self.secret) < FEWEST_SECRET_BYTES:
-            remedy = "make one with: openssl rand -hex 32 > FILE"
+            remedy = "create the file with: openssl rand -hex 32 > FILE"
             what = f"is shorter than {FEWEST_SECRET_BYTES} bytes"
             raise UserError(what=what, where="--webhook-secret", remedy=remedy)
 
     def __repr__(self) -> str:
-        """The URL without secrets: its path and query may hold one."""
+        """Scheme and host only: the path and query may contain a secret."""
         return f"Webhook({urlsplit(self.url).hostname})"
 
 
 def body(job: StoredJob, service_url: str) -> bytes:
-    """The end of ``job`` as JSON; the same however often it is sent."""
+    """Return the end of ``job`` as JSON, the same for every try."""
     document = {
         "type": f"job.{job.phase.value.lower()}",
         "uid": job.uid,
@@ -58,7 +58,7 @@ def body(job: StoredJob, service_url: str) -> bytes:
 
 
 def headers(uid: str, sent: bytes, secret: bytes, now: float) -> Mapping[str, str]:
-    """The id (against duplicates), the time (against replays), and the signature over both and the body."""
+    """Return the id (against duplicates), the time (against replays), and the signature over both and the body."""
     timestamp = str(int(now))
     signed = b".".join((uid.encode(), timestamp.encode(), sent))
     signature = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()

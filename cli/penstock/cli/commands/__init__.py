@@ -1,1 +1,1 @@
-"""The commands, one module per group; each loads what it needs when it is called."""
+"""Commands, one module per group. Each command imports its dependencies when it is called."""

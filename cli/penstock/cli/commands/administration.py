@@ -1,5 +1,5 @@
-"""Work on a service's database itself: `token` makes, lists and revokes; `database` upgrades, copies and
-restores. No token is needed.
+"""Administration of a service's database without a token: `token` creates, lists and revokes; `database` upgrades,
+backs up and restores.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
+from penstock.cli.commands.listed import Group, add, add_family
 from penstock.cli.commands.options import Output
 from penstock.cli.commands.serving import Database, Folder, default_folder
 from penstock.cli.output import Format
@@ -27,30 +28,38 @@ class RoleName(enum.StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    tokens = typer.Typer(no_args_is_help=True, help="Tokens of a service, on its database.")
-    tokens.command("create")(create_token)
-    tokens.command("list")(list_tokens)
-    tokens.command("revoke")(revoke_token)
-    app.add_typer(tokens, name="token")
-    database = typer.Typer(no_args_is_help=True, help="The database of a service.")
-    database.command("upgrade")(upgrade_database)
-    database.command("backup")(back_up_database)
-    database.command("restore")(restore_database)
-    app.add_typer(database, name="database")
+    tokens = add_family(
+        app, Group.SERVICE, "token", "Create, list and revoke tokens of a service.", "penstock token list"
+    )
+    add(tokens, Group.SERVICE, create_token, "penstock token create alice --role editor --days 90", "create")
+    add(tokens, Group.SERVICE, list_tokens, "penstock token list --output json", "list")
+    add(tokens, Group.SERVICE, revoke_token, "penstock token revoke 3f2a9c1e", "revoke")
+    database = add_family(
+        app,
+        Group.SERVICE,
+        "database",
+        "Upgrade, back up and restore the database of a service.",
+        "penstock database backup copy.gz",
+    )
+    add(database, Group.SERVICE, upgrade_database, "penstock database upgrade", "upgrade")
+    add(database, Group.SERVICE, back_up_database, "penstock database backup copy.gz", "backup")
+    add(database, Group.SERVICE, restore_database, "penstock database restore copy.gz --folder new", "restore")
 
 
 def create_token(
-    name: Annotated[str, typer.Argument(help="The name of its bearer.")],
-    role: Annotated[RoleName, typer.Option(help="Its permissions.")] = RoleName.VIEWER,
+    name: Annotated[str, typer.Argument(help="Name of the bearer.")],
+    role: Annotated[RoleName, typer.Option(help="Permissions of the token.")] = RoleName.VIEWER,
     namespace: Annotated[
         str | None,
-        typer.Option(help="Only this namespace. Without it, all; an editor's token then only reads on a cluster."),
+        typer.Option(
+            help="Only this namespace, all by default. On a cluster, an editor's token without it only reads."
+        ),
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0.001, help="Days until it expires; never if left out.")] = None,
+    days: Annotated[float | None, typer.Option(min=0.001, help="Days until it expires; never by default.")] = None,
     folder: Folder = None,
     database: Database = "",
 ) -> None:
-    """Make a token, and print its secret, which cannot be shown again."""
+    """Create a token, and print its secret, which cannot be shown again."""
     from penstock.api.start.administration import new_token, opened
 
     with opened(folder or default_folder(), database) as service:
@@ -58,7 +67,7 @@ def create_token(
 
 
 def list_tokens(folder: Folder = None, database: Database = "", form: Output = Format.TEXT) -> None:
-    """Show every token, without its secret."""
+    """List all tokens, without their secrets."""
     from penstock.api.start import administration
 
     with administration.opened(folder or default_folder(), database) as service:
@@ -84,11 +93,11 @@ def revoke_token(
 
     with opened(folder or default_folder(), database) as service:
         close_token(service, token)
-        output.say(f"{token} is revoked")
+        output.say(f"token {token} is revoked")
 
 
 def upgrade_database(folder: Folder = None, database: Database = "") -> None:
-    """Upgrade the schema to this version of penstock; back the database up before."""
+    """Upgrade the schema to this version of penstock; back up the database before."""
     from penstock.api.start.administration import upgrade
 
     before, after = upgrade(folder or default_folder(), database)
@@ -96,15 +105,15 @@ def upgrade_database(folder: Folder = None, database: Database = "") -> None:
 
 
 def back_up_database(
-    file: Annotated[Path, typer.Argument(help="The file of the copy; keep it as secret as the database.")],
+    file: Annotated[Path, typer.Argument(help="File of the backup; keep it as secret as the database.")],
     folder: Folder = None,
     database: Database = "",
 ) -> None:
-    """Copy the whole database, also while a service runs. Files of runs are not in it."""
+    """Back up the whole database, also while a service runs. Files of runs are not included."""
     from penstock.api.start.administration import back_up
 
     count = back_up(folder or default_folder(), database, file)
-    output.say(f"{count:,} rows in {file}")
+    output.say(f"wrote {count:,} rows to {file}")
 
 
 def restore_database(
@@ -112,7 +121,7 @@ def restore_database(
     folder: Folder = None,
     database: Database = "",
 ) -> None:
-    """Fill a new or empty database, of either kind, from a copy. No service may run on it."""
+    """Fill a new or empty database, SQLite or PostgreSQL, from a backup. No service may run on it."""
     from penstock.api.start.administration import restore
 
     output.say(f"{restore(folder or default_folder(), database, file):,} rows restored")

@@ -1,5 +1,7 @@
-"""Commands that are the agent's now, by their old names for one more release: jobs may pin an image of version 0.1.0,
-and the operator starts pods by what is in either. Operators, services and supervisors of 0.1.0 start this version so.
+"""Hidden commands with the names of version 0.1.0, for one more release: they are commands of `penstock-agent` now.
+
+Jobs may pin an image of 0.1.0, so the operator uses names that exist in both. Operators, services and supervisors of
+0.1.0 start this version by these names.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True, "help
 
 
 def register(app: typer.Typer) -> None:
-    """Add them, hidden."""
+    """Add the hidden commands."""
     for name in OF_AGENT:
         app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(_start_agent)
 
 
 def _start_agent(context: typer.Context) -> None:
-    """Be `penstock-agent` with the same arguments."""
+    """Run `penstock-agent` with the same arguments."""
     from penstock.agent.__main__ import main
 
     assert context.info_name is not None

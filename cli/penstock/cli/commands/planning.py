@@ -1,4 +1,4 @@
-"""Before training: `profile` measures, `plan` decides, `simulate` shows, `schedule show` explains an order."""
+"""Commands before training: `profile` measures, `plan` decides, `simulate` and `schedule show` show."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output
+from penstock.cli.commands.listed import Group, add, add_family
 from penstock.cli.commands.options import Cluster, Costs, Job, MeasuredProfile, Output, RunDirectory
 from penstock.cli.output import Format
 
@@ -18,18 +19,19 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command()(profile)
-    app.command()(plan)
-    app.command()(simulate)
-    schedules = typer.Typer(no_args_is_help=True, help="Schedules: the order of work as data.")
-    schedules.command("show")(show_schedule)
-    app.add_typer(schedules, name="schedule")
+    add(app, Group.PLAN, profile, "penstock profile job.yaml")
+    add(app, Group.PLAN, plan, "penstock plan job.yaml --cluster cluster.yaml --what-if")
+    add(app, Group.PLAN, simulate, "penstock simulate runs/my-job/1")
+    schedules = add_family(
+        app, Group.PLAN, "schedule", "Show schedules: orders of work as data.", "penstock schedule show zb --ranks 4"
+    )
+    add(schedules, Group.PLAN, show_schedule, "penstock schedule show 1f1b --ranks 4 --microbatches 8", "show")
 
 
 def profile(job: Job, run_dir: RunDirectory = None, form: Output = Format.TEXT) -> None:
-    """Measure this machine for a job: layers, links, reductions, memory.
+    """Measure this machine for a job: layers, links, reductions and memory.
 
-    The result is kept for later runs and, with --run-dir, written there.
+    The result is cached for later runs and, with --run-dir, written there.
     """
     from penstock.cli.local.job_files import read_job
     from penstock.cli.local.measuring import measure, profile_lines
@@ -47,22 +49,24 @@ def plan(
     costs: Costs = None,
     profile: MeasuredProfile = None,
     run_dir: RunDirectory = None,
-    server: Annotated[str | None, typer.Option("--server", help="Have this service plan.")] = None,
+    server: Annotated[str | None, typer.Option("--server", help="Plan on this service.")] = None,
     what_if: Annotated[
         bool,
         typer.Option("--what-if", help="Also plan with more memory, other nodes and so on, and show the gains."),
     ] = False,
     trial: Annotated[
         int | None,
-        typer.Option("--trial", metavar="N", min=2, max=20, help="Run the N best plans here for some steps."),
+        typer.Option(
+            "--trial", metavar="N", min=2, max=20, help="Run the N best plans on this machine for some steps."
+        ),
     ] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Decide how to run a job, and say why.
+    """Plan how to run a job, with the reasons.
 
-    Without --cluster and --profile the newest measurement of this machine counts, or with --server of the service's.
-    --costs names a CSV file of unit, pass, tokens, pairs and seconds, which count instead of the cluster's device.
-    --what-if takes a further search for each of six changes. --trial keeps the plan whose measured step is the fastest.
+    Without --cluster and --profile the newest profile of this machine is used, or with --server the service's.
+    --costs names a CSV file of unit, pass, tokens, pairs and seconds, which replace the cluster's device. --what-if
+    needs a further search for each of six changes. --trial keeps the plan with the fastest measured step.
     """
     from penstock.cli.local.planning_commands import plan_data, plan_lines
 
@@ -124,7 +128,7 @@ def simulate(
 
 
 class ScheduleFormat(enum.StrEnum):
-    """How a schedule is printed."""
+    """Format of a printed schedule."""
 
     TEXT = "text"
     CSV = "csv"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output
+from penstock.cli.commands.listed import Group, add
 from penstock.cli.commands.options import Job as Manifest
 from penstock.cli.commands.options import Output
 from penstock.cli.output import Format
@@ -14,24 +15,28 @@ from penstock.cli.output import Format
 if TYPE_CHECKING:
     from penstock.client import Place
 
-Server = Annotated[str | None, typer.Option("--server", help="The service's URL; else the one last set up here.")]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The job's namespace.")]
-Name = Annotated[str, typer.Argument(help="The job's name.")]
+Server = Annotated[str | None, typer.Option("--server", help="URL of the service; by default the configured one.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]
+Name = Annotated[str, typer.Argument(help="Name of the job.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    for command in (submit, status, watch, suspend, delete, ui):
-        app.command()(command)
+    add(app, Group.JOBS, submit, "penstock submit job.yaml --watch")
+    add(app, Group.JOBS, status, "penstock status my-job")
+    add(app, Group.JOBS, watch, "penstock watch my-job")
+    add(app, Group.JOBS, suspend, "penstock suspend my-job")
+    add(app, Group.JOBS, delete, "penstock delete my-job --namespace research")
+    add(app, Group.JOBS, ui, "penstock ui --print")
 
 
 def submit(
     job: Manifest,
     server: Server = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only check it, also by the service if there is one.")
+        bool, typer.Option("--dry-run", help="Only check the job, also by the service if there is one.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch it until it has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch the job until it has ended.")] = False,
     form: Output = Format.TEXT,
 ) -> None:
     """Submit a job to a service."""
@@ -41,7 +46,7 @@ def submit(
     wanted = read_for_service(job, output.warn)
     if dry_run:
         current = checked(wanted, server)
-        outcome = "the service accepts it" if current else "not checked by a service: none is configured"
+        outcome = "the service accepts it" if current else "no service has checked it, because none is configured"
         output.say(f"{job} is a valid PipelineJob; {outcome}")
         if current and form is not Format.TEXT:
             show_jobs([current], form)
@@ -54,12 +59,12 @@ def submit(
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(help="The job's name; all jobs if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the job; without it, all jobs are listed.")] = None,
     server: Server = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only jobs of this namespace.")] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Show a job's status, or list all jobs."""
+    """Show the status of a job, or list all jobs."""
     from penstock.cli.remote import connected, last_words_of, show_job, show_jobs
 
     with connected(server) as client:
@@ -71,7 +76,7 @@ def status(
 
 
 def watch(name: Name, server: Server = None, namespace: Namespace = "default") -> None:
-    """Show a job's phases and steps until it has ended or is suspended."""
+    """Show phases and steps of a job until it has ended or is suspended."""
     from penstock.cli.remote import connected, watch_job
 
     with connected(server) as client:
@@ -79,7 +84,7 @@ def watch(name: Name, server: Server = None, namespace: Namespace = "default") -
 
 
 def suspend(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
-    """Checkpoint a job after its current step, and free its devices."""
+    """Suspend a job: save a checkpoint after the current step, and release its devices."""
     from penstock.cli.remote import connected, show_jobs
 
     with connected(server) as client:
@@ -87,7 +92,7 @@ def suspend(name: Name, server: Server = None, namespace: Namespace = "default",
 
 
 def delete(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
-    """End a job and free its name; its records stay readable by its uid."""
+    """Delete a job: it ends, and its name is free; its records stay readable by its uid."""
     from penstock.cli.remote import connected, show_jobs
 
     with connected(server) as client:
@@ -104,7 +109,7 @@ def ui(
     server: Server = None,
     only_print: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
 ) -> None:
-    """Open the service's pages in the browser, signed in; the link holds once, for a minute."""
+    """Open the service's pages in the browser, signed in by a link for one use within a minute."""
     from penstock.cli.remote import connected, open_browser
 
     with connected(server) as client:
@@ -116,7 +121,7 @@ def ui(
 
 
 def place(name: str, namespace: str) -> Place:
-    """A job's place."""
+    """Return the place of a job."""
     from penstock.client import Place
 
     return Place(name=name, namespace=namespace)

@@ -1,4 +1,4 @@
-"""After training: `report` draws the run, `generate` lets the model write, `export` takes its weights out."""
+"""Commands after training: `report` writes a page, `generate` samples text, `export` writes the weights."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
+from penstock.cli.commands.listed import Group, add
 from penstock.cli.commands.options import ExistingRun, Output
 from penstock.cli.output import Format
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command()(report)
-    app.command()(generate)
-    app.command()(export)
+    add(app, Group.RESULTS, report, "penstock report runs/my-job/1")
+    add(app, Group.RESULTS, generate, "penstock generate runs/my-job/1 --prompt 'def main' --tokens 100")
+    add(app, Group.RESULTS, export, "penstock export runs/my-job/1 --to model")
 
 
 def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
-    """Write the run's report.html, and trace.json for Perfetto; sum the run up."""
+    """Write report.html and, for Perfetto, trace.json of a run, and print its summary."""
     from penstock.agent.attempt import read_result
     from penstock.agent.run_state import read_state
     from penstock.cli.local.reporting import write_report
@@ -39,13 +40,13 @@ def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
 
 def generate(
     run_dir: ExistingRun,
-    prompt: Annotated[str, typer.Option(help="The beginning of the text.")],
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    prompt: Annotated[str, typer.Option(help="Beginning of the text.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Number of tokens to generate.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal text.")] = 0,
     form: Output = Format.TEXT,
 ) -> None:
-    """Let the model of the newest checkpoint go on from a prompt."""
+    """Generate text after a prompt with the model of the newest checkpoint."""
     from penstock.core.run.folder import RunDir
     from penstock.trainer.writing import continued
 
@@ -58,12 +59,12 @@ def generate(
 
 def export(
     run_dir: ExistingRun,
-    to: Annotated[Path, typer.Option("--to", help="The folder to write.")],
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt's checkpoints.")] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="The checkpoint after so many steps.")] = None,
+    to: Annotated[Path, typer.Option("--to", help="Folder to write.")],
+    attempt: Annotated[int | None, typer.Option(min=1, help="Use only checkpoints of this attempt.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Use the checkpoint of this step.")] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Write the newest checkpoint's weights as safetensors, in the names that transformers reads."""
+    """Write the weights of a checkpoint as safetensors, in the format of transformers."""
     from penstock.core.run.folder import RunDir
     from penstock.trainer.writing import exported
 

@@ -1,4 +1,4 @@
-"""Training: `run` starts a job, `resume` goes on with one, `demo` has a service run it, `rehearse` plays a plan."""
+"""Training: `run` starts a job, `resume` continues one, `demo` runs one by a service, `rehearse` plays a plan."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output
+from penstock.cli.commands.listed import Group, add
 from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, MetricsPort, Output, RunDirectory
 from penstock.cli.output import Format
 
@@ -17,22 +18,22 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command()(run)
-    app.command()(resume)
-    app.command()(demo)
-    app.command()(rehearse)
+    add(app, Group.START, demo, "penstock demo job.yaml --folder runs/demo")
+    add(app, Group.PLAN, rehearse, "penstock rehearse runs/my-job/1")
+    add(app, Group.TRAIN, run, "penstock run job.yaml")
+    add(app, Group.TRAIN, resume, "penstock resume runs/my-job/1")
 
 
 def run(
     job: Job,
     run_dir: RunDirectory = None,
     metrics_port: MetricsPort = None,
-    prompt: Annotated[str, typer.Option(help="The beginning of the sample at the end, else held-out text.")] = "",
+    prompt: Annotated[str, typer.Option(help="Beginning of the sample at the end; by default held-out text.")] = "",
     form: Output = Format.TEXT,
 ) -> None:
     """Train a job on this machine: measure, plan, run, and recover from failures.
 
-    Ctrl-C stops after a checkpoint; a second one ends at once.
+    Ctrl-C stops after a checkpoint; a second Ctrl-C stops at once.
     """
     from penstock.cli.local.job_files import read_job
     from penstock.cli.local.runs import start
@@ -41,7 +42,7 @@ def run(
 
 
 def resume(
-    target: Annotated[str, typer.Argument(help="The directory of a run, or the name of a service's job.")],
+    target: Annotated[str, typer.Argument(help="Directory of a run, or name of a service's job.")],
     metrics_port: MetricsPort = None,
     server: Annotated[
         str | None, typer.Option("--server", help="The service's URL; else the one last set up here.")
@@ -49,10 +50,10 @@ def resume(
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="The job's namespace.")] = "default",
     form: Output = Format.TEXT,
 ) -> None:
-    """Go on with a run that failed or was stopped, from its last checkpoint.
+    """Continue a run that failed or was stopped, from its last checkpoint.
 
-    A name means a job of the service, as in penstock suspend, unless there is a directory of that name; ./NAME means a
-    directory in any case.
+    A name means a job of the service, as in penstock suspend, unless a directory has that name; ./NAME always means a
+    directory.
     """
     is_name = "/" not in target and not Path(target).exists()
     if server is not None or is_name:
@@ -88,17 +89,19 @@ def _conclude(ended: Ended, form: Format) -> None:
     if phase is Phase.SUSPENDED and ended.signal is None:
         output.say(f"not started: {ended.run.job} sets suspend: true; change that, then: penstock resume {root}")
     elif phase is Phase.SUSPENDED:
-        output.say(f"stopped after {summary.steps} steps; go on with: penstock resume {root}")
+        output.say(f"stopped after {summary.steps} steps; continue with: penstock resume {root}")
         raise typer.Exit(128 + (ended.signal or 0))
 
 
 def demo(
     job: Job,
-    folder: Annotated[Path, typer.Option("--folder", help="The service's database and runs.")] = Path("runs/demo"),
+    folder: Annotated[Path, typer.Option("--folder", help="Folder of the service's database and runs.")] = Path(
+        "runs/demo"
+    ),
     data: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: the job may read it as data://NAME/...")] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Train a job through its own service, which ends with it: `serve`, `submit` and `watch` in one.
+    """Train a job by a service of its own, which ends with it: serve, submit and watch in one command.
 
     Ctrl-C ends the job and the service.
     """
@@ -117,12 +120,12 @@ def demo(
 
 
 def rehearse(
-    target: Annotated[Path, typer.Argument(help="A job, a run directory or a plan.json.")],
+    target: Annotated[Path, typer.Argument(help="Job, run directory or plan.json.")],
     cluster: Cluster = None,
     profile: MeasuredProfile = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Play one step of a plan with real ranks and messages, waiting instead of computing."""
+    """Play one step of a plan with real ranks and messages, which wait instead of computing."""
     from penstock.cli.local.planning_commands import target_of
     from penstock.cli.local.rehearsing import rehearsed
     from penstock.cli.simulation import timeline_lines

@@ -1,4 +1,4 @@
-"""The service: `serve` starts it; options that its other commands share."""
+"""The service: `serve` starts it. Options that its other commands share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from urllib.parse import parse_qs, urlsplit
 import typer
 
 from penstock.cli import output
+from penstock.cli.commands.listed import Group, add
 
-Folder = Annotated[Path | None, typer.Option("--folder", help="The service's database and runs.")]
+Folder = Annotated[Path | None, typer.Option("--folder", help="Folder of the service's database and runs.")]
 DATABASE, DATABASE_FILE = "PENSTOCK_DATABASE", "PENSTOCK_DATABASE_FILE"
 
 
 def database_url(given: str) -> str:
-    """The URL that was ``given``, or that the environment or the file that it names holds; empty for SQLite.
+    """Return the URL that was ``given``, or the one in the environment or in a file that it names; empty for SQLite.
 
     Every user of a machine may read a process's command line, so a password there is refused. The variable is removed
     from the environment, because the processes of jobs inherit it. Raises `UserError` for a URL that cannot be used.
@@ -28,9 +29,11 @@ def database_url(given: str) -> str:
     try:
         parts = urlsplit(given)
     except ValueError as error:
-        raise UserError(what=f"is no URL: {error}", where="--database", remedy="write postgresql://HOST/NAME") from None
+        raise UserError(
+            what=f"is not a URL: {error}", where="--database", remedy="write postgresql://HOST/NAME"
+        ) from None
     if parts.password or any("password" in name.lower() for name in parse_qs(parts.query)):
-        what = "holds a password, which every user of this machine could read"
+        what = "contains a password, which every user of this machine could read in the list of processes"
         remedy = f"put the URL in a file that {DATABASE_FILE} names, or in {DATABASE}, and leave --database out"
         raise UserError(what=what, where="--database", remedy=remedy)
     if given or not file:
@@ -38,10 +41,12 @@ def database_url(given: str) -> str:
     try:
         url = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(what=f"{file} cannot be read: {reason}", where=DATABASE_FILE, remedy="fix its path") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        remedy = "set the variable to a file that contains only the URL"
+        raise UserError(what=f"{file} cannot be read: {reason}", where=DATABASE_FILE, remedy=remedy) from None
     if not url:
-        raise UserError(what=f"{file} is empty", where=DATABASE_FILE, remedy="write the URL into it, or unset it")
+        remedy = "write the URL into the file, or unset the variable"
+        raise UserError(what=f"{file} is empty", where=DATABASE_FILE, remedy=remedy)
     return url
 
 
@@ -58,11 +63,11 @@ Database = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command()(serve)
+    add(app, Group.SERVICE, serve, "penstock serve --port 8470 --data corpus=/data/corpus")
 
 
 def default_folder() -> Path:
-    """The default folder for this user's data."""
+    """Return the default folder for this user's data."""
     home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return home / "penstock"
 
@@ -70,26 +75,24 @@ def default_folder() -> Path:
 def serve(
     folder: Folder = None,
     database: Database = "",
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="The port.")] = 8470,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Another host name for requests.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")] = 8470,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Further host name that requests may use.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: jobs may read it as data://NAME/...")] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="Answer by HTTPS, with this certificate (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
-    schedule: Annotated[list[str] | None, typer.Option(help="An installed schedule that jobs may name.")] = None,
-    webhook: Annotated[str, typer.Option(help="A URL that is notified of every job that ends.")] = "",
-    webhook_secret: Annotated[
-        Path | None, typer.Option(help="The file of the secret that signs notifications.")
-    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="Certificate for HTTPS, in PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate.")] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="Installed schedule that jobs may name.")] = None,
+    webhook: Annotated[str, typer.Option(help="URL to notify of the end of every job.")] = "",
+    webhook_secret: Annotated[Path | None, typer.Option(help="File with the secret that signs notifications.")] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Serve a cluster's jobs; run none on this machine.")
+        bool, typer.Option("--cluster", help="Serve the jobs of a Kubernetes cluster, and run none on this machine.")
     ] = False,
     namespace: Annotated[str, typer.Option(help="Serve only this namespace of the cluster.")] = "",
     policy: Annotated[
-        Path | None, typer.Option(help="The cluster's policy for jobs: the file that the chart makes.")
+        Path | None, typer.Option(help="File with the cluster's policy for jobs, from the chart's ConfigMap.")
     ] = None,
 ) -> None:
-    """Run jobs for all holders of a token, on this machine or a cluster; jobs go on when the service ends."""
+    """Serve jobs, on this machine or on a cluster, by HTTP. Jobs continue when the service ends."""
     from penstock.api.settings import Settings
     from penstock.api.start.server import tls_of
     from penstock.api.start.serving import read_webhook
@@ -99,7 +102,8 @@ def serve(
 
     for option, is_given in (("--namespace", bool(namespace)), ("--policy", policy is not None)):
         if is_given and not cluster:
-            raise UserError(what="has a meaning only on a cluster", where=option, remedy="add --cluster")
+            remedy = f"add --cluster to serve a Kubernetes cluster, or leave {option} out"
+            raise UserError(what="is only for a cluster", where=option, remedy=remedy)
 
     settings = Settings(
         folder=(folder or default_folder()).absolute(),
@@ -126,10 +130,11 @@ def serve(
 
 
 def _root(text: str) -> tuple[str, Path]:
-    """``NAME=FOLDER`` as a pair; the folder must exist."""
+    """Parse ``NAME=FOLDER``; the folder must exist."""
     from penstock.core.errors import UserError
 
     name, _, folder = text.partition("=")
     if not name or not folder or not Path(folder).is_dir():
-        raise UserError(what=f"{text!r} names no folder", where="--data", remedy="write NAME=FOLDER")
+        remedy = "write NAME=FOLDER with an existing folder, such as corpus=/data/corpus"
+        raise UserError(what=f"{text!r} does not name a folder", where="--data", remedy=remedy)
     return name, Path(folder).absolute()

@@ -1,4 +1,4 @@
-"""Getting started: `init` writes a manifest, `doctor` checks this machine."""
+"""First steps: `init` writes a manifest, `doctor` checks this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
+from penstock.cli.commands.listed import Group, add
 from penstock.cli.commands.options import Output
 from penstock.cli.output import Format
 from penstock.core.job import Device
@@ -15,16 +16,16 @@ from penstock.core.job import Device
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command()(init)
-    app.command()(doctor)
+    add(app, Group.START, init, "penstock init job.yaml --name my-job")
+    add(app, Group.START, doctor, "penstock doctor --device cpu")
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="The manifest to write.")] = Path("job.yaml"),
-    name: Annotated[str, typer.Option(help="The job's name.")] = "my-job",
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("job.yaml"),
+    name: Annotated[str, typer.Option(help="Name of the job.")] = "my-job",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented manifest to start from."""
+    """Write a commented manifest to edit."""
     from penstock.cli.template import write_template
 
     write_template(path, name, overwrite=force)
@@ -32,10 +33,12 @@ def init(
 
 
 def doctor(
-    device: Annotated[Device | None, typer.Option(help="Try ranks on this device alone; all that are here.")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="Test ranks only on this device; by default on all devices of this machine.")
+    ] = None,
     form: Output = Format.TEXT,
 ) -> None:
-    """Check this machine for training: list its resources, problems and their remedies; try ranks out."""
+    """Check this machine for training: list resources, problems and remedies, and test ranks."""
     from penstock.cli.local.doctor import examine, rendered
 
     findings = examine(Path.cwd(), device)

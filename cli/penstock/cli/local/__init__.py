@@ -1,1 +1,1 @@
-"""Commands' work on this machine: plans, runs, measurements, reports. Commands import it late: it needs the agent."""
+"""Work of commands on this machine: plans, runs, profiles, reports. Commands import it late: it needs the agent."""

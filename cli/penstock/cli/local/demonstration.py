@@ -1,6 +1,6 @@
-"""A job through its own service, from an empty folder to its summary, for `./dev demo`.
+"""Demonstration of a job and its own service, from an empty folder to the summary, for `./dev demo`.
 
-Everything lies in one folder, the user's configuration stays as it is, and stopping it leaves nothing running.
+All files are in one folder, the user's configuration is not changed, and no process is left after the end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAST_WORDS = 20
 
 
 class NoServiceError(PenstockError):
-    """The service did not come to answer."""
+    """The service did not start."""
 
 
 def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Summary:

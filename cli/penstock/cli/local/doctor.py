@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LEAST_FREE_BYTES = 2 * 10**9
 LEAST_OPEN_FILES = 1024
 TRAINING = ("core", "planner", "view", "client", "agent", "trainer", "cli")
-"""The distributions that train on this machine, and the command line."""
+"""Distributions that training on this machine needs, and the command line."""
 
 _SMALL = ModelSpec(family=Family.GPT2, layers=1, hidden=8, heads=1, vocab=1)
 
@@ -47,12 +47,14 @@ class Finding(Manifest):
 
     @property
     def fine(self) -> bool:
-        """Whether nothing has to be done."""
+        """Whether the check has passed."""
         return not self.remedy
 
 
 def examine(folder: Path, device: Device | None = None) -> list[Finding]:
-    """Run all checks; ``folder`` is for runs. Ranks are tried on ``device``, or on every kind that is present."""
+    """Run all checks. ``folder`` is the folder of runs; ranks are tested on ``device``, or on every kind of device
+    here.
+    """
     return [
         _python(),
         Finding(name="system", found=f"{platform.system()} {platform.release()} on {platform.machine()}"),
@@ -72,7 +74,7 @@ def _python() -> Finding:
 
 
 def _memory_bytes() -> int:
-    """Memory that processes may use: the machine's, or less by the limit of a control group."""
+    """Memory that processes may use: the machine's, or the smaller limit of a control group."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         if path.exists() and (limit := path.read_text().strip()).isdecimal():
@@ -93,7 +95,7 @@ def _open_files() -> Finding:
 
 
 def _loopback() -> Finding:
-    """Ranks on one machine meet there."""
+    """Check the loopback interface, by which ranks on one machine connect."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -104,7 +106,7 @@ def _loopback() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    """Missing distributions of penstock that run jobs here, and the requirements of those that are installed."""
+    """Check distributions of penstock that run jobs here, and the requirements of the installed ones."""
     findings, wanted = [], dict[str, str]()
     for member in (f"penstock-{name}" for name in TRAINING):
         try:
@@ -127,7 +129,7 @@ def _package(name: str, wanted: str) -> Finding:
 
 
 def _devices(wanted: Device | None) -> list[Finding]:
-    """Devices that PyTorch can use; nothing if it or the trainer is missing, which is another finding."""
+    """Check devices that PyTorch can use; nothing if PyTorch or the trainer is missing, which is a separate finding."""
     if find_spec("torch") is None or find_spec("penstock.trainer") is None:
         return []
     try:
@@ -154,7 +156,7 @@ def _devices(wanted: Device | None) -> list[Finding]:
 
 
 def _tried(device: Device, num_ranks: int) -> Finding:
-    """A trial of ranks on the device, started like those of a job."""
+    """Test ranks on the device, started like those of a job."""
     name = f"trial on {device.value}"
     try:
         trial = try_ranks(device, num_ranks)
@@ -170,7 +172,7 @@ _TRIAL_REMEDIES = {
 
 
 def rendered(findings: Sequence[Finding]) -> list[RenderableType]:
-    """The findings for a terminal."""
+    """Return the findings for a terminal."""
     from rich.table import Table
     from rich.text import Text
 

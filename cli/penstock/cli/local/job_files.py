@@ -1,7 +1,7 @@
 """Reads jobs for this machine, with every reference resolved.
 
-After reading, a job stands for itself: paths are absolute (they are relative to the manifest's folder), a schedule file
-is part of the manifest, and a vocabulary size that only the tokenizer's file has is filled in.
+After reading, a job is self-contained: relative paths, which refer to the manifest's folder, are absolute; a schedule
+file is part of the manifest; and a vocabulary size that only the tokenizer's file has is filled in.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _PATHS = (("data", "source"), ("data", "tokenizer", "file"), ("checkpoint", "res
 
 
 def read_job(path: Path, warn: Warn) -> PipelineJob:
-    """The job in ``path``, resolved; ``warn`` gets notes on the dropped parts of an imported schedule.
+    """Read the job in ``path``; ``warn`` gets notes about dropped parts of an imported schedule.
 
     Raises:
-        UserError: it cannot be read, or something in it is wrong.
+        UserError: the file cannot be read, or a field is invalid.
     """
     return read_resolved(path, warn, _resolved)
 
 
 def _resolved(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """``spec`` with absolute paths and, where only a tokenizer's file has it, the vocabulary size."""
+    """Return ``spec`` with absolute paths and, if only a tokenizer's file has it, the vocabulary size."""
     resolved = with_absolute_schedule(spec, folder)
     for keys in _PATHS:
         resolved = with_absolute_path(resolved, keys, folder)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def measure(job: PipelineJob, root: Path | None) -> Profile:
-    """The machine, measured for ``job`` now; kept in the cache and, if given, in the run directory ``root``.
+    """Measure the machine for ``job``; store the profile in the cache and, if given, in the run directory ``root``.
 
     Raises:
-        UserError: the job's device is not here, or the directory cannot be written.
+        UserError: this machine lacks the job's device, or the directory cannot be written.
         RunError: a rank failed.
     """
     identity = identify(job.spec)
@@ -43,13 +43,13 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
         finish(LocalWorkers().profile(job, run, 0), requests, lambda: _report(run, shown))
         profile = run.read_profile()
     path = Profiles(profiles_folder()).keep(profile, identity)
-    say(f"kept in {path}")
+    say(f"wrote the profile to {path}")
     return profile
 
 
 @contextmanager
 def _folder(root: Path | None) -> Iterator[RunDir]:
-    """The run directory ``root``, or a temporary one."""
+    """Yield the run directory ``root``, or a temporary one."""
     if root is not None:
         yield RunDir(root.absolute())
         return
@@ -64,13 +64,13 @@ def _report(run: RunDir, shown: Line) -> None:
 
 
 def _reports(profile: Profile) -> list[FitReport]:
-    """Of every unit that was measured, once."""
+    """Return a fit report of every measured unit."""
     reports = (report for degrees in profile.degrees for report in measured_cost(profile, *degrees).reports)
     return list({(fit.unit, fit.kind, fit.tp, fit.head_parts): fit for fit in reports}.values())
 
 
 def profile_lines(profile: Profile) -> list[RenderableType]:
-    """The measurements for a terminal: costs of a block, errors of the fit, links and memory."""
+    """Return the profile for a terminal: costs of a block, errors of the fit, links and memory."""
     from rich.table import Table
 
     key, ranks = profile.key, format_count(profile.num_ranks, "rank")

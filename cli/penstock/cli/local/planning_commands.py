@@ -1,4 +1,4 @@
-"""Plans outside of a run: the hardware to plan for, the plan with its reasons, and the target of a command."""
+"""Plans outside of a run: the hardware, the plan with its reasons, and the target of a command."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def hardware_for(
             remedy="describe links and memory in a file (penstock cluster init), and name it with --cluster",
         )
     if cluster is not None and profile is not None:
-        raise UserError(what="--cluster and --profile exclude each other", remedy="name one of them")
+        remedy = "use --cluster for described hardware, or --profile for a measured machine"
+        raise UserError(what="--cluster and --profile cannot be combined", remedy=remedy)
     if cluster is not None:
         return read_cluster(cluster, costs)
     if profile is not None:
@@ -68,7 +69,7 @@ def hardware_for(
     hardware = Profiles(profiles_folder()).find(spec, identify(spec), places, time.time())
     if hardware is None:
         raise UserError(
-            what="this machine has not been measured for this job in the last days",
+            what="this machine has no fresh profile for this job",
             where="profile",
             remedy="measure it with penstock profile JOB, or plan for described hardware with --cluster",
         )
@@ -100,7 +101,7 @@ def try_plans(job: PipelineJob, hardware: Hardware, count: int, run_dir: Path | 
         )
     if what_if:
         raise UserError(
-            what="--trial and --what-if exclude each other: changed hardware cannot be tried",
+            what="--trial and --what-if cannot be combined: changed hardware is not here",
             where="--what-if",
             remedy="try plans first, then plan once more with --what-if",
         )
@@ -115,7 +116,7 @@ def try_plans(job: PipelineJob, hardware: Hardware, count: int, run_dir: Path | 
 
 
 def progress_text(progress: Progress) -> str:
-    """How far a search is, in a line."""
+    """Return the progress of a search, in a line."""
     return search_text(progress.candidates, progress.best_step_seconds, progress.best_speed, progress.change)
 
 
@@ -129,7 +130,7 @@ def simulate_plan(plan: Plan, hardware: Hardware) -> Timeline:
 
 
 def store_plan(root: Path, job: PipelineJob, plan: Plan, hardware: Hardware) -> None:
-    """Lay out a run directory that `penstock run` will go by."""
+    """Write a run directory with a plan that `penstock run` uses."""
     run = RunDir(root)
     run.create()
     require_unused(run)
@@ -141,7 +142,7 @@ def store_plan(root: Path, job: PipelineJob, plan: Plan, hardware: Hardware) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A plan and the hardware to imagine it on."""
+    """A plan and the hardware to simulate it on."""
 
     plan: Plan
     hardware: Hardware
@@ -176,12 +177,12 @@ def _hardware_beside(folder: Path, cluster: Path | None, profile: Path | None) -
 
 
 def plan_data(plan: Plan, cost: Cost | None) -> dict[str, Any]:
-    """The plan as data, with ``cost`` next to its fields where a price is given."""
+    """Return the plan as data, with ``cost`` if there is a price."""
     return plan.to_manifest() if cost is None else {**plan.to_manifest(), COST: cost.to_manifest()}
 
 
 def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
-    """The plan for a terminal: its decisions, reasons, duration, cost, and alternatives."""
+    """Return the plan for a terminal: its decisions, reasons, duration, cost and alternatives."""
     from rich.table import Table
     from rich.text import Text
 
@@ -210,7 +211,7 @@ def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
 
 
 def stages_text(plan: Plan) -> str:
-    """Units of every stage, equal neighbours counted: ``11, 3 x 12, 10``."""
+    """Return the units of every stage, with equal neighbours counted: ``11, 3 x 12, 10``."""
     runs = [(units, len(list(run))) for units, run in itertools.groupby(stop - first for first, stop in plan.stages)]
     return ", ".join(f"{count} x {units}" if count > 1 else str(units) for units, count in runs)
 

@@ -17,7 +17,7 @@ from penstock.core.units import format_bytes, format_seconds
 from penstock.planner.worker.questions import Progress
 
 SHORTEST_SECONDS = 0.2
-"""Shorter phases, whose work was already done, get no line."""
+"""Phases shorter than this, whose work was already done, get no line."""
 RECENT_STEPS = 20
 
 NAMES = {
@@ -28,11 +28,11 @@ NAMES = {
     Phase.RUNNING: "train",
     Phase.RECOVERING: "recover",
 }
-"""Display names of the phases that take time."""
+"""Display names of phases with a duration."""
 
 
 class People(RunObserver):
-    """Shows a run of ``num_steps`` steps."""
+    """Prints the progress of a run of ``num_steps`` steps."""
 
     def __init__(self, num_steps: int, line: Line) -> None:
         self._num_steps, self._line = num_steps, line

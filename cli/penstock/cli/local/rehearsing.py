@@ -1,4 +1,4 @@
-"""Rehearsals: a plan's real ranks and messages on this machine, waiting where they would compute."""
+"""Rehearsals: a plan's real ranks and messages on this machine, which wait instead of computing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from penstock.core.timeline import Timeline
 from penstock.planner.replay import simulated, spec_of
 
 MOST_RANKS = 64
-"""Each is a process with PyTorch, of some 300 MB: more than these, and most machines run out of memory."""
+"""Largest number of processes. Each loads PyTorch, about 300 MB, and most machines would run out of memory."""
 
 
 def ranks_of(plan: Plan) -> int:
-    """The processes of its rehearsal; raises `UserError` if they are too many.
+    """Return the number of processes of the plan's rehearsal; raises `UserError` if there are too many.
 
-    Shards of a pipeline rank do the same at the same time, and messages among them are predicted as part of their
-    compute: one process stands for all of them.
+    Shards of a pipeline rank do the same work concurrently, and their messages are predicted as part of their compute:
+    one process represents all of them.
     """
     num_ranks = plan.dp * plan.pp
     if num_ranks > MOST_RANKS:
@@ -41,10 +41,10 @@ def ranks_of(plan: Plan) -> int:
 
 
 def rehearsed(plan: Plan, hardware: Profile | ClusterSpec) -> Timeline:
-    """One step of ``plan``, played here at the pace that ``hardware`` would have.
+    """Play one step of ``plan`` on this machine, with the times that ``hardware`` would have.
 
     Raises:
-        UserError: it is too large for one machine.
+        UserError: the plan is too large for one machine.
         RunError: a rank failed.
     """
     num_ranks = ranks_of(plan)
@@ -59,7 +59,7 @@ def rehearsed(plan: Plan, hardware: Profile | ClusterSpec) -> Timeline:
 
 
 def lay_out(run: RunDir, plan: Plan, hardware: Profile | ClusterSpec) -> PipelineJob:
-    """Write all that the ranks of a rehearsal read; the job that they do."""
+    """Write the input of the ranks of a rehearsal; return their job."""
     predicted = simulated(plan, hardware).timeline
     job = PipelineJob(metadata=Metadata(name="rehearsal"), spec=spec_of(plan))
     run.create()

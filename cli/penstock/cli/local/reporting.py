@@ -1,4 +1,4 @@
-"""The report of a run: everything its directory holds, and the plan simulated again for the picture."""
+"""Report of a run: all data of its directory, and a new simulation of the plan for the picture."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ PACKAGES = ("torch", "numpy", "numba", "tokenizers")
 
 
 def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
-    """Report data of ``run``; raises `UserError` if it is no run or one of its files is corrupt.
+    """Return report data of ``run``; raises `UserError` if it is not a run or one of its files is corrupt.
 
-    A service passes ``phase``, since it keeps the phases of its jobs; by default it is read from the run's state.
+    A service passes ``phase``, which its database has; by default it is read from the run's state.
     """
     job, result = run.read_recorded_job(), read_result(run)
     plan = run.read_plan() if run.plan.exists() else None
@@ -61,13 +61,13 @@ def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
 
 
 def sampled(run: RunDir, last: Timeline | None) -> list[Timeline]:
-    """Every step of which there is a timeline, in order."""
+    """Return the timelines of all sampled steps, in order."""
     timelines = [read_timeline(path) for path in run.timelines.glob("step-*.json")]
     return sorted(timelines, key=lambda timeline: timeline.step or 0) or ([last] if last else [])
 
 
 def typical(timelines: Sequence[Timeline], usual: Usual | None) -> tuple[Timeline | None, tuple[Timeline, ...]]:
-    """The timeline nearest in length to the usual step, or the last if there is no usual step; and the others."""
+    """Return the timeline with the duration nearest to the usual step, or the last without one; and the others."""
     if not timelines:
         return None, ()
     chosen = timelines[-1]
@@ -77,7 +77,7 @@ def typical(timelines: Sequence[Timeline], usual: Usual | None) -> tuple[Timelin
 
 
 def write_report(run: RunDir, phase: Phase | None = None) -> None:
-    """Write report.html and, next to it, trace.json for Perfetto. Raises as `report_data` does."""
+    """Write report.html and trace.json for Perfetto; raises as `report_data` does."""
     data = report_data(run, phase)
     write_atomically(run.report, report(data))
     timelines = [timeline for timeline in (data.predicted, data.measured) if timeline is not None]
@@ -86,12 +86,12 @@ def write_report(run: RunDir, phase: Phase | None = None) -> None:
 
 
 def trace_path(run: RunDir) -> Path:
-    """The step, predicted and measured, as Perfetto and chrome://tracing open it."""
+    """File with the predicted and the measured step, for Perfetto and chrome://tracing."""
     return run.root / "trace.json"
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Python, penstock, and the packages that a run depends on, as far as they are installed."""
+    """Return the versions of Python, penstock, and the packages that a run depends on, as far as installed."""
     installed = [("python", platform.python_version()), ("penstock", core.__version__)]
     for package in PACKAGES:
         try:
@@ -102,7 +102,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def _predicted(plan: Plan | None, profile: Profile | None) -> Timeline | None:
-    """The plan's step, simulated; none where there is nothing to simulate from or too much to draw."""
+    """Simulate the plan's step; none without a plan or profile, and for a step that is too large to draw."""
     if plan is None or profile is None:
         return None
     if num_actions(plan) > MOST_ACTIONS:

@@ -1,4 +1,4 @@
-"""Starting and resuming runs: their directory, the checks before anything starts, and the call of the executor."""
+"""Start and resumption of runs: their directory, the checks before the start, and the call of the executor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """How the executor left a run; ``signal`` is the first that asked it to stop, if one did."""
+    """End of an execution of a run; ``signal`` is the first signal that stopped it, if there was one."""
 
     run: RunDir
     state: RunState
@@ -45,7 +45,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """The machine as a run uses it: processes, PyTorch's description of it, seconds since the epoch, its memory."""
+    """Resources of the machine: processes, PyTorch's description of it, seconds since the epoch, memory."""
 
     workers: Workers = field(default_factory=LocalWorkers)
     identify: Callable[[JobSpec], Identity] = identify
@@ -61,7 +61,7 @@ def start(
     The sample at the end begins with ``prompt``, or with held-out text if that is empty.
 
     Raises:
-        UserError: something that only the user can fix.
+        UserError: the user has to fix something.
     """
     run = RunDir((root or next_folder(job.metadata.name)).absolute())
     _check_here(job, metrics_port, here)
@@ -112,10 +112,10 @@ def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
 
 
 def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
-    """Go on with the run in ``root`` as a new attempt, by the same plan, from its newest checkpoint.
+    """Continue the run in ``root`` with a new attempt, by the same plan, from its newest checkpoint.
 
     Raises:
-        UserError: there is no run, it is finished, or something else that only the user can fix.
+        UserError: there is no run, it is finished, or the user has to fix something else.
     """
     run = RunDir(root.absolute())
     job = run.read_job()
@@ -146,7 +146,7 @@ def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int |
 
 
 def next_folder(name: str) -> Path:
-    """``runs/NAME/N`` with the next free number."""
+    """Return ``runs/NAME/N`` with the next free number."""
     taken = (path.name for path in (RUNS / name).glob("*"))
     return RUNS / name / str(1 + max(map(int, filter(str.isdecimal, taken)), default=0))
 

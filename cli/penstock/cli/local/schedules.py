@@ -1,4 +1,4 @@
-"""Schedules by name or file, proved to run, for people to look at."""
+"""Schedules by name or file, checked and drawn."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: int, warn: Warn) -> Schedule:
-    """The schedule called ``name`` where every action costs the same, or the one in a CSV file.
+    """Return the schedule called ``name`` with equal costs of all actions, or the one in a CSV file.
 
-    It is proved as ranks of several shards run it, with pairs joined, if they can be.
+    It is checked as ranks of several shards would run it, with pairs joined, if they can be.
 
     Raises:
-        UserError: there is none of that name, or it cannot run.
+        UserError: no schedule has that name, or it cannot run.
     """
     if name.endswith(SCHEDULE_SUFFIX):
         schedule, _ = parse_schedule(import_schedule(Path(name), warn).text, name)
@@ -45,12 +45,12 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: 
 
 
 def _one_byte_each(kind: SlotKind, stage: int, tokens: int) -> int:
-    """Whether an order can run does not depend on sizes."""
+    """Size of every slot: whether an order can run does not depend on sizes."""
     return 1
 
 
 def schedule_lines(schedule: Schedule) -> list[RenderableType]:
-    """The grid, and the legend of its letters."""
+    """Return the grid, and the legend of its letters."""
     last = schedule.num_remainder_slices
     heading = (
         f"{format_count(len(schedule.ranks), 'rank')}, {format_count(schedule.num_stages, 'stage')}, "

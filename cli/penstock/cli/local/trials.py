@@ -1,9 +1,9 @@
-"""Trials: the best plans by prediction run on this machine for a few steps each, and the fastest is kept.
+"""Trials: the best plans by prediction run on this machine for a few steps each, and the fastest one is kept.
 
-A prediction is some per cent off, and the best few plans are nearer to each other than that. So the planner's order
-among them is a guess, and to run them decides (Pipette, arXiv 2405.18093, runs its ten best). Each plan is run by the
-trainer as `penstock run` does it, in a directory of its own that is removed afterwards; ranks are ended as soon as
-enough steps were measured, so that nothing is validated, sampled or saved.
+A prediction is off by a few per cent, and the best plans differ by less. Their predicted order is therefore uncertain,
+and measurements decide (Pipette, arXiv 2405.18093, runs its ten best). The trainer runs each plan as `penstock run`
+does, in a separate directory that is deleted afterwards. Ranks are stopped as soon as enough steps were measured, so
+nothing is validated, sampled or saved.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from penstock.planner.replay import candidate_of
 
 FEWEST_STEPS, MOST_STEPS = 5, 100
 LEAST_SECONDS = 2.0
-"""A trial's step is the median of those after the trainer's warm-up: of five, and of more where they are short."""
+"""Steps after the trainer's warm-up whose median is the result: five, and more where they are short."""
 
 POLL_SECONDS = 0.1
 ENDLESS = 2**20
-"""Steps that no trial reaches: it is ended before."""
+"""Number of steps in the job of a trial, which is stopped before."""
 
 
 def fastest(job: PipelineJob, plans: tuple[Plan, ...], workers: Workers | None = None) -> Plan:
-    """The plan with the fastest measured step; its explanation has all trials, and its reasons say why it was kept.
+    """Return the plan with the fastest measured step, with all trials and the reason for the choice.
 
     Raises:
-        UserError: the job's data does not suit it, or nothing here can train.
+        UserError: the job's data does not match it, or this machine cannot train.
         RunError: no plan took enough steps.
         StopRequestedError: a stop was requested; no rank is left.
     """
@@ -67,7 +67,7 @@ def fastest(job: PipelineJob, plans: tuple[Plan, ...], workers: Workers | None =
 def tried(
     job: PipelineJob, plan: Plan, workers: Workers, requests: StopRequests, report: Callable[[str], None]
 ) -> Trial:
-    """The plan's trial; if its ranks fail it has the cause, since other plans may run."""
+    """Run the plan's trial; if its ranks fail, the trial has the cause, since other plans may run."""
     assert plan.prediction is not None, "plans that were searched for are predicted"
     trial = Trial(
         plan=candidate_of(plan).label,
@@ -91,7 +91,7 @@ def tried(
 
 
 def _laid_out(run: RunDir, job: PipelineJob, plan: Plan) -> PipelineJob:
-    """Write the ranks' input. They begin with new parameters, and neither save nor validate before they are ended."""
+    """Write the input of the ranks, which start with new parameters and neither save nor validate."""
     short = job.with_spec(
         training=dataclasses.replace(job.spec.training, steps=ENDLESS, validate_every=0),
         checkpoint=CheckpointSpec(every_steps=ENDLESS),
@@ -111,7 +111,7 @@ def _steps(
     requests: StopRequests,
     report: Callable[[str], None],
 ) -> Iterator[float]:
-    """Seconds of the steps after warm-up; no rank is left, however it ends."""
+    """Return the seconds of the steps after warm-up; no rank is left in any case."""
     metrics, measured = MetricsFollower(run.metrics), 0.0
     report("starting")
     ranks = workers.train(job, run, 1, plan.num_ranks, None)
@@ -156,7 +156,7 @@ def _kept(plan: Plan, trials: tuple[Trial, ...], best: int) -> Plan:
 
 
 def _measured(alternative: Alternative, trials: tuple[Trial, ...], best: int) -> Alternative:
-    """The alternative; if it was run, its measurement becomes the reason why it was not kept."""
+    """Return the alternative; if it was run, its measurement is the reason why it was rejected."""
     kept = trials[best].measured_seconds
     trial = next((trial for trial in trials if trial.plan == alternative.label), None)
     if trial is None or kept is None:
@@ -186,7 +186,7 @@ def _reason(trials: tuple[Trial, ...], best: int) -> str:
 
 
 def _doubt(kept: Trial, others: list[Trial]) -> str:
-    """Whether the next fastest is so near that the order may be chance."""
+    """Note for a result whose distance to the next plan is below the spread of steps."""
     seconds = [(trial.measured_seconds, trial.spread) for trial in others if trial.measured_seconds is not None]
     if not seconds or kept.measured_seconds is None:
         return ""

@@ -1,1 +1,1 @@
-"""The routes, a module for each kind of resource."""
+"""Routes, a module for each kind of resource."""

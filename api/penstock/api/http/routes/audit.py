@@ -1,4 +1,4 @@
-"""/v1/audit: the log of changes and their authors."""
+"""/v1/audit: log of changes and their authors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_audit(
 ) -> AuditPage:
     """Every change by REST of the last 90 days, and every one that was refused for lack of rights, newest first.
 
-    Records that ranks reported are left out: they are numbered and kept themselves.
+    Records that ranks reported are left out: they are numbered and stored anyway.
     """
     before = None if cursor is None else int(cursor)
     entries, following = service.read(lambda connection: audit.page(connection, limit, before))

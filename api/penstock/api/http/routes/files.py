@@ -1,4 +1,4 @@
-"""The files of a job, below its name and its uid: checkpoints, their export, and artifacts to download."""
+"""Files of a job, below its name and its uid: checkpoints, their export, and artifacts to download."""
 
 from __future__ import annotations
 
@@ -67,23 +67,24 @@ def list_checkpoints(service: ServiceIn, job: JobIn) -> CheckpointPage:
 def export_checkpoint(
     service: ServiceIn, identity: Editor, job: JobIn, attempt: Number, step: Number, keyed: Once
 ) -> Response:
-    """Have a checkpoint written as safetensors with its configuration, as transformers reads it.
+    """Export a checkpoint as safetensors with its configuration, in the format of transformers.
 
-    It is made in the background; the list of checkpoints has its state, and its files are artifacts then.
+    The export runs in the background. The list of checkpoints shows its state, and its files become artifacts.
     """
     root, now = run_folder(service.settings, job), service.clock()
     known_checkpoint = next(
         (candidate for candidate in checkpoints(root) if (candidate.attempt, candidate.step) == (attempt, step)), None
     )
     if known_checkpoint is None or not known_checkpoint.complete:
-        detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them: GET .../checkpoints"
+        detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them with GET .../checkpoints"
         raise Problem(kind="not-found", detail=detail, where="step", remedy=remedy)
 
     def change(connection: Connection) -> Answer:
         jobs.add_event(connection, job.uid, "export", {"by": identity.name, "attempt": attempt, "step": step}, now)
         if not service.exports.start(root, attempt, step):
             retry = {"Retry-After": "30"}
-            raise Problem(kind="unavailable", detail="too many exports wait", remedy="try again later", headers=retry)
+            remedy = "repeat the request after the seconds in Retry-After"
+            raise Problem(kind="unavailable", detail="too many exports are waiting", remedy=remedy, headers=retry)
         return reply(_view(service, job, known_checkpoint), 202)
 
     return write_once(service, job.uid, keyed, change)
@@ -116,7 +117,7 @@ def download_artifact(
     """A file, or one part of it. It is always a download, never a page."""
     file = open_artifact(run_folder(service.settings, job), path)
     if file is None:
-        detail, remedy = f"there is no artifact {path!r}", "list them: GET .../artifacts"
+        detail, remedy = f"there is no artifact {path!r}", "list them with GET .../artifacts"
         raise Problem(kind="not-found", detail=detail, where="path", remedy=remedy)
     try:
         return FilePart(file, path, range_, if_range)

@@ -1,4 +1,4 @@
-"""Whether the service lives, is ready, and which one it is: for machines, without a token."""
+"""Liveness, readiness and version of the service, without a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/ingest: the route to which `penstock-agent ship` sends records of ranks.
+"""/v1/ingest: route to which `penstock-agent ship` sends records of ranks.
 
 It gets more requests than all other routes together, so it handles them as plain ASGI (`penstock.api.app`).
 """
@@ -30,8 +30,8 @@ router = APIRouter(tags=["ingest"])
 
 MOST_RECORDS = 5_000
 SMALL_BYTES = 4096
-"""A body up to this size is read at once, a larger one by a worker thread: even all compressed zeros, it delays other
-requests by a few milliseconds, while a full batch takes tenths of a second.
+"""A body up to this size is read in the event loop, a larger one in a worker thread. Even a body of compressed zeros
+then delays other requests only by a few milliseconds; a full batch takes tenths of a second.
 """
 ANSWERS = answers(
     "unauthenticated",
@@ -63,16 +63,16 @@ DOCUMENTED = {
 
 
 async def read_batch(request: Request, service: Service, namespace: str | None) -> Batch:
-    """The records in the body, of a caller who may report into ``namespace``.
+    """Return the records in the body of a caller who may report into ``namespace``.
 
     Raises:
-        Problem: it cannot be read.
-        UserError: something in it is wrong.
+        Problem: the body cannot be read.
+        UserError: a field has an invalid value.
     """
     body = await request.body()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     most_bytes = service.settings.limits.decompressed_bytes
-    if len(body) <= SMALL_BYTES and encoding != "gzip":  # which makes a thousand bytes of one
+    if len(body) <= SMALL_BYTES and encoding != "gzip":  # gzip expands a byte to up to a thousand
         records = read_records(body, encoding, most_bytes)
     else:
         records = await read_aside(read_records, body, encoding, most_bytes, limiter=service.bodies)
@@ -80,12 +80,12 @@ async def read_batch(request: Request, service: Service, namespace: str | None) 
 
 
 def read_records(body: bytes, encoding: str, most_bytes: int) -> list[Record]:
-    """The records in a body of at most ``most_bytes`` decompressed; raises as `read_batch` does."""
+    """Parse the records in a body of at most ``most_bytes`` decompressed; raises as `read_batch` does."""
     if encoding == "gzip":
         body = decompress(body, most_bytes)
     elif encoding != "identity":
-        remedy = "send gzip, or nothing compressed"
-        raise Problem(kind="bad-request", detail=f"{encoding} is not read", where="Content-Encoding", remedy=remedy)
+        detail, remedy = f"{encoding} is not supported", "compress the body with gzip, or leave Content-Encoding out"
+        raise Problem(kind="bad-request", detail=detail, where="Content-Encoding", remedy=remedy)
     document = load_json(body)
     return _records(cleaned(document) if ESCAPED.search(body) else document)
 
@@ -95,7 +95,8 @@ def _records(document: Any) -> list[Record]:
         raise UserError(what="is not a batch", where="body", remedy='send {"records": [...]}')
     listed = document["records"]
     if not isinstance(listed, list) or len(listed) > MOST_RECORDS:
-        raise UserError(what=f"is no list of up to {MOST_RECORDS}", where="records", remedy="send fewer at once")
+        remedy = "send several batches"
+        raise UserError(what=f"is not a list of up to {MOST_RECORDS} records", where="records", remedy=remedy)
     records: list[Record] = [read_value(Record, record, f"records[{i}]") for i, record in enumerate(listed)]
     return records
 
@@ -104,11 +105,11 @@ def _records(document: Any) -> list[Record]:
     "/v1/ingest", response_model=Acknowledged, responses=ANSWERS, operation_id="ingest", openapi_extra=DOCUMENTED
 )
 async def ingest(request: Request) -> Response:
-    """Keep records of one source of one attempt. Records from before are skipped; acknowledged means kept.
+    """Store records of one source of one attempt. Duplicates are skipped; acknowledged records are durable.
 
-    The records' own numbers make it safe to send them again, so Idempotency-Key is ignored. An attempt
-    takes records until its executor has closed it, also once another has followed; then they are refused with 409, and
-    their sender should stop. Those of an unknown attempt are refused with 425: send them again later.
+    Records are numbered, so it is safe to send them again, and Idempotency-Key is ignored. An attempt accepts records
+    until its executor has closed it, also after the next attempt has started. Records of a closed attempt are refused
+    with 409, and their sender should stop. Those of an unknown attempt are refused with 425: send them again later.
     """
     service = await service_of(request)
     identity = let_pass(request, authenticated(request).identity, Role.INGEST)
@@ -121,21 +122,22 @@ async def ingest(request: Request) -> Response:
 
 
 def _require_own(only: Reporting, batch: Batch) -> None:
-    """Raise unless the batch is of the job that its sender may report for, and of its attempt or one before it, whose
-    pods left records behind.
+    """Raise unless the batch is of the sender's job, and of its attempt or an earlier one, whose pods left records
+    behind.
     """
     if batch.uid != only.uid or batch.attempt > only.attempt:
         raise Problem(
             kind="forbidden",
             detail=f"the records are of attempt {batch.attempt} of {batch.uid}, which is not the sender's",
             where="records",
-            remedy=f"send those of {only.uid} alone, up to attempt {only.attempt}",
+            remedy=f"send only records of {only.uid}, up to attempt {only.attempt}",
         )
 
 
 async def _kept(service: Service, only: Reporting | None, batch: Batch) -> int:
-    """The highest sequence that is kept. A pod may know of its attempt before the mirror does; then the job is looked
-    at, once.
+    """Store the batch; return the highest stored sequence.
+
+    A pod may know its attempt before the mirror does: then the job is read from the cluster once.
     """
     try:
         return await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))

@@ -1,4 +1,4 @@
-"""Records of a job, below its name and its uid: its plans, the curves of its numbers, its steps, its log."""
+"""Records of a job, below its name and its uid: its plans, metrics, steps and log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OF_RANKS = (
 
 @of_job.get("/plans", responses=READS, name="listJobPlans")
 def list_plans(service: ServiceIn, job: JobIn) -> PlanPage:
-    """Every plan that the job used, oldest first, with its reasons and the rejected alternatives."""
+    """List every plan that the job used, oldest first, with its reasons and the rejected alternatives."""
     revisions = service.read(lambda connection: plans.revisions(connection, job.uid))
     items = [
         PlanView(
@@ -67,10 +67,10 @@ def get_metrics(
     rank: Annotated[list[Rank], Query(description=OF_RANKS)] = [],  # noqa: B006
     points: Annotated[int, Query(ge=1, le=series.MOST_POINTS, description="At most so many a series.")] = 500,
 ) -> MetricsView:
-    """The job's numbers over its steps, of all ranks together unless ranks are named.
+    """Return the job's metrics over its steps, over all ranks unless ranks are named.
 
-    Where there are more steps than points, a point stands for several: their least, mean, greatest and last value.
-    First, last, least and greatest value of a series are exact.
+    With more steps than points, a point covers several steps: their minimum, mean, maximum and last value. First, last,
+    smallest and largest value of a series are exact.
     """
     ranks = [ALL_RANKS, *rank]
     charts = service.read(lambda connection: series.charts(connection, job.uid, ranks, points))
@@ -101,7 +101,7 @@ def get_timeline(
     job: JobIn,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else the newest.")] = None,
 ) -> TimelineView:
-    """Timeline of every rank in one measured step, with the list of measured steps and the typical one."""
+    """Return the timeline of every rank in one measured step, with the list of measured steps and the typical one."""
 
     def question(connection: Connection) -> tuple[StoredTimeline | None, Sampled]:
         return records.timeline(connection, job.uid, step), records.sampled(connection, job.uid, usual(connection))
@@ -123,7 +123,7 @@ def get_timeline(
 
 
 def not_sampled(detail: str, sampled: Sampled) -> Problem:
-    """The problem, with the steps that there are."""
+    """Return the problem, with the sampled steps."""
     steps = ", ".join(map(str, sampled.steps[-10:])) or "none yet"
     return Problem(kind="not-found", detail=detail, where="step", remedy=f"the newest sampled steps: {steps}")
 
@@ -142,9 +142,9 @@ def get_logs(
     tail: Annotated[bool, Query(description="The last lines instead of the first.")] = False,
     limit: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> LogPage:
-    """The ranks' output, by rank; lines of a rank are numbered on across attempts.
+    """Return the output of ranks, by rank; the numbers of a rank's lines continue across attempts.
 
-    The last 2,000 lines of every rank are here, all of them in the files among the job's artifacts.
+    The service has the last 2,000 lines of every rank, and the files among the job's artifacts have all of them.
     """
     query = LinesQuery(rank=rank, after=after, seen=read_cursor(cursor or ""), tail=tail, limit=limit)
 
@@ -167,11 +167,11 @@ def get_logs(
 
 
 def read_cursor(text: str) -> Seen:
-    """``RANK:NUMBER`` pairs."""
+    """Parse ``RANK:NUMBER`` pairs."""
     pairs = (pair.split(":") for pair in text.split(",") if pair)
     return {int(rank): int(number) for rank, number in pairs}
 
 
 def write_cursor(seen: Seen) -> str:
-    """The same as text."""
+    """Format ``RANK:NUMBER`` pairs."""
     return ",".join(f"{rank}:{number}" for rank, number in sorted(seen.items()))

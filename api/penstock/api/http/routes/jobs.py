@@ -1,4 +1,4 @@
-"""/v1/jobs and /v1/history: jobs are made, found, listed, suspended, resumed, deleted."""
+"""/v1/jobs and /v1/history: create, get, list, suspend, resume and delete jobs."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ WRITES = answers(
 )
 WRITTEN: dict[str, Any] = {"response_model": JobView, "responses": WRITES}
 PROPOSED: dict[int | str, dict[str, Any]] = {
-    200: {"model": JobView, "description": "Of a dry run: the job as it would be made; its uid will be another one."}
+    200: {"model": JobView, "description": "The result of a dry run. The uid of the job itself will differ."}
 }
 DryRun = Annotated[
     bool,
-    Query(alias="dryRun", description="Only check whether the job would be accepted; keep nothing, ignore the key."),
+    Query(
+        alias="dryRun",
+        description="Only check whether the job would be accepted: nothing is stored, and the key is ignored.",
+    ),
 ]
 IfMatch = Annotated[
     str | None,
@@ -61,7 +64,7 @@ Change = Callable[[Connection, str, str, float], StoredJob]
 
 
 class _Edit:
-    """A change of the job that a path names, by a caller with the right to it."""
+    """Change of the job in a path, by an authorized caller."""
 
     def __init__(
         self, service: ServiceIn, identity: Editor, namespace: str, name: str, keyed: Once, if_match: IfMatch = None
@@ -170,43 +173,43 @@ def list_jobs(
 
 @of_job.get("", responses=READS, name="getJob")
 def get(job: JobIn, response: Response) -> JobView:
-    """The job: by its uid any, deleted or not; by its name the one that lives, else the latest that did."""
+    """Return the job: any job by its uid, deleted or not; by its name the existing one, else the latest deleted one."""
     response.headers["ETag"] = etag(job)
     return job_view(job)
 
 
 @router.delete("/v1/jobs/{namespace}/{name}", status_code=202, **WRITTEN, operation_id="deleteJob")
 def delete(editing: Editing) -> Response:
-    """End the job and free its name. Its records stay readable below /v1/history."""
+    """Delete the job: it ends, and its name becomes free. Its records stay readable below /v1/history."""
     return editing.delete()
 
 
 @router.post("/v1/jobs/{namespace}/{name}/suspend", **WRITTEN, operation_id="suspendJob")
 def suspend(editing: Editing) -> Response:
-    """Checkpoint after the current step, and free the devices."""
+    """Suspend the job: it saves a checkpoint after the current step and releases its devices."""
     return editing.suspend(True)
 
 
 @router.post("/v1/jobs/{namespace}/{name}/resume", **WRITTEN, operation_id="resumeJob")
 def resume(editing: Editing) -> Response:
-    """Go on with a suspended job."""
+    """Resume a suspended job."""
     return editing.suspend(False)
 
 
 def etag(stored: StoredJob) -> str:
-    """Changes with everything but progress."""
+    """Return the ETag, which changes with everything but progress."""
     return f'"{stored.version}"'
 
 
 def read_etag(header: str | None) -> int | None:
-    """The version in an If-Match header; none for no header or a star."""
+    """Return the version in an If-Match header; none without a header, and for a star."""
     if header is None or header == "*":
         return None
     return int(header.removeprefix("W/").strip('"'))
 
 
 def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None:
-    """Which namespaces a list shows; none for all."""
+    """Return the namespaces that a list shows; none for all."""
     if namespace is None:
         return identity.namespaces(Role.VIEWER, "list")
     if not identity.may(Role.VIEWER, namespace, "list"):
@@ -215,11 +218,12 @@ def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None
 
 
 def read_labels(texts: list[str]) -> dict[str, str]:
-    """``KEY=VALUE`` strings as a mapping."""
+    """Parse ``KEY=VALUE`` strings."""
     labels = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise Problem(kind="bad-request", detail=f"{text!r} is no label", where="label", remedy="write KEY=VALUE")
+            detail, remedy = f"{text!r} is not a label selector", "write KEY=VALUE, such as team=speech"
+            raise Problem(kind="bad-request", detail=detail, where="label", remedy=remedy)
         labels[key] = value
     return labels

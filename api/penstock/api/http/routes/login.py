@@ -1,4 +1,4 @@
-"""/login: a link's code becomes a session. Opening the page uses nothing up; only the POST from it does."""
+"""/login: exchange of a link's code for a session. Only the POST uses the code, not opening the page."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/login", operation_id="showLogin")
 def show() -> HTMLResponse:
-    """The form, which a script fills with the code behind the URL's '#'."""
+    """Show the form, which a script fills with the code from the URL's fragment."""
     return shown(login_page(WELCOME), None)
 
 
 async def read_code(request: Request) -> str:
-    """The form's only field; empty if the body is no form."""
+    """Return the form's only field; empty if the body is not a form."""
     try:
         return parse_qs((await request.body()).decode(), max_num_fields=4).get("code", [""])[0].strip()
     except ValueError:
@@ -37,7 +37,10 @@ async def read_code(request: Request) -> str:
 
 @router.post("/login", operation_id="login", dependencies=[Depends(require_same_origin)])
 def sign_in(request: Request, service: ServiceIn, code: Annotated[str, Depends(read_code)]) -> Response:
-    """Begin a session, and redirect to the first page. Another site's form could sign a user in as its author."""
+    """Begin a session, and redirect to the first page.
+
+    A form of another site is refused: it could sign a user in as somebody else.
+    """
     now = service.clock()
     before: Caller | None = request.state.caller
     address = address_of(request.scope)

@@ -25,7 +25,8 @@ Everywhere = Annotated[Identity, Depends(require(Role.VIEWER, everywhere=True))]
     operation_id="scrapeMetrics",
 )
 def metrics(service: ServiceIn, identity: Everywhere) -> PlainTextResponse:
-    """Metrics of the service and of its unfinished jobs, in Prometheus' text format; all namespaces, so the token must
-    hold in all.
+    """Return metrics of the service and of its unfinished jobs, in Prometheus' text format.
+
+    They cover all namespaces, so the token must be valid in all.
     """
     return PlainTextResponse(generate_latest(service.instruments.registry), media_type=MEDIA_TYPE)

@@ -1,4 +1,4 @@
-"""Answers of routes for jobs on a cluster: the same as elsewhere, after a call to the cluster."""
+"""Routes for jobs on a cluster: the same answers as for local jobs, after a call to the cluster."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from penstock.core.job import PipelineJob
 from penstock.kube.transport import Object
 
 
-def create(service: Service, member: Membership, identity: Identity, keyed: KeyedRequest | None, job: PipelineJob) -> Response:
-    """Make the job."""
+def create(
+    service: Service, member: Membership, identity: Identity, keyed: KeyedRequest | None, job: PipelineJob
+) -> Response:
+    """Create the job."""
     if known := _remembered(service, keyed):
         return known
     return _made(service, member, identity, keyed, job, {})
@@ -42,9 +44,14 @@ def propose(request: Request, service: Service, member: Membership, identity: Id
 
 
 def retry(
-    service: Service, member: Membership, identity: Identity, keyed: KeyedRequest | None, job: PipelineJob, old: StoredJob
+    service: Service,
+    member: Membership,
+    identity: Identity,
+    keyed: KeyedRequest | None,
+    job: PipelineJob,
+    old: StoredJob,
 ) -> Response:
-    """Make the job that goes on where the old one ended."""
+    """Create the job that continues where the old one ended."""
     if known := _remembered(service, keyed):
         return known
     again = submitting.on_the_same_storage(job, old.next_job)
@@ -87,7 +94,7 @@ def delete(
     place: tuple[str, str],
     version: int | None,
 ) -> Response:
-    """Remove the job from the cluster; the mirror reports when it is gone."""
+    """Delete the job from the cluster; the mirror reports the end of the deletion."""
 
     def change(job: Place, guard: str | None, stored: StoredJob) -> Object:
         member.kube.delete(job, guard)
@@ -127,7 +134,7 @@ def _made(
 
 
 def _remembered(service: Service, keyed: KeyedRequest | None) -> Response | None:
-    """The stored answer of an earlier request, which saves a call to the cluster."""
+    """Return the stored answer of an earlier request, which saves a call to the cluster."""
     known = service.read(lambda connection: remembered(connection, keyed))
     return None if known is None else response_of(known)
 

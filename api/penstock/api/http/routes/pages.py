@@ -1,4 +1,4 @@
-"""The pages: /, /jobs/{namespace}/{name}, /submit, and the files they refer to."""
+"""Pages: /, /jobs/{namespace}/{name}, /submit, and the files that they refer to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 def shown(page: Page, identity: Identity | None, status: int = 200) -> HTMLResponse:
-    """The page as an answer."""
+    """Return the page as a response."""
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
     return HTMLResponse(page.document(identity), status_code=status, headers=headers)
 
@@ -52,7 +52,7 @@ def show_jobs(
     sort: str = "-created",
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> HTMLResponse:
-    """The list of jobs."""
+    """Show the list of jobs."""
     phases = (Phase(phase),) if phase in set(Phase) else ()
     query = jobs.Query(namespaces=visible(identity, None), phases=phases, name=name, sort=sort, cursor=cursor)
     page_jobs, following = service.read(lambda connection: jobs.page(connection, query))
@@ -69,7 +69,7 @@ def show_job(
         int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else a typical one.")
     ] = None,
 ) -> HTMLResponse:
-    """A job's page."""
+    """Show a job."""
     try:
         data = service.read(lambda connection: read_job(connection, namespace, name, step))
     except NotSampledError as error:
@@ -89,11 +89,11 @@ def show_comparison(
     identity: Viewer,
     job: Annotated[list[str], Query(description="NAMESPACE/NAME, two to four times.")] = [],  # noqa: B006
 ) -> HTMLResponse:
-    """Jobs side by side."""
+    """Compare jobs."""
     places = [read_place(text) for text in job]
     if not FEWEST <= len(places) <= MOST:
-        remedy = "mark two to four jobs in the list, then Compare"
-        raise Problem(kind="bad-request", detail=f"{len(places)} jobs are named", where="job", remedy=remedy)
+        remedy = "mark two to four jobs in the list, then press Compare"
+        raise Problem(kind="bad-request", detail=f"{len(places)} jobs cannot be compared", where="job", remedy=remedy)
     for namespace, _ in places:
         if not identity.may(Role.VIEWER, namespace, "get"):
             raise forbidden(Role.VIEWER, namespace)
@@ -102,16 +102,17 @@ def show_comparison(
 
 
 def read_place(text: str) -> tuple[str, str]:
-    """``NAMESPACE/NAME``; raises `Problem`."""
+    """Parse ``NAMESPACE/NAME``; raises `Problem`."""
     namespace, slash, name = text.partition("/")
     if not slash or not namespace or not name:
-        raise Problem(kind="bad-request", detail=f"{text!r} is no job", where="job", remedy="write NAMESPACE/NAME")
+        remedy = "write NAMESPACE/NAME, such as default/llama"
+        raise Problem(kind="bad-request", detail=f"{text!r} does not name a job", where="job", remedy=remedy)
     return namespace, name
 
 
 @router.get("/submit")
 def show_submit(identity: Viewer) -> HTMLResponse:
-    """Where a job is handed over."""
+    """Show the form to submit a job."""
     return shown(submit_page(), identity)
 
 
@@ -119,7 +120,7 @@ def show_submit(identity: Viewer) -> HTMLResponse:
 def show_whatif(
     service: ServiceIn, identity: Editor, job: Annotated[str | None, Query(description="NAMESPACE/NAME.")] = None
 ) -> HTMLResponse:
-    """Controls, and the resulting plan, of an example or of an existing job. It needs the right to plan."""
+    """Show controls and the resulting plan, of an example or of an existing job. It needs the right to plan."""
     if job is None:
         return shown(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
     namespace, name = read_place(job)
@@ -131,7 +132,7 @@ def show_whatif(
 
 @router.get("/plans/{request}")
 def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLResponse:
-    """A request for a plan, as far as it is."""
+    """Show a plan request, with its progress."""
 
     def question(connection: Connection) -> tuple[StoredRequest, Plan | None, Wanted]:
         of_request = (connection, request)
@@ -146,13 +147,13 @@ def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLRespons
 
 @router.get("/profiles")
 def show_profiles(service: ServiceIn, identity: Viewer) -> HTMLResponse:
-    """The list of profiles."""
+    """Show the list of profiles."""
     return shown(profile_list(service.read(profiles.every), service.clock()), identity)
 
 
 @router.get("/profiles/{digest}")
 def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLResponse:
-    """One measurement."""
+    """Show a profile."""
     from penstock.planner.fit import fit_points
 
     stored, profile = service.read(lambda connection: profiles.get(connection, digest))
@@ -161,9 +162,10 @@ def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLRespo
 
 @router.get("/static/{name}")
 def show_file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
-    """A file that pages refer to, the same for all users."""
+    """Return a file that pages refer to, the same for all users."""
     if name not in static.FILES:
-        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy="reload the page")
+        remedy = "reload the page: another version of the service made it"
+        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy=remedy)
     headers = {"Cache-Control": f"public, max-age={MONTH_SECONDS}, immutable", "Vary": "Accept-Encoding"}
     media_type, _ = static.FILES[name]
     if "gzip" in accept_encoding:

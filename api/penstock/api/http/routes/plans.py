@@ -1,4 +1,4 @@
-"""/v1/plans: plans for a job, here or on other hardware, without running it."""
+"""/v1/plans: plans for a job, on this or other hardware, without running it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ router = APIRouter(tags=["plans"])
 
 MOST_WAITING = 32
 MOST_OF_NAMESPACE, MOST_OF_TOKEN = 16, 8
-"""Requests that are open at once; the name that a token was made for stands for all of its tokens."""
+"""Limits of open plan requests; all tokens with one name share a limit."""
 RETRY_SECONDS = 10
 READS = answers("unauthenticated", "forbidden", "not-found")
 ASKS = answers(
@@ -42,7 +42,7 @@ BODY = body(
         "properties": {
             "job": JOB,
             "cluster": {
-                "description": "Described hardware; not together with profile.",
+                "description": "Described hardware; excludes profile.",
                 "anyOf": [CLUSTER, {"type": "null"}],
             },
             "profile": {"type": ["string", "null"], "description": "The digest of a stored profile."},
@@ -72,7 +72,7 @@ def ask(service: ServiceIn, identity: Editor, document: Document, keyed: Once) -
 
     The body, JSON or YAML, holds the PipelineJob as `job`, and either `cluster`, hardware as `penstock plan --cluster`
     reads it, or `profile`, the digest of a stored profile. With neither, the newest fresh profile of the service's
-    machine is used that serves the job. Poll Location until the state is Succeeded, Failed or Canceled.
+    machine that fits the job is used. Poll Location until the state is Succeeded, Failed or Canceled.
     """
     wanted = Wanted.from_manifest(document)
     if service.cluster is not None:
@@ -92,9 +92,10 @@ def ask(service: ServiceIn, identity: Editor, document: Document, keyed: Once) -
 
 
 def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
-    """The same, with the chosen profile; raises `UserError` if there is none, or it does not fit the job."""
+    """Return the request with the chosen profile; raises `UserError` if there is none, or if it does not fit."""
     if wanted.cluster is not None and wanted.profile is not None:
-        raise UserError(what="cluster and profile exclude each other", where="profile", remedy="name one of them")
+        remedy = "leave out cluster for a measured machine, or profile for described hardware"
+        raise UserError(what="cannot be combined with cluster", where="profile", remedy=remedy)
     if wanted.cluster is not None:
         return wanted
     spec, model = wanted.job.spec, model_digest(wanted.job.spec.model, wanted.job.spec.data.sequence_length)
@@ -106,9 +107,9 @@ def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
     fitting = next((candidate for candidate in candidates if unfit(candidate, spec, model) is None), None)
     if fitting is None:
         raise UserError(
-            what="no machine of this service was measured for this job in the last days",
+            what="is missing, and this service has no fresh profile that fits the job",
             where="profile",
-            remedy="describe hardware as cluster, or run the job, which measures first",
+            remedy="describe the hardware in the field cluster, or run the job, which measures first",
         )
     return dataclasses.replace(wanted, profile=fitting.digest)
 
@@ -120,7 +121,7 @@ def _require_fit(service: Service, wanted: Wanted, model: str) -> None:
     try:
         _, profile = service.read(lambda connection: profiles.get(connection, digest))
     except profiles.NoSuchProfileError:
-        raise UserError(what="there is no such profile", where="profile", remedy=remedy) from None
+        raise UserError(what="does not exist", where="profile", remedy=remedy) from None
     reason = unfit(profile, wanted.job.spec, model)
     if reason is not None:
         raise UserError(what=reason, where="profile", remedy=remedy)
@@ -137,7 +138,7 @@ def _require_room(connection: Connection, namespace: str, by: str) -> None:
     ):
         if count >= most:
             detail, retry = f"{count} requests for plans {what} already", {"Retry-After": str(RETRY_SECONDS)}
-            remedy = "try again in a moment, or cancel some: DELETE /v1/plans/ID"
+            remedy = "repeat it after the seconds in Retry-After, or cancel requests with DELETE /v1/plans/ID"
             raise Problem(kind=kind, detail=detail, remedy=remedy, headers=retry)
 
 
@@ -148,7 +149,7 @@ def list_requests(
     namespace: Annotated[str | None, Query(max_length=63, description="Only requests of this namespace.")] = None,
     limit: Annotated[int, Query(ge=1, le=plan_requests.MOST_PER_PAGE)] = 50,
 ) -> PlanRequestPage:
-    """The newest requests, without their plans. Requests that have ended are deleted after 30 days."""
+    """List the newest plan requests, without their plans. Requests that have ended are deleted after 30 days."""
     chosen = visible(identity, namespace)
     requests = service.read(lambda connection: plan_requests.newest(connection, chosen, limit))
     return PlanRequestPage(items=[request_row(stored) for stored in requests])
@@ -156,15 +157,17 @@ def list_requests(
 
 @router.get("/v1/plans/{request}", responses=READS, operation_id="getPlanRequest")
 def get(service: ServiceIn, identity: Viewer, request: str) -> PlanRequestView:
-    """A request, and once it succeeded its plan, with reasons and the rejected alternatives."""
+    """Return a plan request, and after success its plan, with reasons and the rejected alternatives."""
     return service.read(lambda connection: _view(connection, _permitted(connection, identity, Role.VIEWER, request)))
 
 
 @router.delete("/v1/plans/{request}", responses=CANCELS, operation_id="cancelPlanRequest")
 def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestView:
-    """Cancel a request that waits or is worked on; forget one that has ended, and answer how it was."""
+    """Cancel an open plan request, or delete one that has ended; return its last state."""
     now = service.clock()
-    service.read(lambda connection: _permitted(connection, identity, Role.EDITOR, request))  # this may take a while
+    service.read(
+        lambda connection: _permitted(connection, identity, Role.EDITOR, request)
+    )  # outside of the writer: it may call the cluster
 
     def change(connection: Connection) -> PlanRequestView:
         before = _view(connection, _permitted(connection, identity, Role.EDITOR, request))
@@ -175,7 +178,7 @@ def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestVie
 
 
 def _permitted(connection: Connection, identity: Identity, role: Role, request: str) -> StoredRequest:
-    """The request, if it is in a namespace where ``identity`` has ``role``."""
+    """Return the request, if it is in a namespace where ``identity`` has ``role``."""
     stored = plan_requests.get(connection, request)
     if not identity.may(role, stored.namespace, "get" if role is Role.VIEWER else "create"):
         raise forbidden(role, stored.namespace)

@@ -16,13 +16,13 @@ READS = answers("unauthenticated", "forbidden", "not-found")
 
 @router.get("/v1/profiles", responses=READS, operation_id="listProfiles")
 def list_profiles(service: ServiceIn, identity: Viewer) -> ProfilePage:
-    """Every profile, newest first. They are of machines, and so of no namespace."""
+    """List every profile, newest first. Profiles belong to machines, and so to no namespace."""
     now = service.clock()
     return ProfilePage(items=[profile_row(profile, now) for profile in service.read(profiles.every)])
 
 
 @router.get("/v1/profiles/{digest}", responses=READS, operation_id="getProfile")
 def get(service: ServiceIn, identity: Viewer, digest: str) -> ProfileView:
-    """A profile: costs of layers, links between ranks as matrices, memory, and all of it in manifest form."""
+    """Return a profile: costs of layers, links between ranks as matrices, memory, and the whole manifest."""
     stored, profile = service.read(lambda connection: profiles.get(connection, digest))
     return profile_view(stored, profile, service.clock())

@@ -1,4 +1,4 @@
-"""Reruns of a job: a retry from its newest checkpoint, and its reproduction."""
+"""Retry of a job from its newest checkpoint, and its reproduction."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def retry(
     keyed: Once,
     wanted: Annotated[RetryRequest | None, Body()] = None,
 ) -> Response:
-    """Make a new job of one that has ended.
+    """Create a new job from one that has ended.
 
-    It goes on from the newest complete checkpoint; without one it begins where the old one began.
+    It continues from the newest complete checkpoint; without one it starts where the old job started.
     """
     if service.cluster is not None:
         return _retry_there(service, service.cluster, identity, (namespace, name), keyed, wanted)
@@ -82,7 +82,7 @@ def _retry_there(
     keyed: KeyedRequest | None,
     wanted: RetryRequest | None,
 ) -> Response:
-    """The same, on the job's cluster."""
+    """Retry the job on its cluster."""
 
     def question(connection: Connection) -> tuple[StoredJob, tuple[int, str] | None, frozenset[str]]:
         old = jobs.find(connection, *place)
@@ -100,12 +100,12 @@ def _retry_there(
 def _require_ended(old: StoredJob) -> None:
     if old.phase.terminal or old.deleted_at is not None:
         return
-    remedy = "wait until it has ended, or delete it; a suspended job goes on with resume"
+    remedy = "wait until it has ended, or delete it; resume a suspended job with POST .../resume"
     raise Problem(kind="conflict", detail=f"the job is {old.phase}", remedy=remedy)
 
 
 def _begin(settings: Settings, old: StoredJob) -> str | None:
-    """The newest complete checkpoint; raises `Problem` if there is nothing left to do after it."""
+    """Return the newest complete checkpoint; raises `Problem` if no steps are left after it."""
     newest = newest_checkpoint(run_folder(settings, old))
     if newest is None:
         return None
@@ -115,7 +115,7 @@ def _begin(settings: Settings, old: StoredJob) -> str | None:
 
 
 def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
-    """Raise `Problem` if the checkpoint of that step is of the last."""
+    """Raise `Problem` if the checkpoint is that of the last step."""
     steps = old.next_job.spec.training.steps
     if step >= steps:
         detail, remedy = f"all {steps} steps are done", f"submit a job with more steps and resumeFrom: {uri}"
@@ -124,7 +124,7 @@ def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
 
 @of_job.get("/reproduce", responses=READS, name="reproduceJob")
 def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionView:
-    """The means to repeat the run: its manifest with the newest plan pinned, versions, and commands to paste."""
+    """Return what repeats the run: its manifest with the newest plan pinned, package versions, and shell commands."""
 
     def question(connection: Connection) -> tuple[lineage.Origin, str]:
         taken = lineage.names(connection, job.namespace, name_stem(job.name))

@@ -1,4 +1,4 @@
-"""/v1/login-links, /v1/sessions, /v1/logout and /v1/me: browsers are signed in by a link, and out again."""
+"""/v1/login-links, /v1/sessions, /v1/logout and /v1/me: sign-in and sign-out of browsers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORGET_COOKIE = f"{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=Strict"
 
 @router.get("/v1/me", responses=READS, operation_id="getMe")
 def me(identity: Viewer, caller: CallerIn) -> MeView:
-    """The caller's identity."""
+    """Return the caller's identity."""
     return MeView(
         name=identity.name,
         role=identity.role,
@@ -47,22 +47,24 @@ def me(identity: Viewer, caller: CallerIn) -> MeView:
 def create_link(
     service: ServiceIn, identity: Viewer, caller: CallerIn, credential: CredentialIn, keyed: Once
 ) -> Response:
-    """Make a link that signs a browser in as the bearer of this token: once, within a minute, for twelve hours.
+    """Create a link that signs a browser in as the bearer of this token: once, within a minute, for twelve hours.
 
-    It needs the token itself: a session that could make links would never end.
+    It needs the token itself: a session that could create links would never end.
     """
     if caller.session is not None:
         remedy = "send the token: Authorization: Bearer TOKEN"
-        raise Problem(kind="forbidden", detail="a session makes no links", where="Authorization", remedy=remedy)
+        detail = "a session cannot create login links"
+        raise Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
     if isinstance(identity, Person):
-        detail, remedy = "a token of the cluster makes no links", "sign in with a token of penstock's own"
+        detail = "a token of the cluster cannot create login links"
+        remedy = "use a token of the service: penstock token create"
         raise Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
     now = service.clock()
 
     def change(connection: Connection, new: NewSecret) -> Answer:
         until = sessions.add_link(connection, caller.token, new.secret, now)
-        # Behind a '#', because a browser keeps that to itself: a query would be sent, and so be written into the logs
-        # of servers in between, and a program that previews links would use the code up.
+        # In the fragment, which a browser does not send: a query would be written to the logs of proxies, and a program
+        # that previews links would use up the code.
         return reply(NewLoginLink(path=f"/login#{new.salted}", expires_at=instant(until)), 201)
 
     return write_secret_once(service, "sessions", keyed, credential, sessions.LINK_PREFIX, change)
@@ -70,7 +72,7 @@ def create_link(
 
 @router.get("/v1/sessions", responses=READS, operation_id="listSessions")
 def list_sessions(service: ServiceIn, identity: Viewer, caller: CallerIn) -> SessionPage:
-    """Open sessions, newest first: an administrator's are everybody's, others' are those of their own token."""
+    """List open sessions, newest first. Administrators see all, others those of their own token."""
     now = service.clock()
     open_sessions = service.read(lambda connection: sessions.open_sessions(connection, now, reach(caller)))
     return SessionPage(items=[session_view(session) for session in open_sessions])
@@ -78,7 +80,7 @@ def list_sessions(service: ServiceIn, identity: Viewer, caller: CallerIn) -> Ses
 
 @router.delete("/v1/sessions/{session}", responses=WRITES, operation_id="endSession")
 def end_session(service: ServiceIn, identity: Viewer, caller: CallerIn, session: str) -> SessionView:
-    """Sign a browser out."""
+    """End a session: sign out its browser."""
     now, token = service.clock(), reach(caller)
     return session_view(service.write("sessions", lambda c: sessions.end(c, session, now, token)))
 
@@ -95,7 +97,7 @@ def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, keyed: Once) 
     session = caller.session
     if session is None:
         remedy = "revoke the token instead, or end a session: DELETE /v1/sessions/{session}"
-        raise Problem(kind="conflict", detail="the request came in no session", where="Cookie", remedy=remedy)
+        raise Problem(kind="conflict", detail="the request belongs to no session", where="Cookie", remedy=remedy)
     now = service.clock()
 
     def change(connection: Connection) -> Answer:
@@ -105,5 +107,5 @@ def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, keyed: Once) 
 
 
 def reach(caller: Caller) -> str | None:
-    """The token whose sessions the caller may list and end; none for all."""
+    """Return the token whose sessions the caller may list and end; none for all."""
     return None if caller.identity.may(Role.ADMIN) else caller.token

@@ -1,4 +1,4 @@
-"""Live streams: a job's events and state, and the states of all jobs."""
+"""Live streams: events and state of a job, and the states of all jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def job_events(
     limit: Annotated[int, Query(ge=1, le=1000, description="Not of a stream.")] = 200,
     last_event_id: LastEventId = None,
 ) -> Response | EventPage:
-    """The job's events, oldest first; as a stream also future events, and the job's state."""
+    """List the job's events, oldest first; a stream continues with future events and the job's state."""
     if MEDIA_TYPE in request.headers.get("accept", ""):
         share = Share(token=caller.token, namespaces=(job.namespace,))
         return opened(service, JobListener(uid=job.uid, last_event=int(last_event_id or after), share=share))
@@ -79,20 +79,21 @@ async def list_events(
     label: LabelQuery = [],  # noqa: B006, FastAPI copies it
     name: NameQuery = "",
 ) -> Response:
-    """Every job that changes, as a stream of `job` messages, once a second. After `hello` nothing is missed: list the
-    jobs then.
+    """Stream every job that changes, as `job` messages, once a second.
+
+    No change after `hello` is missed, so list the jobs once it has arrived.
     """
     wanted = Filter.of(await run_in_threadpool(visible, identity, namespace), read_labels(label), name)
     return opened(service, ListListener(filter=wanted, share=Share(token=caller.token, namespaces=wanted.namespaces)))
 
 
 def opened(service: Service, listener: Listener) -> EventStream:
-    """A stream for the listener; raises `Problem` where too many are open.
+    """Return a stream for the listener; raises `Problem` if too many are open.
 
     A token may have a third of all, and a namespace half of the rest, so that some are left for others.
     """
     feed, limits = service.feed, service.settings.limits
-    remedy, retry = "close some, or poll instead of listening", {"Retry-After": "10"}
+    remedy, retry = "close a stream, or poll GET /v1/jobs instead", {"Retry-After": "10"}
     num_open, (of_token, of_namespaces) = feed.num_listeners, feed.num_of(listener.share)
     if num_open >= limits.streams:
         detail = f"{limits.streams} live streams are open"
@@ -101,6 +102,6 @@ def opened(service: Service, listener: Listener) -> EventStream:
         detail = f"{of_token} live streams of this token are open"
         raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
     if 2 * of_namespaces >= limits.streams - (num_open - of_namespaces):
-        detail = f"{of_namespaces} live streams of the same namespaces are open, and others want some"
+        detail = f"{of_namespaces} live streams of the same namespaces are open, and the rest is reserved for others"
         raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
     return EventStream(feed, listener, limits.stream_seconds)

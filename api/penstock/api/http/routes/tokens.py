@@ -1,4 +1,4 @@
-"""/v1/tokens: made, listed and revoked by administrators."""
+"""/v1/tokens: administrators create, list and revoke tokens."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ WRITES = answers("unauthenticated", "forbidden", "not-found", "conflict", "too-l
 def create(
     service: ServiceIn, identity: Admin, credential: CredentialIn, wanted: TokenRequest, keyed: Once
 ) -> Response:
-    """Make a token. Its secret is in this answer and nowhere else. On a cluster an editor's needs a namespace."""
+    """Create a token. Only this answer contains its secret. On a cluster the token of an editor needs a namespace."""
     if service.cluster is not None and wanted.role is Role.EDITOR and wanted.namespace is None:
-        remedy = "name the namespace whose jobs it may change, and make one token for each"
+        remedy = "name the namespace whose jobs it may change, and create one token for each namespace"
         raise UserError(what="is missing: an editor changes jobs of one namespace", where="namespace", remedy=remedy)
     bearer = Identity(name=wanted.name, role=wanted.role, namespace=wanted.namespace)
     now = service.clock()
@@ -40,13 +40,13 @@ def create(
 
 @router.get("/v1/tokens", responses=READS, operation_id="listTokens")
 def list_tokens(service: ServiceIn, identity: Admin) -> TokenPage:
-    """Every token, newest first, without its secret."""
+    """List every token, newest first, without its secret."""
     return TokenPage(items=[token_view(token) for token in service.read(tokens.every)])
 
 
 @router.delete("/v1/tokens/{token}", responses=WRITES, operation_id="revokeToken")
 def revoke(service: ServiceIn, identity: Admin, token: str) -> TokenView:
-    """Close a token for good."""
+    """Revoke a token permanently."""
     now = service.clock()
     revoked = service.write("tokens", lambda connection: tokens.revoke(connection, token, now))
     service.known_tokens.forget()

@@ -1,6 +1,6 @@
 // Buttons and forms that change something: they call the REST interface, and say why it refused.
 (() => {
-  const told = (box, problem) => {
+  const showProblem = (box, problem) => {
     box.replaceChildren();
     box.hidden = !problem;
     if (!problem) return;
@@ -28,7 +28,7 @@
     button.disabled = true;
     const { found, problem } = await call(button.dataset.method ?? "POST", button.dataset.call);
     button.disabled = false;
-    told(document.getElementById("problem"), problem);
+    showProblem(document.getElementById("problem"), problem);
     const next = button.dataset.next === "job" && found ? pageOf(found) : button.dataset.next;
     if (!problem && next) location.assign(next);
     else if (!problem) document.dispatchEvent(new Event("acted"));
@@ -40,7 +40,7 @@
     submit.preventDefault();
     const text = form.querySelector("textarea").value;
     const { found, problem } = await call("POST", form.dataset.call, text, { "Content-Type": "application/yaml" });
-    told(document.getElementById("problem"), problem);
+    showProblem(document.getElementById("problem"), problem);
     if (!problem) location.assign(pageOf(found));
   });
 })();

@@ -1,4 +1,4 @@
-// Keeps a page up to date: news on its stream make it ask for itself again, and only what differs is put in.
+// Keeps a page up to date: messages of its stream make it reload itself, and only changed elements are replaced.
 (() => {
   const PAUSE = 1000;
   const state = document.getElementById("connection");
@@ -65,7 +65,7 @@
     addEventListener("pagehide", () => source.close());
   };
 
-  // plotly is large: it is loaded once a chart comes into sight.
+  // plotly is large: it is loaded once a chart becomes visible.
   let loaded;
   const load = (url) => new Promise((resolve, reject) => {
     const script = Object.assign(document.createElement("script"), { src: url, onload: resolve, onerror: reject });
@@ -76,13 +76,13 @@
     loaded ??= load(plotly).then(() => load(drawer));
     loaded.then(() => document.dispatchEvent(new Event("figures")), () => {
       loaded = undefined;
-      sight.disconnect();  // the next news of the page looks at the charts anew
+      visibility.disconnect();  // the next update of the page observes the charts again
     });
   };
-  const sight = new IntersectionObserver((entries) => {
+  const visibility = new IntersectionObserver((entries) => {
     if (!loaded && entries.some((entry) => entry.isIntersecting)) draw();
   }, { rootMargin: "300px" });
-  const watchCharts = () => document.querySelectorAll("[data-figure]").forEach((place) => sight.observe(place));
+  const watchCharts = () => document.querySelectorAll("[data-figure]").forEach((place) => visibility.observe(place));
 
   watchCharts();
   if (document.body.dataset.stream) listen(document.body.dataset.stream);

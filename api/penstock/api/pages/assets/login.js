@@ -1,5 +1,5 @@
-// The code stands behind the '#', which browsers send to nobody. It is taken out of the address bar and the history at
-// once, and posted. Where somebody is signed in already a link must not silently make them somebody else: the button waits.
+// The code is in the URL's fragment, which browsers do not send. It is removed from the address bar and the history at
+// once, and posted. If a user is signed in already, a link must not silently change the user: the button waits.
 const form = document.getElementById("login");
 const code = location.hash.slice(1);
 

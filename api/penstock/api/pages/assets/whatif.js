@@ -1,9 +1,9 @@
-// Plans anew whenever a control moves: the newest question counts, the one before is canceled.
+// Requests a new plan whenever a control changes: the newest request counts, the one before is canceled.
 (() => {
   const form = document.getElementById("whatif");
   const answer = document.getElementById("answer");
   const base = JSON.parse(document.getElementById("base").textContent);
-  const LOOK = 300;
+  const POLL_MILLISECONDS = 300;
   let number = 0, asked = null;
 
   const question = () => {
@@ -19,7 +19,7 @@
     return JSON.stringify(wanted);
   };
 
-  const told = (problem) => {
+  const showProblem = (problem) => {
     const box = document.getElementById("problem");
     box.hidden = !problem;
     box.textContent = problem ? [problem.where, problem.detail, problem.remedy].filter(Boolean).join(": ") : "";
@@ -41,19 +41,19 @@
       const headers = { "Content-Type": "application/json", "Idempotency-Key": crypto.randomUUID() };
       const made = await fetch("/v1/plans", { method: "POST", body: question(), headers });
       const found = await made.json();
-      told(made.ok ? null : found);
+      showProblem(made.ok ? null : found);
       if (!made.ok) return;
       if (mine !== number) { fetch(`/v1/plans/${found.id}`, { method: "DELETE" }); return; }
       asked = found.id;
       for (let state = found.state; ; ) {
         await show(asked);
         if (!["Queued", "Working"].includes(state) || mine !== number) break;
-        await new Promise((resolve) => setTimeout(resolve, LOOK));
+        await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
         state = (await (await fetch(`/v1/plans/${asked}`)).json()).state;
         if (mine !== number) return;
       }
     } catch {
-      told({ detail: "the service cannot be reached", remedy: "move a control to try again" });
+      showProblem({ detail: "the service cannot be reached", remedy: "move a control to try again" });
     } finally {
       if (mine === number) { asked = null; answer.classList.remove("waiting"); }
     }

@@ -1,1 +1,1 @@
-"""The steps from one schema to the next."""
+"""Steps from one schema to the next."""

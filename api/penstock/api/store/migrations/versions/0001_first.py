@@ -1,4 +1,4 @@
-"""The first tables."""
+"""First tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Make them."""
+    """Create the tables."""
     _audit()
     _idempotency()
     _jobs()
@@ -37,7 +37,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop the tables."""
     op.drop_table("rollups")
     op.drop_table("points")
     op.drop_table("timelines")

@@ -1,4 +1,4 @@
-"""Attempts have the devices that they hold."""
+"""Column with the devices of an attempt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Attempts of before hold none by name."""
+    """Add the column; earlier attempts have no named devices."""
     op.add_column("attempts", sa.Column("devices", sa.JSON(), nullable=False, server_default="[]"))
 
 
 def downgrade() -> None:
-    """Forget them."""
+    """Drop the column."""
     op.drop_column("attempts", "devices")

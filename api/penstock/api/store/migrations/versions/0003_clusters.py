@@ -1,4 +1,4 @@
-"""Jobs of clusters: which cluster, what was seen of each last, what its attempts measured, and where they saved."""
+"""Jobs of clusters: the cluster, the last snapshot, the measurements of attempts, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIVE = sa.text("deleted_at IS NULL")
 
 
 def upgrade() -> None:
-    """Jobs of before are of no cluster."""
+    """Add the tables and columns; earlier jobs belong to no cluster."""
     op.add_column("jobs", sa.Column("cluster", sa.String(63), nullable=False, server_default=""))
     _make_names_unique(["cluster", "namespace", "name"])
     op.add_column("attempts", sa.Column("last_checkpoint", sa.Integer()))
@@ -38,7 +38,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget what is of clusters."""
+    """Delete jobs of clusters, and drop the tables and columns."""
     op.drop_table("measurements")
     op.drop_table("sightings")
     op.drop_column("attempts", "last_checkpoint")

@@ -1,4 +1,4 @@
-"""The epoch of the service that holds the cluster's Lease: what an earlier holder still writes is refused."""
+"""Epoch of the service that holds the cluster's Lease: writes of former holders are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Nobody holds it until a service begins one."""
+    """Create the table, without an epoch until a service begins one."""
     op.create_table(
         "epochs",
         sa.Column("name", sa.String(63), nullable=False),
@@ -20,5 +20,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget it."""
+    """Drop the table."""
     op.drop_table("epochs")

@@ -1,1 +1,1 @@
-"""One module per step; alembic finds them by their `down_revision`."""
+"""A module for each step; alembic orders them by their `down_revision`."""
