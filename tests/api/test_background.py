@@ -33,7 +33,7 @@ def test_a_service_that_is_often_started_anew_forgets_too(tmp_path: Path, monkey
 
 
 def test_a_request_is_looked_at_before_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(background, "POLL_SECONDS", 3600.0)
     turns, wake = threading.Semaphore(0), threading.Event()
     with background.polling("tried", turns.release, wake=wake):
         for _ in range(3):

@@ -114,7 +114,7 @@ def test_a_number_that_no_column_holds_is_refused(client: TestClient, size: int)
         ("spec.parallelism.schedule", "x" * 100_000),
         ("spec.kubernetes.env", [{"name": "a"}] * 1_000),
         ("metadata.labels", {"<img src=x>": "a"}),
-        ("metadata.labels", {"a": "no label"}),
+        ("metadata.labels", {"a": "not a label selector"}),
         ("metadata.annotations", {"a": "x" * 300_000}),
     ],
     ids=lambda value: str(value)[:30],

@@ -148,7 +148,7 @@ def test_clients_list_it_among_the_others(service: Service, parts: Mapping[str, 
         assert found["tiny"].manifest["spec"]["model"]["layers"] == 2
         assert client.get(Place(name="tiny")) == found["tiny"]
         assert [job.status.phase for job in client.follow(Place(name="tiny"))] == [Phase.SUCCEEDED]
-        with pytest.raises(ServiceError, match="this version does not take"):
+        with pytest.raises(ServiceError, match="this version of penstock does not accept"):
             client.retry(Place(name="tiny"))
         client.delete(Place(name="tiny"))
 

@@ -59,7 +59,7 @@ def test_a_change_of_a_job_that_changed_meanwhile_is_refused(client: Client) -> 
     read = client.submit(JOB)
     client.suspend(TINY, etag=read.etag)
     for change in (client.suspend, client.resume, client.delete):
-        with pytest.raises(ServiceError, match="the job is at version") as caught:
+        with pytest.raises(ServiceError, match="the job has version") as caught:
             change(TINY, etag=read.etag)
         assert caught.value.kind == "changed-meanwhile"
     client.delete(TINY, etag=client.resume(TINY, etag=client.get(TINY).etag).etag)
@@ -139,7 +139,7 @@ def test_the_awaiting_client_does_the_same(service: Service) -> None:
             await client.submit(JOB)
             suspended = await client.suspend(TINY)
             resumed = await client.resume(TINY, etag=suspended.etag)
-            with pytest.raises(ServiceError, match="the job is at version"):
+            with pytest.raises(ServiceError, match="the job has version"):
                 await client.suspend(TINY, etag=suspended.etag)
             await client.delete(TINY, etag=resumed.etag)
             assert (await client.version()).api == "v1"
@@ -238,11 +238,11 @@ class TestTarget:
         assert (found.server, found.token) == expected
 
     def test_a_token_goes_to_its_own_service_only(self, home: Path) -> None:
-        with pytest.raises(UserError, match="no token is known for http://far"):
+        with pytest.raises(UserError, match="no token is configured for http://far"):
             target("http://far", {}, home)
 
     def test_none_is_known(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="no service is known"):
+        with pytest.raises(UserError, match="no service is configured"):
             target(None, {}, tmp_path)
 
     @pytest.mark.parametrize("text", ["{", "\xff"])

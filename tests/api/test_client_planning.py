@@ -98,7 +98,7 @@ def test_profiles_are_listed_and_read_and_planned_with(service: Service) -> None
         assert client.profile(digest) == MEASURED
         for profile in (None, digest):
             assert client.plan(tiny_job(), profile=profile).state == "Queued"
-        with pytest.raises(ServiceError, match="no such profile"):
+        with pytest.raises(ServiceError, match="does not exist"):
             client.plan(tiny_job(), profile="none")
 
 

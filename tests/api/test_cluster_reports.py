@@ -184,10 +184,10 @@ class TestProgress:
         here.turn()
         with on_cluster(tmp_path, database, here.fake, clock) as other:
             other.mirror()
-            other.run_once()
+            other.turn()
             assert len(here.fake.words("PATCH")) == 1
             other.send(POD, step_records(uid_of(job), range(3, 4), first=6))
-            other.run_once()
+            other.turn()
         assert here.progress()["step"] == 4
 
     def test_what_was_kept_before_a_kill_is_told_after_it(
@@ -198,7 +198,7 @@ class TestProgress:
         here.send(POD, [measured(uid_of(job)), *step_records(uid_of(job), range(3))][:1])
         with on_cluster(tmp_path, database, here.fake, clock) as other:
             other.mirror()
-            other.run_once()
+            other.turn()
         assert here.progress()["profileRef"] == "tiny-profile-a1"
 
     def test_a_cluster_that_refuses_is_told_again(self, here: OnCluster) -> None:

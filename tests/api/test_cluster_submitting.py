@@ -229,7 +229,7 @@ class TestRefusals:
                 RefusedError(404, "NotFound", 'namespaces "default" not found'),
                 422,
                 "metadata.namespace",
-                "is no namespace",
+                "does not exist on the cluster",
             ),
             (RefusedError(403, "Forbidden", "exceeded quota"), 403, "", "the cluster refuses: exceeded quota"),
             (RefusedError(429, "TooManyRequests", "slow down"), 503, "", "the cluster does not answer"),

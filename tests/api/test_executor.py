@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.api.executor import executor
-from penstock.api.executor.executor import EXPIRY_LOOK_SECONDS
+from penstock.api.executor.executor import EXPIRY_POLL_SECONDS
 from penstock.api.service import Service
 from penstock.api.store import jobs, profiles
 from penstock.api.store.plans import revisions
@@ -257,7 +257,7 @@ def test_a_finished_job_expires(world: World) -> None:
     world.clock.now += 99
     world.turn()
     assert world.job(uid).deleted_at is None
-    world.clock.now += 1 + EXPIRY_LOOK_SECONDS
+    world.clock.now += 1 + EXPIRY_POLL_SECONDS
     world.turn()
     assert world.job(uid).deleted_at == world.clock.now
 

@@ -313,4 +313,4 @@ class TestAudit:
         viewer = client_of(service, Role.VIEWER)
         service.writer.close()
         assert viewer.delete("/v1/jobs/default/tiny").status_code == 403
-        assert "audit entry lost" in caplog.text
+        assert "audit entry is lost" in caplog.text

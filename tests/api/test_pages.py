@@ -146,7 +146,7 @@ def test_a_lost_rank_s_first_failing_line_comes_with_a_remedy(service: Service, 
     told = [KILLED.message, KILLED.last_words[1], "the log of rank 1", "from the last checkpoint", *KILLED.last_words]
     assert [found.find(text) for text in told[:4]] == sorted(found.index(text) for text in told[:4])
     assert all(text in found for text in told)
-    assert ("Retry goes on" in found) == (limit == 0)
+    assert ("Retry continues" in found) == (limit == 0)
     assert ("goes on by itself" in found) == (limit == 1)
 
 
@@ -215,7 +215,7 @@ def test_the_list_filters_sorts_and_turns_pages(service: Service) -> None:
     assert "First page" in words(second)
     assert "job-01" not in words(read(client, "/?phase=Queued"))
     assert "queued" in words(read(client, "/?phase=Queued"))
-    assert "No job is like that" in words(read(client, "/?name=none"))
+    assert "No job matches" in words(read(client, "/?name=none"))
 
 
 def test_an_empty_list_says_what_to_do(service: Service) -> None:
@@ -356,7 +356,7 @@ def test_what_is_not_there_is_a_page_too(service: Service, path: str) -> None:
     answer = client_of(service).get(path, headers=HTML)
     assert answer.status_code in (404, 422)
     reader.feed(answer.text)
-    assert "To the jobs" in words(reader)
+    assert "All jobs" in words(reader)
 
 
 def test_machines_get_problem_documents(service: Service) -> None:
@@ -435,4 +435,4 @@ def test_events_are_sentences() -> None:
 def test_the_clock_of_the_service_counts(service: Service, clock: Clock) -> None:
     running_job(service)
     clock.now = NOW + 120
-    assert "last heard of 2m ago" in words(read(client_of(service), "/jobs/default/tiny"))
+    assert "last report 2m ago" in words(read(client_of(service), "/jobs/default/tiny"))

@@ -156,7 +156,7 @@ class TestProfiles:
         digest = keep_profile(service, profile_for(SPEC, measured_at=clock.now))
         clock.now += OLDEST_SECONDS + 1
         problem = refused(client, {"job": tiny_job().to_manifest()})
-        assert (problem["where"], "as cluster" in problem["remedy"]) == ("profile", True)
+        assert (problem["where"], "in the field cluster" in problem["remedy"]) == ("profile", True)
         assert ask(client, {"job": tiny_job().to_manifest(), "profile": digest})["profile"] == digest
 
     def test_of_this_machine(self, tmp_path: Path, clock: Clock) -> None:
@@ -303,7 +303,7 @@ def test_canceled_then_forgotten(service: Service, client: TestClient) -> None:
     assert client.delete(path).json() == canceled.json()
     for answer in (client.get(path), client.delete(path)):
         assert answer.status_code == 404
-        assert answer.json()["remedy"] == "list them: GET /v1/plans"
+        assert answer.json()["remedy"] == "list the plan requests with GET /v1/plans"
 
 
 def test_a_namespace_keeps_its_requests(service: Service) -> None:

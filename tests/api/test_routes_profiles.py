@@ -30,7 +30,7 @@ def client(service: Service) -> TestClient:
 def test_there_are_none_at_first(client: TestClient) -> None:
     assert client.get("/v1/profiles").json() == {"items": []}
     missing = client.get("/v1/profiles/none")
-    assert (missing.status_code, missing.json()["remedy"]) == (404, "list them: GET /v1/profiles")
+    assert (missing.status_code, missing.json()["remedy"]) == (404, "list the profiles with GET /v1/profiles")
 
 
 def test_a_profile_in_a_line(service: Service, client: TestClient, clock: Clock) -> None:

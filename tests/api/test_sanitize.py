@@ -52,7 +52,7 @@ def test_text_is_refused_only_if_it_cannot_be_kept(document: Any) -> None:
     if can_be_kept(texts):
         require_storable(texts)
     else:
-        with pytest.raises(UserError, match="cannot be kept"):
+        with pytest.raises(UserError, match="cannot be stored"):
             require_storable(texts)
 
 

@@ -293,5 +293,5 @@ def test_a_port_that_is_taken_is_told(service: Service) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = Server(replace(service, settings=replace(service.settings, port=port)))
-        with pytest.raises(UserError, match="cannot be listened at"):
+        with pytest.raises(UserError, match="cannot listen there"):
             server.run()

@@ -90,7 +90,7 @@ def test_a_copy_that_was_cut_short_restores_nothing(
     whole = gzip.decompress(backed_up(service, tmp_path).read_bytes()).splitlines(keepends=True)
     short = tmp_path / "short.gz"
     short.write_bytes(gzip.compress(b"".join(whole[:-cut])))
-    with pytest.raises(UserError, match="is no whole backup: its end is missing"):
+    with pytest.raises(UserError, match="is not a complete backup: its last line is missing"):
         backup.restore(target.engine, short)
     assert not any(everything(target).values())
 
@@ -112,7 +112,7 @@ def test_what_is_no_backup_is_refused(service: Service, target: Service, tmp_pat
     for content in broken(backed_up(service, tmp_path)):
         path = tmp_path / "broken"
         path.write_bytes(content)
-        with pytest.raises(UserError, match="is no whole backup") as refusal:
+        with pytest.raises(UserError, match="is not a complete backup") as refusal:
             backup.restore(target.engine, path)
         assert "penstock database backup" in refusal.value.remedy
         assert not any(everything(target).values())
@@ -121,5 +121,5 @@ def test_what_is_no_backup_is_refused(service: Service, target: Service, tmp_pat
 def test_a_copy_of_another_schema_is_refused(target: Service, tmp_path: Path) -> None:
     path = tmp_path / "old.gz"
     path.write_bytes(gzip.compress(json.dumps({"schema": "0000_old"}).encode() + b"\n"))
-    with pytest.raises(UserError, match="is of schema 0000_old"):
+    with pytest.raises(UserError, match="has schema 0000_old"):
         backup.restore(target.engine, path)

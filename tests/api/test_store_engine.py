@@ -46,7 +46,7 @@ def test_a_statement_that_takes_too_long_is_given_up(postgres_url: str, tmp_path
         with service.engine.connect() as other:
             other.execute(text("LOCK TABLE jobs"))
             answer = client.get("/v1/jobs")
-        assert (answer.status_code, answer.json()["detail"]) == (503, "the database took too long")
+        assert (answer.status_code, answer.json()["detail"]) == (503, "the database exceeded its time limit")
         assert answer.json()["remedy"]
         assert client.get("/v1/jobs").status_code == 200
         service.close()

@@ -128,7 +128,7 @@ def test_sending_again_changes_nothing(service: Service, cuts: list[tuple[int, i
 
 def test_an_attempt_that_is_not_known_yet_is_refused(service: Service) -> None:
     job = begun(service, attempt=2)
-    with pytest.raises(EarlyAttemptError, match="attempt 3, and the newest known is 2"):
+    with pytest.raises(EarlyAttemptError, match="attempt 3, but the newest known attempt is 2"):
         take(service, step_records(job.uid, range(2), attempt=3))
 
 
@@ -149,7 +149,7 @@ def test_an_older_attempt_is_taken_in_until_it_is_closed(service: Service) -> No
     assert service.read(lambda c: c.execute(of_loss).scalar_one()) == 8 + 2
     assert service.read(lambda c: get(c, job.uid)).progress == now, "an older attempt says nothing of where the job is"
     service.write(job.uid, lambda c: attempts.close(c, job.uid, 1, NOW))
-    with pytest.raises(StaleAttemptError, match="attempt 1, and the newest is 2"):
+    with pytest.raises(StaleAttemptError, match="attempt 1, which is closed; the newest attempt is 2"):
         take(service, records)
     take(service, step_records(job.uid, range(5, 9), attempt=2))
 

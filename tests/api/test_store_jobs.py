@@ -192,12 +192,12 @@ def listed(service: Service) -> Service:
 
 @pytest.mark.parametrize("cursor", ["x", "!!!!", "WzEsMl0", "bnVsbA", "WyJuYW1lIiwgMSwgMV0", "é"])
 def test_a_bad_cursor_is_refused(service: Service, cursor: str) -> None:
-    with pytest.raises(UserError, match="no cursor"):
+    with pytest.raises(UserError, match="not a valid cursor"):
         service.read(lambda c: jobs.page(c, Query(cursor=cursor)))
 
 
 def test_an_unknown_order_is_refused(service: Service) -> None:
-    with pytest.raises(UserError, match="'colour' is no order"):
+    with pytest.raises(UserError, match="'colour' is not an order"):
         service.read(lambda c: jobs.page(c, Query(sort="colour")))
 
 

@@ -80,7 +80,7 @@ def test_a_newer_schema_is_refused(engine: Engine, database: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("url", "message"),
     [("nonsense", "no database URL|not a database URL"), ("mysql://a/b", "mysql is not supported"),
-     ("sqlite://", "would forget every job")],
+     ("sqlite://", "would lose all jobs")],
 )  # fmt: skip
 def test_a_bad_url_is_refused(url: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

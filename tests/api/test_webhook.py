@@ -241,7 +241,7 @@ def test_waits_grow_to_an_hour() -> None:
 
 @pytest.mark.parametrize("url", ["", "x", "ftp://a/b", "file:///etc/passwd", "http://", "http://me:secret@a/", "//a/b"])
 def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match="--webhook: is no URL to post to"):
+    with pytest.raises(UserError, match="--webhook: is not a URL for POST requests"):
         Webhook(url=url, secret=SECRET)
 
 

@@ -65,7 +65,7 @@ def test_a_folder_without_a_service_is_said(
 ) -> None:
     assert main([*command, "--folder", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert "there is no database" in told
+    assert "is not a database of a service" in told
     assert "penstock serve" in told
     assert list(tmp_path.iterdir()) == []
 

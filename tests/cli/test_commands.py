@@ -117,7 +117,7 @@ def test_a_name_means_a_job_of_the_service_to_suspend_and_resume(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for command in ("suspend", "resume"):
         assert main([command, "my-job"]) == 2
-        assert "no service is known" in capsys.readouterr().err
+        assert "no service is configured" in capsys.readouterr().err
     assert main(["resume", "./my-job"]) == 2
     assert "my-job/job.yaml: cannot be read" in capsys.readouterr().err
 
@@ -377,7 +377,7 @@ def test_a_plan_does_not_replace_that_of_a_run(tmp_path: Path, cluster: str, cap
 def test_hardware_is_named_once(tmp_path: Path, cluster: str, capsys: Captured) -> None:
     job = write_job(tmp_path / "job.yaml")
     assert main(["plan", job, "--cluster", cluster, "--profile", "p.json"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
 
 
 # simulate

@@ -65,7 +65,7 @@ def test_what_the_service_would_refuse_is_refused(tmp_path: Path, capsys: Captur
 
 def test_where_no_service_is_known_the_manifest_alone_is_looked_at(tmp_path: Path, capsys: Captured) -> None:
     assert main(["submit", write(tmp_path, source="data://none/text"), "--dry-run"]) == 0
-    assert "not checked by a service: none is configured" in capsys.readouterr().err
+    assert "no service has checked it, because none is configured" in capsys.readouterr().err
     assert main(["submit", write(tmp_path, source=7), "--dry-run"]) == 2
     assert "spec.data.source" in capsys.readouterr().err
 

@@ -235,8 +235,8 @@ def test_trials_are_a_table_for_people(here: Path, monkeypatch: pytest.MonkeyPat
     ("options", "said"),
     [
         (["--cluster", "cluster.yaml"], "plans for described hardware"),
-        (["--profile", "profile.json", "--what-if"], "exclude each other"),
-        (["--server", "http://127.0.0.1:1"], "is of this machine, and the service plans"),
+        (["--profile", "profile.json", "--what-if"], "cannot be combined"),
+        (["--server", "http://127.0.0.1:1"], "uses this machine, but the service makes the plan"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(here: Path, options: list[str], said: str, capsys: Captured) -> None:
@@ -253,7 +253,9 @@ def test_what_cannot_be_tried_is_refused(here: Path, options: list[str], said: s
 
 def test_a_device_that_is_not_here_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def missing(spec: object) -> None:
-        raise UserError(what="2 ranks need a device each, here are 0", where="spec.resources.ranks", remedy="fewer")
+        raise UserError(
+            what="2 ranks need a device each, but this machine has 0", where="spec.resources.ranks", remedy="fewer"
+        )
 
     monkeypatch.setattr("penstock.cli.local.planning_commands.identify", missing)
     assert main(["plan", "job.yaml", "--profile", "profile.json", "--trial", "2"]) == 2

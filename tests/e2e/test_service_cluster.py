@@ -241,12 +241,12 @@ class TestRanks:
             assert answer.status_code == 200, answer.text
         assert client.get("/v1/jobs").status_code == 403
 
-        def answer() -> Any:
+        def written() -> Any:
             part.report()
             progress = cluster.get(JOBS, "tiny", namespace)["status"].get("progress", {})
             return progress if progress.get("step") == 3 and progress.get("profileRef") else None
 
-        progress = cluster.wait(answer, "the cluster is told nothing")
+        progress = cluster.wait(written, "the cluster is told nothing")
         name = profile_name("tiny", 1)
         assert (progress["epoch"], progress["profileRef"], progress["loss"]) == (1, name, "4.998")
         fields = cluster.get(JOBS, "tiny", namespace)["metadata"]["managedFields"]

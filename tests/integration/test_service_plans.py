@@ -97,7 +97,7 @@ def test_the_command_says_what_is_wrong(service: Served, tmp_path: Path) -> None
     assert "spec.resources.memoryPerRank: nothing fits" in told
     assert "remedy" in told
     _, told = service.command("plan", job, "--server", url, code=2)
-    assert "no machine of this service was measured" in told
+    assert "no fresh profile that fits the job" in told
     _, told = service.command("plan", job, "--server", url, "--run-dir", tmp_path / "run", code=2)
     assert "--run-dir is of this machine" in told
 

@@ -54,10 +54,10 @@ def test_a_service_that_is_killed_during_the_call_calls_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--webhook", "http://127.0.0.1/"), "--webhook: has a meaning only with the other one"),
-        (("--webhook-secret", "secret"), "--webhook-secret: has a meaning only with the other one"),
+        (("--webhook", "http://127.0.0.1/"), "--webhook: needs the other one of --webhook and --webhook-secret"),
+        (("--webhook-secret", "secret"), "--webhook-secret: needs the other one of --webhook and --webhook-secret"),
         (("--webhook", "http://127.0.0.1/", "--webhook-secret", "gone"), "--webhook-secret: cannot be read"),
-        (("--webhook", "127.0.0.1", "--webhook-secret", "secret"), "--webhook: is no URL to post to"),
+        (("--webhook", "127.0.0.1", "--webhook-secret", "secret"), "--webhook: is not a URL for POST requests"),
         (("--webhook", "http://127.0.0.1/", "--webhook-secret", "short"), "--webhook-secret: is shorter than 16"),
     ],
 )

@@ -283,7 +283,7 @@ class TestDemoOnACluster:
             check=False,
         )
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("./dev demo --cluster takes nothing else")
+        assert done.stderr.startswith("./dev demo --cluster takes no further arguments")
 
 
 class TestTests:

@@ -197,7 +197,10 @@ def read_webhook(url: str, secret_file: Path | None) -> Webhook | None:
     if not url and secret_file is None:
         return None
     if not url or secret_file is None:
-        what, remedy = "needs the other option too", "give both --webhook URL and --webhook-secret FILE"
+        what, remedy = (
+            "needs the other one of --webhook and --webhook-secret",
+            "give both --webhook URL and --webhook-secret FILE",
+        )
         raise UserError(what=what, where="--webhook" if url else "--webhook-secret", remedy=remedy)
     try:
         return Webhook(url=url, secret=secret_file.read_bytes().strip())

@@ -69,7 +69,7 @@ def hardware_for(
     hardware = Profiles(profiles_folder()).find(spec, identify(spec), places, time.time())
     if hardware is None:
         raise UserError(
-            what="this machine has no fresh profile for this job",
+            what="this machine has not been measured for this job in the last days",
             where="profile",
             remedy="measure it with penstock profile JOB, or plan for described hardware with --cluster",
         )
