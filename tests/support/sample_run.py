@@ -165,7 +165,9 @@ def explained_plan() -> Plan:
         parts=parts,
         limits=("limited by compute: rank 1 computes for 89.4 % of the step",),
         pinned=("pp 2",),
-        search=SearchEnd(ending="every outline that could fit was opened", candidates=46, outlines=206, floor_seconds=0.19),
+        search=SearchEnd(
+            ending="every outline that could fit was opened", candidates=46, outlines=206, floor_seconds=0.19
+        ),
         variations=(
             Variation(
                 change="one node more, 4 devices",
