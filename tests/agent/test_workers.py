@@ -11,6 +11,7 @@ import pytest
 from penstock.agent import workers
 from penstock.agent.attempt import MOST_LAST_WORDS, Attempt
 from penstock.agent.launch import Failure, LaunchSpec, Outcome
+from penstock.agent.memory_limit import MemoryLimit
 from penstock.agent.workers import LocalWorkers, end, finish, refusal
 from penstock.core.errors import RunError, UserError
 from penstock.core.host import members
@@ -97,6 +98,26 @@ def test_a_machine_that_cannot_train_says_what_to_install(
     monkeypatch.setattr(members, "find_spec", lambda name: None if name == package else object())
     with pytest.raises(UserError, match=rf"needs the package {package}(.|\n)*remedy: .*penstock\.txt penstock-trainer"):
         LocalWorkers().prepare(local_job(), run, Reporter())
+
+
+def test_ranks_that_measure_or_train_are_held_to_the_job_s_memory(run: RunDir, launched: list[LaunchSpec]) -> None:
+    """A plan on fewer ranks has theirs. All are ended before the service where the machine lacks memory."""
+    job, local = local_job(resources={"ranks": 4, "memoryPerRank": "3Gi"}), LocalWorkers()
+    local.profile(job, run, 1)
+    local.train(job, run, 1, 2, None)
+    local.rehearse(job, run, 16)
+    assert [spec.memory for spec in launched] == [
+        MemoryLimit(num_bytes=12 * 2**30, num_ranks=4),
+        MemoryLimit(num_bytes=6 * 2**30, num_ranks=2),
+        None,
+    ]
+    assert all(spec.expendable for spec in launched)
+
+
+def test_on_cuda_the_memory_of_ranks_is_the_device_s(run: RunDir, launched: list[LaunchSpec]) -> None:
+    job = local_job(resources__device="cuda")
+    LocalWorkers().train(job, run, 1, 2, None)
+    assert launched[0].memory is None
 
 
 # Waiting

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import os
 import signal
 import sys
@@ -102,6 +103,7 @@ def _supervise(options: argparse.Namespace) -> int:
     from penstock.agent.workers import LocalWorkers
     from penstock.core.job import PipelineJob
 
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     order = read_order(options.root, options.attempt)
     here = functools.partial(identify, devices=order.devices)
 

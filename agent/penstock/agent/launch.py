@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.agent.memory_limit import UNLIMITED, Enforcement, MemoryLimit, enforced, raise_oom_score
 from penstock.core.errors import UserError
 from penstock.core.host.interfaces import LOOPBACK_INTERFACE, interface_towards
 from penstock.core.host.ports import ANY_PORT, EVERYWHERE, LOOPBACK, complaint
@@ -68,6 +69,7 @@ class LaunchSpec:
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting one that is free then is taken.
     ``devices`` are the CUDA devices that they may use; without any these are all that this process may use.
+    Ranks that exceed ``memory`` are ended. The kernel ends ``expendable`` ones first when the machine has none left.
     With ``nodes`` there are as many on each host, and ``names`` are the ranks of this one.
     """
 
@@ -82,6 +84,8 @@ class LaunchSpec:
     port: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    memory: MemoryLimit | None = None
+    expendable: bool = False
     nodes: Nodes | None = None
     names: tuple[int, ...] = ()
 
@@ -116,8 +120,8 @@ class Outcome:
 class Ranks:
     """The running ranks of one launch. Not thread-safe; the thread that made it must outlive them."""
 
-    def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes]) -> None:
-        self._spec, self._process = spec, process
+    def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes], memory: Enforcement = UNLIMITED) -> None:
+        self._spec, self._process, self._memory = spec, process, memory
         self._failure: Failure | None = None
         self._last_well_seconds = time.monotonic()
 
@@ -140,19 +144,23 @@ class Ranks:
         return next(iter(self._spec.log_folder.glob(f"*/attempt_0/{local}/{stream}.log")), None)
 
     def poll(self) -> Outcome | None:
-        """The outcome, or none while ranks run; ends ranks that outlast a failure for long.
+        """The outcome, or none while ranks run; ends ranks that use too much memory, or outlast a failure for long.
 
         The first failure is determined once all have ended, or must: a dying process closes its connections, so its
         peers may fail before it is known to be dead.
         """
         exit_code = self._process.poll()
         if exit_code is None:
+            self._end_over_memory()
             self._end_what_outlasts_a_failure()
             return None
         if exit_code and self._failure is None:
-            self._failure = self._find_failure(ended=True) or Failure(
-                rank=None, step=-1, action="", message=self._last_words(exit_code)
+            self._failure = (
+                self._over_memory()
+                or self._find_failure(ended=True)
+                or Failure(rank=None, step=-1, action="", message=self._last_words(exit_code))
             )
+        self._memory.close()
         return Outcome(exit_code=exit_code, failure=self._failure if exit_code else None)
 
     def wait(self, timeout_seconds: float | None = None) -> Outcome | None:
@@ -179,6 +187,18 @@ class Ranks:
             if status is not None and status.state in (State.STARTING, State.RUNNING):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(status.pid, signal.SIGKILL)
+
+    def _end_over_memory(self) -> None:
+        if self._failure is None:
+            self._failure = self._over_memory()
+            if self._failure is not None:
+                self.kill()
+
+    def _over_memory(self) -> Failure | None:
+        mistake = self._memory.mistake()
+        if mistake is None:
+            return None
+        return Failure(rank=None, step=-1, action="", message=str(mistake), refused=True)
 
     def _end_what_outlasts_a_failure(self) -> None:
         if self._failure is not None:
@@ -253,7 +273,9 @@ def launch(spec: LaunchSpec) -> Ranks:
             stderr=log,
             start_new_session=True,
         )
-    return Ranks(spec, process)
+    if spec.expendable:
+        raise_oom_score(process.pid)
+    return Ranks(spec, process, enforced(spec.memory, process.pid))
 
 
 def _alone(spec: LaunchSpec) -> Nodes:

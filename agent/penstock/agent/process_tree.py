@@ -1,4 +1,4 @@
-"""All processes that are started during a block end with it, also orphans.
+"""The processes that one started, and blocks at whose end all that were started during them end, also orphans.
 
 Linux reparents an orphan to the nearest subreaper among its ancestors (prctl(2), PR_SET_CHILD_SUBREAPER). So this
 process is the parent of all that a rank forked and left, and need not search sessions or process groups, which a
@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+PAGE_BYTES = 4096
 
 
 @contextlib.contextmanager
@@ -49,16 +50,44 @@ def _end_children_but(kept: frozenset[int]) -> None:
                 os.waitpid(pid, 0)
 
 
+def tree_of(root: int) -> frozenset[int]:
+    """The process ``root`` and its descendants, without those that an ancestor has left by ending."""
+    children: dict[int, list[int]] = {}
+    for process, parent in _parents().items():
+        children.setdefault(parent, []).append(process)
+    members, pending = {root}, [root]
+    while pending:
+        following = children.get(pending.pop(), [])
+        members.update(following)
+        pending += following
+    return frozenset(members)
+
+
 def _children() -> frozenset[int]:
     """Processes whose parent this one is, also those that ended and were not waited for."""
-    processes = (path.name for path in Path("/proc").glob("[0-9]*"))
-    return frozenset(int(name) for name in processes if _parent(name) == os.getpid())
+    return frozenset(process for process, parent in _parents().items() if parent == os.getpid())
 
 
-def _parent(process: str) -> int | None:
-    """From proc(5); none if the process is gone."""
+def _parents() -> dict[int, int]:
+    """The parent of every process, from proc_pid_stat(5)."""
+    with os.scandir("/proc") as entries:
+        processes = [entry.name for entry in entries if entry.name.isdecimal()]
+    stats = ((int(process), read_process_file(f"/proc/{process}/stat")) for process in processes)
+    return {process: int(stat.rpartition(b")")[2].split(maxsplit=2)[1]) for process, stat in stats if stat}
+
+
+def read_process_file(path: str | Path) -> bytes:
+    """A file of a process in /proc, of a page at most; empty if the process has ended.
+
+    It takes 10 us, half of what a file object takes. There may be thousands, several times a second.
+    """
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(fields[1])
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.read(descriptor, PAGE_BYTES)
+    except ProcessLookupError:
+        return b""
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.agent.launch import Failure, LaunchSpec, Outcome, launch
+from penstock.agent.memory_limit import MemoryLimit
 from penstock.core.errors import RunError, UserError
 from penstock.core.host.members import require_trainer
 from penstock.core.host.stopping import StopRequests
@@ -73,7 +74,10 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes on this machine, started by torchrun; of its CUDA devices they use ``devices``, or all."""
+    """Processes on this machine, started by torchrun; of its CUDA devices they use ``devices``, or all.
+
+    Those that measure or train are held to the job's memory. A rehearsal has other ranks than the job.
+    """
 
     def __init__(self, devices: tuple[str, ...] = ()) -> None:
         self._devices = devices
@@ -86,18 +90,21 @@ class LocalWorkers:
         prepare_data(job, run, reporter)
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
-        return self._launch(job, run, f"a{attempt}-profile", job.spec.resources.ranks, "profile")
+        return self._limited(job, run, f"a{attempt}-profile", job.spec.resources.ranks, "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
         port = () if metrics_port is None else ("--metrics-port", str(metrics_port))
-        return self._launch(job, run, f"a{attempt}", num_ranks, "train", "--attempt", str(attempt), *port)
+        return self._limited(job, run, f"a{attempt}", num_ranks, "train", "--attempt", str(attempt), *port)
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
-        return self._launch(job, run, "rehearse", num_ranks, "rehearse")
+        return self._launch(launch_spec(job, run, "rehearse", num_ranks, "rehearse"))
 
-    def _launch(self, job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
+    def _limited(self, job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
         spec = launch_spec(job, run, log, num_ranks, command, *arguments)
-        return launch(dataclasses.replace(spec, devices=self._devices))
+        return self._launch(dataclasses.replace(spec, memory=MemoryLimit.of(job.spec.resources, num_ranks)))
+
+    def _launch(self, spec: LaunchSpec) -> Ranks:
+        return launch(dataclasses.replace(spec, devices=self._devices, expendable=True))
 
 
 def launch_spec(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> LaunchSpec:

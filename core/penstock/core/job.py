@@ -155,6 +155,13 @@ class ResourcesSpec(Manifest):
     def __post_init__(self) -> None:
         require_all(self, self._check_min_ranks)
 
+    def host_memory_bytes(self, num_ranks: int) -> int | None:
+        """Memory of the host that ``num_ranks`` ranks may use together, for admission, limits of pods and enforcement.
+
+        None on CUDA: ``memoryPerRank`` is the device's there, and no field limits the use of the host's.
+        """
+        return None if self.device is Device.CUDA else num_ranks * self.memory_per_rank
+
     def _check_min_ranks(self) -> None:
         if self.min_ranks is not None and self.min_ranks > self.ranks:
             raise UserError(

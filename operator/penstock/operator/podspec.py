@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.job import Device, PipelineJob
+from penstock.core.job import PipelineJob
 from penstock.core.pod import (
     AGENT_ADDRESS_VARIABLE,
     AGENT_PORT,
@@ -144,10 +144,10 @@ def resources(job: PipelineJob) -> dict[str, str]:
     The pod also requests `REPORTER_REQUESTS`.
     """
     wanted, ranks = job.spec.resources, job.spec.kubernetes.ranks_per_pod
-    if wanted.device is Device.CUDA:
+    memory_bytes = wanted.host_memory_bytes(ranks)
+    if memory_bytes is None:
         return {job.spec.kubernetes.accelerator_resource: str(ranks)}
-    memory_bytes = wanted.memory_per_rank * ranks + AGENT_BYTES
-    return {"cpu": str(wanted.threads_per_rank * ranks), "memory": str(memory_bytes)}
+    return {"cpu": str(wanted.threads_per_rank * ranks), "memory": str(memory_bytes + AGENT_BYTES)}
 
 
 def _spread(job: PipelineJob, attempt: int) -> dict[str, Any]:

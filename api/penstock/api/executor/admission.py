@@ -81,7 +81,7 @@ def demand_of(spec: JobSpec) -> Demand:
         return Demand(cores=resources.ranks, cuda_devices=resources.ranks)
     return Demand(
         cores=resources.ranks * resources.threads_per_rank,
-        memory_bytes=resources.ranks * resources.memory_per_rank,
+        memory_bytes=resources.host_memory_bytes(resources.ranks) or 0,
     )
 
 

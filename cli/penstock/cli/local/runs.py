@@ -101,9 +101,10 @@ def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
     check_local(job)
     check_port(metrics_port)
     resources = job.spec.resources
+    host_bytes = resources.host_memory_bytes(resources.ranks)
     if resources.device is Device.CUDA:
         here.identify(job.spec)  # takes seconds, since it loads PyTorch; CPU ranks do not need it
-    elif resources.ranks * resources.memory_per_rank > here.memory_bytes:
+    elif host_bytes is not None and host_bytes > here.memory_bytes:
         most = format_bytes(here.memory_bytes // resources.ranks)
         warn(
             f"spec.resources.memoryPerRank: {resources.ranks} ranks may take {format_bytes(resources.memory_per_rank)} "
