@@ -33,7 +33,7 @@ from penstock.agent.memory_limit import (
     raise_oom_score,
 )
 from penstock.agent.process_tree import tree_of
-from penstock.api.executor.admission import demand_of
+from penstock.core.capacity import demand_of
 from penstock.core.errors import UserError
 from penstock.core.job import Device, ResourcesSpec
 from penstock.core.units import MEBIBYTE

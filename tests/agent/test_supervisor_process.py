@@ -21,11 +21,15 @@ import pytest
 
 from penstock.agent import supervisor
 from penstock.agent.launch import LaunchSpec
+from penstock.agent.local_launch import local_launches
 from penstock.agent.shipper import ShipperProcess, shipping
 from penstock.agent.shipping import POLL_SECONDS, is_acknowledged
 from penstock.agent.supervisor import DEADLINE, ClaimedError, claim, read_order, supervise
 from penstock.cli.main import main
-from penstock.core.errors import UserError
+from penstock.core.capacity import Demand
+from penstock.core.errors import RunError, UserError
+from penstock.core.host.launches import Holding
+from penstock.core.host.machine_capacity import this_machine
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
 from penstock.core.records import LogLine, RecordKind
@@ -185,6 +189,32 @@ def test_the_run_directory_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
     workers = FakeWorkers()
     with locked(tmp_path), pytest.raises(UserError, match="is in use"):
         supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding)
+    assert workers.started == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_attempt_holds_its_part_of_the_machine(tmp_path: Path) -> None:
+    ordered(tmp_path)
+    held: list[Holding] = []
+    workers = FakeWorkers(prepare_with=lambda: held.extend(local_launches().holdings()))
+    assert supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding) == 0
+    assert [(holding.what, holding.uid, holding.cores) for holding in held] == [
+        ("job default/stdlib-llama of a service", "u-1", 2)
+    ]
+    assert local_launches().holdings() == []
+
+
+def test_what_another_program_holds_fails_the_attempt_and_a_later_one_may_succeed(tmp_path: Path) -> None:
+    folder, workers = ordered(tmp_path), FakeWorkers()
+    whole = Demand(cores=this_machine(os.environ).cores)
+    with (
+        local_launches().held("run directory /elsewhere", whole),
+        pytest.raises(RunError, match=r"process \d+ \(run directory /elsewhere\) holds"),
+    ):
+        supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding)
+    report = report_in(folder)
+    assert (report.state, report.refused) == (AttemptState.FAILED, False)
+    assert "run directory /elsewhere" in report.message
     assert workers.started == []
 
 
@@ -402,6 +432,7 @@ import os, sys, time
 from pathlib import Path
 from penstock.core.records import LogLine, RecordKind
 from penstock.agent.launch import LaunchSpec
+from penstock.agent.local_launch import local_launches
 from penstock.core.run.outbox import Outbox
 from penstock.core.run.folder import RunDir
 from penstock.core.run.rank_status import StatusFile, status_path

@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.executor.admission import Demand, Machine, Waiting, admitted, assigned, demand_of, lacking
+from penstock.api.executor.admission import Waiting, admitted, assigned
+from penstock.core.capacity import Demand, Machine, demand_of, lacking
 from penstock.core.job import PipelineJob
 from tests.support.service import job_manifest
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from penstock.api.executor.admission import Machine
 from penstock.api.service import Service
 from penstock.api.store import attempts
+from penstock.core.capacity import Demand, Machine
+from penstock.core.host.launches import Launches
 from penstock.core.lifecycle import Phase
 from tests.support.executing import World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, Script
@@ -97,3 +98,29 @@ def test_nothing_starts_while_it_is_not_known_what_is_held(world: World, monkeyp
             world.turn()
     assert (world.job(uid).phase, world.job(uid).attempt) == (Phase.QUEUED, 0)
     assert world.until(uid, Phase.SUCCEEDED).attempt == 1
+
+
+# Next to other programs
+
+
+def names(devices: Iterable[str]) -> tuple[str, ...]:
+    return tuple(devices)
+
+
+def test_a_device_that_another_program_holds_is_not_given(tmp_path: Path) -> None:
+    """Its own attempts, which hold theirs too, do not keep a job from going on."""
+    clock = Clock()
+    launches = Launches(tmp_path / "launches", TWO, addresses=names)
+    world = World(new_service(tmp_path, "", clock), clock, machine=TWO, launches=launches)
+    world.supervisors.scripts = [RUNS_ON]
+    first, second = (world.submit(name, ranks=1, device="cuda") for name in ("first", "second"))
+    with launches.held("run directory /r", Demand(cores=1, cuda_devices=1)) as held:
+        assert held == ("0",)
+        world.until(first, Phase.RUNNING)
+        with launches.held("job default/first", Demand(cores=1, cuda_devices=1), uid=first, devices=("1",)):
+            for _ in range(3):
+                world.turn()
+            assert world.job(second).phase is Phase.QUEUED
+    world.until(second, Phase.RUNNING)
+    assert (devices(world, first), devices(world, second)) == (("1",), ("0",))
+    world.service.close()

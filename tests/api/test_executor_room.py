@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.capacity import Demand
+from penstock.core.host.launches import Launches
 from penstock.core.lifecycle import Phase
-from tests.support.executing import MOST_TURNS, World
+from tests.support.executing import MACHINE, MOST_TURNS, World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, Script
 from tests.support.service import Clock, new_service
 
@@ -73,3 +75,21 @@ def test_a_job_that_the_machine_can_never_hold_fails_and_says_what_is_lacking(wo
     assert "remedy" in failed.phase_message
     world.until(small, Phase.SUCCEEDED)
     assert world.supervisors.started == [(small, 1)]
+
+
+def test_a_job_waits_for_another_program_and_the_log_names_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Cores that its own attempt holds, as the supervisor says, are not counted twice."""
+    clock = Clock()
+    launches = Launches(tmp_path / "launches", MACHINE, cpus=(0, 1))
+    world = World(new_service(tmp_path, "", clock), clock, launches=launches)
+    first, second = world.submit("first"), world.submit("second")
+    with launches.held("run directory /r", Demand(cores=1)):
+        for _ in range(3):
+            world.turn()
+        assert world.job(first).phase is Phase.QUEUED
+    (line,) = [record.getMessage() for record in caplog.records if "run directory /r" in record.getMessage()]
+    assert "holds 1 core" in line
+    with launches.held("job default/first", Demand(cores=2), uid=first):
+        world.until(first, Phase.SUCCEEDED)
+    world.until(second, Phase.SUCCEEDED)
+    world.service.close()

@@ -9,6 +9,9 @@ import pytest
 from rich.console import Console
 
 from penstock.cli import output
+from tests.support.own_state import own_state
+
+__all__ = ["own_state"]
 
 
 @pytest.fixture

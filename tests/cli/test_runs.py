@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from penstock.agent.local_launch import local_launches
 from penstock.agent.profiles import Profiles
 from penstock.agent.run_state import read_state
 from penstock.cli.local import runs
+from penstock.core.capacity import Demand, Machine
 from penstock.core.errors import UserError
+from penstock.core.host.launches import Holding
+from penstock.core.host.machine_capacity import this_machine
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir
 from penstock.core.run.lock import locked
@@ -33,8 +37,8 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def here(workers: FakeWorkers | None = None) -> runs.Here:
     """The machine that was measured, with scripted workers."""
     return runs.Here(
-        workers=workers or FakeWorkers(),
-        identify=lambda spec: local_identity(local_job()),
+        workers=lambda devices: workers or FakeWorkers(),
+        identify=lambda spec, devices: local_identity(local_job()),
         clock=lambda: local_profile().measured_at,
     )
 
@@ -104,6 +108,62 @@ def test_a_signal_is_reported(tmp_path: Path) -> None:
     ended = runs.start(job(), tmp_path / "r", None, here(FakeWorkers(scripts=[script])))
     assert ended.state.phase is Phase.SUSPENDED
     assert ended.signal == signal.SIGTERM
+
+
+# Next to other launches
+
+
+def test_a_run_holds_its_part_of_the_machine_while_it_goes_on(tmp_path: Path) -> None:
+    held: list[Holding] = []
+    script = Script(before=lambda: held.extend(local_launches().holdings()))
+    runs.start(job(), tmp_path / "r", None, here(FakeWorkers(scripts=[script])))
+    assert [(holding.pid, holding.what, holding.cores) for holding in held] == [
+        (os.getpid(), f"run directory {tmp_path / 'r'}", 2)
+    ]
+    assert local_launches().holdings() == []
+
+
+def test_a_run_that_does_not_fit_next_to_another_names_it(tmp_path: Path) -> None:
+    """It leaves nothing, and goes on once the other has ended. So does one that is resumed."""
+    whole = Demand(cores=this_machine(os.environ).cores)
+    workers = FakeWorkers()
+    with local_launches().held("run directory /elsewhere", whole):
+        mistake = mistake_of(lambda: runs.start(job(), tmp_path / "r", None, here(workers)))
+        assert f"process {os.getpid()} (run directory /elsewhere) holds" in mistake.what
+        assert f"2 cores of which 0 of {whole.cores} are free" in mistake.what
+        assert not (tmp_path / "r").exists()
+    failing = FakeWorkers(scripts=[Script(until=7, end=killed(step=7))])
+    runs.start(job(runPolicy__backoffLimit=0), tmp_path / "r", None, here(failing))
+    with local_launches().held("run directory /elsewhere", whole):
+        mistake_of(lambda: runs.resume(tmp_path / "r", None, here(workers)))
+    assert workers.started == []
+    assert runs.resume(tmp_path / "r", None, here()).state.phase is Phase.SUCCEEDED
+
+
+def test_runs_use_devices_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes and profile are for the devices that are free."""
+    machine = Machine(cores=64, memory_bytes=2**40, devices=("0", "1", "2", "3", "4"))
+    monkeypatch.setattr("penstock.agent.local_launch.this_machine", lambda environment: machine)
+    given: list[tuple[str, ...]] = []
+
+    def workers(devices: tuple[str, ...]) -> FakeWorkers:
+        given.append(devices)
+        return FakeWorkers()
+
+    def identified(spec: Any, devices: tuple[str, ...]) -> Any:
+        given.append(devices)
+        return local_identity(local_job())
+
+    here = runs.Here(workers=workers, identify=identified, clock=lambda: local_profile().measured_at)
+    cuda = job(resources__device="cuda")
+    with local_launches().held("another", Demand(cores=2, cuda_devices=2)) as taken:
+        assert taken == ("0", "1")
+        assert runs.start(cuda, tmp_path / "a", None, here).state.phase is Phase.SUCCEEDED
+        assert given[0] == (), "whether there are devices at all"
+        assert set(given[1:]) == {("2", "3")}
+        with local_launches().held("a third", Demand(cores=2, cuda_devices=2)):
+            mistake = mistake_of(lambda: runs.start(cuda, tmp_path / "b", None, here))
+    assert "2 CUDA devices of which 1 of 5 are free" in mistake.what
 
 
 # Mistakes
@@ -205,11 +265,11 @@ def test_a_pinned_plan_that_cannot_be_says_so(tmp_path: Path) -> None:
 
 
 def test_a_missing_device_is_named_before_data_is_prepared(tmp_path: Path) -> None:
-    def refusing(spec: Any) -> Any:
+    def refusing(spec: Any, devices: tuple[str, ...]) -> Any:
         raise UserError(what="no NVIDIA device is here", where="spec.resources.device", remedy="write device: cpu")
 
     workers = FakeWorkers()
-    machine = runs.Here(workers=workers, identify=refusing)
+    machine = runs.Here(workers=lambda devices: workers, identify=refusing)
     cuda = job(resources__device="cuda")
     for root in (None, tmp_path / "r"):
         mistake = mistake_of(lambda root=root: runs.start(cuda, root, None, machine))
@@ -238,8 +298,8 @@ def test_a_run_that_is_refused_before_its_first_attempt_leaves_no_folder(tmp_pat
 
 def test_more_memory_than_the_machine_has_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = runs.Here(
-        workers=FakeWorkers(),
-        identify=lambda spec: local_identity(local_job()),
+        workers=lambda devices: FakeWorkers(),
+        identify=lambda spec, devices: local_identity(local_job()),
         clock=lambda: local_profile().measured_at,
         memory_bytes=3 * 2**30,
     )

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.api.executor.admission import Machine
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store.jobs import StoredJob
+from penstock.core.capacity import Machine
+from penstock.core.host.launches import Launches
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.run.attempt_folder import AttemptFolder
@@ -36,6 +37,7 @@ class World:
     name: str = "here"
     machine: Machine = MACHINE
     may_launch: bool = True
+    launches: Launches | None = None
     executor: Executor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class World:
             name=self.name,
             reports=reports,
             may_launch=lambda: self.may_launch,
+            launches=self.launches,
         )
 
     def submit(

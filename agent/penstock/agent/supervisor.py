@@ -53,12 +53,13 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from penstock.agent.attempt import Attempt
+from penstock.agent.local_launch import holding
 from penstock.agent.mailbox import FolderMailbox, Mailbox
 from penstock.agent.metrics import Growth
 from penstock.agent.process_tree import offspring_ended
@@ -66,7 +67,8 @@ from penstock.agent.progress_files import newest_checkpoint_step, profile_progre
 from penstock.agent.shipper import shipping
 from penstock.agent.stalling import StallWatch, Steps
 from penstock.agent.workers import Workers
-from penstock.core.errors import PenstockError, UserError
+from penstock.core.errors import PenstockError, RunError, UserError
+from penstock.core.host.launches import InUseError
 from penstock.core.host.stopping import StopRequestedError, StopRequests, listening
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
@@ -269,6 +271,17 @@ def read_order(root: Path, attempt: int) -> Order:
         raise UserError(what=reason, where=str(path), remedy=remedy) from None
 
 
+@contextlib.contextmanager
+def _holding(job: PipelineJob, order: Order) -> Iterator[None]:
+    """Hold what the service gave the attempt. If another program was faster, a later attempt may succeed."""
+    what = f"job {job.metadata.namespace}/{job.metadata.name} of a service"
+    try:
+        with holding(job.spec, what, uid=order.uid, devices=order.devices):
+            yield
+    except InUseError as error:
+        raise RunError(error.what) from None
+
+
 def supervise(
     root: Path, order: Order, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], ProfileDecider]
 ) -> int:
@@ -276,6 +289,7 @@ def supervise(
 
     Raises:
         ClaimedError: another process did so before.
+        RunError: another program holds what the attempt needs.
         UserError: another attempt's supervisor still holds the run directory, or its files are broken.
     """
     run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), order.attempt)
@@ -285,6 +299,7 @@ def supervise(
             run.create()
             stack.enter_context(locked(run.root))
             job = run.read_job()
+            stack.enter_context(_holding(job, order))
             shipper = stack.enter_context(shipping(run.root, order))
             stack.enter_context(offspring_ended(lambda: shipper.pids))
             supervisor = Supervisor(

@@ -7,59 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.core.job import Device, JobSpec
-from penstock.core.units import format_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
-    """Resources of a job from its launch to its end: exclusive cores or devices, and memory."""
-
-    cores: int = 0
-    cuda_devices: int = 0
-    memory_bytes: int = 0
-
-    def plus(self, other: Demand) -> Demand:
-        """Both together."""
-        return Demand(
-            cores=self.cores + other.cores,
-            cuda_devices=self.cuda_devices + other.cuda_devices,
-            memory_bytes=self.memory_bytes + other.memory_bytes,
-        )
-
-    def fits(self, capacity: Demand) -> bool:
-        """Whether a machine of that capacity can hold it."""
-        return (
-            self.cores <= capacity.cores
-            and self.cuda_devices <= capacity.cuda_devices
-            and self.memory_bytes <= capacity.memory_bytes
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """Capacity for jobs. ``devices`` are the CUDA ones, by the names that CUDA_VISIBLE_DEVICES takes."""
-
-    cores: int
-    memory_bytes: int
-    devices: tuple[str, ...] = ()
-
-    @property
-    def capacity(self) -> Demand:
-        """As demands are compared with it."""
-        return Demand(cores=self.cores, cuda_devices=len(self.devices), memory_bytes=self.memory_bytes)
-
-
-def lacking(demand: Demand, capacity: Demand) -> str:
-    """The resource that a machine of that capacity lacks for a job; empty if none."""
-    short = []
-    if demand.cores > capacity.cores:
-        short.append(f"{demand.cores} cores of {capacity.cores}")
-    if demand.cuda_devices > capacity.cuda_devices:
-        short.append(f"{demand.cuda_devices} CUDA devices of {capacity.cuda_devices}")
-    if demand.memory_bytes > capacity.memory_bytes:
-        short.append(f"{format_bytes(demand.memory_bytes)} of memory of {format_bytes(capacity.memory_bytes)}")
-    return " and ".join(short)
+from penstock.core.capacity import Demand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,19 +18,6 @@ class Waiting:
     number: int
     priority: int
     demand: Demand
-
-
-def demand_of(spec: JobSpec) -> Demand:
-    """On a CPU a rank holds as many cores as it has threads; its memory is the host's. On CUDA it holds a device, and
-    one core to drive it; its memory is the device's, and no manifest has its use of the host's.
-    """
-    resources = spec.resources
-    if resources.device is Device.CUDA:
-        return Demand(cores=resources.ranks, cuda_devices=resources.ranks)
-    return Demand(
-        cores=resources.ranks * resources.threads_per_rank,
-        memory_bytes=resources.host_memory_bytes(resources.ranks) or 0,
-    )
 
 
 def admitted(waiting: Sequence[Waiting], running: Iterable[Demand], capacity: Demand) -> frozenset[str]:

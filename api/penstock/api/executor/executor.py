@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock import core
-from penstock.api.executor.admission import Demand, Machine, Waiting, admitted, assigned, demand_of, lacking
+from penstock.api.executor.admission import Waiting, admitted, assigned
 from penstock.api.executor.observe import Seen, last_words, observed
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
@@ -28,7 +28,9 @@ from penstock.api.store.jobs import ChangedMeanwhileError, StoredJob
 from penstock.api.store.plans import keep_plan
 from penstock.api.store.plans import plan as stored_plan
 from penstock.core import jsontext
+from penstock.core.capacity import Demand, Machine, demand_of, lacking
 from penstock.core.errors import UserError
+from penstock.core.host.launches import Holding, Launches
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import (
     LIVE,
@@ -93,6 +95,7 @@ class Executor:
 
     A launched job bears its ``name`` and belongs to no other executor while it lives: the attempts' files are here.
     It launches only while ``may_launch`` returns true, when the machine is its own; older jobs go on to their end.
+    What other programs of the user hold by ``launches`` is left to them.
     """
 
     def __init__(
@@ -105,9 +108,11 @@ class Executor:
         name: str,
         reports: Reports,
         may_launch: Callable[[], bool],
+        launches: Launches | None = None,
     ) -> None:
         self._service, self._supervisors, self._planner = service, supervisors, planner
         self._machine, self._name, self._reports, self._may_launch = machine, name, reports, may_launch
+        self._launches, self._noted = launches, ""
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
         self._specs: dict[str, tuple[tuple[int, bool], JobSpec]] = {}
@@ -215,8 +220,12 @@ class Executor:
         """The jobs that may start, by uid, each with the devices that it gets."""
         if not self._may_launch():
             return {}
+        if not any(look.stored.phase is Phase.QUEUED for look in looks):
+            return {}
         holding = [look for look in looks if self._holds(look)]
-        starting = self._admitted(looks, holding)
+        own = [look.stored.uid for look in looks]
+        others = self._launches.others(own) if self._launches else []
+        starting = self._admitted(looks, [*(look.demand for look in holding), *self._demands(others)])
         held: tuple[str, ...] = ()
         if any(job.demand.cuda_devices for job in starting):
             newest = [(look.stored.uid, look.stored.attempt) for look in holding]
@@ -225,9 +234,18 @@ class Executor:
             except SQLAlchemyError:
                 log.exception("the devices that are held cannot be read, so nothing starts")
                 return {}
-        return assigned(starting, held, self._machine.devices)
+        elsewhere = self._launches.devices_of(others) if self._launches else ()
+        return assigned(starting, (*held, *elsewhere), self._machine.devices)
 
-    def _admitted(self, looks: Sequence[_Look], holding: Sequence[_Look]) -> list[Waiting]:
+    def _demands(self, others: Sequence[Holding]) -> list[Demand]:
+        """What other programs hold; it is logged when it changes while jobs wait."""
+        line = ", ".join(map(str, others))
+        if line and line != self._noted:
+            log.warning("%s; jobs that do not fit next to that wait", line)
+        self._noted = line
+        return [self._launches.demand_of(holding) for holding in others] if self._launches else []
+
+    def _admitted(self, looks: Sequence[_Look], running: Sequence[Demand]) -> list[Waiting]:
         waiting = [
             Waiting(
                 uid=look.stored.uid,
@@ -238,7 +256,7 @@ class Executor:
             for look in looks
             if look.stored.phase is Phase.QUEUED and not look.spec.run_policy.suspend
         ]
-        uids = admitted(waiting, [look.demand for look in holding], self._machine.capacity)
+        uids = admitted(waiting, running, self._machine.capacity)
         return [job for job in waiting if job.uid in uids]
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -12,7 +13,6 @@ from pathlib import Path
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
-from penstock.api.executor.machine_capacity import this_machine
 from penstock.api.executor.plan_queue import MOST_SECONDS, PlanQueue
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.api.service import Service, open_service
@@ -25,7 +25,9 @@ from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
 from penstock.api.webhook.message import Webhook
 from penstock.core.errors import UserError
-from penstock.core.host.locks import STATE, Lock, alone, machine_lock_path
+from penstock.core.host.launches import Launches
+from penstock.core.host.locks import STATE, Lock, alone, launches_folder, machine_lock_path
+from penstock.core.host.machine_capacity import this_machine
 from penstock.core.host.stopping import listening
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.serialization.secret_files import write_secret
@@ -140,14 +142,16 @@ def _workers(
     """Run the background work during the block."""
     settings = service.settings
     reports = Reports(address_file=address_file(settings), token_file=ingest_token(service))
+    here = this_machine(os.environ)
     executor = Executor(
         service,
         ProcessSupervisors(),
         ProcessPlanner(),
-        machine=this_machine(os.environ),
+        machine=here,
         name=settings.executor,
         reports=reports,
         may_launch=may_launch,
+        launches=Launches(launches_folder(os.environ, Path.home(), socket.gethostname()), here),
     )
     collector = Collector(
         service,

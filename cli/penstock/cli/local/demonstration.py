@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock.agent.attempt import read_result
+from penstock.agent.local_launch import local_launches
 from penstock.cli import output
 from penstock.cli.local.reporting import write_report
 from penstock.cli.ports import LOOPBACK
@@ -112,6 +113,9 @@ def _environment(folder: Path) -> dict[str, str]:
     environment["XDG_CONFIG_HOME"] = str(folder / "config")
     if is_locked(machine_lock_path(environment, Path.home(), socket.gethostname())):
         output.say("another service launches jobs on this machine; the demonstration takes no account of them")
+        environment[STATE] = str(folder / "state")
+    elif holdings := local_launches().holdings():
+        output.say(f"{holdings[0]}; the demonstration takes no account of it")
         environment[STATE] = str(folder / "state")
     return environment
 

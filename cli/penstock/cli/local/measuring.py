@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.agent.local_launch import holding
 from penstock.agent.probe import identify
 from penstock.agent.profiles import Profiles, profiles_folder
 from penstock.agent.progress_files import profile_progress
@@ -32,16 +33,17 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
     """Measure the machine for ``job``; store the profile in the cache and, if given, in the run directory ``root``.
 
     Raises:
-        UserError: this machine lacks the job's device, or the directory cannot be written.
+        UserError: this machine lacks the job's device or it is in use, or the directory cannot be written.
         RunError: a rank failed.
     """
-    identity = identify(job.spec)
-    with _folder(root) as run, listening() as requests, closing(line()) as shown:
-        run.create()
-        require_unused(run)
-        write_atomically(run.job, yamltext.dump(job.to_manifest()))
-        finish(LocalWorkers().profile(job, run, 0), requests, lambda: _report(run, shown))
-        profile = run.read_profile()
+    with holding(job.spec, "penstock profile") as devices:
+        identity = identify(job.spec, devices)
+        with _folder(root) as run, listening() as requests, closing(line()) as shown:
+            run.create()
+            require_unused(run)
+            write_atomically(run.job, yamltext.dump(job.to_manifest()))
+            finish(LocalWorkers(devices).profile(job, run, 0), requests, lambda: _report(run, shown))
+            profile = run.read_profile()
     path = Profiles(profiles_folder()).keep(profile, identity)
     say(f"wrote the profile to {path}")
     return profile

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.agent.executor import Executor
+from penstock.agent.local_launch import holding
 from penstock.agent.plans import LocalDecider
 from penstock.agent.probe import Identity, identify
 from penstock.agent.profiles import Profiles, profiles_folder
@@ -45,10 +46,12 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """Resources of the machine: processes, PyTorch's description of it, seconds since the epoch, memory."""
+    """Resources of the machine: processes on the CUDA devices of a run, PyTorch's description of them, seconds since the
+    epoch, memory.
+    """
 
-    workers: Workers = field(default_factory=LocalWorkers)
-    identify: Callable[[JobSpec], Identity] = identify
+    workers: Callable[[tuple[str, ...]], Workers] = LocalWorkers
+    identify: Callable[[JobSpec, tuple[str, ...]], Identity] = identify
     clock: Callable[[], float] = time.time
     memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
@@ -103,7 +106,7 @@ def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
     resources = job.spec.resources
     host_bytes = resources.host_memory_bytes(resources.ranks)
     if resources.device is Device.CUDA:
-        here.identify(job.spec)  # takes seconds, since it loads PyTorch; CPU ranks do not need it
+        here.identify(job.spec, ())  # takes seconds, since it loads PyTorch; CPU ranks do not need it
     elif host_bytes is not None and host_bytes > here.memory_bytes:
         most = format_bytes(here.memory_bytes // resources.ranks)
         warn(
@@ -130,14 +133,16 @@ def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
 
 def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, here: Here) -> Ended:
     profiles = Profiles(profiles_folder())
-    say(f"{job.metadata.name} in {run.root}")
-    with listening() as requests:
+    with holding(job.spec, f"run directory {run.root}") as devices, listening() as requests:
+        say(f"{job.metadata.name} in {run.root}")
         executor = Executor(
             job,
             run,
             state,
-            workers=here.workers,
-            decider=LocalDecider(job, run, profiles, identify=here.identify, clock=here.clock),
+            workers=here.workers(devices),
+            decider=LocalDecider(
+                job, run, profiles, identify=lambda spec: here.identify(spec, devices), clock=here.clock
+            ),
             show=People(job.spec.training.steps, line()),
             requests=requests,
             metrics_port=metrics_port,

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from penstock.agent.local_launch import holding
 from penstock.agent.metrics import MetricsFollower
 from penstock.agent.workers import LocalWorkers, Workers, end, refusal
 from penstock.cli.output import say, working
@@ -44,13 +45,13 @@ def fastest(job: PipelineJob, plans: tuple[Plan, ...], workers: Workers | None =
     """Return the plan with the fastest measured step, with all trials and the reason for the choice.
 
     Raises:
-        UserError: the job's data does not match it, or this machine cannot train.
+        UserError: the job's data does not match it, or this machine cannot train or is in use.
         RunError: no plan took enough steps.
         StopRequestedError: a stop was requested; no rank is left.
     """
-    workers = workers or LocalWorkers()
     trials: list[Trial] = []
-    with listening() as requests:
+    with holding(job.spec, "penstock plan --trial") as devices, listening() as requests:
+        workers = workers or LocalWorkers(devices)
         for number, plan in enumerate(plans, 1):
             with working(f"trying plan {number} of {len(plans)}") as report:
                 trial = tried(job, plan, workers, requests, report)

@@ -76,4 +76,13 @@ def machine_lock_path(environment: Mapping[str, str], home: Path, machine: str) 
     It is below the home, which exists for any program that starts a service, and is not cleared while one runs, unlike
     ``XDG_RUNTIME_DIR``. Its name has the machine's, because machines may share homes.
     """
-    return Path(environment.get(STATE) or home / ".local" / "state") / "penstock" / f"executor-{machine}.lock"
+    return _state_folder(environment, home) / f"executor-{machine}.lock"
+
+
+def launches_folder(environment: Mapping[str, str], home: Path, machine: str) -> Path:
+    """The folder of this user's launches on ``machine`` (`penstock.core.host.launches`)."""
+    return _state_folder(environment, home) / f"launches-{machine}"
+
+
+def _state_folder(environment: Mapping[str, str], home: Path) -> Path:
+    return Path(environment.get(STATE) or home / ".local" / "state") / "penstock"
