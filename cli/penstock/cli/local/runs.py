@@ -46,8 +46,8 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """Resources of the machine: processes on the CUDA devices of a run, PyTorch's description of them, seconds since the
-    epoch, memory.
+    """Resources of the machine: processes on the CUDA devices of a run, PyTorch's description of them, seconds since
+    the epoch, memory.
     """
 
     workers: Callable[[tuple[str, ...]], Workers] = LocalWorkers
