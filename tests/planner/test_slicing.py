@@ -141,6 +141,21 @@ def test_balanced_equals_brute_force_for_every_number_of_slices(table: Table) ->
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_numbers_of_slices_may_be_asked_for_in_any_order(table: Table) -> None:
+    """The table is only filled up to the largest of them."""
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        problem = _random_problem(rng, table)
+        expected = brute_force.balanced_by_force(problem)
+        slicings = BalancedSlicings(problem)
+        counts = rng.permutation(problem.num_quanta + 3).tolist()
+        balanced = {count: slicings.get(count) for count in counts}
+        found = {count: (slicing.largest_ns, slicing.lengths) for count, slicing in balanced.items() if slicing}
+        assert found == expected
+        assert len(slicings) == len(expected)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_flush_equals_trying_every_ceiling_on_longer_sequences(table: Table) -> None:
     """Long enough that several rounds of pruning are needed, which short instances never see."""
     rng = np.random.default_rng(3)

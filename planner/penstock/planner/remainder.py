@@ -8,6 +8,8 @@ slices: the same slices always give the same remainder.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem, imported_schedule
@@ -36,7 +38,6 @@ def remainder_slices(problem: Problem, mesh: Mesh, slices: Slices) -> Slices:
             else equal_slices(problem.sequence_length, num_slices)
         )
     times = problem.slice_ns(mesh.tp, mesh.microbatch, np.array(slices), prefixes(slices))
-    fitting = (
-        slicing for count, slicing in slicings.items() if count <= len(slices) and slicing.largest_ns <= times.max()
-    )
-    return next((slicing.lengths for slicing in fitting), slices)
+    counts = itertools.takewhile(lambda count: count <= len(slices), slicings)
+    fitting = (slicings[count].lengths for count in counts if slicings[count].largest_ns <= times.max())
+    return next(fitting, slices)

@@ -191,31 +191,42 @@ class BalancedSlicings(Mapping[int, Slicing]):
     """For each possible number of slices, ascending, the slicing whose largest slice is cheapest.
 
     Ties are broken by the lexicographically longest-first slicing. Independent of micro-batches and stages, so one
-    mapping serves every call of rank_one_f_one_b. Empty if the limits allow no slicing. Slicings are traced on first
-    access. The problem's costs are in units of ``unit_ns``, the slicings' in nanoseconds.
+    mapping serves every call of rank_one_f_one_b. Empty if the limits allow no slicing. The table is filled and
+    slicings are traced up to the largest number of slices that was asked for, since callers need a few small ones. The
+    problem's costs are in units of ``unit_ns``, the slicings' in nanoseconds.
     """
 
     def __init__(self, problem: SlicingProblem, unit_ns: int = 1) -> None:
         self._problem, self._edge_ns, self._unit_ns = problem, problem.edges(), unit_ns
         self._tails = np.full((problem.most_slices + 1, len(self._edge_ns)), FORBIDDEN, dtype=np.int64)
-        smallest_largest_ns(self._edge_ns, self._tails)
-        counts = np.flatnonzero(self._tails[:, -1] < FORBIDDEN).tolist()
-        self._traced: dict[int, Slicing | None] = dict.fromkeys(counts)
+        self._tails[0, 0] = 0
+        self._num_filled = 1
+        self._traced: dict[int, Slicing] = {}
 
     def __getitem__(self, num_slices: int) -> Slicing:
-        slicing = self._traced[num_slices]
-        if slicing is None:
+        if not self._is_possible(num_slices):
+            raise KeyError(num_slices)
+        if num_slices not in self._traced:
             states = _descent(self._edge_ns, self._tails, num_slices)
             slicing = trace(self._problem, self._edge_ns, states)
             slicing = replace(slicing, slice_ns=tuple(self._unit_ns * slice_cost for slice_cost in slicing.slice_ns))
             self._traced[num_slices] = slicing
-        return slicing
+        return self._traced[num_slices]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._traced)
+        return (count for count in range(1, len(self._tails)) if self._is_possible(count))
 
     def __len__(self) -> int:
-        return len(self._traced)
+        return sum(1 for _ in self)
+
+    def _is_possible(self, num_slices: int) -> bool:
+        """Whether there is a slicing with so many slices; fills the table up to that number."""
+        if not 0 < num_slices < len(self._tails):
+            return False
+        if num_slices >= self._num_filled:
+            smallest_largest_ns(self._edge_ns, self._tails[: num_slices + 1], self._num_filled)
+            self._num_filled = num_slices + 1
+        return bool(self._tails[num_slices, -1] < FORBIDDEN)
 
 
 def rank_one_f_one_b(slicings: Iterable[Slicing], *, num_microbatches: int, num_stages: int) -> tuple[Slicing, ...]:
@@ -229,12 +240,12 @@ def rank_one_f_one_b(slicings: Iterable[Slicing], *, num_microbatches: int, num_
 
 
 @compiled
-def smallest_largest_ns(edge_ns: IntArray, tails: IntArray) -> None:
-    """Fill ``tails[s, r]``: the smallest possible largest slice when r quanta are cut into exactly s slices. On entry
-    all entries are `FORBIDDEN`, which means that there is no such slicing.
+def smallest_largest_ns(edge_ns: IntArray, tails: IntArray, first: int) -> None:
+    """Fill ``tails[s, r]`` from row ``first`` on: the smallest possible largest slice when r quanta are cut into
+    exactly s slices. On entry these rows are `FORBIDDEN`, which means that there is no such slicing; row 0 is 0 where
+    nothing is left to cut.
     """
-    tails[0, 0] = 0
-    for count in range(1, len(tails)):
+    for count in range(first, len(tails)):
         for before in range(1, len(edge_ns)):
             best = tails[count, before]
             for after in range(before):
