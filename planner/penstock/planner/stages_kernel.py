@@ -114,6 +114,63 @@ def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest:
         bounds[stage + 1] = stage + 1 + place
 
 
+@numba.njit(cache=True, nogil=True)
+def even(running: Ints, owners: Ints, num_ranks: int, shift: int, bounds: Ints) -> None:
+    """Move units from stages of the busiest rank to other stages in ``bounds`` [k + 1], one at a time, as long as that
+    lowers its work, or else the sum of squares of all ranks' work without the last ``shift`` bits.
+
+    ``running`` [u + 1] are sums of nanoseconds, ``owners`` [k] the stages' ranks. The stages in between pass a unit on.
+    Of equally good moves that to the first stage counts.
+    """
+    loads = np.zeros(num_ranks, dtype=np.int64)
+    moved = np.zeros(num_ranks, dtype=np.int64)
+    for stage in range(len(owners)):
+        loads[owners[stage]] += running[bounds[stage + 1]] - running[bounds[stage]]
+    target = 0
+    while target >= 0:
+        busiest = loads.argmax()
+        largest, spread = loads[busiest], _spread(loads, shift)
+        source, target = -1, -1
+        for stage in range(len(owners)):
+            if owners[stage] != busiest or bounds[stage + 1] - bounds[stage] == 1:
+                continue
+            for sign in (-1, 1):
+                moved[:] = loads
+                giver = stage
+                while 0 <= giver + sign < len(owners):
+                    _pass_on(running, owners, bounds, giver, sign, moved)
+                    giver += sign
+                    moved_largest, moved_spread = moved.max(), _spread(moved, shift)
+                    is_alike = moved_largest == largest and moved_spread == spread
+                    is_earlier = target > giver or (target == giver and source > stage)
+                    is_better = moved_largest < largest or (moved_largest == largest and moved_spread < spread)
+                    if is_better or (is_alike and is_earlier):
+                        largest, spread, source, target = moved_largest, moved_spread, stage, giver
+        if target >= 0:
+            sign = 1 if target > source else -1
+            for giver in range(source, target, sign):
+                _pass_on(running, owners, bounds, giver, sign, loads)
+            for giver in range(source, target, sign):
+                bounds[giver + (sign > 0)] -= sign
+
+
+@compiled
+def _pass_on(running: Ints, owners: Ints, bounds: Ints, giver: int, sign: int, loads: Ints) -> None:
+    """Move the work of a stage's last unit to the next stage, or of its first one to the previous stage."""
+    unit = bounds[giver + 1] - 1 if sign > 0 else bounds[giver]
+    unit_ns = running[unit + 1] - running[unit]
+    loads[owners[giver]] -= unit_ns
+    loads[owners[giver + sign]] += unit_ns
+
+
+@compiled
+def _spread(loads: Ints, shift: int) -> int:
+    spread = 0
+    for load in loads:
+        spread += (load >> shift) ** 2
+    return spread
+
+
 @compiled
 def _cost(units: Ints, stages: Ints, factors: Floats, lacking: bool, stage: int, first: int, stop: int) -> int:
     """The excess bytes of ``stage`` for units [first, stop), or their nanoseconds there, FORBIDDEN if it exceeds its
