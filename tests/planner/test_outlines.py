@@ -16,8 +16,11 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import Evaluation
+from penstock.planner.outline_work import OutlineMemories, OutlineMemory, UnitWork
 from penstock.planner.outlines import NUM_SLICES, Outline, outlines, slice_counts
 from penstock.planner.problem import meshes, problem_from_cluster
+from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.stagecost import equal_slices
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
 from tests.support.repository import ROOT
 
@@ -75,6 +78,20 @@ def test_pins_are_obeyed() -> None:
     assert slice_counts(problem(slices=(9, 4, 3)), 2) == (3,)
     pinned = problem(ranks=4, global_batch=4, pp=2, schedule="zbv", slices=2)
     assert {(each.mesh.pp, each.schedule, each.num_slices) for each in outlines(pinned)} == {(2, "zbv", 2)}
+
+
+@pytest.mark.parametrize("schedule", [*BUILT_IN, "of another package"])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_schedules_that_share_a_memory_hold_as_much_as_alone(schedule: str, zero: int) -> None:
+    asked = problem(ranks=4, global_batch=12, sequence_length=40)
+    for mesh in meshes(asked):
+        work = UnitWork.of(asked, mesh.tp, mesh.microbatch, [equal_slices(40, count) for count in (1, 2, 4)])
+        memories = OutlineMemories(asked, work, mesh)
+        for other in BUILT_IN:
+            memories.of(other, zero)
+        alone = OutlineMemory.of(asked, work, mesh, schedule, zero)
+        assert memories.of(schedule, zero).least_bytes.tolist() == alone.least_bytes.tolist()
+        assert memories.reliefs(schedule, zero) == alone.reliefs(asked, work, mesh)
 
 
 def test_more_memory_leaves_estimates_alone_where_no_order_is_told_its_room() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -122,6 +122,9 @@ class Relief:
     least_bytes: int
 
 
+LIKE_1F1B = frozenset({"1f1b", "zb-h1"})
+
+
 def room_of(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
     """[ranks, 1]: the micro-batches that fit on a rank at this degree of ZeRO, if all ranks have equally many units,
     and equally many parts of a divided head.
@@ -149,9 +152,16 @@ def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
     if schedule == "gpipe":
         return np.full((mesh.pp, len(slices)), mesh.num_by_work)
     held = np.ones((mesh.pp, len(slices)))
-    if schedule in ("1f1b", "zb-h1"):
+    if schedule in LIKE_1F1B:
         held += np.arange(mesh.pp)[::-1, None] / slices
     return np.minimum(held, mesh.num_by_work)
+
+
+def holding_alike(schedule: str) -> str:
+    """One schedule for all those with the same result of `in_flight`."""
+    if schedule == "gpipe" or schedule not in BUILT_IN:
+        return schedule
+    return "1f1b" if schedule in LIKE_1F1B else "zb"
 
 
 def _most_units(problem: Problem, mesh: Mesh, num_units: Floats) -> Floats:
@@ -247,10 +257,37 @@ class OutlineMemory:
         largest[heads] = np.maximum(largest[heads], transients[UNIT_KINDS.index(UnitKind.HEAD)])
         return self.always + largest, self.per_unit + gradients[inner].mean(axis=0)
 
-    def pinned_seconds(self, problem: Problem, work: UnitWork, mesh: Mesh) -> float:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutlineMemories:
+    """The memory of a mesh's outlines, computed once for all schedules whose ranks hold the same."""
+
+    problem: Problem
+    work: UnitWork
+    mesh: Mesh
+    _known: dict[tuple[str, int], OutlineMemory] = field(default_factory=dict)
+    _known_reliefs: dict[tuple[str, int], list[Relief | None]] = field(default_factory=dict)
+
+    def of(self, schedule: str, zero: int) -> OutlineMemory:
+        """`OutlineMemory.of` the mesh."""
+        key = holding_alike(schedule), zero
+        if key not in self._known:
+            self._known[key] = OutlineMemory.of(self.problem, self.work, self.mesh, schedule, zero)
+        return self._known[key]
+
+    def reliefs(self, schedule: str, zero: int) -> list[Relief | None]:
+        """`OutlineMemory.reliefs`."""
+        key = holding_alike(schedule), zero
+        if key not in self._known_reliefs:
+            self._known_reliefs[key] = self.of(schedule, zero).reliefs(self.problem, self.work, self.mesh)
+        return self._known_reliefs[key]
+
+    @property
+    def pinned_seconds(self) -> float:
         """Seconds of a step in which the pinned operations are recomputed."""
-        operations = pinned_operations(problem.pinned.recompute)
+        operations = pinned_operations(self.problem.pinned.recompute)
         if not operations:
             return 0.0
-        again = sum(saving.duration_ns for saving in work.savings() if saving.operation in operations)
-        return mesh.num_by_work * problem.model.layers / mesh.pp * again / NANOSECONDS_PER_SECOND
+        again = sum(saving.duration_ns for saving in self.work.savings() if saving.operation in operations)
+        mesh = self.mesh
+        return mesh.num_by_work * self.problem.model.layers / mesh.pp * again / NANOSECONDS_PER_SECOND

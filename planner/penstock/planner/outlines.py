@@ -54,12 +54,13 @@ from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of, optimizer_shards
 from penstock.planner.memory import gradient_bytes, optimizer_bytes_per_parameter, stepped_elements
-from penstock.planner.outline_work import OutlineMemory, Relief, UnitWork, room_of
+from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, room_of
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.simulate.periodic import enough_to_repeat
 from penstock.planner.stagecost import (
+    Integers,
     Slices,
     Stages,
     equal_slices,
@@ -236,15 +237,21 @@ def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
     return (1,) if pp == 1 else tuple(count for count in NUM_SLICES if count <= most_slices)
 
 
-def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> bool:
-    """Whether the search can simulate it: the step soon repeats itself, or is short enough to be simulated in full."""
+def are_simulated_soon(
+    problem: Problem, mesh: Mesh, counts: Sequence[int], schedule: str | ScheduleSpec
+) -> tuple[bool, ...]:
+    """For each number of slices whether the search can simulate it: the step soon repeats itself, or is short enough to
+    be simulated in full.
+    """
     if schedule in REPEATING or problem.pinned.schedule is not None:
-        return True
-    num_microbatches = mesh.num_microbatches
-    if schedule in VIRTUAL:
-        num_microbatches = min(num_microbatches, 3 * enough_to_repeat(mesh.pp, num_slices))
-    num_actions = 3 * num_stages(problem, mesh, schedule) * num_microbatches * num_slices
-    return num_actions <= MOST_ACTIONS_IN_FULL
+        return (True,) * len(counts)
+    per_microbatch, soon = 3 * num_stages(problem, mesh, schedule), list[bool]()
+    for num_slices in counts:
+        num_microbatches = mesh.num_microbatches
+        if schedule in VIRTUAL:
+            num_microbatches = min(num_microbatches, 3 * enough_to_repeat(mesh.pp, num_slices))
+        soon.append(per_microbatch * num_microbatches * num_slices <= MOST_ACTIONS_IN_FULL)
+    return tuple(soon)
 
 
 def _of_pipelines(
@@ -255,13 +262,13 @@ def _of_pipelines(
 ) -> Iterator[Outline]:
     """Outlines of meshes that differ only in the number of replicas."""
     counts = slice_counts(problem, same[0].pp)
-    places = np.searchsorted(work.counts, counts)
+    places = np.searchsorted(work.counts, counts).tolist()
     owners = {schedule: owners_of_stages(problem, same[0], schedule) for schedule in schedules_for(problem, same[0])}
     if not owners:
         return
     slices = _typical_slices(problem)
     by_stages = {
-        ranks: _StageTimes.of(problem, work, time_balanced_stages(problem, same[0], slices, ranks))
+        ranks: _StageTimes.of(problem, work, same[0], time_balanced_stages(problem, same[0], slices, ranks), ranks)
         for ranks in dict.fromkeys(owners.values())
     }
     busy_ns = NANOSECONDS_PER_SECOND * min(times.busiest_seconds(same[0]) for times in by_stages.values())
@@ -272,28 +279,26 @@ def _of_pipelines(
         hops = _hop_seconds(problem, work, mesh)
         card_seconds = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
         rooms = {zero: room_of(problem, work, mesh, zero) for zero in zero_degrees(problem, mesh.dp)}
-        for schedule in schedules_for(problem, mesh):
+        ends = {ranks: _useful_ends(times.ends(problem, mesh)) for ranks, times in by_stages.items()}
+        memories = OutlineMemories(problem, work, mesh)
+        for schedule, ranks in owners.items():
             name = schedule if isinstance(schedule, str) else schedule.generator
-            times = by_stages[owners[schedule]]
+            soon = are_simulated_soon(problem, mesh, counts, schedule)
             least_seconds = stages_per_rank(problem, mesh, schedule) * card_seconds
-            for zero, end in _useful_ends(times.ends(problem, mesh, schedule)).items():
-                steps = np.maximum(_step_seconds(times, mesh, name, hops, rooms[zero]), least_seconds) + end.seconds
-                memory = OutlineMemory.of(problem, work, mesh, name, zero)
-                steps += memory.pinned_seconds(problem, work, mesh)
-                usual_schedule = LIKE_USUAL.get(name)
-                usual = (
-                    memory if usual_schedule is None else OutlineMemory.of(problem, work, mesh, usual_schedule, zero)
-                )
-                reliefs = usual.reliefs(problem, work, mesh)
-                for place, num_slices in zip(places.tolist(), counts, strict=True):
-                    estimate_ns = round(float(steps[place]) * NANOSECONDS_PER_SECOND)
-                    if estimate_ns <= longest_ns and is_simulated_soon(problem, mesh, num_slices, schedule):
+            for zero, end in ends[ranks].items():
+                steps = _step_seconds(by_stages[ranks], mesh, name, hops, rooms[zero])
+                steps = np.maximum(steps, least_seconds) + end.seconds + memories.pinned_seconds
+                step_ns, least_bytes = steps * NANOSECONDS_PER_SECOND, memories.of(name, zero).least_bytes
+                reliefs = memories.reliefs(LIKE_USUAL.get(name, name), zero)
+                for place, num_slices, is_soon in zip(places, counts, soon, strict=True):
+                    estimate_ns = round(float(step_ns[place]))
+                    if is_soon and estimate_ns <= longest_ns:
                         yield Outline(
                             mesh=mesh,
                             num_slices=num_slices,
                             schedule=schedule,
                             estimate_ns=estimate_ns,
-                            least_bytes=int(memory.least_bytes[place]),
+                            least_bytes=int(least_bytes[place]),
                             head_parts=problem.model.head_parts,
                             zero=zero,
                             relief=reliefs[place],
@@ -324,23 +329,30 @@ def _useful_ends(ends: Mapping[int, _End]) -> dict[int, _End]:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _StageTimes:
     """Seconds [F I W, stages, slicings] of time-balanced stages: of all slices, and of the largest one. The largest
-    counts as if all kinds of units took longest for the same slice.
+    counts as if all kinds of units took longest for the same slice. The rank of every stage is one of ``owners``.
+    ``num_parameters`` and ``shards_seconds`` (`penstock.planner.tables.shards_seconds`) are those of each stage.
     """
 
     work: UnitWork
     stages: Stages
+    owners: tuple[int, ...]
     totals: Floats
     largest: Floats
+    num_parameters: Integers
+    shards_seconds: Floats
 
     @classmethod
-    def of(cls, problem: Problem, work: UnitWork, stages: Stages) -> _StageTimes:
-        """Times of ``stages``."""
+    def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, stages: Stages, owners: tuple[int, ...]) -> _StageTimes:
+        """Times of ``stages``; they hold for any number of replicas."""
         of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
         return cls(
             work=work,
             stages=stages,
+            owners=owners,
             totals=of_kinds @ work.sums + overhead * work.counts,
             largest=of_kinds @ work.largest + overhead,
+            num_parameters=memory_of(problem, stages, mesh.microbatch, mesh.tp).num_parameters,
+            shards_seconds=shards_seconds(problem, stages, mesh) if mesh.tp > 1 else np.zeros(len(stages)),
         )
 
     def busiest_seconds(self, mesh: Mesh) -> float:
@@ -350,21 +362,18 @@ class _StageTimes:
             per_rank = self.totals.sum(axis=0).max(axis=0)
         return float(per_rank.min())
 
-    def ends(self, problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> dict[int, _End]:
+    def ends(self, problem: Problem, mesh: Mesh) -> dict[int, _End]:
         """Reductions and the optimizer of the rank with most parameters, by degree of ZeRO that the mesh may have."""
-        owners = np.arange(len(self.stages)) % mesh.pp
-        if isinstance(schedule, str):
-            owners = np.array(find(schedule).stage_ranks(mesh.pp, len(self.stages)))
-        shards = np.bincount(owners, weights=shards_seconds(problem, self.stages, mesh)).max() if mesh.tp > 1 else 0.0
-        tie = tie_seconds(problem, self.stages, owners.tolist(), mesh, first_replica_in_order(mesh).tolist())
-        counts = memory_of(problem, self.stages, mesh.microbatch, mesh.tp).num_parameters
+        owners = np.array(self.owners)
+        shards = float(np.bincount(owners, weights=self.shards_seconds).max())
+        tie = tie_seconds(problem, self.stages, self.owners, mesh, first_replica_in_order(mesh).tolist())
         ends = {}
         for zero in zero_degrees(problem, mesh.dp):
-            stepped = stepped_elements(counts, optimizer_shards(mesh, zero))
+            stepped = stepped_elements(self.num_parameters, optimizer_shards(mesh, zero))
             largest = int(np.bincount(owners, weights=stepped).max())
             summed_last = largest if problem.late_receives else int(stepped.max())
             seconds, state_bytes = self._over_replicas(problem, mesh, largest, summed_last, zero)
-            ends[zero] = _End(seconds=float(shards) + tie + seconds, state_bytes=state_bytes)
+            ends[zero] = _End(seconds=shards + tie + seconds, state_bytes=state_bytes)
         return ends
 
     def _over_replicas(
