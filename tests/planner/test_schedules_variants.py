@@ -116,6 +116,27 @@ def least_caps(inputs: ScheduleInputs, place: Any = in_waves) -> Ints:
 # Words
 
 
+@settings(max_examples=30)
+@given(measured_inputs(), st.sampled_from(BLOCKS), st.sampled_from([in_waves, looped]), st.integers(2, 9))
+def test_words_and_links_do_not_depend_on_other_costs_of_the_same_shape(
+    inputs: ScheduleInputs, block: Block, place: Any, times: int
+) -> None:
+    """Those of a block in slots are kept by shape."""
+    forward = tuple(tuple(times * cost + 1 for cost in row) for row in inputs.forward_ns)
+    one, other = (
+        pipeline(same_shape, place) for same_shape in (inputs, dataclasses.replace(inputs, forward_ns=forward))
+    )
+    for kept, new in zip(one.links, other.links, strict=True):
+        assert (kept.successors == new.successors).all()
+        assert (kept.num_awaited == new.num_awaited).all()
+    if block.in_slots:
+        assert (word_of(block, one) == word_of(block, other)).all()
+    starts = dated(other, word_of(block, other))[2]
+    for before, (afters, delays) in enumerate(zip(other.links[0].successors, other.links[0].delays, strict=True)):
+        for after, delay in zip(afters.tolist(), delays.tolist(), strict=True):
+            assert after < 0 or starts[after] >= starts[before] + other.durations[before] + delay
+
+
 @settings(max_examples=60)
 @given(measured_inputs(), st.sampled_from(BLOCKS), st.sampled_from([in_waves, looped]), st.sampled_from([0, 50, 100]))
 def test_blocks_run_and_refined_ones_hold_no_more(

@@ -35,6 +35,7 @@ so on. Lifespans on rank 0 are 16 and 2 slots plus W's wait: about 20 / 6 of 8 s
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numba
@@ -42,12 +43,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.planner.compiled import compiled
-from penstock.planner.schedules.pipeline import Ints, Pipeline
+from penstock.planner.schedules.pipeline import MOST_KEPT_ACTIONS, Ints, Pipeline, Shape
 
 MOST_WHOLE_SLICES = 6
 """With more slices, whole blocks are made as if they were not whole: the time to place them grows with the cube of the
 number.
 """
+
+KEPT_WORDS = 1024
+"""Words in slots that are kept, of recent shapes with few actions: at most 20 MB."""
 
 SEQUENTIAL = 0
 """The ``stretch`` with which a micro-batch starts when the one before has ended on all ranks."""
@@ -71,26 +75,49 @@ class Block:
 
 
 def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
-    """The repeated block as a word."""
-    num_slices, owners, per_rank = pipeline.num_slices, pipeline.owners, pipeline.stages_per_rank
+    """The repeated block as a word; not to be written to, since those of recent shapes are kept."""
+    shape = pipeline.shape
+    if block.in_slots:
+        return (_word_in_slots if shape.num_actions <= MOST_KEPT_ACTIONS else _word_in_slots.__wrapped__)(block, shape)
+    owners, num_stages, num_slices = shape.owners, shape.num_stages, shape.num_slices
+    durations = pipeline.durations.reshape(3, num_stages, -1)[:, :, :num_slices]
+    times = 100 * (durations if _num_placed(block, shape) > 1 else pipeline.mean_ns[:3, :, None])
+    hops = np.zeros((2, num_stages), dtype=np.int64)
+    crosses = owners[1:] != owners[:-1]
+    hops[0, :-1], hops[1, 1:] = 100 * pipeline.mean_ns[3, :-1] * crosses, 100 * pipeline.mean_ns[4, 1:] * crosses
+    return _word(block, shape, times, hops)
+
+
+@functools.lru_cache(maxsize=KEPT_WORDS)
+def _word_in_slots(block: Block, shape: Shape) -> npt.NDArray[np.int8]:
+    """The word of a block whose passes take one slot each, whatever they cost."""
+    times = np.full((3, shape.num_stages, _num_placed(block, shape)), 100)
+    return _word(block, shape, times, np.zeros((2, shape.num_stages), dtype=np.int64))
+
+
+def _num_placed(block: Block, shape: Shape) -> int:
+    """Number of slices that the block places, one by one; 1 if it places the passes of one slice."""
+    is_whole = block.is_whole and shape.num_slices <= MOST_WHOLE_SLICES
+    return shape.num_slices if is_whole else 1
+
+
+def _word(block: Block, shape: Shape, times: Ints, hops: Ints) -> npt.NDArray[np.int8]:
+    """The word for passes that take ``times`` [F I W, stage, placed slice], in percent of nanoseconds or of slots, and
+    messages that take ``hops`` [direction, stage].
+    """
+    num_slices, owners, owned = shape.num_slices, shape.owners, np.array(shape.owned)
+    num_ranks, per_rank = owned.shape
+    num_placed = times.shape[2]
     is_whole = block.is_whole and num_slices <= MOST_WHOLE_SLICES
-    num_placed = num_slices if is_whole else 1
-    times = np.full((3, pipeline.num_stages, num_placed), 100)
-    hops = np.zeros((2, pipeline.num_stages), dtype=np.int64)
-    if not block.in_slots:
-        durations = pipeline.durations.reshape(3, pipeline.num_stages, -1)[:, :, :num_slices]
-        times = 100 * (durations if is_whole else pipeline.mean_ns[:3, :, None])
-        crosses = owners[1:] != owners[:-1]
-        hops[0, :-1], hops[1, 1:] = 100 * pipeline.mean_ns[3, :-1] * crosses, 100 * pipeline.mean_ns[4, 1:] * crosses
-    work = np.zeros(pipeline.num_ranks, dtype=np.int64)
+    work = np.zeros(num_ranks, dtype=np.int64)
     np.add.at(work, owners, times.sum(axis=(0, 2)))
     period = max(int(work.max()), 1)
-    is_odd = (np.arange(pipeline.num_stages) // pipeline.num_ranks) % 2
+    is_odd = (np.arange(shape.num_stages) // num_ranks) % 2
     slack = np.where(np.stack([is_odd, 1 - is_odd]) == 1, block.up, block.down)
-    hops += slack * (period // (3 * per_rank * num_placed)) // 100
+    hops = hops + slack * (period // (3 * per_rank * num_placed)) // 100
     between = period if is_whole else 0
     turn = 0 if is_whole else (num_slices - 1) * period
-    offsets = np.zeros((3, pipeline.num_stages, num_placed), dtype=np.int64)
+    offsets = np.zeros((3, shape.num_stages, num_placed), dtype=np.int64)
     _place(owners, per_rank, times, hops, period, turn, block.is_fused, offsets)
     if not is_whole:
         offsets = offsets + period * np.arange(num_slices)
@@ -98,9 +125,9 @@ def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
     between = between * block.stretch // 100
     if block.stretch == SEQUENTIAL:
         between = int(offsets.max() + times.max())
-    keys = offsets[:, pipeline.owned].transpose(1, 0, 2, 3).reshape(pipeline.num_ranks, -1, num_slices)
-    word = np.empty((pipeline.num_ranks, keys.shape[1] * pipeline.num_units), dtype=np.int8)
-    _merge(np.ascontiguousarray(keys), between, pipeline.num_units, word)
+    keys = offsets[:, owned].transpose(1, 0, 2, 3).reshape(num_ranks, -1, num_slices)
+    word = np.empty((num_ranks, keys.shape[1] * shape.num_units), dtype=np.int8)
+    _merge(np.ascontiguousarray(keys), between, shape.num_units, word)
     return word
 
 

@@ -13,6 +13,7 @@ reversed time.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numba
@@ -48,6 +49,43 @@ def cost_table(inputs: ScheduleInputs, name: str) -> Ints:
     return np.array(table, dtype=np.int64) if table else np.full(shape, (TIMES | STASHES)[name], dtype=np.int64)
 
 
+MOST_KEPT_ACTIONS, KEPT_SHAPES = 20_000, 64
+"""The tables that do not depend on costs are kept for so many recent pipelines of at most so many actions, since a
+search makes orders of few shapes: 30 MB.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a pipeline is without its costs: the stages ``owned`` by each rank, ascending, micro-batches and slices."""
+
+    owned: tuple[tuple[int, ...], ...]
+    num_microbatches: int
+    num_slices: int
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of all ranks."""
+        return len(self.owned) * len(self.owned[0])
+
+    @property
+    def num_units(self) -> int:
+        """Number of (micro-batch, slice) units: the length of every queue."""
+        return self.num_microbatches * self.num_slices
+
+    @property
+    def num_actions(self) -> int:
+        """F, I and W of all units on all stages."""
+        return 3 * self.num_stages * self.num_units
+
+    @property
+    def owners(self) -> Ints:
+        """[stages]: the rank of every stage."""
+        owners = np.empty(self.num_stages, dtype=np.int64)
+        owners[np.array(self.owned)] = np.arange(len(self.owned))[:, None]
+        return owners
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
     """For each action its successors (-1: none), the nanoseconds of the transfers to them, and its number of
@@ -70,9 +108,8 @@ class Pipeline:
     late.
     """
 
+    shape: Shape
     owned: Ints
-    num_microbatches: int
-    num_slices: int
     durations: Ints
     stash: Ints
     ranks: npt.NDArray[np.int32]
@@ -80,6 +117,16 @@ class Pipeline:
     links: tuple[Links, Links]
     mean_ns: Ints
     most_sent: int
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of the step."""
+        return self.shape.num_microbatches
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of each micro-batch."""
+        return self.shape.num_slices
 
     @property
     def num_ranks(self) -> int:
@@ -94,19 +141,17 @@ class Pipeline:
     @property
     def num_units(self) -> int:
         """Number of (micro-batch, slice) units: the length of every queue."""
-        return self.num_microbatches * self.num_slices
+        return self.shape.num_units
 
     @property
     def num_stages(self) -> int:
         """Stages of all ranks."""
-        return self.owned.size
+        return self.shape.num_stages
 
     @property
     def owners(self) -> Ints:
         """[stages]: the rank of every stage."""
-        owners = np.empty(self.num_stages, dtype=np.int64)
-        owners[self.owned] = np.arange(self.num_ranks)[:, None]
-        return owners
+        return self.shape.owners
 
     @property
     def work_ns(self) -> Ints:
@@ -162,50 +207,76 @@ def pipeline_of(inputs: ScheduleInputs, owned: Ints) -> Pipeline:
         )
     times = [cost_table(inputs, name) for name in TIMES]
     stashes = [cost_table(inputs, name) for name in STASHES]
-    num_ranks, num_stages, num_units = inputs.num_ranks, inputs.num_stages, inputs.num_units
-    owners = np.empty(num_stages, dtype=np.int64)
-    owners[owned] = np.arange(num_ranks)[:, None]
-    forward = np.arange(num_units) % inputs.num_slices
+    rows = tuple(map(tuple, owned.tolist()))
+    shape = Shape(owned=rows, num_microbatches=inputs.num_microbatches, num_slices=inputs.num_slices)
+    structure = (_structure if shape.num_actions <= MOST_KEPT_ACTIONS else _structure.__wrapped__)(shape)
+    forward = np.arange(inputs.num_units) % inputs.num_slices
     backward = inputs.num_slices - 1 - forward
     parts = (forward, backward, backward)
-    stages = owned[:, None, :] + num_stages * np.arange(3)[:, None]
+    delays = _delays(shape, times[3][:, forward], times[4][:, backward])
     return Pipeline(
+        shape=shape,
         owned=owned,
-        num_microbatches=inputs.num_microbatches,
-        num_slices=inputs.num_slices,
         durations=np.concatenate([times[kind][:, parts[kind]].ravel() for kind in (F, I, W)]),
         stash=np.concatenate([stashes[kind][:, parts[kind]].ravel() for kind in (F, I, W)]),
-        ranks=np.tile(np.repeat(owners.astype(np.int32), num_units), 3),
-        first_actions=stages.reshape(num_ranks, -1) * num_units,
-        links=_links(inputs, owners, times[3][:, forward], times[4][:, backward]),
+        ranks=structure.ranks,
+        first_actions=structure.first_actions,
+        links=(
+            Links(structure.links[0], delays[0], structure.num_awaited[0]),
+            Links(structure.links[1], delays[1], structure.num_awaited[1]),
+        ),
         most_sent=inputs.receive_ahead * (1 if inputs.late_receives else 2),
         mean_ns=np.stack([-(-table.sum(axis=1) // inputs.num_slices) for table in times]),
     )
 
 
-def _links(inputs: ScheduleInputs, owners: Ints, down: Ints, up: Ints) -> tuple[Links, Links]:
-    """Both directions of links; ``down`` and ``up`` [stage, unit] are the transfers to the next and to the previous
-    stage.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Structure:
+    """The tables of a `Pipeline` that follow from its shape. ``links`` [direction, action, column] are successors in
+    the step and in reversed time, ``num_awaited`` [direction, action] the numbers of predecessors.
     """
-    shape = (3, inputs.num_stages, inputs.num_units)
-    actions = np.arange(3 * inputs.num_stages * inputs.num_units).reshape(shape)
-    crosses = (owners[1:] != owners[:-1])[:, None]
-    links = np.full((2, *shape, 2), -1, dtype=np.int32)
-    delays = np.zeros((2, *shape, 2), dtype=np.int64)
-    last, every = inputs.num_slices - 1, slice(None, None, inputs.num_slices)
+
+    ranks: npt.NDArray[np.int32]
+    first_actions: Ints
+    links: npt.NDArray[np.int32]
+    num_awaited: npt.NDArray[np.int8]
+
+
+@functools.lru_cache(maxsize=KEPT_SHAPES)
+def _structure(shape: Shape) -> _Structure:
+    num_stages, num_units, num_slices = shape.num_stages, shape.num_units, shape.num_slices
+    actions = np.arange(shape.num_actions).reshape(3, num_stages, num_units)
+    links = np.full((2, *actions.shape, 2), -1, dtype=np.int32)
+    last, every = num_slices - 1, slice(None, None, num_slices)
     pairs = (
-        ((F, slice(0, -1)), (F, slice(1, None)), TO_PASS, down[:-1] * crosses),
-        ((I, slice(1, None)), (I, slice(0, -1)), TO_PASS, up[1:] * crosses),
-        ((I,), (W,), TO_OTHER, 0),
-        ((F, -1, slice(last, None, inputs.num_slices)), (I, -1, every), TO_OTHER, 0),
+        ((F, slice(0, -1)), (F, slice(1, None)), TO_PASS),
+        ((I, slice(1, None)), (I, slice(0, -1)), TO_PASS),
+        ((I,), (W,), TO_OTHER),
+        ((F, -1, slice(last, None, num_slices)), (I, -1, every), TO_OTHER),
     )
-    for before, after, column, delay in pairs:
+    for before, after, column in pairs:
         for side, (origin, target) in enumerate(((before, after), (after, before))):
             links[side][(*origin, ..., column)] = actions[target]
-            delays[side][(*origin, ..., column)] = delay
-    flat, times = links.reshape(2, -1, 2), delays.reshape(2, -1, 2)
+    flat = links.reshape(2, -1, 2)
     counts = (flat >= 0).sum(axis=2, dtype=np.int8)
-    return Links(flat[0], times[0], counts[1]), Links(flat[1], times[1], counts[0])
+    stages = np.array(shape.owned)[:, None, :] + num_stages * np.arange(3)[:, None]
+    return _Structure(
+        ranks=np.tile(np.repeat(shape.owners.astype(np.int32), num_units), 3),
+        first_actions=stages.reshape(len(shape.owned), -1) * num_units,
+        links=flat,
+        num_awaited=counts[::-1].copy(),
+    )
+
+
+def _delays(shape: Shape, down: Ints, up: Ints) -> Ints:
+    """[direction, action, column]: nanoseconds of transfers to successors, in the step and in reversed time; ``down``
+    and ``up`` [stage, unit] are those to the next and to the previous stage.
+    """
+    crosses = (np.diff(shape.owners) != 0)[:, None]
+    delays = np.zeros((2, 3, *down.shape, 2), dtype=np.int64)
+    delays[0, F, :-1, :, TO_PASS] = delays[1, F, 1:, :, TO_PASS] = down[:-1] * crosses
+    delays[0, I, 1:, :, TO_PASS] = delays[1, I, :-1, :, TO_PASS] = up[1:] * crosses
+    return delays.reshape(2, -1, 2)
 
 
 def check_balance(inputs: ScheduleInputs) -> None:

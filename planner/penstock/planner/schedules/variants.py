@@ -249,10 +249,12 @@ class Variants:
         return points
 
     def _shape(self, inputs: ScheduleInputs) -> _Shape:
-        return _Shape(inputs=inputs, seeds_of=functools.cache(self._seeds), pipeline_of=functools.cache(self._pipeline))
+        @functools.cache
+        def seeds_of(num_microbatches: int) -> Seeds:
+            shorter = replace(inputs, num_microbatches=num_microbatches)
+            return Seeds(inputs=shorter, pipeline=self._pipeline(shorter), more=self.more_seeds)
 
-    def _seeds(self, inputs: ScheduleInputs) -> Seeds:
-        return Seeds(inputs=inputs, pipeline=self._pipeline(inputs), more=self.more_seeds)
+        return _Shape(inputs=inputs, seeds_of=seeds_of)
 
     def _pipeline(self, inputs: ScheduleInputs) -> Pipeline:
         return _placed(inputs, self.place)
@@ -294,16 +296,17 @@ class _Made:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Shape:
-    """The orders of ``inputs``: of all micro-batches at once, or if there are many, of few that are repeated."""
+    """The orders of ``inputs``: of all micro-batches at once, or if there are many, of few that are repeated.
+    ``seeds_of`` are those of the same inputs with so many micro-batches.
+    """
 
     inputs: ScheduleInputs
-    seeds_of: Callable[[ScheduleInputs], Seeds]
-    pipeline_of: Callable[[ScheduleInputs], Pipeline]
+    seeds_of: Callable[[int], Seeds]
 
     @property
     def seeds(self) -> Seeds:
         """Seeds of the shortest step that is made."""
-        return self.seeds_of(self._short(1) if self._is_long else self.inputs)
+        return self.seeds_of(self._short(1) if self._is_long else self.inputs.num_microbatches)
 
     @property
     def _is_long(self) -> bool:
@@ -313,10 +316,10 @@ class _Shape:
             num_ranks, num_slices
         )
 
-    def _short(self, period: int) -> ScheduleInputs:
-        """The inputs of the shortest step that grows to all micro-batches by rounds of ``period``."""
+    def _short(self, period: int) -> int:
+        """Micro-batches of the shortest step that grows to all of them by rounds of ``period``."""
         first = enough_to_repeat(self.inputs.num_ranks, self.inputs.num_slices)
-        return replace(self.inputs, num_microbatches=first + (self.inputs.num_microbatches - first) % period)
+        return first + (self.inputs.num_microbatches - first) % period
 
     def fastest(self, depth: int, effort: Effort) -> list[_Made]:
         """The shortest steps at a depth, the shortest first."""
@@ -327,7 +330,7 @@ class _Shape:
             if made and min(map(_length, made)) <= NEARLY_TIGHT * self._work_ns:
                 break
         if not made:
-            seeds = self.seeds_of(self.inputs)
+            seeds = self.seeds_of(self.inputs.num_microbatches)
             refined = seeds.refined(seeds.caps(depth), effort)
             made += [
                 _Made(pipeline=seeds.pipeline, word=word, length_ns=length, peaks=seeds.pipeline.peaks(word))
@@ -352,9 +355,9 @@ class _Shape:
         short = self._short(period)
         seeds, made = self.seeds_of(short), list[_Made]()
         caps = seeds.caps(depth)
-        num_rounds = (self.inputs.num_microbatches - short.num_microbatches) // period
-        longer_pipeline = self.pipeline_of(replace(short, num_microbatches=short.num_microbatches + NUM_TIMED * period))
-        busiest_ns = seeds.pipeline.work_ns.max() * period / short.num_microbatches
+        num_rounds = (self.inputs.num_microbatches - short) // period
+        longer_pipeline = self.seeds_of(short + NUM_TIMED * period).pipeline
+        busiest_ns = seeds.pipeline.work_ns.max() * period / short
         for run in seeds.refined(caps, effort)[: effort.num_repeated]:
             for repeated_round in itertools.islice(rounds(seeds.pipeline, run, period), effort.num_repeated):
                 word = repeated_round.repeated(run[1], NUM_TIMED)
