@@ -7,8 +7,9 @@ the pairs.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +27,9 @@ from penstock.planner.kernels import BACKWARD_FLOPS, KernelTimes, has_work
 from penstock.planner.work import MOST_BYTES, Floats, Work, flops_share, head_rows, rows_of
 
 Devices = npt.ArrayLike
+
+MOST_GROUPS = 512
+"""Groups of devices whose links are kept."""
 
 COLLECTIVES_OF = {
     Operation.PROJECT: (Collective.GATHER,),
@@ -122,8 +126,13 @@ class DescribedCost:
     _device: OperationTimes = field(init=False, repr=False, compare=False)
     _groups: tuple[GroupTopology, ...] = field(init=False, repr=False, compare=False)
     """Groups of one rank's shards: one for each distinct set of links."""
+    _topology_of: Callable[[tuple[int, ...]], GroupTopology] = field(init=False, repr=False, compare=False)
+    _slowest_of: Callable[[tuple[int, ...]], Link] = field(init=False, repr=False, compare=False)
+    """`topology` and `_slowest_link`; those of recent groups are kept, since every candidate reduces over the same."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_topology_of", functools.lru_cache(MOST_GROUPS)(self.topology))
+        object.__setattr__(self, "_slowest_of", functools.lru_cache(MOST_GROUPS)(self._slowest_link))
         object.__setattr__(self, "_links", _Links.of(self.cluster))
         object.__setattr__(self, "_device", self._device_times())
         object.__setattr__(self, "_units", table_times(self.cluster.costs) if self.cluster.costs else self._device)
@@ -160,11 +169,12 @@ class DescribedCost:
         exposed, hidden = self._collectives(unit, kind), tuple[Collective, ...]()
         if self.cluster.software.overlapped_collectives and unit in (UnitKind.ATTENTION, UnitKind.MLP):
             exposed, hidden = _next_to_products(kind, self.sharding)
-        num_bytes = self.model.hidden * self.precision.compute_bytes * self._padded_rows(work.tokens)
+        tokens, places = work.distinct_tokens
+        num_bytes = self.model.hidden * self.precision.compute_bytes * self._padded_rows(tokens)
         if hidden:
-            seconds = np.maximum(seconds, self._collective_seconds(hidden, num_bytes))
+            seconds = np.maximum(seconds, self._collective_seconds(hidden, num_bytes)[places])
         if exposed:
-            seconds = seconds + self._collective_seconds(exposed, num_bytes)
+            seconds = seconds + self._collective_seconds(exposed, num_bytes)[places]
         if unit is UnitKind.HEAD and kind is Kind.F:
             seconds = seconds + self._statistics_seconds(work.tokens)
         return seconds
@@ -300,13 +310,16 @@ class DescribedCost:
         if num_devices < 2:
             return 0.0
         if self.cluster.nics_per_node is not None:
-            return float(self.topology(devices).seconds((collective,), num_bytes))
-        latency, per_byte = self.transfer(devices, [*devices[1:], devices[0]])
+            return float(self._topology_of(tuple(devices)).seconds((collective,), num_bytes))
+        slowest = self._slowest_of(tuple(devices))
         return (
-            RING_PASSES[collective]
-            * (num_devices - 1)
-            * float(latency.max() + num_bytes / num_devices * per_byte.max())
+            RING_PASSES[collective] * (num_devices - 1) * (slowest.latency + num_bytes / num_devices * slowest.per_byte)
         )
+
+    def _slowest_link(self, devices: tuple[int, ...]) -> Link:
+        """The latency and the bandwidth of the slowest links of a ring over ``devices``."""
+        latency, per_byte = self.transfer(devices, [*devices[1:], devices[0]])
+        return Link(latency=float(latency.max()), per_byte=float(per_byte.max()))
 
     def topology(self, devices: Sequence[int]) -> GroupTopology:
         """Distribution of ``devices`` over nodes, and their links: between nodes the slowest link of a ring."""
@@ -368,14 +381,15 @@ class TokenTimes:
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """The F of a whole head includes its backward, so its I and W are free, as is the embedding's I."""
-        tokens, parts = work.tokens, self.model.head_parts
+        parts = self.model.head_parts
         if not has_work(unit, kind, PENSTOCK, parts):
-            return np.zeros(tokens.shape)
+            return np.zeros(work.tokens.shape)
+        tokens, places = work.distinct_tokens
         passes = _passes(unit, kind, parts)
         peak = self.device.peak_flops
         linear = passes * tokens * self._linear_flops(unit)
         efficiency = np.interp(np.log2(np.maximum(tokens, 1)), *self.curve)
-        seconds = linear / (peak * efficiency) + self._memory_seconds(unit, kind, tokens)
+        seconds: Floats = (linear / (peak * efficiency) + self._memory_seconds(unit, kind, tokens))[places]
         if unit is UnitKind.ATTENTION and kind is not Kind.W:
             flops = attention_flops(self.model, 1) * work.pairs * (BACKWARD_FLOPS if kind is Kind.I else 1.0)
             flops = flops / self.sharding.tp

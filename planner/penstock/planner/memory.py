@@ -170,20 +170,35 @@ class StageMemory:
         return total
 
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
-        """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
+        """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``.
+
+        Not to be written to: tables are kept, since a candidate's are needed for stages, orders and the simulation.
+        """
+        key = slot, tuple(tokens)
+        if key not in self._known_tables:
+            table = self._counted_bytes(*key)
+            table.setflags(write=False)
+            self._known_tables[key] = table
+        return self._known_tables[key]
+
+    @functools.cached_property
+    def _known_tables(self) -> dict[tuple[SlotKind, tuple[int, ...]], Integers]:
+        return {}
+
+    def _counted_bytes(self, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
         if slot in REMADE_SLOTS.values():
             return self._remade_bytes(slot, tokens, of_one_layer=self.software.recomputes_on_demand)
         unit_memory = self._of_unit
         if slot in HIDDEN_STATE_SLOTS:
-            return self._border_bytes(unit_memory, slot, tokens, _hidden_table(unit_memory, tuple(tokens)))
-        sizes = _unit_table(unit_memory, slot, tuple(tokens))
+            return self._border_bytes(unit_memory, slot, tokens, _hidden_table(unit_memory, tokens))
+        sizes = _unit_table(unit_memory, slot, tokens)
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
-        table: Integers = self._body_counts @ sizes + self._part_counts @ _part_table(unit_memory, slot, tuple(tokens))
+        table: Integers = self._body_counts @ sizes + self._part_counts @ _part_table(unit_memory, slot, tokens)
         if slot is SlotKind.ACTIVATIONS:
             leaves = [first < stop <= self.model.first_head_unit for first, stop in self.stages]
             table = table - np.outer(leaves, hidden)
         more_parts = np.maximum(self._part_counts.sum(axis=1) - 1, 0)
-        table = table - np.outer(more_parts, _shared_by_parts(unit_memory, slot, tuple(tokens)))
+        table = table - np.outer(more_parts, _shared_by_parts(unit_memory, slot, tokens))
         return table - self._remade_bytes(REMADE_SLOTS[slot], tokens) if slot in REMADE_SLOTS else table
 
     @functools.cached_property

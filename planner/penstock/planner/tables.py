@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import PENSTOCK, Transfers
+from penstock.core.cluster import PENSTOCK, SoftwareSpec, Transfers
 from penstock.core.layout import NUM_STATISTICS, Precision, Remade, SlotKind
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.remaking import Remakes, remade_of
@@ -74,15 +74,43 @@ def memory_of(
     recompute: tuple[Remakes, ...] = (),
     optimizer_shards: int = 1,
 ) -> StageMemory:
-    """The byte arithmetic of these stages for micro-batches of ``batch`` sequences."""
+    """The byte arithmetic of these stages for micro-batches of ``batch`` sequences; the same object for recent ones."""
+    return _memory_of(
+        problem.model,
+        problem.precision,
+        stages,
+        batch,
+        problem.sharding(tp),
+        problem.software,
+        problem.sequence_length,
+        recompute,
+        optimizer_shards,
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _memory_of(
+    model: ModelSpec,
+    precision: Precision,
+    stages: Stages,
+    batch: int,
+    sharding: Sharding,
+    software: SoftwareSpec,
+    sequence_length: int,
+    recompute: tuple[Remakes, ...],
+    optimizer_shards: int,
+) -> StageMemory:
+    """Kept for a candidate with everything kept and with everything recomputed, at both degrees of ZeRO, and for stages
+    of one unit.
+    """
     return StageMemory(
-        model=problem.model,
-        precision=problem.precision,
+        model=model,
+        precision=precision,
         stages=stages,
         batch=batch,
-        sharding=problem.sharding(tp),
-        software=problem.software,
-        sequence_length=problem.sequence_length,
+        sharding=sharding,
+        software=software,
+        sequence_length=sequence_length,
         recompute=recompute,
         optimizer_shards=optimizer_shards,
     )
