@@ -114,44 +114,113 @@ def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest:
         bounds[stage + 1] = stage + 1 + place
 
 
+MOST_STAGES_IN_PAIRS = 64
+"""With more stages units are moved one by one only: pairs of moves take their number to the fourth power."""
+
+
 @numba.njit(cache=True, nogil=True)
 def even(running: Ints, owners: Ints, num_ranks: int, shift: int, bounds: Ints) -> None:
-    """Move units from stages of the busiest rank to other stages in ``bounds`` [k + 1], one at a time, as long as that
-    lowers its work, or else the sum of squares of all ranks' work without the last ``shift`` bits.
+    """Move units from stages of the busiest rank to other stages in ``bounds`` [k + 1], as long as that lowers its
+    work, or else the sum of squares of all ranks' work without the last ``shift`` bits. Where no unit does, two do: the
+    second is moved from the rank that is the busiest then.
 
-    ``running`` [u + 1] are sums of nanoseconds, ``owners`` [k] the stages' ranks. The stages in between pass a unit on.
-    Of equally good moves that to the first stage counts.
+    ``running`` [u + 1] are sums of nanoseconds, ``owners`` [k] the stages' ranks. The stages between a unit's old stage
+    and its new one pass a unit on. Of equally good moves that to the first stage counts.
     """
-    loads = np.zeros(num_ranks, dtype=np.int64)
-    moved = np.zeros(num_ranks, dtype=np.int64)
+    loads, moved, second = np.zeros((3, num_ranks), dtype=np.int64)
     for stage in range(len(owners)):
         loads[owners[stage]] += running[bounds[stage + 1]] - running[bounds[stage]]
-    target = 0
-    while target >= 0:
-        busiest = loads.argmax()
-        largest, spread = loads[busiest], _spread(loads, shift)
-        source, target = -1, -1
+    best = np.array([loads.max(), _spread(loads, shift)])
+    move = np.zeros(2, dtype=np.int64)
+    is_better = True
+    while is_better:
+        is_better = _find_move(running, owners, bounds, loads, shift, moved, best, move)
+        if is_better:
+            _move(running, owners, move[0], move[1], bounds, loads)
+        elif len(owners) <= MOST_STAGES_IN_PAIRS:
+            is_better = _move_two(running, owners, bounds, loads, shift, moved, second, best, move)
+
+
+@numba.njit(cache=True, nogil=True)
+def _move_two(
+    running: Ints,
+    owners: Ints,
+    bounds: Ints,
+    loads: Ints,
+    shift: int,
+    moved: Ints,
+    second: Ints,
+    best: Ints,
+    move: Ints,
+) -> bool:
+    """Make the best pair of moves, if one lowers ``best``; whether there was one."""
+    busiest = loads.argmax()
+    chosen_bounds = bounds.copy()
+    is_better = False
+    for source in range(len(owners)):
+        if owners[source] != busiest or bounds[source + 1] - bounds[source] == 1:
+            continue
+        for target in range(len(owners)):
+            moved_bounds = bounds.copy()
+            moved[:] = loads
+            _move(running, owners, source, target, moved_bounds, moved)
+            if _find_move(running, owners, moved_bounds, moved, shift, second, best, move):
+                _move(running, owners, move[0], move[1], moved_bounds, moved)
+                chosen_bounds[:] = moved_bounds
+                is_better = True
+    if is_better:
+        bounds[:] = chosen_bounds
+        loads[:] = 0
         for stage in range(len(owners)):
-            if owners[stage] != busiest or bounds[stage + 1] - bounds[stage] == 1:
-                continue
-            for sign in (-1, 1):
-                moved[:] = loads
-                giver = stage
-                while 0 <= giver + sign < len(owners):
-                    _pass_on(running, owners, bounds, giver, sign, moved)
-                    giver += sign
-                    moved_largest, moved_spread = moved.max(), _spread(moved, shift)
-                    is_alike = moved_largest == largest and moved_spread == spread
-                    is_earlier = target > giver or (target == giver and source > stage)
-                    is_better = moved_largest < largest or (moved_largest == largest and moved_spread < spread)
-                    if is_better or (is_alike and is_earlier):
-                        largest, spread, source, target = moved_largest, moved_spread, stage, giver
-        if target >= 0:
-            sign = 1 if target > source else -1
-            for giver in range(source, target, sign):
-                _pass_on(running, owners, bounds, giver, sign, loads)
-            for giver in range(source, target, sign):
-                bounds[giver + (sign > 0)] -= sign
+            loads[owners[stage]] += running[bounds[stage + 1]] - running[bounds[stage]]
+    return is_better
+
+
+@compiled
+def _find_move(
+    running: Ints, owners: Ints, bounds: Ints, loads: Ints, shift: int, moved: Ints, best: Ints, move: Ints
+) -> bool:
+    """Find the best ``move`` (source, target) of a unit from the busiest rank, if one lowers ``best`` (the largest
+    work, the sum of squares); whether there is one.
+    """
+    busiest = 0
+    for rank in range(len(loads)):
+        if loads[rank] > loads[busiest]:
+            busiest = rank
+    source, target = -1, -1
+    for stage in range(len(owners)):
+        if owners[stage] != busiest or bounds[stage + 1] - bounds[stage] == 1:
+            continue
+        for sign in (-1, 1):
+            for rank in range(len(loads)):
+                moved[rank] = loads[rank]
+            giver = stage
+            while 0 <= giver + sign < len(owners):
+                _pass_on(running, owners, bounds, giver, sign, moved)
+                giver += sign
+                largest, spread = _largest(moved), _spread(moved, shift)
+                is_alike = largest == best[0] and spread == best[1]
+                is_earlier = target > giver or (target == giver and source > stage)
+                is_better = largest < best[0] or (largest == best[0] and spread < best[1])
+                if is_better or (is_alike and is_earlier):
+                    best[0], best[1], source, target = largest, spread, stage, giver
+    if target >= 0:
+        move[0], move[1] = source, target
+    return target >= 0
+
+
+@compiled
+def _move(running: Ints, owners: Ints, source: int, target: int, bounds: Ints, loads: Ints) -> None:
+    """Move a unit from stage ``source`` to stage ``target``."""
+    sign = 1 if target > source else -1
+    giver = source
+    while giver != target:
+        _pass_on(running, owners, bounds, giver, sign, loads)
+        giver += sign
+    giver = source
+    while giver != target:
+        bounds[giver + (1 if sign > 0 else 0)] -= sign
+        giver += sign
 
 
 @compiled
@@ -161,6 +230,14 @@ def _pass_on(running: Ints, owners: Ints, bounds: Ints, giver: int, sign: int, l
     unit_ns = running[unit + 1] - running[unit]
     loads[owners[giver]] -= unit_ns
     loads[owners[giver + sign]] += unit_ns
+
+
+@compiled
+def _largest(loads: Ints) -> int:
+    largest = loads[0]
+    for load in loads:
+        largest = max(largest, load)
+    return largest
 
 
 @compiled
