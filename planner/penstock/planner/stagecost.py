@@ -102,35 +102,47 @@ def collective_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Le
     return np.stack([np.stack([cost.collective_seconds(unit, kind, work) for unit in UNIT_KINDS]) for kind in PASSES])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class UnitTable:
-    """Costs of one unit of each kind for every slice of a micro-batch; the costs of stages are sums of these.
+    """Costs of one unit of each kind for every slice of a micro-batch of ``batch`` sequences; the costs of stages are
+    sums of these.
 
     ``seconds`` [F I W, unit kinds, slices] are those of a unit alone; they are ``slowdown`` [F I W, unit kinds, 1]
-    times as many while all ranks of the host compute. ``transient_bytes`` [unit kinds, F I W, slices] are needed beyond
-    the slots.
+    times as many while all ranks of the host compute.
     """
 
+    cost: CostModel
+    batch: int
+    slices: Slices
     seconds: Floats
     slowdown: Floats
-    overhead_seconds: float
-    transient_bytes: Integers
 
     @classmethod
-    def of(cls, cost: CostModel, batch: int, slices: Sequence[int]) -> UnitTable:
+    def of(cls, cost: CostModel, batch: int, slices: Slices) -> UnitTable:
         """The table for micro-batches of ``batch`` sequences, each cut into ``slices`` in tokens."""
         lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices)
-        points = list(zip(slices, before.tolist(), strict=True))
-        sizes = [
-            [[cost.transient_bytes(unit, kind, batch, *point) for point in points] for kind in PASSES]
-            for unit in UNIT_KINDS
-        ]
         return cls(
+            cost=cost,
+            batch=batch,
+            slices=slices,
             seconds=pass_seconds(cost, batch, lengths, before.astype(float)),
             slowdown=np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES]),
-            overhead_seconds=cost.action_overhead_seconds,
-            transient_bytes=np.array(sizes, dtype=np.int64),
         )
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Fixed cost of starting any action."""
+        return self.cost.action_overhead_seconds
+
+    @functools.cached_property
+    def transient_bytes(self) -> Integers:
+        """[unit kinds, F I W, slices]: bytes needed beyond the slots. Stages that are only timed do not need them."""
+        points = list(zip(self.slices, prefixes(self.slices).tolist(), strict=True))
+        sizes = [
+            [[self.cost.transient_bytes(unit, kind, self.batch, *point) for point in points] for kind in PASSES]
+            for unit in UNIT_KINDS
+        ]
+        return np.array(sizes, dtype=np.int64)
 
 
 def stage_costs(units: UnitTable, model: ModelSpec, stages: Stages) -> StageCosts:
