@@ -10,6 +10,7 @@ forward and backward that a pair hides.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -37,8 +38,8 @@ _Division = tuple[int, int, int]
 
 
 def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate]) -> list[Outline]:
-    """Outlines with pairs by rising estimate, made from those of 1F1B among ``outlines``; ``ranked`` are candidates,
-    best first.
+    """Outlines with pairs by rising estimate, made from those of 1F1B among ``outlines``, with and without
+    recomputation; ``ranked`` are candidates, best first.
 
     Empty if a schedule is pinned, and for other software than penstock's.
     """
@@ -47,10 +48,13 @@ def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iter
     divisions = set(_divisions(candidate.mesh for candidate in ranked))
     shares: dict[tuple[int, int, int], float] = {}
     estimated = []
-    for outline in outlines:
-        mesh, could_fit = outline.mesh, outline.least_bytes <= problem.memory_limit_bytes
-        if outline.schedule != "1f1b" or not could_fit or _division(mesh) not in divisions:
+    usual = (outline for outline in outlines if outline.schedule == "1f1b" and not outline.recomputes)
+    for outline in itertools.chain.from_iterable(
+        (outline, outline.relieved) for outline in usual if _division(outline.mesh) in divisions
+    ):
+        if outline is None or outline.least_bytes > problem.memory_limit_bytes:
             continue
+        mesh = outline.mesh
         key = (mesh.tp, mesh.microbatch, outline.num_slices)
         if key not in shares:
             shares[key] = hidden_share(problem, mesh, outline.num_slices)

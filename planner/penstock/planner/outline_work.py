@@ -175,13 +175,13 @@ class OutlineMemory:
     """Bytes of the ranks of a mesh that share layers evenly, [ranks, slicings] unless said otherwise.
 
     ``always`` is independent of a rank's layers: the process, embedding and head. ``per_unit`` are the bytes of a unit
-    of mean size, of which it saves ``given_up`` by recomputing everything. ``num_units`` [slicings] are the divided
-    units.
+    of mean size; by recomputing everything it saves what it holds of ``in_flight_elsewhere`` micro-batches, those whose
+    backward does not run. ``num_units`` [slicings] are the divided units.
     """
 
     always: Floats
     per_unit: Floats
-    given_up: Floats
+    in_flight_elsewhere: Floats
     num_units: Floats
 
     @classmethod
@@ -189,9 +189,8 @@ class OutlineMemory:
         """With this schedule and degree of ZeRO; all 0 for schedules that are not built in, which may hold anything."""
         shape = (mesh.pp, len(work.counts))
         if schedule not in BUILT_IN:
-            return cls(
-                always=np.zeros(shape), per_unit=np.ones(shape), given_up=np.zeros(shape), num_units=np.zeros(shape[1])
-            )
+            nothing = np.zeros(shape)
+            return cls(always=nothing, per_unit=1 + nothing, in_flight_elsewhere=nothing, num_units=nothing[0])
         held_by, pinned = in_flight(mesh, work.counts, schedule), problem.pinned.recompute
         embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
         inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
@@ -212,10 +211,7 @@ class OutlineMemory:
         num_units = np.full(shape[1], 2.0 * problem.model.layers)
         if parts > 1:
             num_units += parts * (of_head / per_unit).min(axis=0)
-        given_up, half = np.zeros(shape), problem.memory_limit_bytes / 2
-        if may_recompute(problem) and (always + _most_units(problem, mesh, num_units) * per_unit > half).any():
-            given_up = in_flight_elsewhere * work.given_up_bytes() / len(inner)
-        return cls(always=always, per_unit=per_unit, given_up=given_up, num_units=num_units)
+        return cls(always=always, per_unit=per_unit, in_flight_elsewhere=in_flight_elsewhere, num_units=num_units)
 
     @property
     def least_bytes(self) -> Floats:
@@ -232,14 +228,18 @@ class OutlineMemory:
         ranks fit without, or may not recompute.
         """
         units_per_rank, limit = self.num_units / mesh.pp, problem.memory_limit_bytes
-        if not self.given_up.any():
+        most_units = _most_units(problem, mesh, self.num_units)
+        if not may_recompute(problem) or (self.always + most_units * self.per_unit <= limit / 2).all():
+            return [None] * len(units_per_rank)
+        given_up = self.in_flight_elsewhere * work.given_up_bytes() / 2  # an attention and an MLP give up together
+        if not given_up.any():
             return [None] * len(units_per_rank)
         always, per_unit = self._with_passing(problem, work)
         held = always + units_per_rank * per_unit
-        shares = np.clip((held - limit) / np.maximum(units_per_rank * self.given_up, 1), 0, 1)
+        shares = np.clip((held - limit) / np.maximum(units_per_rank * given_up, 1), 0, 1)
         seconds_again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
-        least_bytes = self._dealt(self.per_unit - self.given_up)
-        most_bytes = always + _most_units(problem, mesh, self.num_units) * per_unit
+        least_bytes = self._dealt(self.per_unit - given_up)
+        most_bytes = always + most_units * per_unit
         is_wanted = np.any(most_bytes > NEARLY_FULL * limit, axis=0)
         return [
             Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
@@ -260,27 +260,32 @@ class OutlineMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutlineMemories:
-    """The memory of a mesh's outlines, computed once for all schedules whose ranks hold the same."""
+    """The memory of a mesh's outlines, computed once for all schedules whose ranks hold the same. Reliefs are computed
+    when they are needed, since few outlines are relieved where something fits.
+    """
 
     problem: Problem
     work: UnitWork
     mesh: Mesh
-    _known: dict[tuple[str, int], OutlineMemory] = field(default_factory=dict)
+    _known_bytes: dict[tuple[str, int], Floats] = field(default_factory=dict)
     _known_reliefs: dict[tuple[str, int], list[Relief | None]] = field(default_factory=dict)
 
-    def of(self, schedule: str, zero: int) -> OutlineMemory:
-        """`OutlineMemory.of` the mesh."""
+    def least_bytes(self, schedule: str, zero: int) -> Floats:
+        """`OutlineMemory.least_bytes`."""
         key = holding_alike(schedule), zero
-        if key not in self._known:
-            self._known[key] = OutlineMemory.of(self.problem, self.work, self.mesh, schedule, zero)
-        return self._known[key]
+        if key not in self._known_bytes:
+            self._known_bytes[key] = self._memory(schedule, zero).least_bytes
+        return self._known_bytes[key]
 
-    def reliefs(self, schedule: str, zero: int) -> list[Relief | None]:
-        """`OutlineMemory.reliefs`."""
+    def relief(self, schedule: str, zero: int, place: int) -> Relief | None:
+        """One of `OutlineMemory.reliefs`."""
         key = holding_alike(schedule), zero
         if key not in self._known_reliefs:
-            self._known_reliefs[key] = self.of(schedule, zero).reliefs(self.problem, self.work, self.mesh)
-        return self._known_reliefs[key]
+            self._known_reliefs[key] = self._memory(schedule, zero).reliefs(self.problem, self.work, self.mesh)
+        return self._known_reliefs[key][place]
+
+    def _memory(self, schedule: str, zero: int) -> OutlineMemory:
+        return OutlineMemory.of(self.problem, self.work, self.mesh, schedule, zero)
 
     @property
     def pinned_seconds(self) -> float:

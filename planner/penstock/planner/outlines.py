@@ -42,10 +42,11 @@ Estimates decide only the order of the search. Every plan that is chosen was sim
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -91,8 +92,8 @@ class Outline:
     head_parts: int = 1
     zero: int = 0
     recomputes: bool = False
-    relief: Relief | None = None
-    """Recomputation that would reduce the bytes; None if ranks fit without it, or may not recompute."""
+    relief: Callable[[], Relief | None] = field(default=lambda: None, compare=False, repr=False)
+    """Recomputation that would reduce the bytes; gives None if ranks fit without it, or may not recompute."""
 
     @property
     def label(self) -> str:
@@ -102,15 +103,15 @@ class Outline:
 
     @property
     def relieved(self) -> Outline | None:
-        """The outline with recomputation of what exceeds the limit; None without a ``relief``."""
-        if self.relief is None:
+        """The outline with recomputation of what exceeds the limit; None without a ``relief``, or if it has it."""
+        relief = None if self.recomputes else self.relief()
+        if relief is None:
             return None
         return replace(
             self,
-            estimate_ns=self.estimate_ns + self.relief.again_ns,
-            least_bytes=self.relief.least_bytes,
+            estimate_ns=self.estimate_ns + relief.again_ns,
+            least_bytes=relief.least_bytes,
             recomputes=True,
-            relief=None,
         )
 
 
@@ -288,8 +289,8 @@ def _of_pipelines(
             for zero, end in ends[ranks].items():
                 steps = _step_seconds(by_stages[ranks], mesh, name, hops, rooms[zero])
                 steps = np.maximum(steps, least_seconds) + end.seconds + memories.pinned_seconds
-                step_ns, least_bytes = steps * NANOSECONDS_PER_SECOND, memories.of(name, zero).least_bytes
-                reliefs = memories.reliefs(LIKE_USUAL.get(name, name), zero)
+                step_ns, least_bytes = steps * NANOSECONDS_PER_SECOND, memories.least_bytes(name, zero)
+                relief = functools.partial(memories.relief, LIKE_USUAL.get(name, name), zero)
                 for place, num_slices, is_soon in zip(places, counts, soon, strict=True):
                     estimate_ns = round(float(step_ns[place]))
                     if is_soon and estimate_ns <= longest_ns:
@@ -301,7 +302,7 @@ def _of_pipelines(
                             least_bytes=int(least_bytes[place]),
                             head_parts=problem.model.head_parts,
                             zero=zero,
-                            relief=reliefs[place],
+                            relief=functools.partial(relief, place),
                         )
 
 

@@ -32,6 +32,7 @@ import enum
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -116,6 +117,8 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     run.improve()
     run.settle()
     ranked = sorted(run.fitting, key=run.rank)
+    if ranked[0].candidate.head_parts > 1:
+        run.relieve()  # the best with a whole head may be among them
     return Result(
         best=ranked[0],
         others=tuple(ranked[1:]),
@@ -257,9 +260,21 @@ class _Search:
 
     def recompute(self) -> None:
         """Open outlines whose ranks recompute what exceeds the memory limit, as long as they promise a better step."""
-        relieved = [relief for outline in self.outlines if (relief := outline.relieved) is not None]
-        if relieved:
+        best = self.best_score()
+        is_promising = [
+            best is None or self.score(outline.mesh, outline.estimate_ns) < SLACK * best for outline in self.outlines
+        ]
+        if self.ending is Ending.EVERYTHING:
+            others = itertools.compress(self.outlines, map(operator.not_, is_promising))
+            if any(outline.relieved is not None for outline in others):
+                self._end(Ending.ESTIMATES)
+        if relieved := list(_relieved(itertools.compress(self.outlines, is_promising))):
             self._explore_more(relieved, RELIEVED_PART if self.fitting else IN_TURN)
+
+    def relieve(self) -> None:
+        """Add all relieved outlines to ``outlines``."""
+        known = {outline for outline in self.outlines if outline.recomputes}
+        self.outlines += [outline for outline in _relieved(self.outlines) if outline not in known]
 
     def _promising(self, best: int) -> list[Outline]:
         """Outlines of ``pruned`` meshes that may be better than ``best`` and are not far above the best among them."""
@@ -401,6 +416,8 @@ class _Search:
         last open outlines with one slice more and one fewer if the list lacks them. ``actions`` limits the total of
         simulated actions.
         """
+        if any(any(evaluation.candidate.recompute) for evaluation in self.fitting):
+            self.relieve()
         outlines_by_key = _by_key(self.outlines)
         most_candidates, visited = len(self.seen) + self.budget.neighbours, set[object]()
         while self._affordable(most_candidates, actions):
@@ -563,6 +580,10 @@ class _Search:
             (outline.least_bytes, outline.label) for outline in self.outlines if outline.least_bytes > limit_bytes
         ]
         return NothingFitsError(*min(needs, default=(0, "")))
+
+
+def _relieved(outlines: Iterable[Outline]) -> Iterator[Outline]:
+    return filter(None, (outline.relieved for outline in outlines))
 
 
 def _similar_groups(outline: Outline) -> Iterator[tuple[float, object]]:
