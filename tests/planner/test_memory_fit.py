@@ -15,12 +15,13 @@ from penstock.core.remaking import Recompute
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated, owners_of
+from penstock.planner.judge import NothingFitsError
 from penstock.planner.memory_fit import Shortage, enough_microbatches
 from penstock.planner.order import RECOMPUTE
 from penstock.planner.outlines import Outline, outlines
 from penstock.planner.problem import Mesh, Problem, meshes
 from penstock.planner.recompute import fully_recomputed
-from penstock.planner.search import NothingFitsError, search
+from penstock.planner.search import search
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.tables import stage_memory
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, problem

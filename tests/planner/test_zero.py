@@ -24,7 +24,7 @@ from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated, owners_of
-from penstock.planner.judge import Evaluation
+from penstock.planner.judge import Evaluation, NothingFitsError
 from penstock.planner.memory import (
     StageMemory,
     optimizer_bytes_per_parameter,
@@ -34,7 +34,7 @@ from penstock.planner.memory import (
 from penstock.planner.outlines import outlines, outlines_of
 from penstock.planner.problem import Mesh, Problem, all_meshes, zero_degrees
 from penstock.planner.replay import candidate_of, simulated
-from penstock.planner.search import NothingFitsError, search
+from penstock.planner.search import search
 from penstock.planner.tables import resident_bytes, stage_memory
 from tests.support.planning import BETWEEN, DEVICE, INSIDE, cluster, problem
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from penstock.core.cluster import PENSTOCK
 from penstock.core.errors import UserError
@@ -17,12 +18,12 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.compile import lowered, prove_plan
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import explained
-from penstock.planner.judge import Evaluation, Reporter
+from penstock.planner.judge import Evaluation, NothingFitsError, Reporter
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
 from penstock.planner.recompute import may_recompute
-from penstock.planner.search import NothingFitsError, Result, search
+from penstock.planner.search import Result, search
 from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
@@ -190,7 +191,7 @@ def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     """
     if not shortage.label:
         return _nothing_obeys(judge.problem)
-    problem, enough_bytes = judge.problem, _enough_bytes(judge, shortage.least_bytes)
+    problem, enough_bytes = judge.problem, _enough_bytes(judge, shortage)
     remedy = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
     if enough_bytes is not None:
         remedy = f"allow {enough_bytes // MEBIBYTE}Mi per rank, {remedy}"
@@ -209,29 +210,60 @@ def _fits_without(problem: Problem, name: str, least: object) -> bool:
     """Whether a plan is found without this pin, provided that it is pinned to another value than ``least``."""
     if getattr(problem.pinned, name) in (None, least):
         return False
-    free = dataclasses.replace(problem, pinned=dataclasses.replace(problem.pinned, **{name: None}))
-    try:
-        _decided(Simulated(free), FIRST_RECOMPUTED)
-    except NothingFitsError:
-        return False
-    return True
+    return isinstance(_first_fit(Simulated(_pinning(problem, **{name: None}))), Decision)
 
 
-def _enough_bytes(judge: Simulated, least_bytes: int) -> int | None:
+def _enough_bytes(judge: Simulated, shortage: NothingFitsError) -> int | None:
     """A limit, in whole MiB, with which a plan was found; tried upwards from the least possible up to the devices'
-    memory.
+    memory: first with the closest candidates, which takes a fraction of a search, then with all.
     """
+    least_bytes, most_bytes = shortage.least_bytes, judge.problem.device_memory_bytes
+    for limit in itertools.takewhile(most_bytes.__ge__, (_whole_mebibytes(least_bytes * factor) for factor in GROWTH)):
+        for needed_bytes, candidate in shortage.closest:
+            pinned = Simulated(_pinned_to(judge.problem, candidate).limited(limit))
+            if needed_bytes <= limit and isinstance(_first_fit(pinned), Decision):
+                return limit
     for factor in GROWTH:
-        limit = -(-int(least_bytes * factor) // MEBIBYTE) * MEBIBYTE
-        if limit > judge.problem.device_memory_bytes:
+        limit = _whole_mebibytes(least_bytes * factor)
+        if limit > most_bytes:
             return None
-        try:
-            _decided(judge.limited(limit), FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT)
-        except NothingFitsError as shortage:
-            least_bytes = max(limit, shortage.least_bytes)
-        else:
+        found = _first_fit(judge.limited(limit))
+        if isinstance(found, Decision):
             return limit
+        least_bytes = max(limit, found.least_bytes)
     return None
+
+
+def _whole_mebibytes(num_bytes: float) -> int:
+    return -(-int(num_bytes) // MEBIBYTE) * MEBIBYTE
+
+
+def _first_fit(judge: Simulated) -> Decision | NothingFitsError:
+    """The first plan that fits, however slow."""
+    try:
+        return _decided(judge, FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT)
+    except NothingFitsError as shortage:
+        return shortage
+
+
+def _pinning(problem: Problem, **pins: Any) -> Problem:
+    return dataclasses.replace(problem, pinned=dataclasses.replace(problem.pinned, **pins), _divided={})
+
+
+def _pinned_to(problem: Problem, candidate: Candidate) -> Problem:
+    """The problem with the candidate's mesh, number of slices, schedule, parts of the head and degree of ZeRO."""
+    mesh, pinned = candidate.mesh, problem.pinned
+    return _pinning(
+        problem,
+        dp=mesh.dp,
+        tp=mesh.tp,
+        pp=mesh.pp,
+        micro_batch=mesh.microbatch,
+        slices=pinned.slices or len(candidate.slices),
+        schedule=candidate.schedule,
+        head_parts=candidate.head_parts,
+        zero=candidate.zero if mesh.dp > 1 else pinned.zero,
+    )
 
 
 def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:

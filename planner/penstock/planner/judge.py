@@ -1,7 +1,10 @@
-"""Interfaces of the search: the judge that bounds and simulates candidates, its evaluations, and progress reports."""
+"""Interfaces of the search: the judge that bounds and simulates candidates, its evaluations, the error if nothing fits,
+and progress reports.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +45,19 @@ class OrderBound:
 
     step_ns: int
     num_actions: int
+
+
+class NothingFitsError(Exception):
+    """No candidate fits: ``label`` comes closest and needs at least ``least_bytes`` on a rank. The label is empty and
+    the bytes are 0 if no mesh allows the pinned stages or parts of the head. ``closest`` are a few candidates of
+    different kinds that need least, each with its bytes.
+    """
+
+    def __init__(self, least_bytes: int, label: str, closest: Sequence[tuple[int, Candidate]] = ()) -> None:
+        super().__init__(f"{label} needs {least_bytes} bytes")
+        self.least_bytes = least_bytes
+        self.label = label
+        self.closest = closest
 
 
 class Judge(Protocol):

@@ -83,6 +83,30 @@ def key_of(outline: Outline) -> Key:
     return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, *rest)
 
 
+def by_key(outlines: Iterable[Outline]) -> dict[Key, list[Outline]]:
+    """The outlines by their keys."""
+    known: dict[Key, list[Outline]] = {}
+    for outline in outlines:
+        known.setdefault(key_of(outline), []).append(outline)
+    return known
+
+
+def relieved_of(outlines: Iterable[Outline]) -> Iterator[Outline]:
+    """The outlines with recomputation of what exceeds the limit, where there is any."""
+    return filter(None, (outline.relieved for outline in outlines))
+
+
+def similar_groups(outline: Outline) -> Iterator[tuple[float, object]]:
+    """Groups of outlines with similar errors of estimates, narrowest first, with the fraction of the error to apply:
+    the same mesh, the same degrees of parallelism, and any mesh. Only outlines of the same schedule are compared, and a
+    whole head never with a divided one. Nothing is inferred from pipelines, which wait, for meshes without one.
+    """
+    mesh, kind = outline.mesh, (outline.schedule, outline.head_parts > 1, outline.recomputes)
+    yield 1 / 2, (mesh, kind)
+    yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, kind)
+    yield 1 / 4 if mesh.pp > 1 else 0.0, kind
+
+
 def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]]:
     """Keys one step away, in groups: those that differ in one field, where one degree grows at the cost of another;
     then those with another schedule and other slices or micro-batches, which that schedule's memory may require; then

@@ -46,7 +46,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -107,10 +107,14 @@ class Outline:
         relief = None if self.recomputes else self.relief()
         if relief is None:
             return None
-        return replace(
-            self,
+        return Outline(
+            mesh=self.mesh,
+            num_slices=self.num_slices,
+            schedule=self.schedule,
             estimate_ns=self.estimate_ns + relief.again_ns,
             least_bytes=relief.least_bytes,
+            head_parts=self.head_parts,
+            zero=self.zero,
             recomputes=True,
         )
 

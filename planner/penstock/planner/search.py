@@ -32,16 +32,26 @@ import enum
 import heapq
 import itertools
 import math
-import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate, at_other_zero
-from penstock.planner.judge import Evaluation, Judge, Reporter
+from penstock.planner.judge import Evaluation, Judge, NothingFitsError, Reporter
 from penstock.planner.memory_fit import Shortage
-from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
+from penstock.planner.moves import (
+    STEPS,
+    Key,
+    by_key,
+    key_of,
+    kind_of,
+    moves,
+    neighbours,
+    relieved_of,
+    relieving,
+    similar_groups,
+)
 from penstock.planner.outlines import Outline, Overview, outlines, outlines_of, owners_of_stages, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes, zero_degrees
 from penstock.planner.schedules.zero_bubble import H1
@@ -85,17 +95,6 @@ class Result:
     overview: Overview
 
 
-class NothingFitsError(Exception):
-    """No candidate fits: ``label`` comes closest and needs at least ``least_bytes`` on a rank. The label is empty and
-    the bytes are 0 if no mesh allows the pinned stages or parts of the head.
-    """
-
-    def __init__(self, least_bytes: int, label: str) -> None:
-        super().__init__(f"{label} needs {least_bytes} bytes")
-        self.least_bytes = least_bytes
-        self.label = label
-
-
 def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporter: Reporter | None = None) -> Result:
     """The evaluation of the best plan; raises `NothingFitsError` if no candidate fits.
 
@@ -113,7 +112,8 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         raise run.nothing_fits()
     if run.best_score() != best_before_score:
         run.look_around(run.num_actions + budget.actions)
-    run.braid()
+    if budget.neighbours:
+        run.braid()
     run.improve()
     run.settle()
     ranked = sorted(run.fitting, key=run.rank)
@@ -131,6 +131,9 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         overview=Overview.of(run.outlines, problem.memory_limit_bytes),
     )
 
+
+MOST_CLOSEST = 3
+"""So many kinds of candidates are named if nothing fits."""
 
 VARIED_KINDS = 2
 """So many of the best kinds of plan get better orders, because these may change which kind is best."""
@@ -260,21 +263,19 @@ class _Search:
 
     def recompute(self) -> None:
         """Open outlines whose ranks recompute what exceeds the memory limit, as long as they promise a better step."""
-        best = self.best_score()
-        is_promising = [
-            best is None or self.score(outline.mesh, outline.estimate_ns) < SLACK * best for outline in self.outlines
-        ]
-        if self.ending is Ending.EVERYTHING:
-            others = itertools.compress(self.outlines, map(operator.not_, is_promising))
-            if any(outline.relieved is not None for outline in others):
-                self._end(Ending.ESTIMATES)
-        if relieved := list(_relieved(itertools.compress(self.outlines, is_promising))):
+        best, promising, others = self.best_score(), list[Outline](), list[Outline]()
+        for outline in self.outlines:
+            is_promising = best is None or self.score(outline.mesh, outline.estimate_ns) < SLACK * best
+            (promising if is_promising else others).append(outline)
+        if self.ending is Ending.EVERYTHING and any(relieved_of(others)):
+            self._end(Ending.ESTIMATES)
+        if relieved := list(relieved_of(promising)):
             self._explore_more(relieved, RELIEVED_PART if self.fitting else IN_TURN)
 
     def relieve(self) -> None:
         """Add all relieved outlines to ``outlines``."""
         known = {outline for outline in self.outlines if outline.recomputes}
-        self.outlines += [outline for outline in _relieved(self.outlines) if outline not in known]
+        self.outlines += [outline for outline in relieved_of(self.outlines) if outline not in known]
 
     def _promising(self, best: int) -> list[Outline]:
         """Outlines of ``pruned`` meshes that may be better than ``best`` and are not far above the best among them."""
@@ -305,9 +306,7 @@ class _Search:
 
     def expected(self, outline: Outline) -> int:
         """Its estimated score, corrected by a fraction of the error of the most similar outlines."""
-        known_ratios = (
-            (trust, self.ratios[group]) for trust, group in _similar_groups(outline) if group in self.ratios
-        )
+        known_ratios = ((trust, self.ratios[group]) for trust, group in similar_groups(outline) if group in self.ratios)
         trust, ratio = next(known_ratios, (0.0, 1.0))
         return round((1 + trust * (ratio - 1)) * self.score(outline.mesh, outline.estimate_ns))
 
@@ -408,7 +407,7 @@ class _Search:
     def _learn(self, outline: Outline, step_ns: int) -> None:
         """Remember the smallest ratio of a simulated step to its estimate, for every group of similar outlines."""
         ratio = max(step_ns / max(outline.estimate_ns, 1), 1.0)
-        for _, group in _similar_groups(outline):
+        for _, group in similar_groups(outline):
             self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
     def look_around(self, actions: int) -> None:
@@ -418,7 +417,7 @@ class _Search:
         """
         if any(any(evaluation.candidate.recompute) for evaluation in self.fitting):
             self.relieve()
-        outlines_by_key = _by_key(self.outlines)
+        outlines_by_key = by_key(self.outlines)
         most_candidates, visited = len(self.seen) + self.budget.neighbours, set[object]()
         while self._affordable(most_candidates, actions):
             best = min(self.fitting, key=self.rank).candidate
@@ -430,7 +429,7 @@ class _Search:
             visited.add(key)
             for group in [group for group in self.pruned if best.mesh in group]:
                 self.pruned.remove(group)
-                outlines_by_key = _by_key(outlines_of(self.problem, group)) | outlines_by_key
+                outlines_by_key = by_key(outlines_of(self.problem, group)) | outlines_by_key
             for keys in neighbours(best, outlines_by_key):
                 around = [outline for key in keys for outline in outlines_by_key.get(key, ())]
                 for neighbour in sorted(
@@ -574,27 +573,16 @@ class _Search:
     def nothing_fits(self) -> NothingFitsError:
         """The error that names the candidate or outline closest to fitting."""
         limit_bytes = self.problem.memory_limit_bytes
-        needs = [(limit_bytes + shortage.missing_bytes, shortage.candidate.label) for shortage in self.shortages]
-        needs += [(max(evaluation.peak_bytes), evaluation.candidate.label) for evaluation in self.too_large]
+        opened = [(limit_bytes + shortage.missing_bytes, shortage.candidate) for shortage in self.shortages]
+        opened += [(max(evaluation.peak_bytes), evaluation.candidate) for evaluation in self.too_large]
+        needs = [(num_bytes, candidate.label) for num_bytes, candidate in opened]
         needs += [
             (outline.least_bytes, outline.label) for outline in self.outlines if outline.least_bytes > limit_bytes
         ]
-        return NothingFitsError(*min(needs, default=(0, "")))
-
-
-def _relieved(outlines: Iterable[Outline]) -> Iterator[Outline]:
-    return filter(None, (outline.relieved for outline in outlines))
-
-
-def _similar_groups(outline: Outline) -> Iterator[tuple[float, object]]:
-    """Groups of outlines with similar errors of estimates, narrowest first, with the fraction of the error to apply:
-    the same mesh, the same degrees of parallelism, and any mesh. Only outlines of the same schedule are compared, and a
-    whole head never with a divided one. Nothing is inferred from pipelines, which wait, for meshes without one.
-    """
-    mesh, kind = outline.mesh, (outline.schedule, outline.head_parts > 1, outline.recomputes)
-    yield 1 / 2, (mesh, kind)
-    yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, kind)
-    yield 1 / 4 if mesh.pp > 1 else 0.0, kind
+        by_kind: dict[tuple[object, ...], tuple[int, Candidate]] = {}
+        for num_bytes, candidate in sorted(opened, key=lambda need: (need[0], need[1].label)):
+            by_kind.setdefault(kind_of(candidate), (num_bytes, candidate))
+        return NothingFitsError(*min(needs, default=(0, "")), [*by_kind.values()][:MOST_CLOSEST])
 
 
 def further_ahead(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
@@ -602,13 +590,6 @@ def further_ahead(problem: Problem, candidate: Candidate) -> Iterator[Candidate]
     if any(candidate.recompute) and not problem.software.recomputes_on_demand:
         for ahead in AHEAD:
             yield replace(candidate, recompute_ahead=ahead)
-
-
-def _by_key(outlines: Iterable[Outline]) -> dict[Key, list[Outline]]:
-    by_key: dict[Key, list[Outline]] = {}
-    for outline in outlines:
-        by_key.setdefault(key_of(outline), []).append(outline)
-    return by_key
 
 
 def with_h1(candidate: Candidate) -> Candidate:

@@ -234,7 +234,7 @@ def _pass_on(running: Ints, owners: Ints, bounds: Ints, giver: int, sign: int, l
 
 @compiled
 def _largest(loads: Ints) -> int:
-    largest = loads[0]
+    largest: int = loads[0]
     for load in loads:
         largest = max(largest, load)
     return largest
