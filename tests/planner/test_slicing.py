@@ -18,7 +18,7 @@ from penstock.planner.slicing import (
     rank_one_f_one_b,
     tabulate,
 )
-from penstock.planner.slicing_flush import best_flush_slicing
+from penstock.planner.slicing_flush import best_flush_slicing, least_total_ns
 from tests.support import brute_force
 
 Table: TypeAlias = Callable[[np.random.Generator, int], IntArray]
@@ -123,6 +123,10 @@ def test_flush_equals_brute_force(table: Table) -> None:
         found += 1
         objective_ns = slicing.flush_ns(num_microbatches=num_microbatches, num_stages=num_stages)
         assert (objective_ns, slicing.lengths) == expected
+        if problem.max_slices is None:
+            cheapest = best_flush_slicing(problem, num_microbatches=1, num_stages=1)
+            assert cheapest is not None
+            assert least_total_ns(problem) == cheapest.total_ns
         _check_valid(problem, slicing)
     assert found > INSTANCES_PER_TABLE // 2
 

@@ -19,7 +19,7 @@ from penstock.core.units import to_nanoseconds
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Mesh, Problem, zero_degrees
 from penstock.planner.slicing import SlicingProblem, summable_unit_ns, tabulate
-from penstock.planner.slicing_flush import best_flush_slicing
+from penstock.planner.slicing_flush import least_total_ns
 from penstock.planner.stagecost import Integers, collective_seconds, pass_seconds, unit_counts
 
 MOST_QUANTA = 64
@@ -66,6 +66,4 @@ def _work_ns(problem: Problem, tp: int, batch: int) -> int:
     shape = {"sequence_length": problem.sequence_length, "quantum": grid(problem)}
     cost_ns = tabulate(slice_ns, **shape)
     unit_ns = summable_unit_ns(cost_ns)
-    slicing = best_flush_slicing(SlicingProblem(cost_ns=cost_ns // unit_ns, **shape), num_microbatches=1, num_stages=1)
-    assert slicing is not None, "every slicing is allowed"
-    return unit_ns * slicing.total_ns
+    return unit_ns * least_total_ns(SlicingProblem(cost_ns=cost_ns // unit_ns, **shape))

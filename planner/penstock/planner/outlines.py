@@ -133,11 +133,19 @@ class Overview:
     def of(cls, among: Sequence[Outline], limit_bytes: int) -> Overview:
         """Summary of the outlines ``among``."""
         fitting = [outline for outline in among if outline.least_bytes <= limit_bytes]
-        return cls(
-            num_too_large=len(among) - len(fitting),
-            head_parts=tuple(sorted({outline.head_parts for outline in among})),
-            whole_head_ns=min((outline.estimate_ns for outline in fitting if outline.head_parts == 1), default=None),
-        )
+        head_parts = tuple(sorted({outline.head_parts for outline in among}))
+        whole_ns = min((outline.estimate_ns for outline in fitting if outline.head_parts == 1), default=None)
+        if whole_ns is None and len(head_parts) > 1:
+            whole_ns = _least_relieved_ns((outline for outline in among if outline.head_parts == 1), limit_bytes)
+        return cls(num_too_large=len(among) - len(fitting), head_parts=head_parts, whole_head_ns=whole_ns)
+
+
+def _least_relieved_ns(among: Iterable[Outline], limit_bytes: int) -> int | None:
+    """The estimate of the first outline, by its estimate without recomputation, that then fits; None if none does."""
+    by_estimate = sorted(among, key=lambda outline: outline.estimate_ns)
+    relieved = (outline.relieved for outline in by_estimate)
+    fitting = (outline for outline in relieved if outline is not None and outline.least_bytes <= limit_bytes)
+    return next((outline.estimate_ns for outline in fitting), None)
 
 
 REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})

@@ -117,8 +117,6 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     run.improve()
     run.settle()
     ranked = sorted(run.fitting, key=run.rank)
-    if ranked[0].candidate.head_parts > 1:
-        run.relieve()  # the best with a whole head may be among them
     return Result(
         best=ranked[0],
         others=tuple(ranked[1:]),

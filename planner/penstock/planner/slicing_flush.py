@@ -60,6 +60,13 @@ def best_flush_slicing(
     return best
 
 
+def least_total_ns(problem: SlicingProblem) -> int:
+    """The time of one sequence on one stage with its cheapest slicing, of any number of slices; there is one."""
+    flow = _Flow(problem)
+    (tail_n,), _ = flow.tails(np.array([FORBIDDEN - 1]))
+    return int(tail_n[-1]) // (problem.num_quanta + 1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ceilings:
     """All possible times of a largest slice, ascending; ``total_ns`` bounds the slicings with that largest slice."""
@@ -108,7 +115,7 @@ class _Flow:
 
     def through_ns(self) -> IntArray:
         """[r, q]: the cheapest whole slicing with the slice from r to q, FORBIDDEN if there is none."""
-        tail_c1n, _ = self._tails(np.array([FORBIDDEN - 1]))
+        tail_c1n, _ = self.tails(np.array([FORBIDDEN - 1]))
         tail_ns = np.where(tail_c1n[0] < FORBIDDEN, tail_c1n[0] // self._radix, FORBIDDEN)
         head_ns = np.zeros_like(tail_ns)
         for state in reversed(range(self._problem.num_quanta)):
@@ -118,7 +125,7 @@ class _Flow:
     def cheapest_under(self, ceiling_ns: IntArray) -> Iterator[Slicing | None]:
         """For each ceiling the best slicing with no slice above it, or None."""
         ceiling_rank = ceiling_ns * self._radix + 1
-        tail_cn, next_cn = self._tails(ceiling_rank)
+        tail_cn, next_cn = self.tails(ceiling_rank)
         for ceiling, tail_n, next_n in zip(ceiling_rank, tail_cn, next_cn, strict=True):
             if tail_n[-1] == FORBIDDEN:
                 yield None
@@ -127,7 +134,7 @@ class _Flow:
             else:
                 yield self._few_slices_under(int(ceiling))
 
-    def _tails(self, ceiling_rank: IntArray) -> tuple[IntArray, IntArray]:
+    def tails(self, ceiling_rank: IntArray) -> tuple[IntArray, IntArray]:
         """For every ceiling and state: the best rank from there to the end, and the state after the next slice."""
         tail_cn = np.zeros((len(ceiling_rank), self._radix), dtype=np.int64)
         next_cn = np.zeros_like(tail_cn)
@@ -157,7 +164,7 @@ class _Flow:
 
 @numba.njit(cache=True, nogil=True)
 def _fill_tails(rank_nn: IntArray, ceiling_rank: IntArray, tail_cn: IntArray, next_cn: IntArray) -> None:
-    """Fill ``tail_cn`` and ``next_cn`` for `_Flow._tails`; of equally good slices the longest is taken."""
+    """Fill ``tail_cn`` and ``next_cn`` for `_Flow.tails`; of equally good slices the longest is taken."""
     for ceiling in range(len(ceiling_rank)):
         for state in range(1, len(rank_nn)):
             best = FORBIDDEN
