@@ -33,13 +33,13 @@ from penstock.core.remaking import Recompute
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import Evaluation
+from penstock.planner.moves import with_h1
 from penstock.planner.outlines import outlines
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.recompute import pinned_remakes
 from penstock.planner.schedules.registry import find
 from penstock.planner.schedules.seeds import depths, usual_depth
-from penstock.planner.search import with_h1
 from penstock.planner.stagecost import equal_slices
 
 DATA = Path(__file__).parent / "data" / "published"

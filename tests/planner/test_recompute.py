@@ -140,6 +140,7 @@ def cuts(draw: st.DrawFn, most_units: int = 10) -> Cut:
         in_flight=np.array(in_flight),
         regained=np.array(regained),
         limit_bytes=np.array(limits),
+        exposed=np.array([draw(st.sampled_from([0.0, 0.25, 1.0, 1.0])) for _ in range(num_stages)]),
     )
 
 
@@ -151,7 +152,7 @@ def brute_stage_ns(cut: Cut, stage: int, first: int, stop: int) -> float:
     needed = max(lacking / cut.regained[stage], 0)
     counts = {kind: sum(cut.kinds[unit] is kind for unit in units) for kind in OF_LAYERS}
     again = least_ns(cut.savings, counts, needed)
-    return float("inf") if again is None else float(sum(cut.unit_ns[units.start : units.stop]) + again)
+    return math.inf if again is None else float(sum(cut.unit_ns[units.start : units.stop]) + cut.exposed[stage] * again)
 
 
 def all_bounds(num_units: int, num_stages: int) -> Iterator[tuple[int, ...]]:
@@ -168,7 +169,7 @@ def slowest(cut: Cut, bounds: Sequence[int]) -> float:
         remakes = together[stage] if together else ()
         num_bytes, again = of_remakes(remakes, cut.savings)
         assert num_bytes >= float(cut.needed_bytes(stage, first, stop)) - 1e-6
-        longest = max(longest, int(cut.unit_ns[first:stop].sum()) + again)
+        longest = max(longest, int(cut.unit_ns[first:stop].sum()) + cut.exposed[stage] * again)
     return longest
 
 
@@ -233,11 +234,30 @@ def test_the_example_of_the_theory() -> None:
         in_flight=np.array([2.0, 1.0]),
         regained=np.array([1.0, 0.0]),
         limit_bytes=np.array([60, 60]),
+        exposed=np.ones(2),
     )
     bounds = cut.best()
     assert bounds == (0, 4, 10)
     assert slowest(cut, bounds) == 6e9
     assert slowest(cut, (0, 4, 10)) < slowest(cut, (0, 5, 10)) == 6.5e9
+
+
+def test_hidden_recomputation_takes_no_time() -> None:
+    """The same two ranks: the first hides everything, so both own five units."""
+    saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)
+    cut = Cut(
+        savings=(saving,),
+        unit_ns=np.full(10, 1_000_000_000),
+        state_bytes=np.zeros(10, dtype=np.int64),
+        held_bytes=np.full(10, 10),
+        kinds=[UnitKind.MLP] * 10,
+        in_flight=np.array([2.0, 1.0]),
+        regained=np.array([1.0, 0.0]),
+        limit_bytes=np.array([60, 60]),
+        exposed=np.array([0.0, 1.0]),
+    )
+    assert cut.best() == (0, 5, 10)
+    assert cut.stage_ns(0, 0, 5) == cut.stage_ns(1, 5, 10) == 5e9
 
 
 @pytest.mark.parametrize("num_stages", [4, 16])
@@ -252,6 +272,7 @@ def test_a_rank_with_room_makes_nothing_again(num_stages: int) -> None:
         in_flight=np.full(num_stages, 2.0),
         regained=np.full(num_stages, 1.0),
         limit_bytes=np.full(num_stages, 10_000),
+        exposed=np.ones(num_stages),
     )
     bounds = cut.best()
     assert bounds is not None

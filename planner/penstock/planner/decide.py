@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.core.cluster import PENSTOCK
@@ -37,10 +38,10 @@ FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, ne
 FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, shortages=200, lean_shortages=200)
 """The same for problems with recomputation, where the smallest memory bounds are not those of plans that fit."""
 
-MOST_LAID_OUT = 8
-"""So many arenas are laid out before a search with a tighter limit replaces them."""
+MOST_LAID_OUT, MOST_ALIKE = 8, 3
+"""So many arenas are laid out before a search with a tighter limit replaces them, and of plans with the same label."""
 
-MOST_TIGHTER_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 3
+MOST_TIGHTER_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 2
 """A tighter search lowers the limit by the factor by which the best plan's arenas were too large, times `TIGHTER`, with
 this fraction (1 / `TIGHTER_PART`) of the first budget.
 """
@@ -274,7 +275,7 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
     Raises `NothingFitsError` if no laid-out arena fits.
     """
     needs: list[tuple[int, str]] = []
-    for ranked in itertools.islice((result.best, *result.others), MOST_LAID_OUT):
+    for ranked in itertools.islice(_few_alike((result.best, *result.others)), MOST_LAID_OUT):
         laid_out = _laid_out(judge, ranked, problem)
         if laid_out.peak_bytes > problem.memory_limit_bytes:
             needs.append((laid_out.peak_bytes, laid_out.evaluation.candidate.label))
@@ -290,6 +291,17 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
             chosen=ranked,
         )
     raise _NoArenaFitsError(needs)
+
+
+def _few_alike(ranked: Iterable[Evaluation]) -> Iterator[Evaluation]:
+    """The evaluations without those of which `MOST_ALIKE` before have the same label: if the arenas of these do not
+    fit, neither do theirs.
+    """
+    counts = Counter[str]()
+    for evaluation in ranked:
+        counts[evaluation.candidate.label] += 1
+        if counts[evaluation.candidate.label] <= MOST_ALIKE:
+            yield evaluation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypedDict
+
+import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.core.layout import tied_stages
@@ -20,9 +24,13 @@ from penstock.planner.order import RECOMPUTE, Order
 from penstock.planner.outlines import REPEATING
 from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
+from penstock.planner.recompute_windows import TracedStep, exposed_shares, hidden_in_waits
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED
+from penstock.planner.schedules.pipeline import pipeline_of, stages_by_rank
+from penstock.planner.schedules.recomputed import MOST_STAGES_PER_RANK, with_refined_recomputation
+from penstock.planner.schedules.recorded import record
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, recipe, stage_ranks
 from penstock.planner.schedules.v_shape import ZBV
 from penstock.planner.schedules.variants import QUICK_FROM, Growing, Variants
@@ -30,7 +38,7 @@ from penstock.planner.schedules.zero_bubble import ZB
 from penstock.planner.simulate import kernel
 from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_linked
 from penstock.planner.simulate.bound import lower_bound_ns
-from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs
+from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Nanoseconds
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, joined, stage_costs
@@ -38,6 +46,7 @@ from penstock.planner.tables import (
     Placement,
     Seats,
     devices_in_order,
+    remade_bytes,
     remainder_shape,
     rows,
     seats_of,
@@ -171,6 +180,70 @@ class Simulated:
             require_countable(costs.most_ns(candidate.mesh.num_microbatches))
             self._costs[key] = costs
         return self._costs[key]
+
+    def exposed_shares(self, candidate: Candidate) -> tuple[float, ...]:
+        """Per rank, the share of its recomputation that delays other ranks or the end of the step; empty if that runs
+        on demand or the step is too long to be compared.
+        """
+        if not self._has_windows(candidate):
+            return ()
+        return exposed_shares(self._traced(candidate, self.order(self._with_variant(candidate))))
+
+    def with_windows(self, candidate: Candidate) -> Candidate | None:
+        """The candidate with its recomputations in waits of their ranks, as a recorded order; None if its step does not
+        get shorter within the limit, or is too long to be compared.
+        """
+        if not self._has_windows(candidate) or isinstance(candidate.schedule, ScheduleSpec):
+            return None
+        direct = dataclasses.replace(self._with_variant(candidate), recompute_ahead=0)
+        simulate, order = functools.partial(self._traced, direct), self.order(direct)
+        always = np.array(static_bytes(self.problem_of(direct), direct, owners_of(direct), order))
+        limit_bytes = self.problem.memory_limit_bytes - always
+        starts = (order, *self._hiding_orders(direct, candidate.schedule))
+        steps = [hidden_in_waits(start, simulate, limit_bytes) for start in starts]
+        best = min(filter(None, steps), key=lambda step: step.makespan_ns, default=None)
+        if best is None or best.makespan_ns >= simulate(order).makespan_ns:
+            return None
+        generator = find(candidate.schedule)
+        recorded = ScheduleSpec(generator=generator.name, version=generator.version, text=record(best.order))
+        return dataclasses.replace(direct, schedule=recorded, variant=None)
+
+    def _hiding_orders(self, candidate: Candidate, name: str) -> Iterator[Order]:
+        """Other orders of a split backward: with R as an action of its own, and made as if R took no time."""
+        if name not in SPLIT or find(name).per_rank(candidate.mesh.pp, len(candidate.stages)) > MOST_STAGES_PER_RANK:
+            return
+        recomputed, num_remainder_slices = recomputed_stages(candidate.recompute), len(candidate.remainder_slices)
+        inputs = self._inputs_with_costs(candidate, name, hides_recomputation=True)
+        pipeline = pipeline_of(inputs, stages_by_rank(owners_of(candidate), candidate.mesh.pp))
+        remade = remade_bytes(self.problem_of(candidate), candidate)[:, : len(candidate.slices)]
+        caps = np.array(inputs.caps) + remade.max(axis=1)[pipeline.owned].max(axis=1)
+        again_ns = self._again_ns(candidate)
+        kept = [self._without_remainder(candidate).generate(candidate.mesh.num_microbatches)]
+        kept += [VARIED[name].order(inputs)] if name in VARIED else []
+        for number, order in enumerate(kept):
+            if number:
+                yield order.with_remainder(num_remainder_slices).with_recomputation(recomputed)
+            refined = with_refined_recomputation(pipeline, order, recomputed, again_ns, remade, caps)
+            yield refined.with_remainder(num_remainder_slices)
+
+    def _has_windows(self, candidate: Candidate) -> bool:
+        is_separate = any(candidate.recompute) and not self.problem.software.recomputes_on_demand
+        return is_separate and candidate.num_actions <= MOST_COMPARED_ACTIONS
+
+    def _traced(self, candidate: Candidate, order: Order) -> TracedStep:
+        """The step of the candidate in this order."""
+        problem, width = self.problem_of(candidate), kernel.ARRIVED + 1
+        linked = link_order(order, self.receive_ahead, self.problem.late_receives, width=width)
+        times, memory = self._times(candidate, order, linked), stage_memory(problem, candidate)
+        remainder = remainder_shape(problem, candidate) if order.num_remainder_slices else None
+        levels = Walk.of_linked(order, linked).levels_bytes(memory.slot_bytes, candidate.slices, remainder=remainder)
+        return TracedStep(
+            order=order,
+            linked=linked,
+            makespan_ns=times.makespan_ns,
+            levels=levels,
+            remade_bytes=remade_bytes(problem, candidate),
+        )
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
         """Simulate one step of the candidate. Long steps are extrapolated from shorter ones unless ``in_full``, and
@@ -347,21 +420,35 @@ class Simulated:
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
         """Inputs of the schedule's generator, as if all micro-batches were alike; costs and stash only if used."""
+        generator = find(name)
+        if not generator.uses_costs:
+            per_rank = generator.per_rank(candidate.mesh.pp, len(candidate.stages))
+            return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
+        return self._inputs_with_costs(candidate, name)
+
+    def _again_ns(self, candidate: Candidate) -> Nanoseconds:
+        """[stages, slices]: the time of R, as if all micro-batches were alike."""
+        costs = self.costs(candidate, owners_of(candidate))
+        again_ns: Nanoseconds = costs.compute_ns[RECOMPUTE] * costs.together_ppm[RECOMPUTE] // MILLION
+        return again_ns[:, : len(candidate.slices)]
+
+    def _inputs_with_costs(
+        self, candidate: Candidate, name: str, *, hides_recomputation: bool = False
+    ) -> ScheduleInputs:
+        """Inputs with costs and stash; I takes the time of R as well, unless that is hidden."""
         num_ranks, generator, problem = candidate.mesh.pp, find(name), self.problem_of(candidate)
         per_rank = generator.per_rank(num_ranks, len(candidate.stages))
-        if not generator.uses_costs:
-            return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
         owners = generator.stage_ranks(num_ranks, len(candidate.stages))
         alike = slice(len(candidate.slices))
         passes, costs = self.stage_costs(candidate).together_ns[..., alike], self.costs(candidate, owners)
-        again_ns = costs.compute_ns[RECOMPUTE] * costs.together_ppm[RECOMPUTE] // MILLION
+        again_ns = 0 if hides_recomputation else self._again_ns(candidate)
         transfers = costs.transfer_ns[..., alike]
         forward, exchanged, returned = stash_tables(problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
             stages_per_rank=per_rank,
             forward_ns=rows(passes[0]),
-            input_ns=rows(passes[1] + again_ns[..., alike]),
+            input_ns=rows(passes[1] + again_ns),
             weight_ns=rows(passes[2]),
             send_forward_ns=rows(transfers[TO_NEXT]),
             send_backward_ns=rows(transfers[TO_PREVIOUS]),

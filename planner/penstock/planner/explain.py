@@ -262,6 +262,8 @@ def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tupl
     cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
     if candidate.recompute_ahead:
         cost += f", begun up to {format_count(candidate.recompute_ahead, 'action')} before its backward"
+    elif not isinstance(candidate.schedule, str) and candidate.schedule != problem.pinned.schedule:
+        cost += ", in earlier waits of its ranks than those for gradients"
     is_imported = imported is not None and bool(imported.recomputed_stages)
     if pinned_operations(problem.pinned.recompute):
         return (f"{remakes}: pinned{' and in the imported schedule' if is_imported else ''}, {cost}",)

@@ -82,6 +82,14 @@ class Judge(Protocol):
         """The candidate with the best order of its schedule."""
         ...
 
+    def exposed_shares(self, candidate: Candidate) -> tuple[float, ...]:
+        """Per rank, the share of its recomputation that delays other ranks or the end of the step; empty if unknown."""
+        ...
+
+    def with_windows(self, candidate: Candidate) -> Candidate | None:
+        """The candidate with its recomputations in waits of their ranks; None if its step does not get shorter."""
+        ...
+
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
         """Simulate the candidate. A step that repeats itself may be extrapolated unless ``in_full``."""
         ...

@@ -41,6 +41,7 @@ for the memory of ZB-H1 if that fits: with more free memory it waits less.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -67,7 +68,7 @@ from penstock.planner.schedules.variants import one_by_one
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
 from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
-from penstock.planner.tables import remainder_shape, stage_memory, static_bytes, unit_bytes
+from penstock.planner.tables import remade_bytes, remainder_shape, stage_memory, static_bytes, unit_bytes
 from penstock.planner.work import Floats
 
 MOST_CORRECTIONS = 4
@@ -80,9 +81,10 @@ the limit.
 STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
 """Schedules that adapt to the free memory, each with the schedules whose orders it may have with enough memory."""
 
-
-SPARED = (0.25, 0.5)
-"""Fractions of the bytes without recomputation that are left free for orders that adapt to the free memory."""
+DEPTHS = (0.25, 0.5, 1.0, 1.5)
+"""Recomputation is also chosen for orders of these that hold more micro-batches, and therefore wait less: for so many
+times the K - 1 slices that 1F1B holds beyond one micro-batch.
+"""
 
 MOST_KNOWN = 256
 """Cached walks' bytes: the same are needed with other margins, and if a candidate needs more recomputation."""
@@ -121,17 +123,20 @@ class Room:
                 offered.add(offer.stages)
                 yield offer
 
-    def recomputing(self, shape: Candidate, most_ns: float = math.inf) -> Iterator[Candidate | Shortage]:
+    def recomputing(
+        self, shape: Candidate, most_ns: float = math.inf, exposed: Sequence[float] = ()
+    ) -> Iterator[Candidate | Shortage]:
         """The candidate with stages and recomputation that fit on every rank; several for an order that adapts to the
         free memory, since it waits less with more of it. If there are none, it is fitted with everything recomputed.
-        Nothing if all stages take longer than ``most_ns`` for a micro-batch.
+        Nothing if all stages take longer than ``most_ns`` for a micro-batch. ``exposed`` is the share of each rank's
+        recomputation that takes time, by default all of it.
         """
         walks = list(self._walks_of(shape))
-        results = [self._recomputing(shape, *plain_and_again, most_ns=most_ns) for plain_and_again in walks]
+        fit = functools.partial(self._recomputing, shape, most_ns=most_ns, exposed=exposed)
+        results = [fit(*plain_and_again) for plain_and_again in walks]
         if shape.schedule in STANDS_FOR and results[0] is not None:
-            _, kept = self._bytes(dataclasses.replace(shape, recompute=()), walks[0][0])
-            margins = [(part * kept).astype(np.int64) for part in SPARED]
-            results += [self._recomputing(shape, *walks[0], margin=margin, most_ns=most_ns) for margin in margins]
+            usual = (shape.mesh.pp - 1) / len(shape.slices)
+            results += [fit(*walks[-1], num_held=1 + depth * usual) for depth in DEPTHS]
         fitting = [result for result in results if isinstance(result, Candidate)]
         if None in results and not fitting:
             return
@@ -163,6 +168,8 @@ class Room:
             return candidate
         if not may_recompute(self.problem):
             return self._with_stages(candidate, candidate.stages)
+        if candidate.schedule not in BUILT_IN:
+            return candidate  # a recorded order, whose bytes are known after its simulation
         if candidate.schedule in STANDS_FOR:
             kept = own_remakes(self.problem.divided(candidate.head_parts), candidate)
             *_, (_, remade_walk) = self._walks_of(kept)
@@ -178,10 +185,13 @@ class Room:
         *,
         keeps_stages: bool = False,
         margin: Integers | None = None,
+        num_held: float = 1.0,
         most_ns: float = math.inf,
+        exposed: Sequence[float] = (),
     ) -> Candidate | Shortage | None:
         """The candidate with stages and recomputation that fit on every rank with ``margin`` bytes to spare, by the
-        walks with everything kept and with everything recomputed. None if stages take longer than ``most_ns``.
+        walks with everything kept and with everything recomputed, whose slots are held ``num_held`` times. None if
+        stages take longer than ``most_ns``.
         """
         keeps_stages = keeps_stages or self.problem.pinned.stages is not None
         problem, limit = self.problem.divided(shape.head_parts), self.problem.memory_limit_bytes
@@ -189,11 +199,11 @@ class Room:
         margin = np.zeros(shape.mesh.pp, dtype=np.int64) if margin is None else margin
         trial, missing, target_bytes = dataclasses.replace(shape, recompute=()), 1, limit - margin
         for _ in range(1 + MOST_CORRECTIONS):
-            always, kept = self._bytes(dataclasses.replace(trial, recompute=()), kept_walk)
+            always, kept = self._held_bytes(dataclasses.replace(trial, recompute=()), kept_walk, num_held)
             if not trial.recompute and (always + kept <= target_bytes).all():
                 return trial
-            _, lean = self._bytes(fully_recomputed(problem, trial), remade_walk)
-            cut = self._cut_of(trial, owners, always, kept, lean, limit - margin)
+            _, lean = self._held_bytes(fully_recomputed(problem, trial), remade_walk, num_held)
+            cut = self._cut_of(trial, owners, always, kept, lean, limit - margin, exposed)
             if not keeps_stages and not cut.can_take(most_ns):
                 return None
             bounds = None if keeps_stages else cut.best()
@@ -203,7 +213,7 @@ class Room:
                 missing = int((always + lean - limit).max())
                 break
             trial = dataclasses.replace(shape, stages=stages, recompute=remakes)
-            lacking = np.add(*self._bytes(trial, remade_walk)) - target_bytes
+            lacking = np.add(*self._held_bytes(trial, remade_walk, num_held)) - target_bytes
             if lacking.max() <= 0:
                 return trial
             missing, margin = int(lacking.max()), margin + np.maximum(lacking, 0)
@@ -227,6 +237,7 @@ class Room:
         kept: Integers,
         lean: Integers,
         limit_bytes: Integers,
+        exposed: Sequence[float],
     ) -> Cut:
         problem, mesh = self.problem.divided(shape.head_parts), shape.mesh
         state, held = unit_bytes(problem, mesh.tp, mesh.microbatch, shape.optimizer_shards)
@@ -245,6 +256,7 @@ class Room:
             in_flight=(kept / np.maximum(self._per_rank(shape, held), 1))[owners],
             regained=(np.maximum(kept - lean, 0) / np.maximum(self._per_rank(shape, of_kinds), 1))[owners],
             limit_bytes=room[owners],
+            exposed=np.array(exposed or [1.0] * mesh.pp)[owners],
         )
 
     def _savings(self, shape: Candidate) -> Savings:
@@ -324,6 +336,16 @@ class Room:
             if isinstance(exact, Candidate):
                 return exact
         return Shortage(candidate=balanced, missing_bytes=max(min(needed) - limit, 1))
+
+    def _held_bytes(self, candidate: Candidate, walk: Walk, num_held: float) -> tuple[Integers, Integers]:
+        """The bytes if a rank holds its micro-batches ``num_held`` times, and what R makes once."""
+        always, slots = self._bytes(candidate, walk)
+        if num_held == 1:
+            return always, slots
+        problem, remade = self.problem.divided(candidate.head_parts), np.zeros_like(slots)
+        owners = list(stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages)))
+        np.maximum.at(remade, owners, remade_bytes(problem, candidate).max(axis=1))
+        return always, slots + ((num_held - 1) * np.maximum(slots - remade, 0)).astype(np.int64)
 
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
         """[ranks]: bytes always held, and the slots at their peak; recent results are cached."""

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.planner.candidate import Candidate
+from penstock.planner.judge import Evaluation, Judge
+from penstock.planner.memory_fit import Room
 from penstock.planner.outlines import Outline
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remainder import remainder_slices
+from penstock.planner.schedules.zero_bubble import H1
 
 STEPS = (8, 4, 2, 1)
 """Quanta by which boundaries between slices are moved, in this order."""
@@ -66,6 +69,50 @@ def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate
     return replace(candidate, stages=tuple((first, stop) for first, stop in stages))
 
 
+AHEAD = (2, 4, 8)
+"""Distances in actions between recomputations and their backwards. Earlier ones fill more waits and hold more bytes."""
+
+NEAR = 1.05
+"""Plans of the other sort that take at most so many times the best step are improved as well."""
+
+MOST_PRICES = 3
+"""How often stages are cut again with recomputation priced by its exposed share."""
+
+PRICED_PARTS = (1.0, 0.5)
+"""Fractions of the hidden recomputation that stages are cut without: more of it than was hidden may be exposed then."""
+
+
+def other_orders(judge: Judge, problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
+    """The candidate with other orders of its schedule, and with its recomputations elsewhere if they are separate
+    actions that are not recorded yet.
+    """
+    orders = dict.fromkeys((candidate, with_h1(candidate), judge.best_variant(candidate)))
+    yield from orders
+    is_recorded = not isinstance(candidate.schedule, str) and candidate.schedule != problem.pinned.schedule
+    if not any(candidate.recompute) or problem.software.recomputes_on_demand or is_recorded:
+        return
+    for ahead in AHEAD:
+        yield replace(candidate, recompute_ahead=ahead)
+    yield from filter(None, map(judge.with_windows, orders))
+
+
+def with_h1(candidate: Candidate) -> Candidate:
+    """The candidate with the order of H1 if it has one of ``zb``, whose orders were compared over few micro-batches
+    only.
+    """
+    return replace(candidate, variant=H1) if candidate.schedule == "zb" else candidate
+
+
+def cut_again(room: Room, candidate: Candidate, exposed: Sequence[float]) -> Iterator[Candidate]:
+    """The candidate with other stages and recomputation: with hidden recomputation counted in part or not at all, by
+    the ``exposed`` share of each rank; none if that is empty.
+    """
+    shape = replace(candidate, variant=None, recompute_ahead=0)
+    for part in PRICED_PARTS if exposed else ():
+        shares = [1 - part * (1 - share) for share in exposed]
+        yield from (cut for cut in room.recomputing(shape, exposed=shares) if isinstance(cut, Candidate))
+
+
 Key = tuple[int, int, int, int, int, object, int, bool]
 """An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule, parts of the head, and whether ranks
 recompute what exceeds the limit.
@@ -77,23 +124,51 @@ def kind_of(candidate: Candidate) -> tuple[object, ...]:
     return candidate.mesh, candidate.schedule, len(candidate.slices), candidate.head_parts, any(candidate.recompute)
 
 
+def best_of_kinds(ranked: Sequence[Evaluation], count: int) -> list[Evaluation]:
+    """The best evaluation of each of the best ``count`` kinds, best first. If all of these recompute, or none does,
+    also the best of the others, unless it is far from the best: its boundaries may gain more from being moved.
+    """
+    kinds: dict[tuple[object, ...], Evaluation] = {}
+    for evaluation in ranked:
+        kinds.setdefault(kind_of(evaluation.candidate), evaluation)
+    best = list(kinds.values())
+    chosen, rest = best[:count], best[count:]
+    recompute = {any(evaluation.candidate.recompute) for evaluation in chosen}
+    others = (evaluation for evaluation in rest if any(evaluation.candidate.recompute) not in recompute)
+    if len(recompute) == 1:
+        chosen += [other for other in itertools.islice(others, 1) if other.step_ns <= NEAR * best[0].step_ns]
+    return chosen
+
+
+def by_key(outlines: Iterable[Outline]) -> dict[Key, list[Outline]]:
+    """The outlines by their keys."""
+    outlines_by_key: dict[Key, list[Outline]] = {}
+    for outline in outlines:
+        outlines_by_key.setdefault(key_of(outline), []).append(outline)
+    return outlines_by_key
+
+
 def key_of(outline: Outline) -> Key:
     """The outline's `Key`."""
     mesh, rest = outline.mesh, (outline.num_slices, outline.schedule, outline.head_parts, outline.recomputes)
     return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, *rest)
 
 
-def by_key(outlines: Iterable[Outline]) -> dict[Key, list[Outline]]:
-    """The outlines by their keys."""
-    known: dict[Key, list[Outline]] = {}
-    for outline in outlines:
-        known.setdefault(key_of(outline), []).append(outline)
-    return known
-
-
 def relieved_of(outlines: Iterable[Outline]) -> Iterator[Outline]:
     """The outlines with recomputation of what exceeds the limit, where there is any."""
     return filter(None, (outline.relieved for outline in outlines))
+
+
+MOST_CLOSEST = 3
+"""So many kinds of candidates are named if nothing fits."""
+
+
+def closest_of_kinds(needs: Iterable[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:
+    """Of candidates with the bytes that they need, the least of each of the `MOST_CLOSEST` kinds that need least."""
+    by_kind: dict[tuple[object, ...], tuple[int, Candidate]] = {}
+    for num_bytes, candidate in sorted(needs, key=lambda need: (need[0], need[1].label)):
+        by_kind.setdefault(kind_of(candidate), (num_bytes, candidate))
+    return [*by_kind.values()][:MOST_CLOSEST]
 
 
 def similar_groups(outline: Outline) -> Iterator[tuple[float, object]]:

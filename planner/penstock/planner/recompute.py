@@ -241,7 +241,7 @@ class Cut:
 
     Per unit: ``unit_ns``, ``state_bytes`` (always held), ``held_bytes`` of a micro-batch, and ``kinds``. Per stage: the
     number of ``in_flight`` micro-batches whose bytes it holds, the bytes ``regained`` per byte of a micro-batch that is
-    given up, and ``limit_bytes``.
+    given up, ``limit_bytes``, and the ``exposed`` share of its recomputation: the rest is hidden and takes no time.
     """
 
     savings: Savings
@@ -252,6 +252,7 @@ class Cut:
     in_flight: Floats
     regained: Floats
     limit_bytes: Integers
+    exposed: Floats
 
     @functools.cached_property
     def _running(self) -> tuple[Integers, Integers, Integers, dict[UnitKind, Integers]]:
@@ -304,17 +305,17 @@ class Cut:
 
     @functools.cached_property
     def _stages(self) -> Floats:
-        return np.stack([self.in_flight, self.regained, self.limit_bytes], axis=1)
+        return np.stack([self.in_flight, self.regained, self.limit_bytes, self.exposed], axis=1)
 
     def stage_ns(self, stage: int, first: int, stop: int) -> float:
-        """The time of the stage with its recomputation; infinite if its units do not fit."""
+        """The time of the stage with its exposed recomputation; infinite if its units do not fit."""
         if (stage, first, stop) not in self._known_ns:
             counts = self.counts(first, stop)
             most = [int(counts[saving.unit]) for saving in self.savings]
             chosen = _cheapest(self.savings, most, math.ceil(self.needed_bytes(stage, first, stop)))
             own_ns = int(self._running[0][stop] - self._running[0][first])
             self._known_ns[stage, first, stop] = (
-                math.inf if chosen is None else own_ns + _total_ns(self.savings, chosen)
+                math.inf if chosen is None else own_ns + self.exposed[stage] * _total_ns(self.savings, chosen)
             )
         return self._known_ns[stage, first, stop]
 
@@ -324,7 +325,7 @@ class Cut:
 
     def can_take(self, most_ns: float) -> bool:
         """Whether stages that fit take at most ``most_ns``; also true if no stages fit."""
-        return most_ns >= self._most_ns or self._within(int(most_ns)) is not None or self._within(self._most_ns) is None
+        return most_ns >= self._most_ns or self._within(most_ns) is not None or self._within(self._most_ns) is None
 
     def best(self) -> tuple[int, ...] | None:
         """The bounds with the smallest slowest stage; None if no stages fit."""
@@ -359,7 +360,7 @@ class Cut:
                 by_stage[number], remakes = _dealt(remakes, stage_counts)
         return _trimmed(by_stage)
 
-    def _within(self, most_ns: int) -> tuple[int, ...] | None:
+    def _within(self, most_ns: float) -> tuple[int, ...] | None:
         """Bounds of stages that take at most ``most_ns``, the last stages as long as possible; None if there are none.
 
         A few shorter stages are also tried, since a stage with a single unit may only fit with the next one.
@@ -373,7 +374,7 @@ class Cut:
             reached = dict(sorted(longer.items())[:SHORTER])
         return reached.get(0)
 
-    def _firsts(self, most_ns: int, stage: int, stop: int) -> list[int]:
+    def _firsts(self, most_ns: float, stage: int, stop: int) -> list[int]:
         """The first few units from which the stage takes at most ``most_ns``; most are known without a search."""
         least, greedy = self.times_of(stage, stop)
         possible = stage + (least <= most_ns).nonzero()[0]

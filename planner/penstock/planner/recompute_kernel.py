@@ -18,8 +18,9 @@ OWN_NS, STATE, HELD, FIRST_KIND = range(4)
 # Columns of `savings`, sorted by rising time per byte: the index of its kind among those, bytes and nanoseconds.
 KIND, BYTES, AGAIN_NS = range(3)
 
-# Columns of `stages`: micro-batches in flight, bytes regained per byte given up, and the limit.
-IN_FLIGHT, REGAINED, LIMIT = range(3)
+# Columns of `stages`: micro-batches in flight, bytes regained per byte given up, the limit, and the exposed share of
+# recomputation.
+IN_FLIGHT, REGAINED, LIMIT, EXPOSED = range(4)
 
 # Rows of `times`.
 LEAST, GREEDY = range(2)
@@ -50,8 +51,9 @@ def price(units: Ints, savings: Ints, by_time: Ints, stage: Floats, first: int, 
             part = min(float(own[FIRST_KIND + savings[number, KIND]]), max(missing, 0.0) / savings[number, BYTES])
             again += part * savings[number, AGAIN_NS]
             missing -= part * savings[number, BYTES]
-        times[LEAST, place] = math.inf if missing > ROUNDING * needed else own[OWN_NS] + again
-        times[GREEDY, place] = own[OWN_NS] + _greedy_ns(savings, by_time, own, min(needed, MOST_NEEDED), chosen)
+        times[LEAST, place] = math.inf if missing > ROUNDING * needed else own[OWN_NS] + stage[EXPOSED] * again
+        greedy_ns = _greedy_ns(savings, by_time, own, min(needed, MOST_NEEDED), chosen)
+        times[GREEDY, place] = math.inf if greedy_ns == math.inf else own[OWN_NS] + stage[EXPOSED] * greedy_ns
 
 
 @numba.njit(cache=True, nogil=True)

@@ -32,7 +32,7 @@ import enum
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
@@ -41,20 +41,25 @@ from penstock.planner.candidate import Candidate, at_other_zero
 from penstock.planner.judge import Evaluation, Judge, NothingFitsError, Reporter
 from penstock.planner.memory_fit import Shortage
 from penstock.planner.moves import (
+    MOST_PRICES,
     STEPS,
     Key,
+    best_of_kinds,
     by_key,
+    closest_of_kinds,
+    cut_again,
     key_of,
     kind_of,
     moves,
     neighbours,
+    other_orders,
     relieved_of,
     relieving,
     similar_groups,
 )
 from penstock.planner.outlines import Outline, Overview, outlines, outlines_of, owners_of_stages, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes, zero_degrees
-from penstock.planner.schedules.zero_bubble import H1
+from penstock.planner.recompute import may_recompute
 
 SLACK = 1.05
 """Tolerance for estimates above their steps: with few micro-batches over uneven stages they are up to 7 % above."""
@@ -130,9 +135,6 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     )
 
 
-MOST_CLOSEST = 3
-"""So many kinds of candidates are named if nothing fits."""
-
 VARIED_KINDS = 2
 """So many of the best kinds of plan get better orders, because these may change which kind is best."""
 
@@ -141,9 +143,6 @@ SLIGHTLY_MORE = 1.05
 
 MOST_LEANER = 3
 """How often a candidate whose order holds more bytes than estimated is retried with more recomputation."""
-
-AHEAD = (2, 4, 8)
-"""Distances in actions between recomputations and their backwards. Earlier ones fill more waits and hold more bytes."""
 
 FAR = 1.02
 """If time-balanced stages take at least so many times the best step, no stages that fit are searched for them."""
@@ -159,8 +158,10 @@ budget.
 PROMISING = 1.1
 """`later_meshes` get half a budget, or a whole one if their least estimate is so many times below the best step."""
 
-RELIEVED_PART = 12
-"""Outlines that recompute get this fraction (1 / `RELIEVED_PART`) of a budget if others fit: each may take a second."""
+RELIEVED_PART, ONLY_RELIEVED_PART = 12, 2
+"""Outlines that recompute get this fraction (1 / `RELIEVED_PART`) of a usual budget if others fit, also in searches
+with less: each may take a second. If nothing else fits, it is at least the second one of the budget.
+"""
 
 MOST_ABOVE_LEAST = 1.5
 """Of the pruned meshes' outlines only those are kept whose estimates are at most so many times the least."""
@@ -268,7 +269,8 @@ class _Search:
         if self.ending is Ending.EVERYTHING and any(relieved_of(others)):
             self._end(Ending.ESTIMATES)
         if relieved := list(relieved_of(promising)):
-            self._explore_more(relieved, RELIEVED_PART if self.fitting else IN_TURN)
+            part = max(RELIEVED_PART * self.budget.candidates // usual_budget(self.problem.num_devices).candidates, 1)
+            self._explore_more(relieved, part if self.fitting else min(part, ONLY_RELIEVED_PART))
 
     def relieve(self) -> None:
         """Add all relieved outlines to ``outlines``."""
@@ -309,12 +311,19 @@ class _Search:
         return round((1 + trust * (ratio - 1)) * self.score(outline.mesh, outline.estimate_ns))
 
     def open_leanest(self, roomy: list[Outline], budget: Budget) -> None:
-        """Open the outlines with the smallest memory bounds until some fit, since estimates led to none."""
-        most_shortages = len(self.shortages) + budget.lean_shortages
-        for outline in sorted(roomy, key=lambda outline: outline.least_bytes):
-            if len(self.shortages) >= most_shortages or len(self.fitting) >= budget.lean_fits:
-                return
-            self.open(outline)
+        """Open outlines with small memory bounds until some fit, since estimates led to none: half of the budget by
+        rising estimate, of bounds that are closer to the least than to the limit, the rest by rising bound.
+        """
+        leanest = sorted(roomy, key=lambda outline: outline.least_bytes)
+        halfway = (leanest[0].least_bytes + self.problem.memory_limit_bytes) / 2 if leanest else 0
+        lean = [outline for outline in leanest if outline.least_bytes <= halfway and budget.lean_fits > 1]
+        lean.sort(key=lambda outline: self.score(outline.mesh, outline.estimate_ns))
+        for among, part in ((lean, 2), (leanest, 1)):
+            most_shortages = len(self.shortages) + budget.lean_shortages // part
+            for outline in among:
+                if len(self.shortages) >= most_shortages or len(self.fitting) >= budget.lean_fits:
+                    break
+                self.open(outline)
 
     def open(self, outline: Outline) -> None:
         """Simulate the outline's candidates, or record the bounds that rule them out."""
@@ -333,7 +342,8 @@ class _Search:
                 self.ruled_out.append(ruled_out)
             is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
             step_ns = self._judged_or_relieved(candidate, outline) if ruled_out is None else ruled_out.bound_ns
-            if (ruled_out is None or ruled_out.of_order) and not is_cut:
+            is_like_outline = not is_cut and any(candidate.recompute) >= outline.recomputes
+            if (ruled_out is None or ruled_out.of_order) and is_like_outline:
                 self._learn(outline, step_ns)
         self.reporter.opened(outline.mesh, num_candidates)
 
@@ -484,10 +494,23 @@ class _Search:
         """Improve the best candidate of the best few kinds: this may change which kind is best."""
         for best in self._best_kinds():
             self._compare_zero(best)
+        for best in [best for best in self._best_kinds() if any(best.candidate.recompute)][:VARIED_KINDS]:
+            self._price_exposed(best)
         most_actions = self.num_actions + self.budget.moved_actions
         for best in self._best_kinds():
             self.unmoved[kind_of(best.candidate)] = best
             self._improve(best, most_actions)
+
+    def _price_exposed(self, best: Evaluation) -> None:
+        """Cut stages again with recomputation priced by its exposed share, as long as the step gets shorter."""
+        for _ in range(MOST_PRICES if may_recompute(self.problem) else 0):
+            exposed = self.judge.exposed_shares(best.candidate)
+            cuts = cut_again(self.judge.proposer.room, best.candidate, exposed)
+            evaluations = [self.judged(candidate) for candidate in cuts if self._ruled_out(candidate) is None]
+            better = min(filter(self.fits, evaluations), key=self.rank, default=best)
+            if self.rank(better) >= self.rank(best):
+                return
+            best = better
 
     def _compare_zero(self, evaluation: Evaluation) -> None:
         """Simulate and file the same candidate at the other degree of ZeRO. Estimates ignore how much of a reduction is
@@ -504,10 +527,7 @@ class _Search:
 
     def _best_kinds(self) -> list[Evaluation]:
         """The best evaluation of each of the best few kinds: mesh, schedule and number of slices."""
-        kinds: dict[tuple[object, ...], Evaluation] = {}
-        for evaluation in sorted(self.fitting, key=self.rank):
-            kinds.setdefault(kind_of(evaluation.candidate), evaluation)
-        return list(kinds.values())[: self.budget.starts]
+        return best_of_kinds(sorted(self.fitting, key=self.rank), self.budget.starts)
 
     def _improve(self, best: Evaluation, most_actions: int) -> None:
         """Move boundaries of the best candidate, largest steps first, as long as the simulated step gets shorter."""
@@ -555,7 +575,7 @@ class _Search:
         """Simulate other orders of its schedule, unless they were tried before."""
         candidate = evaluation.candidate
         tried.add(candidate)
-        for other in (with_h1(candidate), self.judge.best_variant(candidate), *further_ahead(self.problem, candidate)):
+        for other in other_orders(self.judge, self.problem, candidate):
             if other not in tried:
                 tried.add(other)
                 other_evaluation = self.judge.evaluate(other)
@@ -577,21 +597,4 @@ class _Search:
         needs += [
             (outline.least_bytes, outline.label) for outline in self.outlines if outline.least_bytes > limit_bytes
         ]
-        by_kind: dict[tuple[object, ...], tuple[int, Candidate]] = {}
-        for num_bytes, candidate in sorted(opened, key=lambda need: (need[0], need[1].label)):
-            by_kind.setdefault(kind_of(candidate), (num_bytes, candidate))
-        return NothingFitsError(*min(needs, default=(0, "")), [*by_kind.values()][:MOST_CLOSEST])
-
-
-def further_ahead(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate with its recomputations earlier before their backwards, if they are separate actions."""
-    if any(candidate.recompute) and not problem.software.recomputes_on_demand:
-        for ahead in AHEAD:
-            yield replace(candidate, recompute_ahead=ahead)
-
-
-def with_h1(candidate: Candidate) -> Candidate:
-    """The candidate with the order of H1 if it has one of ``zb``, whose orders were compared over few micro-batches
-    only.
-    """
-    return replace(candidate, variant=H1) if candidate.schedule == "zb" else candidate
+        return NothingFitsError(*min(needs, default=(0, "")), closest_of_kinds(opened))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import PENSTOCK, SoftwareSpec, Transfers
-from penstock.core.layout import NUM_STATISTICS, Precision, Remade, SlotKind
+from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, Precision, Remade, SlotKind
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.remaking import Remakes, remade_of
 from penstock.core.replicas import exchange_bytes
@@ -64,6 +64,14 @@ def remainder_shape(problem: Problem, candidate: Candidate) -> Shape | None:
         return None
     memory = memory_of(problem, candidate.stages, mesh.remainder, mesh.tp, candidate.recompute)
     return memory.slot_bytes, candidate.remainder_slices
+
+
+def remade_bytes(problem: Problem, candidate: Candidate) -> Integers:
+    """[stages, columns]: the bytes that an R makes."""
+    remainder = remainder_shape(problem, candidate)
+    shapes = [(stage_memory(problem, candidate).slot_bytes, candidate.slices), *([remainder] if remainder else [])]
+    sizes = [sum(slot_bytes(slot, lengths) for slot in REMADE_SLOTS.values()) for slot_bytes, lengths in shapes]
+    return np.concatenate(sizes, axis=1)
 
 
 def memory_of(

@@ -14,6 +14,7 @@ reversed time.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
@@ -21,15 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import UserError
-from penstock.planner.order import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Order, join_ranks
+from penstock.planner.order import FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT, Order, join_ranks
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
 
 Ints = npt.NDArray[np.int64]
 
-F, I, W = range(3)  # noqa: E741  the field's own name for the input-gradient pass
+F, I, W, R = range(4)  # noqa: E741  the field's own name for the input-gradient pass
 
-CODES = np.array([FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT], dtype=np.int32)
-"""Codes of the kinds F, I and W in an `Order`."""
+CODES = np.array([FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTE], dtype=np.int32)
+"""Codes of the kinds F, I, W and R in an `Order`. Only some pipelines have R
+(`penstock.planner.schedules.recomputed`).
+"""
 
 TIMES = {"forward_ns": 1, "input_ns": 1, "weight_ns": 1, "send_forward_ns": 0, "send_backward_ns": 0}
 STASHES = {"forward_stash": 1, "input_stash": 0, "weight_stash": -1}
@@ -149,6 +152,11 @@ class Pipeline:
         return self.shape.num_stages
 
     @property
+    def num_passes(self) -> int:
+        """Number of actions of one kind."""
+        return self.num_stages * self.num_units
+
+    @property
     def owners(self) -> Ints:
         """[stages]: the rank of every stage."""
         return self.shape.owners
@@ -176,7 +184,7 @@ class Pipeline:
         return join_ranks(
             list(rows),
             num_stages=self.num_stages,
-            num_microbatches=word.shape[1] // (3 * self.stages_per_rank * self.num_slices),
+            num_microbatches=word.shape[1] // (self.first_actions.shape[1] * self.num_slices),
             num_slices=self.num_slices,
         )
 
@@ -194,6 +202,12 @@ class Pipeline:
                 for kind in kinds_of.get(int(order.kinds[step]), (I, W))
             ]
         return word
+
+
+def stages_by_rank(owners: Sequence[int], num_ranks: int) -> Ints:
+    """[ranks, stages per rank]: the stages of each rank, ascending; ``owners`` is the rank of every stage."""
+    stages: Ints = np.argsort(owners, kind="stable").reshape(num_ranks, -1)
+    return stages
 
 
 def pipeline_of(inputs: ScheduleInputs, owned: Ints) -> Pipeline:

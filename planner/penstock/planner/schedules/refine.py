@@ -196,6 +196,7 @@ def _pass_within(
         np.ascontiguousarray(word),
         pipeline.first_actions,
         pipeline.num_units,
+        pipeline.num_passes,
         is_reversed,
         pipeline.durations,
         -pipeline.stash if is_reversed else pipeline.stash,
@@ -219,6 +220,7 @@ def _run(
     word: Word,
     first_actions: Ints,
     num_units: int,
+    num_passes: int,
     is_reversed: bool,
     durations: Ints,
     stash: Ints,
@@ -243,8 +245,8 @@ def _run(
     following[:] = np.arange(1, num_steps + 1)
     starts[:] = -1
     length: int = _take_turns(
-        word, first_actions, num_units, is_reversed, durations, stash, ranks, successors, delays, num_awaited,
-        caps.copy(), expected, patience, most_sent, clock, run, starts, following,
+        word, first_actions, num_units, num_passes, is_reversed, durations, stash, ranks, successors, delays,
+        num_awaited, caps.copy(), expected, patience, most_sent, clock, run, starts, following,
         np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.bool_),
         np.zeros(first_actions.shape, dtype=np.int64), np.zeros(len(durations), dtype=np.int64),
         np.empty(first_actions.shape[1], dtype=np.int64), np.empty(first_actions.shape[1], dtype=np.bool_),
@@ -254,7 +256,7 @@ def _run(
 
 @compiled
 def _take_turns(
-    word: Word, first_actions: Ints, num_units: int, is_reversed: bool, durations: Ints, stash: Ints,
+    word: Word, first_actions: Ints, num_units: int, num_passes: int, is_reversed: bool, durations: Ints, stash: Ints,
     ranks: Int32s, successors: Int32s, delays: Ints, num_awaited: npt.NDArray[np.int8], free_stash: Ints,
     expected: Ints, patience: int, most_sent: int, clock: Clock, run: Word, starts: Ints, following: Int32s,
     heads: Ints, counts: Ints, waits: npt.NDArray[np.bool_], units: Ints, ready: Ints, ahead: Ints,
@@ -288,7 +290,7 @@ def _take_turns(
             makespan = max(makespan, end)
             _release(action, end, successors, delays, num_awaited, ready, ranks, waits, clock)
             if most_sent < num_units:
-                _wake_sender(action, now, num_units, len(durations) // 3, ranks, waits, clock)
+                _wake_sender(action, now, num_units, num_passes, ranks, waits, clock)
             set_time(clock, rank, end if counts[rank] < num_steps else never(clock))
         now = next_time(clock)
     num_taken = 0

@@ -46,7 +46,7 @@ from penstock.planner.schedules.blocks import Block, word_of
 from penstock.planner.schedules.effort import FULL, LEAN, LEAN_ACTIONS, QUICK, Effort, affordable
 from penstock.planner.schedules.greedy_order import makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs
-from penstock.planner.schedules.pipeline import Ints, Pipeline, pipeline_of
+from penstock.planner.schedules.pipeline import Ints, Pipeline, pipeline_of, stages_by_rank
 from penstock.planner.schedules.refine import Word, dated, refine
 from penstock.planner.schedules.repeat import Round, rounds, start_times
 from penstock.planner.schedules.seeds import (
@@ -267,8 +267,7 @@ def one_by_one(inputs: ScheduleInputs, place: Callable[[int, int], tuple[int, ..
 
 
 def _placed(inputs: ScheduleInputs, place: Callable[[int, int], tuple[int, ...]]) -> Pipeline:
-    owners = place(inputs.num_ranks, inputs.stages_per_rank)
-    return pipeline_of(inputs, np.argsort(owners, kind="stable").reshape(inputs.num_ranks, -1))
+    return pipeline_of(inputs, stages_by_rank(place(inputs.num_ranks, inputs.stages_per_rank), inputs.num_ranks))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -95,8 +95,19 @@ class Walk:
         remainder: Shape | None = None,
     ) -> Ints:
         """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens."""
+        return self._walked(sizes, slices, transients, remainder)[0]
+
+    def levels_bytes(self, sizes: SlotBytes, slices: Sequence[int], *, remainder: Shape | None = None) -> Ints:
+        """Per action, the bytes of live slots while it runs; for the first of a pair, without those of the second."""
+        return self._walked(sizes, slices, {}, remainder)[1]
+
+    def _walked(
+        self, sizes: SlotBytes, slices: Sequence[int], transients: Transients, remainder: Shape | None
+    ) -> tuple[Ints, Ints]:
+        """Per rank the most bytes, and per action its bytes."""
         slots = _slot_table(self.order, [(sizes, slices), *([] if remainder is None else [remainder])])
         peaks = np.zeros(self.order.num_ranks, dtype=np.int64)
+        levels = np.zeros(self.order.num_actions, dtype=np.int64)
         _walk(
             self.order.offsets,
             self.codes,
@@ -109,8 +120,9 @@ class Walk:
             self.first_messages,
             self.first_waits,
             peaks,
+            levels,
         )
-        return peaks
+        return peaks, levels
 
 
 def high_water_bytes(
@@ -245,8 +257,10 @@ def _walk(
     first_messages: Ints,
     first_waits: Ints,
     peaks: Ints,
+    levels: Ints,
 ) -> None:
-    """Fill ``peaks``; ``message_bytes`` are [AT_SENDER AT_RECEIVER, direction, sending stage, slice].
+    """Fill ``peaks`` [ranks] and ``levels`` [actions]; ``message_bytes`` are [AT_SENDER AT_RECEIVER, direction, sending
+    stage, slice].
 
     The slots and transients of a pair's actions exist at the same time; slots that its first action frees or sends are
     freed after both.
@@ -273,9 +287,10 @@ def _walk(
                 live -= changes[REMADE, kind, stage, part]
             transient += changes[TRANSIENT, kind, stage, part]
             freed += changes[FREED, kind, stage, part]
+            levels[index] = live + transient
             if codes[index, JOINED]:
                 continue
-            peaks[rank] = max(peaks[rank], live + transient)
+            peaks[rank] = max(peaks[rank], levels[index])
             live -= freed
             transient, freed = 0, 0
             while wait < stops[index, WAITS]:

@@ -1,0 +1,64 @@
+"""Recomputation just above and just below the memory that plans need without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import UserError
+from penstock.core.plan import Plan
+from penstock.core.remaking import Recompute
+from penstock.planner.decide import decide
+from tests.support.planning import TINY_LLAMA, cluster, problem
+
+ROOMY = 2**30
+CLOSE = 200
+"""The least peak is known up to one part in so many."""
+
+
+def planned(memory: int, **pins: Any) -> Plan | None:
+    """Four ranks with long sequences, whose activations are most of the memory; None if nothing fits."""
+    fields = {"model": TINY_LLAMA, "sequence_length": 512, "global_batch": 8, "ranks": 4, "memory": memory}
+    try:
+        return decide(problem(cluster(num_nodes=1, devices_per_node=4), dp=1, tp=1, pp=4, **fields, **pins)).plan
+    except UserError:
+        return None
+
+
+def seconds(plan: Plan | None) -> float:
+    """The predicted step."""
+    assert plan is not None
+    assert plan.prediction is not None
+    return plan.prediction.step_seconds
+
+
+def peak_bytes(plan: Plan | None) -> int:
+    """The predicted peak."""
+    assert plan is not None
+    assert plan.prediction is not None
+    return max(plan.prediction.peak_bytes)
+
+
+@pytest.mark.parametrize("pins", [{"schedule": "1f1b"}, {"schedule": "1f1b", "slices": 1}, {"schedule": "zb"}, {}])
+def test_only_what_does_not_fit_is_made_again(pins: dict[str, Any]) -> None:
+    roomy = planned(ROOMY, **pins)
+    at_its_peak = planned(peak_bytes(roomy), **pins)
+    assert at_its_peak is not None
+    assert not at_its_peak.recompute
+    assert seconds(at_its_peak) == seconds(roomy)
+    low, high = 1, peak_bytes(roomy)
+    while high - low > high // CLOSE:
+        middle = (low + high) // 2
+        plan = planned(middle, recompute=Recompute.NONE, **pins)
+        low, high = (middle, high) if plan is None else (low, peak_bytes(plan))
+    above, kept_above, below = (
+        planned(high, **pins),
+        planned(high, recompute=Recompute.NONE, **pins),
+        planned(low, **pins),
+    )
+    assert seconds(roomy) <= seconds(above) <= seconds(kept_above)
+    assert below is not None
+    assert any(below.recompute)
+    assert peak_bytes(below) <= low
+    assert seconds(roomy) <= seconds(below)
