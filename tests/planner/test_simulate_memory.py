@@ -34,10 +34,18 @@ def only(*kinds: SlotKind) -> SlotSizes:
 
 
 def held_bytes(
-    order: Order, sizes: SlotSizes, slices: tuple[int, ...], receive_ahead: int, transients: Transients | None = None
+    order: Order,
+    sizes: SlotSizes,
+    slices: tuple[int, ...],
+    receive_ahead: int,
+    transients: Transients | None = None,
+    *,
+    prefix_by_slice: bool = False,
 ) -> list[int]:
     arrays = slot_arrays(sizes, order.num_stages)
-    held: list[int] = high_water_bytes(order, arrays, slices, receive_ahead, transients or {}).tolist()
+    held: list[int] = high_water_bytes(
+        order, arrays, slices, receive_ahead, transients or {}, prefix_by_slice=prefix_by_slice
+    ).tolist()
     return held
 
 
@@ -129,3 +137,25 @@ def test_keys_and_values_are_held_per_micro_batch(num_slices: int) -> None:
     held = held_bytes(order, only(SlotKind.KEYS_VALUES), (10,) * num_slices, 2)
     begun = [2 * num_slices + 2 - rank for rank in range(4)]
     assert held == [10 * num_slices * -(-each // num_slices) for each in begun]
+
+
+@pytest.mark.parametrize("num_slices", [1, 2, 4, 7])
+def test_keys_and_values_by_slice_are_held_like_activations(num_slices: int) -> None:
+    """Those of K + S - 1 - rank slices, and next to them the gradients of one micro-batch."""
+    order, slices = find("1f1b").generate(shape(4, 8, num_slices)), (10,) * num_slices
+    keys = held_bytes(order, only(SlotKind.KEYS_VALUES), slices, 2, prefix_by_slice=True)
+    assert keys == [10 * (4 + num_slices - 1 - rank) for rank in range(4)]
+    gradients = held_bytes(order, only(SlotKind.KEYS_VALUES_GRADIENTS), slices, 2, prefix_by_slice=True)
+    assert gradients == [10 * num_slices] * 4
+    both = held_bytes(
+        order, only(SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS), slices, 2, prefix_by_slice=True
+    )
+    assert both == [a + b for a, b in zip(keys, gradients, strict=True)]
+
+
+def test_every_slice_holds_what_its_tokens_need() -> None:
+    """Unequal slices, and a smaller last micro-batch with fewer of them: when its backward begins, all of it."""
+    order, slices = find("1f1b").generate(shape(1, 2, 3)).with_remainder(2), (5, 3, 2)
+    sizes = slot_arrays(only(SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS), 1)
+    held = high_water_bytes(order, sizes, slices, 1, remainder=(sizes, (20, 30)), prefix_by_slice=True)
+    assert held.tolist() == [2 * (20 + 30)]

@@ -67,6 +67,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         num_units=case.num_units,
         transients=transients,
         keep_pairs=case.keep_pairs,
+        prefix_by_slice=case.prefix_by_slice,
     )
     costs = costs_of(rng, program)
     reference = ReferenceSimulator(program, costs)
@@ -82,6 +83,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         transients,
         late_receives=case.late_receives,
         remainder=own if case.remainder_slices else None,
+        prefix_by_slice=case.prefix_by_slice,
     )
     assert found_bytes.tolist() == peaks
     always = [1000 * rank for rank in range(len(peaks))]

@@ -352,9 +352,15 @@ class _Interpreter:
         return sum(position_weight(before) * _load(keys[before], 1)[0] for before in range(part + 1)) % PRIME
 
     def _regions(self, rank: _Rank, slots: dict[SlotKind, Slot], kind: SlotKind, stage: int) -> list[memoryview]:
-        """One view per slice of a slot that holds a whole micro-batch."""
+        """One view per slice: of the slot that holds a whole micro-batch, or of each slice's own."""
         slot = _slot(slots, kind)
         slices = self.case.slices_of(slot.microbatch)
+        if slot.slice is not None:
+            place = (kind, stage, slot.microbatch)
+            own = [other for other in rank.program.slots if (other.kind, other.stage, other.microbatch) == place]
+            if len(own) != len(slices):
+                raise Crash("a slice has no slot of its own")
+            return [self._view(rank, other, stage, other.slice or 0) for other in sorted(own, key=_slice_of)]
         num_bytes = self.case.bytes_of(slot.microbatch, kind, stage, sum(slices))
         view = rank.view(slot, num_bytes)
         width = num_bytes // sum(slices)
@@ -476,6 +482,10 @@ def _cell(action: Action) -> tuple[int, int, int]:
     if action.microbatch is None or action.slice is None:
         raise Crash("an action without micro-batch or slice")
     return action.stage, action.microbatch, action.slice
+
+
+def _slice_of(slot: Slot) -> int:
+    return slot.slice or 0
 
 
 def _slot(slots: dict[SlotKind, Slot], kind: SlotKind) -> Slot:

@@ -57,6 +57,7 @@ def lowered(
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
+    prefix_by_slice: bool = False,
 ) -> Program:
     """The Program of a schedule written as CSV; slices of one token unless given, and without ``sizes`` all is made
     again if anything is.
@@ -76,6 +77,7 @@ def lowered(
         num_units=num_units,
         transients=transients,
         keep_pairs=keep_pairs,
+        prefix_by_slice=prefix_by_slice,
     )
 
 

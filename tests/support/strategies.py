@@ -60,6 +60,7 @@ class Case:
     remainder_slices: tuple[int, ...] = ()
     keep_pairs: bool = False
     zero: int = 0
+    prefix_by_slice: bool = False
 
     def sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
         """Bytes of a slot: proportional to its tokens, gradients of attention twice as wide."""
@@ -110,6 +111,7 @@ class Case:
             zero=self.zero,
             num_units=self.num_units,
             keep_pairs=self.keep_pairs,
+            prefix_by_slice=self.prefix_by_slice,
         )
 
     @property
@@ -168,6 +170,7 @@ def cases(draw: st.DrawFn) -> Case:
         num_units=num_units,
         remainder_slices=tuple(draw(st.lists(lengths, min_size=last, max_size=last))),
         keep_pairs=keep_pairs,
+        prefix_by_slice=draw(st.booleans()),
     )
 
 

@@ -133,10 +133,12 @@ def _compute_actions(program: Program) -> Iterator[tuple[int, Action]]:
 def _tables(program: Program, sizes: SlotSizes | None, remainder_sizes: SlotSizes | None) -> tuple[_Table, _Table]:
     """Bytes of the slots of a micro-batch, and of a smaller last one."""
     if sizes is not None:
-        return (
-            slot_table(sizes, program.num_stages, program.slice_capacities),
-            slot_table(remainder_sizes or sizes, program.num_stages, program.remainder_capacities),
+        both = ((sizes, program.slice_capacities), (remainder_sizes or sizes, program.remainder_capacities))
+        usual, last = (
+            slot_table(of_kind, program.num_stages, slices, prefix_by_slice=program.prefix_by_slice)
+            for of_kind, slices in both
         )
+        return usual, last
     tables: tuple[_Table, _Table] = ({}, {})
     for rank in program.ranks:
         for slot in rank.slots:

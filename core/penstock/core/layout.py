@@ -308,11 +308,11 @@ def unit_graph(
     """All buffers of a shard of one unit of ``kind`` for B = batch, n = tokens, slot by slot in their order in memory.
 
     ``a`` holds buffers that only I reads, ``l`` the inputs of the unit's Linears (written by F, read by I and W), ``w``
-    the gradients of their outputs (written by I, read by W). ``kv`` and ``dkv`` hold a whole micro-batch: for them n is
-    the sequence length. A unit's output ``y`` is the next unit's input: inside a stage it is in ``a``. The embedding
-    keeps only ``y`` and ``dy``; a whole head keeps nothing, its F does all its work. ``dy`` has space for all shards'
-    rows. ``part`` is the index of a part of a divided head, whose output is in its stage's slots
-    (`stage_slot_buffers`).
+    the gradients of their outputs (written by I, read by W). ``kv`` and ``dkv`` hold one slice or a whole micro-batch
+    (`penstock.core.plan.Plan.prefix_by_slice`), for which n is the sequence length. A unit's output ``y`` is the next
+    unit's input: inside a stage it is in ``a``. The embedding keeps only ``y`` and ``dy``; a whole head keeps nothing,
+    its F does all its work. ``dy`` has space for all shards' rows. ``part`` is the index of a part of a divided head,
+    whose output is in its stage's slots (`stage_slot_buffers`).
     """
     if kind is UnitKind.HEAD:
         return _part_graph(spec, batch * tokens, sharding, part) if spec.is_divided else ()
@@ -492,10 +492,10 @@ def stage_slot_buffers(
     """(unit index, buffer) of every tensor in one slot of the stage of units [first, stop), whose recomputation is
     ``remade``.
 
-    ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv``. The slots that carry a hidden state
-    between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next to it. Those inside of a
-    divided head and at its end hold the state that its parts pass on (`_passed_on`). A stage has one copy of the
-    buffers in ``SHARED_BY_PARTS``.
+    ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv`` of a whole micro-batch. The slots
+    that carry a hidden state between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next
+    to it. Those inside of a divided head and at its end hold the state that its parts pass on (`_passed_on`). A stage
+    has one copy of the buffers in ``SHARED_BY_PARTS``.
     """
     if slot in HIDDEN_STATE_SLOTS:
         is_behind = slot in (SlotKind.OUTPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT)
@@ -511,6 +511,30 @@ def stage_slot_buffers(
         if not (buffer.name == "y" and _leaves_stage(spec, unit.index, stop))
         and not (buffer.name in SHARED_BY_PARTS and unit.part and unit.index > first)
     )
+
+
+LONG_SEQUENCE = 16_384
+"""From so many tokens on every slice has its own keys and values, which are freed with its backward. A rank copies
+those that a slice attends to together for every F and I of attention: in time that is little where many queries read
+the copy.
+"""
+
+KEYS_AT_ONCE = 32_768
+"""So many keys at most are copied together. More take more memory, and of fewer there are more results to join."""
+
+
+def prefix_bytes(
+    spec: ModelSpec, precision: Precision, batch: int, slices: Sequence[int], sharding: Sharding = WHOLE
+) -> int:
+    """Bytes that attention needs on one shard where every slice has its own keys and values: for the copy of one unit's
+    keys and values, and for the sum over several such copies, as wide as the queries of the longest slice.
+    """
+    if len(slices) == 1:
+        return 0
+    num_keys = min(sum(slices), KEYS_AT_ONCE)
+    copies = aligned(2 * batch * num_keys * sharding.kv_hidden(spec) * precision.compute_bytes)
+    sums = aligned(batch * max(slices) * sharding.hidden(spec) * precision.accumulate_bytes)
+    return copies + (sums if sum(slices) > KEYS_AT_ONCE else 0)
 
 
 HIDDEN_STATE_SLOTS = frozenset(

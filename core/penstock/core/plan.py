@@ -117,7 +117,8 @@ class Plan(Manifest):
     ``remainder`` the last of these has that many sequences, fewer than the others, and ``remainder_slices``, at most as
     many as the others; 0 and empty if all are alike. At most ``receive_ahead`` receives of a channel are posted: as
     early as possible, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive
-    occupies its device (`penstock.planner.passes.transfers`).
+    occupies its device (`penstock.planner.passes.transfers`). With ``prefix_by_slice`` every slice has its own buffers
+    for keys, values and their gradients, which are freed with its backward; without it a micro-batch has one of each.
 
     ``recompute`` is the recomputation of every stage before its backward (`penstock.core.remaking`), empty if all
     stages keep everything. ``recompute_ahead`` is the distance in actions of its rank from an R to its backward, as far
@@ -143,6 +144,7 @@ class Plan(Manifest):
     schedule: ScheduleSpec
     receive_ahead: int = 2
     late_receives: bool = False
+    prefix_by_slice: bool = False
     placement: tuple[int, ...] = ()
     remainder: int = 0
     remainder_slices: tuple[int, ...] = ()
@@ -391,8 +393,8 @@ class Plan(Manifest):
 
         Ranks do not need those fields, and ranks of version 0.1.0, which may run during an upgrade, reject fields that
         they do not know. So new fields for people have to be added to `confidence` as well. ``late_receives`` is
-        written only for CUDA, which 0.1.0 cannot run. ``remainder``, ``head_parts``, ``recompute``, ``recompute_ahead``
-        and ``zero`` are written only if they are used; 0.1.0 rejects them.
+        written only for CUDA, which 0.1.0 cannot run. ``remainder``, ``head_parts``, ``recompute``,
+        ``recompute_ahead``, ``zero`` and ``prefix_by_slice`` are written only if they are used; 0.1.0 rejects them.
         """
         alternatives = tuple(dataclasses.replace(alternative, speed=None) for alternative in self.alternatives)
         if self.prediction is None:

@@ -13,7 +13,8 @@ Slots of one (stage, micro-batch, slice), and their live ranges:
     h      gradient at the head's input     F to I, last stage only
 
 and of one (stage, micro-batch): ``kv`` from the first F to I of slice 0, ``dkv`` from the first I to I of slice 0.
-A full backward B is I and W in one action. Only FREE ends live ranges.
+Where every slice has its own (``Program.prefix_by_slice``), ``kv`` lives from its F to its I, and ``dkv`` from the
+micro-batch's first I to its own. A full backward B is I and W in one action. Only FREE ends live ranges.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from penstock.core.manifest import Manifest
 from penstock.core.schedule import Action, Group, read_action
 
 SlotSizes = Callable[[SlotKind, int, int], int]
-"""Bytes of a slot by kind, stage and tokens (of the slice; of the sequence for ``kv`` and ``dkv``). 0: no such slot."""
+"""Bytes of a slot by kind, stage and tokens: of the slice, or of the sequence for ``kv`` and ``dkv`` of a whole
+micro-batch. 0: no such slot.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,9 @@ class Channel(Manifest):
 
 @dataclass(frozen=True, slots=True)
 class Slot(Manifest):
-    """A buffer with a lifetime, at a fixed place in its rank's arena. ``slice`` is none for ``kv`` and ``dkv``."""
+    """A buffer with a lifetime, at a fixed place in its rank's arena. ``slice`` is none for ``kv`` and ``dkv`` of a
+    whole micro-batch.
+    """
 
     kind: SlotKind
     stage: int
@@ -154,7 +159,8 @@ class Program(Manifest):
 
     A smaller last micro-batch has slices of ``remainder_capacities``; if empty, it is like the others. ``reductions``
     are in the order in which they reduce a gradient. With ``zero`` 1 the one over dp leaves each replica the sums of
-    its shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered over dp.
+    its shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered over dp. With
+    ``prefix_by_slice`` every slice has its own slots for keys, values and their gradients.
     """
 
     ranks: tuple[RankProgram, ...]
@@ -166,6 +172,7 @@ class Program(Manifest):
     reductions: tuple[Reduction, ...] = ()
     remainder_capacities: tuple[int, ...] = ()
     zero: int = 0
+    prefix_by_slice: bool = False
 
     def is_remainder(self, microbatch: int | None) -> bool:
         """Whether the micro-batch is the smaller last one."""
@@ -189,8 +196,8 @@ class Program(Manifest):
 
         A START_REDUCE directly followed by its WAIT_REDUCE counts as one REDUCE, as it was up to 0.1.0. Fields that
         follow from the plan with this digest are left out: ``receive_ahead``, ``late_receives``, ``reductions``,
-        ``zero``, the capacities and ``transient_bytes``. Stored plans hold digests, so another choice would reject them
-        all.
+        ``zero``, ``prefix_by_slice``, the capacities and ``transient_bytes``. Stored plans hold digests, so another
+        choice would reject them all.
         """
         text = hashlib.sha256()
         for rank in self.ranks:

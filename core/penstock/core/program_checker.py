@@ -28,9 +28,10 @@ again once per sweep over the ranks.
 Rejected: a run of the simulator, which shows one interleaving and depends on costs; a search over interleavings, which
 finds nothing that this run does not.
 
-The contents of a slot are a count: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
-allowed order; any other slot is full at 1. The owner of the data follows from the slot's name, which is checked for
-every instruction.
+The contents of a slot are a count: 0 is nothing; ``kv`` and ``dkv`` of a whole micro-batch hold as many slices as were
+added, in their only allowed order; any other slot is full at 1. The owner of the data follows from the slot's name,
+which is checked for every instruction. Where every slice has its own ``kv`` and ``dkv``, the actions themselves have to
+come in the order of slices.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from penstock.core.layout import SlotKind
 from penstock.core.lifetimes import Lifetimes, ViolationError
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
 from penstock.core.reducing import Reducing
@@ -259,13 +259,17 @@ class Machine:
     def _touched(self, action: Action, cell: Cell) -> tuple[list[SlotName], list[SlotName]]:
         """The slots that the action reads and writes."""
         stage, microbatch, part = cell
-        roles = self._remainder_roles if self.pipeline.is_remainder(microbatch) else self._roles
-        touched = roles.touched(action.kind, stage, part, cell in self.pipeline.recomputed, action.resumes)
+        touched = self._roles_of(microbatch).touched(
+            action.kind, stage, part, cell in self.pipeline.recomputed, action.resumes
+        )
         reads, writes = (
             [(kind, stage_of_slot, microbatch, slice_) for kind, stage_of_slot, slice_ in places]
             for places in (touched.reads, touched.writes)
         )
         return reads, writes
+
+    def _roles_of(self, microbatch: int) -> Roles:
+        return self._remainder_roles if self.pipeline.is_remainder(microbatch) else self._roles
 
     def _require_turn(self, action: Action, cell: Cell) -> None:
         done, does, needs = self._done.get(cell, 0), _DOES[action.kind], _NEEDS[action.kind]
@@ -275,6 +279,18 @@ class Machine:
             raise ViolationError("does work that was done before")
         if done & needs != needs:
             raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
+        self._require_order(cell, does)
+
+    def _require_order(self, cell: Cell, does: int) -> None:
+        """Forwards in the order of slices, backwards in the reverse order, where each slice has its own keys."""
+        stage, microbatch, part = cell
+        roles = self._roles_of(microbatch)
+        if not roles.needs_order(stage):
+            return
+        if does & _FORWARD and part and not self._done.get((stage, microbatch, part - 1), 0) & _FORWARD:
+            raise ViolationError("runs before the F of the slice before it")
+        if does & _INPUT and not roles.is_last(part) and not self._done.get((stage, microbatch, part + 1), 0) & _INPUT:
+            raise ViolationError("runs before the I of the slice after it")
 
     def _take_turn(self, rank: RankState, action: Action, cell: Cell) -> None:
         does = _DOES[action.kind]
@@ -296,25 +312,32 @@ class Machine:
         return part.stop == num_units
 
     def _check_content(self, rank: RankState, index: int, kind: Kind, cell: Cell) -> None:
-        slot, held = rank.names[index][0], rank.contents[index]
+        (slot, *_, of_slice), held = rank.names[index], rank.contents[index]
         _, microbatch, part = cell
-        if slot is KV:
+        if of_slice is not None:
+            has_content = held == 1
+        elif slot is KV:
             has_content = held == part if kind is Kind.F else held > part
         elif slot is DKV:
             has_content = held == self.pipeline.num_slices_of(microbatch) - 1 - part
         else:
             has_content = held == 1
         if not has_content:
-            raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(slot, held)}")
+            raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(rank.names[index], held)}")
 
     def _fill(self, rank: RankState, index: int, cell: Cell, *, resumes: bool) -> None:
         """Fill a slot; a recomputation that ``resumes`` continues in the slots that the first part filled."""
-        slot, held = rank.names[index][0], rank.contents[index]
+        (slot, *_, of_slice), held = rank.names[index], rank.contents[index]
         _, microbatch, part = cell
-        turn = {KV: part, DKV: self.pipeline.num_slices_of(microbatch) - 1 - part}.get(slot, int(resumes))
+        num_added = self.pipeline.num_slices_of(microbatch) - 1 - part
+        turn = int(resumes)
+        if of_slice is None:
+            turn = {KV: part, DKV: num_added}.get(slot, turn)
+        elif slot is DKV:
+            turn = min(num_added, 1)
         if held != turn:
-            raise ViolationError(f"writes {rank.program.slots[index]}, which {_holds(slot, held)}")
-        rank.contents[index] = 1 if resumes else held + 1
+            raise ViolationError(f"writes {rank.program.slots[index]}, which {_holds(rank.names[index], held)}")
+        rank.contents[index] = held + 1 if of_slice is None and slot in (KV, DKV) else 1
 
     # Transfers: numbered per channel on both sides, equal slots and bytes, each awaited once.
 
@@ -438,10 +461,10 @@ def _text(name: SlotName) -> str:
     return f"{kind.value}@{stage}:{microbatch}" + ("" if part is None else f".{part}")
 
 
-def _holds(slot: SlotKind, held: int) -> str:
+def _holds(name: SlotName, held: int) -> str:
     if not held:
         return "holds nothing"
-    return f"holds {held} slices" if slot in (KV, DKV) else "is full"
+    return f"holds {held} slices" if name[0] in (KV, DKV) and name[3] is None else "is full"
 
 
 def _check_names(rank: RankState, verb: str, indices: tuple[int, ...], expected: list[SlotName]) -> None:

@@ -17,7 +17,9 @@ Y, G_OUT, G_IN = SlotKind.OUTPUT, SlotKind.SENT_GRADIENT, SlotKind.RECEIVED_GRAD
 H, KV, DKV = SlotKind.HEAD_GRADIENT, SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS
 
 PREFIX_KINDS = frozenset({KV, DKV})
-"""Slots of a whole micro-batch, filled slice by slice."""
+"""Slots that several slices of a micro-batch touch: one slot of the whole micro-batch, filled slice by slice, or a slot
+for each slice.
+"""
 
 _BACKWARD = ((X, A, L, RA, RL, KV, DKV, G_IN, H), (DKV, W, G_OUT))
 
@@ -34,24 +36,33 @@ not exist.
 If an R follows, F fills neither ``ra`` nor ``rl``. An R that continues another finds that one's last output in ``a`` or
 ``ra``, and needs no ``x``. B writes its ``w`` and reads it back at once, so it lists it as written. The first F of a
 micro-batch finds no ``kv`` to read and its first I no ``dkv``: they only write.
+
+Where every slice has its own ``kv`` and ``dkv``, an action lists only those of its own slice, and the micro-batch's
+first I all ``dkv``, which begin with it. It touches those of earlier slices, too. They are live: forwards run in the
+order of slices and backwards in the reverse order (the proof requires both), and each is freed after the backward of
+its own slice. Lists of all of them would be as long as the number of slices, for every action.
 """
 
 Cell = tuple[int, int, int]
 """Stage, micro-batch and slice: the work of one F and one B, or I and W."""
 
 SlotName = tuple[SlotKind, int, int, int | None]
-"""Kind, stage, micro-batch, slice (none for ``kv`` and ``dkv``)."""
+"""Kind, stage, micro-batch, slice (none for ``kv`` and ``dkv`` of a whole micro-batch)."""
 
 Place = tuple[SlotKind, int, int | None]
 """A slot's name without its micro-batch: kind, stage, slice."""
 
 
-def slot_table(sizes: SlotSizes, num_stages: int, slices: Sequence[int]) -> dict[Place, int]:
-    """Bytes of every slot of one micro-batch, for slices of the given lengths; those of zero bytes are left out."""
+def slot_table(
+    sizes: SlotSizes, num_stages: int, slices: Sequence[int], *, prefix_by_slice: bool = False
+) -> dict[Place, int]:
+    """Bytes of every slot of one micro-batch, for slices of the given lengths; those of zero bytes are left out. With
+    ``prefix_by_slice`` every slice has its own ``kv`` and ``dkv``.
+    """
     table: dict[Place, int] = {}
     for kind in SlotKind:
         for stage in range(num_stages):
-            if kind in PREFIX_KINDS:
+            if kind in PREFIX_KINDS and not prefix_by_slice:
                 table[kind, stage, None] = sizes(kind, stage, sum(slices))
             else:
                 table.update({(kind, stage, i): sizes(kind, stage, length) for i, length in enumerate(slices)})
@@ -77,6 +88,7 @@ class Roles:
         self._ranks = stage_ranks
         self._num_slices = num_slices
         self._table = table
+        self._is_by_slice = any(kind in PREFIX_KINDS and part is not None for kind, _, part in table)
         self._known: dict[tuple[Kind, int, int, bool, bool], Touched] = {}
 
     def touched(self, kind: Kind, stage: int, part: int, recomputed: bool, resumes: bool = False) -> Touched:
@@ -94,12 +106,31 @@ class Roles:
             self._known[key] = Touched(self._places(reads, stage, part), self._places(writes, stage, part))
         return self._known[key]
 
+    def needs_order(self, stage: int) -> bool:
+        """Whether the order of a micro-batch's slices on ``stage`` does not follow from the content of its slots, since
+        every slice has its own keys and values.
+        """
+        return (KV, stage, 0) in self._table
+
+    def is_last(self, part: int) -> bool:
+        """Whether ``part`` is the micro-batch's last slice, whose backward is the first."""
+        return part == self._num_slices - 1
+
     def _first_touch(self, kind: Kind, slot: SlotKind, part: int) -> bool:
-        return (slot is KV and kind is Kind.F and part == 0) or (slot is DKV and part == self._num_slices - 1)
+        is_first_forward = kind is Kind.F and (part == 0 or self._is_by_slice)
+        return (slot is KV and is_first_forward) or (slot is DKV and self.is_last(part))
 
     def _places(self, slots: Sequence[SlotKind], stage: int, part: int) -> tuple[Place, ...]:
-        places = (self._place(slot, stage, None if slot in PREFIX_KINDS else part) for slot in slots)
+        places = (self._place(slot, stage, index) for slot in slots for index in self._slices(slot, part))
         return tuple(place for place in places if place is not None and place in self._table)
+
+    def _slices(self, slot: SlotKind, part: int) -> tuple[int | None, ...]:
+        """The slices whose slots an action on ``part`` lists."""
+        if slot not in PREFIX_KINDS:
+            return (part,)
+        if not self._is_by_slice:
+            return (None,)
+        return tuple(range(self._num_slices)) if slot is DKV and self.is_last(part) else (part,)
 
     def _place(self, slot: SlotKind, stage: int, part: int | None) -> Place | None:
         last = len(self._ranks) - 1

@@ -82,6 +82,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         remainder=Remainder(_sizes(plan, plan.remainder), plan.remainder_slices) if plan.remainder else None,
         receive_ahead=plan.receive_ahead,
         late_receives=plan.late_receives,
+        prefix_by_slice=plan.prefix_by_slice,
         dp=plan.dp > 1,
         tp=has_shared_gradients(plan.model, plan.sharding),
         tie=tied_stages(plan.model, plan.stages),

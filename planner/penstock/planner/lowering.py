@@ -67,6 +67,7 @@ def lower(
     remainder: Remainder | None = None,
     receive_ahead: int,
     late_receives: bool = False,
+    prefix_by_slice: bool = False,
     dp: bool,
     tp: bool = False,
     tie: tuple[int, ...] = (),
@@ -78,7 +79,8 @@ def lower(
     """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` if it has one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
-    are due (`penstock.planner.passes.transfers`). ``dp``, ``tp`` and ``tie`` (stages) select the reductions, ``zero``
+    are due (`penstock.planner.passes.transfers`). With ``prefix_by_slice`` every slice has its own ``kv`` and ``dkv``.
+    ``dp``, ``tp`` and ``tie`` (stages) select the reductions, ``zero``
     the gathers of parameters (`penstock.planner.passes.reductions`). ``num_units`` of every stage keep something that R
     recomputes (default: as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of overlapped
     actions is one instruction. All other overlaps, and without it all of them, run their children one after the other.
@@ -90,8 +92,9 @@ def lower(
     ordered = find_rounds(schedule, num_units, keep_pairs=keep_pairs)
     owners = ordered.stage_ranks
     reductions = reductions_of(owners, dp=dp, tp=tp, tie=tie)
-    usual_slots = _Slots.of(owners, sizes, slices)
-    last_slots = _Slots.of(owners, remainder.sizes, remainder.slices) if remainder else usual_slots
+    usual_slots = last_slots = _Slots.of(owners, sizes, slices, prefix_by_slice)
+    if remainder:
+        last_slots = _Slots.of(owners, remainder.sizes, remainder.slices, prefix_by_slice)
 
     def slots_of(microbatch: int) -> _Slots:
         return last_slots if schedule.is_remainder(microbatch) else usual_slots
@@ -116,6 +119,7 @@ def lower(
         reductions=reductions,
         remainder_capacities=own_slices,
         zero=zero,
+        prefix_by_slice=prefix_by_slice,
     )
 
 
@@ -137,8 +141,8 @@ class _Slots:
     table: Mapping[Place, int]
 
     @classmethod
-    def of(cls, stage_ranks: Sequence[int], sizes: SlotSizes, slices: Sequence[int]) -> _Slots:
-        table = slot_table(sizes, len(stage_ranks), slices)
+    def of(cls, stage_ranks: Sequence[int], sizes: SlotSizes, slices: Sequence[int], prefix_by_slice: bool) -> _Slots:
+        table = slot_table(sizes, len(stage_ranks), slices, prefix_by_slice=prefix_by_slice)
         return cls(Roles(stage_ranks, len(slices), table), table)
 
     def bytes_of(self, name: SlotName) -> int:

@@ -23,10 +23,11 @@ def make_arena(plan: Plan, program: RankProgram) -> Arena:
     return Arena(program, plan, CPU)
 
 
-@pytest.fixture(params=[(Family.LLAMA, Precision.FP64), (Family.GPT2, Precision.BF16)])
+@pytest.fixture(params=[(Family.LLAMA, Precision.FP64, False), (Family.GPT2, Precision.BF16, True)])
 def plan(request: pytest.FixtureRequest) -> Plan:
-    family, precision = request.param
-    return small_plan(family=family, precision=precision, slices=(5, 1, 6), num_microbatches=3)
+    family, precision, by_slice = request.param
+    plan = small_plan(family=family, precision=precision, slices=(5, 1, 6), num_microbatches=3)
+    return dataclasses.replace(plan, prefix_by_slice=by_slice)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -58,14 +60,22 @@ def _check(backend: AttentionBackend, inputs: tuple[Tensor, Tensor, Tensor, Tens
     operands = Operands(q, k, v, out, lse)
     backend.forward(operands)
     dq, dk, dv = torch.full_like(q, torch.nan), torch.ones(k.shape, dtype=wide), torch.ones(v.shape, dtype=wide)
-    backend.backward(operands, dout, dq, dk, dv, fresh=False)
+    backend.backward(operands, dout, dq, [dk], [dv], fresh=False)
     pairs = [(out, expected_out), (lse, expected_lse), (dq, expected[0]), (dk - 1, expected[1]), (dv - 1, expected[2])]
     first_dk, first_dv = torch.full_like(dk, torch.nan), torch.full_like(dv, torch.nan)
-    backend.backward(operands, dout, dq, first_dk, first_dv, fresh=True)
+    backend.backward(operands, dout, dq, _pieces(first_dk), _pieces(first_dv), fresh=True)
     pairs += [(first_dk, expected[1]), (first_dv, expected[2])]
     for found, right in pairs:
         error = (found.double() - right.detach()).norm()
         assert float(error) <= limit * float(right.detach().norm().clamp_min(1.0))
+
+
+def _pieces(tensor_BSGD: Tensor) -> Sequence[Tensor]:
+    """The tensor in pieces of 1, 2, 3, ... keys."""
+    num_keys, sizes = tensor_BSGD.shape[1], list[int]()
+    while sum(sizes) < num_keys:
+        sizes.append(min(len(sizes) + 1, num_keys - sum(sizes)))
+    return tensor_BSGD.split(sizes, dim=1)
 
 
 @settings(max_examples=60)
@@ -124,4 +134,4 @@ def test_the_cuda_calls_fit_the_installed_signatures_and_shapes() -> None:
     operands = Operands(q, k, v, out, lse)
     backend.forward(operands)
     dk, dv = (torch.zeros(k.shape, device=meta) for _ in range(2))
-    backend.backward(operands, dout, torch.empty_like(q), dk, dv, fresh=False)
+    backend.backward(operands, dout, torch.empty_like(q), [dk], [dv], fresh=False)

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import RunError
-from penstock.core.layout import SlotKind, stage_slot_bytes
+from penstock.core.layout import stage_slot_bytes
 from penstock.core.plan import Plan
 from penstock.core.program import RankProgram, Slot
 from penstock.trainer.units.views import slot_views
-
-_WHOLE_SEQUENCE = frozenset({SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS})
 
 SlotTensors = Mapping[int, Mapping[str, Tensor]]
 """The tensors of one slot: unit index, then buffer name."""
@@ -35,7 +33,7 @@ class Arena:
 
     def _carve(self, slot: Slot) -> SlotTensors:
         plan, slices = self._plan, self._plan.slices_of(slot.microbatch)
-        tokens = sum(slices) if slot.kind in _WHOLE_SEQUENCE else slices[slot.slice or 0]
+        tokens = sum(slices) if slot.slice is None else slices[slot.slice]
         layout = (slot.kind, plan.size_of(slot.microbatch), tokens, plan.sharding, self._remade[slot.stage])
         shape = (*plan.stages[slot.stage], *layout)
         needed_bytes = stage_slot_bytes(plan.model, plan.precision, *shape)

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.core.layout import Remade, SlotKind
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, RankProgram
-from penstock.core.roles import G_IN, G_OUT, RA, RL, A, L, W, X, Y
+from penstock.core.roles import G_IN, G_OUT, PREFIX_KINDS, RA, RL, A, L, SlotName, W, X, Y
 from penstock.core.schedule import Action, Kind, Part
 from penstock.core.scratch import scratch_bytes
 from penstock.core.sharding import Sharding
@@ -65,6 +65,9 @@ class StageExecutor:
         self._shards = shards
         self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
         self._program, self._slots = program, program.slots
+        self._index_of: dict[SlotName, int] = {
+            (s.kind, s.stage, s.microbatch, s.slice): index for index, s in enumerate(program.slots)
+        }
         self._arena = Arena(program, plan, device)
         self._remade = plan.remade
         self._recomputed = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
@@ -164,17 +167,18 @@ class StageExecutor:
 
     def evaluate(self, instruction: Instruction) -> Operation:
         """F without gradients."""
-        stage, views, (start, stop) = self._place(instruction)
+        stage, views, (start, stop), earlier = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
-        evaluate = partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels)
+        evaluate = partial(stage.evaluate, views, start, stop, earlier=earlier, token_ids=token_ids, labels=labels)
         return self._run(self._keeping_loss(instruction, evaluate))
 
     def logits_after(self, instruction: Instruction, position: Callable[[], int]) -> Callable[[], Tensor | None]:
         """F without gradients. On the last stage's first shard it returns the logits that follow ``position``, or the
         slice's last token.
         """
-        stage, views, (start, stop) = self._place(instruction)
-        forward = partial(stage.logits_after, views, start, stop, token_ids=self._token_ids(instruction))
+        stage, views, (start, stop), earlier = self._place(instruction)
+        token_ids = self._token_ids(instruction)
+        forward = partial(stage.logits_after, views, start, stop, earlier=earlier, token_ids=token_ids)
         return self._run(lambda: forward(position=min(position(), stop - 1)))
 
     def logit_rows(self, instruction: Instruction) -> tuple[int, slice]:
@@ -183,9 +187,9 @@ class StageExecutor:
         return self._plan.model.vocab, slice(rows.start, rows.stop)
 
     def _forward(self, instruction: Instruction) -> _Steps:
-        stage, views, (start, stop) = self._place(instruction)
+        stage, views, (start, stop), earlier = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
-        forward = partial(stage.forward, views, start, stop, token_ids=token_ids, labels=labels)
+        forward = partial(stage.forward, views, start, stop, earlier=earlier, token_ids=token_ids, labels=labels)
         return self._keeping_loss(instruction, lambda: forward(gradient_scale=self._gradient_scale))
 
     def _run(self, make: Callable[[], Pass[_Result]]) -> Callable[[], _Result]:
@@ -207,37 +211,64 @@ class StageExecutor:
         return keep
 
     def _recompute(self, instruction: Instruction) -> _Steps:
-        stage, views, (start, stop) = self._place(instruction)
+        stage, views, (start, stop), earlier = self._place(instruction)
         part = instruction.action.part
         units = None if part is None else range(stage.first + part.first, stage.first + part.stop)
-        recompute = partial(stage.recompute, views, start, stop, self._remade[instruction.action.stage], units=units)
+        remade = self._remade[instruction.action.stage]
+        recompute = partial(stage.recompute, views, start, stop, remade, earlier=earlier, units=units)
         return partial(recompute, token_ids=self._token_ids(instruction), labels=self._labels(instruction))
 
     def _backward_input(self, instruction: Instruction) -> _Steps:
-        stage, views, (start, stop) = self._place(instruction)
-        fresh_dkv, labels = stop == self._plan.sequence_length, self._labels(instruction)
-        backward = partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv, labels=labels)
+        stage, views, (start, stop), earlier = self._place(instruction)
+        backward = partial(
+            stage.backward_input,
+            views,
+            start,
+            stop,
+            fresh_dkv=stop == self._plan.sequence_length,
+            earlier=earlier,
+            labels=self._labels(instruction),
+        )
         return lambda: backward(gradient_scale=self._gradient_scale)
 
     def _backward_weight(self, instruction: Instruction) -> _Steps:
-        stage, views, (start, _) = self._place(instruction)
+        stage, views, (start, _), _ = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
         backward = partial(stage.backward_weight, views, start, token_ids=token_ids, labels=labels)
         return lambda: backward(gradient_scale=self._gradient_scale)
 
     def _backward(self, instruction: Instruction) -> _Steps:
-        stage, views, (start, stop) = self._place(instruction)
-        fresh_dkv, token_ids, labels = (
-            stop == self._plan.sequence_length,
-            self._token_ids(instruction),
-            self._labels(instruction),
+        stage, views, (start, stop), earlier = self._place(instruction)
+        backward = partial(
+            stage.backward,
+            views,
+            start,
+            stop,
+            fresh_dkv=stop == self._plan.sequence_length,
+            earlier=earlier,
+            token_ids=self._token_ids(instruction),
+            labels=self._labels(instruction),
         )
-        backward = partial(stage.backward, views, start, stop, fresh_dkv=fresh_dkv, token_ids=token_ids, labels=labels)
         return lambda: backward(gradient_scale=self._gradient_scale)
 
-    def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int]]:
-        """The stage, its views for the action, and the slice's tokens [start, stop)."""
-        return self._stages[instruction.action.stage], self._views(instruction), self._range(instruction)
+    def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int], Sequence[SlotViews]]:
+        """The stage, its views for the action, the slice's tokens [start, stop), and the views of earlier slices."""
+        views, earlier = self._views(instruction), self._earlier(instruction)
+        return self._stages[instruction.action.stage], views, self._range(instruction), earlier
+
+    def _earlier(self, instruction: Instruction) -> Sequence[SlotViews]:
+        """The keys and values of earlier slices that have slots of their own, and their gradients (`core.roles`)."""
+        if not self._plan.prefix_by_slice:
+            return ()
+        stage, (microbatch, part) = instruction.action.stage, _cell(instruction)
+        return [
+            {
+                kind: self._arena.tensors(self._index_of[kind, stage, microbatch, before])
+                for kind in PREFIX_KINDS
+                if (kind, stage, microbatch, before) in self._index_of
+            }
+            for before in range(part)
+        ]
 
     def _num_tokens(self, instruction: Instruction) -> int:
         """Number of tokens in all sequences of the micro-batch."""
@@ -278,6 +309,8 @@ class StageExecutor:
             views |= self._scratch_views(action.stage, *_cell(instruction))
         for index in dict.fromkeys((*instruction.reads, *instruction.writes)):
             slot = self._slots[index]
+            if slot.kind in PREFIX_KINDS and slot.slice not in (None, action.slice):
+                continue  # it only begins here, and `_earlier` has it
             if slot.stage == action.stage:
                 kind = _OF_STAGE.get(slot.kind, slot.kind)
                 views[kind] = joined(views.get(kind, {}), self._arena.tensors(index))

@@ -8,7 +8,7 @@ of a rank communicate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -37,7 +37,9 @@ class Stage:
 
     ``parameters`` are those of the shard. ``workspace`` has `penstock.trainer.units.workspace.workspace_bytes` for the
     longest slice. The stages of one rank may share it, since their actions run one at a time, or two in its two lanes.
-    ``sequence_length`` bounds every position. ``backend`` replaces the default attention kernels of the device.
+    ``prefix``, which they share too, has `penstock.core.layout.prefix_bytes` if every slice has its own ``kv`` and
+    ``dkv``; ``earlier`` then has those of the earlier slices, in order. ``sequence_length`` bounds every position.
+    ``backend`` replaces the default attention kernels of the device.
 
     Token ids and labels are [B, n] (int64). Hidden states are [rows, h] for B n tokens, all of sequence 0 first. The
     first stage needs token ids, the last one needs labels. Labels are already shifted, and the loss ignores labels
@@ -54,6 +56,7 @@ class Stage:
         parameters: StageParameters,
         workspace: Workspace,
         sequence_length: int,
+        prefix: Workspace | None = None,
         backend: AttentionBackend | None = None,
     ) -> None:
         self.spec, self.first, self.stop = spec, first, stop
@@ -72,6 +75,7 @@ class Stage:
             parameters=parameters,
             division=division,
             workspace=workspace,
+            prefix=prefix or Workspace(0, parameters.compute_flat.device),
             sequence_length=sequence_length,
             backend=backend,
         )
@@ -82,6 +86,7 @@ class Stage:
         start: int,
         stop: int,
         *,
+        earlier: Sequence[SlotViews] = (),
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
@@ -93,7 +98,7 @@ class Stage:
         times the gradient of the sum to ``h``, and adds the gradient of the parameters of an undivided head. Other
         stages return None.
         """
-        yield from self._run_body(views, start, stop, token_ids)
+        yield from self._run_body(views, start, stop, earlier, token_ids)
         if self._parts is not None:
             wanted = _needed(labels, "labels")
             return (yield from self._parts.forward(views, self._parts_input(views), wanted, gradient_scale))
@@ -110,6 +115,7 @@ class Stage:
         stop: int,
         remade: Remade,
         *,
+        earlier: Sequence[SlotViews] = (),
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         units: range | None = None,
@@ -121,7 +127,7 @@ class Stage:
         ``units`` only these units are recomputed; earlier units must have been recomputed already.
         """
         operations = self._remade_operations(remade, range(self.first, self.stop) if units is None else units)
-        yield from self._run_body(views, start, stop, token_ids, operations)
+        yield from self._run_body(views, start, stop, earlier, token_ids, operations)
         if self._parts is not None and any(unit > self._last_body_unit for unit in operations):
             x = self._parts_input(views) if self._last_body_unit + 1 in operations else None
             yield from self._parts.recompute(views, x, _needed(labels, "labels"), operations)
@@ -135,12 +141,19 @@ class Stage:
         return {unit: own for unit, own in operations.items() if own}
 
     def evaluate(
-        self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        *,
+        earlier: Sequence[SlotViews] = (),
+        token_ids: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Pass[Tensor | None]:
         """F without gradients. The last stage returns the sum of the slice's token losses, as F does, and needs no
         ``h``.
         """
-        yield from self._run_body(views, start, stop, token_ids)
+        yield from self._run_body(views, start, stop, earlier, token_ids)
         if self._parts is not None:
             return (yield from self._parts.loss(views, self._parts_input(views), _needed(labels, "labels")))
         if self._head is None:
@@ -148,14 +161,21 @@ class Stage:
         return (yield from self._head.loss(self._input(views, self.stop - 1), _needed(labels, "labels")))
 
     def logits_after(
-        self, views: SlotViews, start: int, stop: int, *, position: int, token_ids: Tensor | None = None
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        *,
+        position: int,
+        earlier: Sequence[SlotViews] = (),
+        token_ids: Tensor | None = None,
     ) -> Pass[Tensor | None]:
         """F for generation. The first shard of a stage with a head returns logits of the token after ``position`` of
         sequence 0.
 
         They cover the stage's `logit_rows` and are valid until the next action. Others return None.
         """
-        yield from self._run_body(views, start, stop, token_ids)
+        yield from self._run_body(views, start, stop, earlier, token_ids)
         if self._parts is not None:
             logits = yield from self._parts.logits_at(views, self._parts_input(views), row=position - start)
         elif self._head is not None:
@@ -191,6 +211,7 @@ class Stage:
         stop: int,
         *,
         fresh_dkv: bool,
+        earlier: Sequence[SlotViews] = (),
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
     ) -> Pass[None]:
@@ -202,7 +223,8 @@ class Stage:
         """
         yield from self._take_gradient(views, labels, gradient_scale)
         for index in sorted(self._blocks, reverse=True):
-            yield from self._block_input(views, index, start, stop, fresh_dkv=fresh_dkv)
+            frame = self._frame(views, index, start, stop, earlier)
+            yield from self._block_input(index, frame, views, fresh_dkv=fresh_dkv)
         if self._embedding is not None:
             yield from self._embedding.backward_input(views[SlotKind.OUTPUT_GRADIENTS][self.first]["dy"])
 
@@ -213,6 +235,7 @@ class Stage:
         stop: int,
         *,
         fresh_dkv: bool,
+        earlier: Sequence[SlotViews] = (),
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
@@ -226,7 +249,8 @@ class Stage:
         if self._parts is not None:
             yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
         for index in sorted(self._blocks, reverse=True):
-            yield from self._block_input(views, index, start, stop, fresh_dkv=fresh_dkv)
+            frame = self._frame(views, index, start, stop, earlier)
+            yield from self._block_input(index, frame, views, fresh_dkv=fresh_dkv)
             yield from self._blocks[index].backward_weight(inputs[index], gradients[index])
         if self._embedding is not None:
             yield from self._embedding.backward_input(gradients[self.first]["dy"])
@@ -243,10 +267,9 @@ class Stage:
         wanted = _needed(labels, "labels")
         yield from self._parts.backward_input(views, self._parts_input(views), wanted, gradient_scale, below)
 
-    def _block_input(self, views: SlotViews, index: int, start: int, stop: int, *, fresh_dkv: bool) -> Pass[None]:
+    def _block_input(self, index: int, frame: Frame, views: SlotViews, *, fresh_dkv: bool) -> Pass[None]:
         """I of one block."""
-        block, frame = self._blocks[index], self._frame(views, index, start, stop)
-        below = self._output_gradient(views, index - 1)
+        block, below = self._blocks[index], self._output_gradient(views, index - 1)
         if isinstance(block, Attention):
             yield from block.backward_input(frame, below, fresh_dkv=fresh_dkv)
         else:
@@ -276,6 +299,7 @@ class Stage:
         views: SlotViews,
         start: int,
         stop: int,
+        earlier: Sequence[SlotViews],
         token_ids: Tensor | None,
         operations: Mapping[int, Operations] | None = None,
     ) -> Pass[None]:
@@ -288,11 +312,12 @@ class Stage:
         for index, block in self._blocks.items():
             if index in operations:
                 y = self._output(views, index) if Operation.OUTPUT in operations[index] else None
-                yield from block.forward(self._frame(views, index, start, stop), y, operations[index])
+                frame = self._frame(views, index, start, stop, earlier)
+                yield from block.forward(frame, y, operations[index])
 
-    def _frame(self, views: SlotViews, index: int, start: int, stop: int) -> Frame:
-        def of(slot: SlotKind) -> Mapping[str, Tensor]:
-            return views.get(slot, {}).get(index, _NOTHING)
+    def _frame(self, views: SlotViews, index: int, start: int, stop: int, earlier: Sequence[SlotViews]) -> Frame:
+        def of(slot: SlotKind, own: SlotViews = views) -> Mapping[str, Tensor]:
+            return own.get(slot, {}).get(index, _NOTHING)
 
         return Frame(
             start=start,
@@ -301,8 +326,8 @@ class Stage:
             a=of(SlotKind.ACTIVATIONS),
             l=of(SlotKind.LINEAR_INPUTS),
             w=of(SlotKind.OUTPUT_GRADIENTS),
-            kv=of(SlotKind.KEYS_VALUES),
-            dkv=of(SlotKind.KEYS_VALUES_GRADIENTS),
+            kv=[of(SlotKind.KEYS_VALUES, own) for own in (*earlier, views)],
+            dkv=[of(SlotKind.KEYS_VALUES_GRADIENTS, own) for own in (*earlier, views)],
         )
 
     def _input(self, views: SlotViews, index: int) -> Tensor:

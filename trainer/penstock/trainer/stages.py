@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import torch
 
+from penstock.core.layout import prefix_bytes
+from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.program import RankProgram
 from penstock.core.schedule import Action, flatten
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
+
+
+def _prefix_bytes(plan: Plan, stages: Iterable[tuple[int, int]]) -> int:
+    """Bytes for the prefix of one unit's attention, where the plan's slices have their own keys and values."""
+    units = (plan.model.units[first:stop] for first, stop in stages)
+    has_attention = any(unit.kind is UnitKind.ATTENTION for unit in chain.from_iterable(units))
+    if not (plan.prefix_by_slice and has_attention):
+        return 0
+    return max(
+        prefix_bytes(plan.model, plan.precision, plan.size_of(number), plan.slices_of(number), plan.sharding)
+        for number in (0, plan.num_microbatches - 1)
+    )
 
 
 def stage_numbers(program: RankProgram) -> tuple[int, ...]:
@@ -43,6 +58,7 @@ def build_stages(
         instruction.action.children[1].stage for instruction in program.instructions if instruction.action.children
     }
     workspace = Workspace(max(needed.values()), device, max([needed[number] for number in seconds], default=0))
+    prefix = Workspace(_prefix_bytes(plan, ranges.values()), device)
     return {
         number: Stage(
             plan.model,
@@ -59,6 +75,7 @@ def build_stages(
                 seed=seed,
             ),
             workspace=workspace,
+            prefix=prefix,
             sequence_length=plan.sequence_length,
         )
         for number, units in ranges.items()

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.layout import SlotKind
+from penstock.core.roles import PREFIX_KINDS
 from penstock.core.schedule import Kind
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
 from penstock.planner.simulate.arrays import Linked, link_order
@@ -27,8 +28,8 @@ Codes = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 SlotBytes = Callable[[SlotKind, Sequence[int]], Ints]
-"""[stages, lengths]: the bytes of one kind of slot on every stage, for slices (``kv``, ``dkv``: sequences) of these
-lengths in tokens.
+"""[stages, lengths]: the bytes of one kind of slot on every stage, for slices of these lengths in tokens, or for
+sequences if ``kv`` and ``dkv`` are of a whole micro-batch.
 """
 
 Shape = tuple[SlotBytes, Sequence[int]]
@@ -93,26 +94,36 @@ class Walk:
         transients: Transients = MappingProxyType({}),
         *,
         remainder: Shape | None = None,
+        prefix_by_slice: bool = False,
     ) -> Ints:
-        """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens."""
-        return self._walked(sizes, slices, transients, remainder)[0]
+        """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens. With
+        ``prefix_by_slice`` every slice has its own ``kv`` and ``dkv``.
+        """
+        shapes = [(sizes, slices), *([] if remainder is None else [remainder])]
+        return self._walked(shapes, transients, prefix_by_slice)[0]
 
-    def levels_bytes(self, sizes: SlotBytes, slices: Sequence[int], *, remainder: Shape | None = None) -> Ints:
+    def levels_bytes(
+        self,
+        sizes: SlotBytes,
+        slices: Sequence[int],
+        *,
+        remainder: Shape | None = None,
+        prefix_by_slice: bool = False,
+    ) -> Ints:
         """Per action, the bytes of live slots while it runs; for the first of a pair, without those of the second."""
-        return self._walked(sizes, slices, {}, remainder)[1]
+        shapes = [(sizes, slices), *([] if remainder is None else [remainder])]
+        return self._walked(shapes, {}, prefix_by_slice)[1]
 
-    def _walked(
-        self, sizes: SlotBytes, slices: Sequence[int], transients: Transients, remainder: Shape | None
-    ) -> tuple[Ints, Ints]:
+    def _walked(self, shapes: Sequence[Shape], transients: Transients, prefix_by_slice: bool) -> tuple[Ints, Ints]:
         """Per rank the most bytes, and per action its bytes."""
-        slots = _slot_table(self.order, [(sizes, slices), *([] if remainder is None else [remainder])])
+        slots = _slot_table(self.order, shapes, prefix_by_slice)
         peaks = np.zeros(self.order.num_ranks, dtype=np.int64)
         levels = np.zeros(self.order.num_actions, dtype=np.int64)
         _walk(
             self.order.offsets,
             self.codes,
             self.is_lean,
-            _changes(self.order, slots, transients),
+            _changes(self.order, slots, transients, prefix_by_slice),
             np.stack(_message_tables(slots)),
             DIRECTIONS,
             self.stops,
@@ -134,14 +145,17 @@ def high_water_bytes(
     *,
     late_receives: bool = False,
     remainder: Shape | None = None,
+    prefix_by_slice: bool = False,
 ) -> Ints:
     """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are lengths in tokens."""
     walk = Walk.of(order, receive_ahead, late_receives=late_receives)
-    return walk.high_water_bytes(sizes, slices, transients, remainder=remainder)
+    return walk.high_water_bytes(sizes, slices, transients, remainder=remainder, prefix_by_slice=prefix_by_slice)
 
 
-def _slot_table(order: Order, shapes: Sequence[Shape]) -> dict[SlotKind, Ints]:
-    """Bytes [stage, slice] of every kind of slot, ``kv`` and ``dkv`` equal for every slice; 0 if there is none."""
+def _slot_table(order: Order, shapes: Sequence[Shape], prefix_by_slice: bool) -> dict[SlotKind, Ints]:
+    """Bytes [stage, slice] of every kind of slot, ``kv`` and ``dkv`` of a whole micro-batch equal for every slice; 0 if
+    there is none.
+    """
     last = order.num_stages - 1
     stages_without = {
         SlotKind.INPUT: [0],
@@ -152,7 +166,7 @@ def _slot_table(order: Order, shapes: Sequence[Shape]) -> dict[SlotKind, Ints]:
     }
     table = {}
     for slot in SlotKind:
-        if slot in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS):
+        if slot in PREFIX_KINDS and not prefix_by_slice:
             tables = [np.repeat(sizes(slot, [sum(slices)]), len(slices), axis=1) for sizes, slices in shapes]
         else:
             tables = [sizes(slot, slices) for sizes, slices in shapes]
@@ -188,16 +202,16 @@ def _is_lean(order: Order) -> Flags:
     return is_lean if order.parts is None else is_lean | (is_recomputation & (order.parts[:, 0] > 0))
 
 
-def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients) -> Ints:
+def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients, prefix_by_slice: bool) -> Ints:
     """[ACQUIRED TRANSIENT FREED REMADE, kind, stage, slice] of a compute action; if it is lean it acquires ``REMADE``
     less.
     """
-    acquired, freed = _compute_tables(order, slots)
+    acquired, freed = _compute_tables(order, slots, prefix_by_slice)
     remade = np.broadcast_to(acquired[RECOMPUTE], acquired.shape)
     return np.stack([acquired, _transient_table(order, transients), freed, remade])
 
 
-def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
+def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints], prefix_by_slice: bool) -> tuple[Ints, Ints]:
     """[kind, stage, slice]: bytes that a compute action acquires and frees (F without recomputation)."""
     sent, received = _message_tables(slots)
     owners = order.stage_ranks
@@ -206,15 +220,12 @@ def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints,
     output, gradient = np.where(crosses, sent, received)
     kept = slots[SlotKind.ACTIVATIONS] + slots[SlotKind.LINEAR_INPUTS]
     remade = slots[SlotKind.REMADE_ACTIVATIONS] + slots[SlotKind.REMADE_LINEAR_INPUTS]
-    prefix, gradients = slots[SlotKind.KEYS_VALUES].copy(), slots[SlotKind.KEYS_VALUES_GRADIENTS].copy()
-    firsts, lasts = _ends(order)
-    prefix[:, np.setdiff1d(np.arange(order.num_columns), firsts)] = 0
+    prefix, started, ended = _prefix_tables(order, slots, prefix_by_slice)
     acquired = np.zeros((len(KINDS), *kept.shape), dtype=np.int64)
     freed = np.zeros_like(acquired)
     acquired[RECOMPUTE] = remade
     acquired[FORWARD] = kept + remade + prefix + output + slots[SlotKind.HEAD_GRADIENT]
-    acquired[INPUT_GRADIENT] = slots[SlotKind.OUTPUT_GRADIENTS] + gradient
-    acquired[INPUT_GRADIENT][:, lasts] += gradients[:, lasts]
+    acquired[INPUT_GRADIENT] = slots[SlotKind.OUTPUT_GRADIENTS] + gradient + started
     consumed = (
         SlotKind.INPUT,
         SlotKind.ACTIVATIONS,
@@ -222,13 +233,29 @@ def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints,
         SlotKind.RECEIVED_GRADIENT,
         SlotKind.HEAD_GRADIENT,
     )
-    freed[INPUT_GRADIENT] = prefix + sum(slots[slot] for slot in consumed)
-    freed[INPUT_GRADIENT][:, firsts] += gradients[:, firsts]
+    freed[INPUT_GRADIENT] = prefix + ended + sum(slots[slot] for slot in consumed)
     until_weight = (SlotKind.LINEAR_INPUTS, SlotKind.REMADE_LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS)
     freed[WEIGHT_GRADIENT] = sum(slots[slot] for slot in until_weight)
     acquired[BACKWARD] = acquired[INPUT_GRADIENT]
     freed[BACKWARD] = freed[INPUT_GRADIENT] + freed[WEIGHT_GRADIENT]
     return acquired, freed
+
+
+def _prefix_tables(order: Order, slots: Mapping[SlotKind, Ints], prefix_by_slice: bool) -> tuple[Ints, Ints, Ints]:
+    """[stage, slice]: bytes of keys and values, which F acquires and I frees; bytes of their gradients that I acquires,
+    all of a micro-batch with its last slice; and those that I frees.
+    """
+    prefix, gradients = slots[SlotKind.KEYS_VALUES].copy(), slots[SlotKind.KEYS_VALUES_GRADIENTS]
+    firsts, lasts = _ends(order)
+    started = np.zeros_like(gradients)
+    if prefix_by_slice:
+        for first, last in zip(firsts, lasts, strict=True):
+            started[:, last] = gradients[:, first : last + 1].sum(axis=1)
+        return prefix, started, gradients
+    prefix[:, np.setdiff1d(np.arange(order.num_columns), firsts)] = 0
+    ended = np.zeros_like(gradients)
+    started[:, lasts], ended[:, firsts] = gradients[:, lasts], gradients[:, firsts]
+    return prefix, started, ended
 
 
 def _ends(order: Order) -> tuple[list[int], list[int]]:

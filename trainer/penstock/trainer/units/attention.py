@@ -7,19 +7,20 @@ heads of the shard, G its key/value heads, D head dimension, E = A D, H hidden; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from penstock.core.layout import EVERY_OPERATION, Operation, Operations
 from penstock.core.model import ModelSpec
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.units.backends import AttentionBackend, Operands
+from penstock.trainer.units.backends import Pieces
 from penstock.trainer.units.collectives import Pass
 from penstock.trainer.units.division import Division
 from penstock.trainer.units.frame import Frame
 from penstock.trainer.units.linear import Linear, RowParallelLinear
 from penstock.trainer.units.norm import BlockNorm, build_norm
+from penstock.trainer.units.prefix import PrefixAttention
 from penstock.trainer.units.rotary import Rotary
 from penstock.trainer.units.workspace import Workspace
 
@@ -34,7 +35,7 @@ class Attention:
         parameters: StageParameters,
         division: Division,
         workspace: Workspace,
-        backend: AttentionBackend,
+        attention: PrefixAttention,
         rotary: Rotary | None,
     ) -> None:
         sharding = division.sharding
@@ -44,7 +45,7 @@ class Attention:
         self._out = RowParallelLinear(parameters, f"{name}.out", division)
         self._division = division
         self._workspace = workspace
-        self._backend = backend
+        self._attention = attention
         self._rotary = rotary
 
     def forward(self, frame: Frame, y_RH: Tensor | None, operations: Operations = EVERY_OPERATION) -> Pass[None]:
@@ -63,7 +64,9 @@ class Attention:
             self._place(frame, qkv)
         if Operation.ATTEND in operations:
             yield from self._division.turn()
-            self._backend.forward(_operands(frame))
+            q_BNAD = frame.a["q"]
+            out_BNAD = attended_TE.view(q_BNAD.shape)
+            self._attention.forward(q_BNAD, _up_to(frame, "k"), _up_to(frame, "v"), out_BNAD, frame.a["lse"])
         if y_RH is not None:
             self._workspace.reset()
             yield from self._out.forward_onto(frame.x, attended_TE, y_RH)
@@ -71,7 +74,8 @@ class Attention:
     def _place(self, frame: Frame, qkv: Tensor) -> None:
         """Move q to its buffer and k, v to their positions, turned by their angles."""
         q_BNAD, k_BNGD, v_BNGD = self._parts(frame, qkv)
-        own_k_BNGD, own_v_BNGD = (tensor[:, frame.start :] for tensor in _keys_values(frame))
+        own = _own_keys(frame, [keys_values["k"].shape[2] for keys_values in frame.kv])
+        own_k_BNGD, own_v_BNGD = (frame.kv[-1][name][:, :, own].transpose(1, 2) for name in ("k", "v"))
         if self._rotary is None:
             frame.a["q"].copy_(q_BNAD)
             own_k_BNGD.copy_(k_BNGD)
@@ -105,31 +109,25 @@ class Attention:
         yield from self._norm.backward(dnormed_PH, frame, dx_RH, num_tokens)
 
     def _backward_attention(self, frame: Frame, dattended_TE: Tensor, *, fresh_dkv: bool) -> None:
-        operands, own = _operands(frame), slice(frame.start, frame.stop)
-        q_shape, dk_BSGD, dv_BSGD = operands.q.shape, frame.dkv["dk"], frame.dkv["dv"]
+        q_BNAD, keys, values = frame.a["q"], _up_to(frame, "k"), _up_to(frame, "v")
+        of_queries = q_BNAD, keys, values, frame.l["attended"].view(q_BNAD.shape), frame.a["lse"]
+        dk, dv = _gradients_up_to(frame, "dk"), _gradients_up_to(frame, "dv")
         dq_BNAD, dk_BNGD, dv_BNGD = self._parts(frame, frame.w["dqkv"])
-        dout_BNAD = dattended_TE.view(q_shape)
-        if self._rotary is None and self._is_whole(frame):
-            self._backend.backward(operands, dout_BNAD, dq_BNAD, dk_BNGD, dv_BNGD, fresh=True)
+        dout_BNAD = dattended_TE.view(q_BNAD.shape)
+        if self._rotary is None and fresh_dkv and frame.start == 0 and dk_BNGD.dtype == dk[-1].dtype:
+            # No other slice adds to its keys' gradients, so they need no buffer; unless the buffer is wider than what
+            # is kept of it, since blocks of queries would be summed in less.
+            self._attention.backward(*of_queries, (dout_BNAD, dq_BNAD, [dk_BNGD], [dv_BNGD]), fresh=True)
             return
-        turned_BNAD = dq_BNAD if self._rotary is None else self._workspace.take(*q_shape, dtype=dq_BNAD.dtype)
-        dkv_BSGD = dk_BSGD[:, : frame.stop], dv_BSGD[:, : frame.stop]
-        self._backend.backward(operands, dout_BNAD, turned_BNAD, *dkv_BSGD, fresh=fresh_dkv)
+        turned_BNAD = dq_BNAD if self._rotary is None else self._workspace.take(*q_BNAD.shape, dtype=dq_BNAD.dtype)
+        self._attention.backward(*of_queries, (dout_BNAD, turned_BNAD, dk, dv), fresh=fresh_dkv)
+        own = _own_keys(frame, [piece.shape[1] for piece in dk])
         if self._rotary is None:
-            dk_BNGD.copy_(dk_BSGD[:, own])
+            dk_BNGD.copy_(dk[-1][:, own])
         else:
             self._rotary.rotate_back(turned_BNAD, frame.start, dq_BNAD)
-            self._rotary.rotate_back(dk_BSGD[:, own], frame.start, dk_BNGD)
-        dv_BNGD.copy_(dv_BSGD[:, own])
-
-    @staticmethod
-    def _is_whole(frame: Frame) -> bool:
-        """Whether the slice is the sequence, so that no other adds to its keys' gradients and they need no buffer.
-
-        Only where the buffer is no wider than what is kept of it, or blocks of queries would be summed in less.
-        """
-        dk_BSGD = frame.dkv["dk"]
-        return frame.stop - frame.start == dk_BSGD.shape[1] and frame.w["dqkv"].dtype == dk_BSGD.dtype
+            self._rotary.rotate_back(dk[-1][:, own], frame.start, dk_BNGD)
+        dv_BNGD.copy_(dv[-1][:, own])
 
     def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Pass[None]:  # noqa: E741
         """W: add the gradients of both matrices."""
@@ -140,11 +138,19 @@ class Attention:
         self._out.backward_weight(w["dy"], attended_TE)
 
 
-def _operands(frame: Frame) -> Operands:
-    q_BNAD, (k_BSGD, v_BSGD) = frame.a["q"], _keys_values(frame)
-    return Operands(q=q_BNAD, k=k_BSGD, v=v_BSGD, out=frame.l["attended"].view(q_BNAD.shape), lse=frame.a["lse"])
+def _own_keys(frame: Frame, sizes: Sequence[int]) -> slice:
+    """The slice's own keys among those of the last slot, where slots have so many."""
+    before = sum(sizes[:-1])
+    return slice(frame.start - before, frame.stop - before)
 
 
-def _keys_values(frame: Frame) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, S, G, D] up to the slice's end; heads are far apart in memory, tokens side by side."""
-    return frame.kv["k"][:, :, : frame.stop].transpose(1, 2), frame.kv["v"][:, :, : frame.stop].transpose(1, 2)
+def _up_to(frame: Frame, name: str) -> Pieces:
+    """Keys or values up to the slice's end, in pieces [B, G, n, D]."""
+    *earlier, last = (keys_values[name] for keys_values in frame.kv)
+    return *earlier, last[:, :, : frame.stop - sum(piece.shape[2] for piece in earlier)]
+
+
+def _gradients_up_to(frame: Frame, name: str) -> Pieces:
+    """The gradients of keys or values up to the slice's end, in pieces [B, n, G, D]."""
+    *earlier, last = (gradients[name] for gradients in frame.dkv)
+    return *earlier, last[:, : frame.stop - sum(piece.shape[1] for piece in earlier)]

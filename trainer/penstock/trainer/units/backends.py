@@ -7,7 +7,7 @@ D head dimension. Query i attends to keys 0 to S - N + i: the causal mask is ali
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -41,17 +41,32 @@ class Operands(NamedTuple):
     lse: Tensor
 
 
+Pieces = Sequence[Tensor]
+"""A tensor [B, S, G, D] in consecutive pieces of its keys."""
+
+
 class AttentionBackend(Protocol):
     """Interface of an attention unit to the kernels."""
 
-    def forward(self, operands: Operands) -> None:
-        """Write ``out`` = softmax(q k^T / sqrt(D), causal) v, and ``lse``."""
+    def forward(self, operands: Operands, *, causal: bool = True) -> None:
+        """Write ``out`` = softmax(q k^T / sqrt(D)) v, and ``lse``. Unless it is ``causal``, queries see all keys."""
         ...
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
+        self,
+        operands: Operands,
+        dout_BNAD: Tensor,
+        dq_BNAD: Tensor,
+        dk: Pieces,
+        dv: Pieces,
+        *,
+        fresh: bool,
+        causal: bool = True,
     ) -> None:
-        """Compute gradients from that of ``out``: write dq, and add to dk and dv. If ``fresh``, overwrite dk and dv."""
+        """Compute gradients from that of ``out``: write dq, and add to dk and dv. If ``fresh``, overwrite dk and dv.
+
+        If ``out`` and ``lse`` are of more keys than ``operands`` has, dq is the part that these keys contribute.
+        """
         ...
 
 
@@ -70,9 +85,11 @@ def _has_flash(device: torch.device) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
-def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[tuple[slice, int]]:
+def _blocks(
+    operands: Operands, undivided_from: int | None = None, *, causal: bool
+) -> Iterator[tuple[slice, int, bool]]:
     """Blocks of queries, each with the number of keys that its last query attends to. The last block comes first, since
-    it reads all keys.
+    it reads all keys, and is marked.
 
     One block if there is no prefix and at least ``undivided_from`` queries.
     """
@@ -82,14 +99,22 @@ def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[t
     block = -(-num_queries // count)
     for start in reversed(range(0, num_queries, block)):
         stop = min(start + block, num_queries)
-        yield slice(start, stop), num_keys - num_queries + stop
+        yield slice(start, stop), num_keys - num_queries + stop if causal else num_keys, stop == num_queries
 
 
-def _put(target: Tensor, value: Tensor, fresh: bool) -> None:
-    if fresh:
-        target.copy_(value)
-    else:
-        target.add_(value)
+def _put(pieces: Pieces, value_BSGD: Tensor, fresh: bool) -> None:
+    """Write or add the value for the first keys, as many as it is of."""
+    start = 0
+    for piece in pieces:
+        value = value_BSGD[:, start : start + piece.shape[1]]
+        if not value.shape[1]:
+            return
+        target = piece[:, : value.shape[1]]
+        if fresh:
+            target.copy_(value)
+        else:
+            target.add_(value)
+        start += piece.shape[1]
 
 
 class _CausalMask:
@@ -114,37 +139,48 @@ class CpuFlash:
     def __init__(self, dtype: torch.dtype, sequence_length: int) -> None:
         self._mask = _CausalMask(sequence_length, dtype, torch.device("cpu"))
 
-    def _masking(self, num_queries: int, num_keys: int) -> dict[str, Any]:
+    def _masking(self, num_queries: int, num_keys: int, *, causal: bool) -> dict[str, Any]:
         """Mask arguments of a kernel. Its own causal mask, aligned to the upper left, is 3 % faster than an explicit
         one, but wrong with a prefix.
         """
+        if not causal:
+            return {"is_causal": False, "attn_mask": None}
         if num_queries == num_keys:
             return {"is_causal": True, "attn_mask": None}
         return {"is_causal": False, "attn_mask": self._mask.window(num_queries, num_keys)}
 
-    def forward(self, operands: Operands) -> None:
+    def forward(self, operands: Operands, *, causal: bool = True) -> None:
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
-        for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
+        for rows, end, _ in _blocks(operands, UNDIVIDED_QUERIES, causal=causal):
+            masking = self._masking(rows.stop - rows.start, end, causal=causal)
             some_out, some_lse = _aten._scaled_dot_product_flash_attention_for_cpu(
-                q[:, :, rows], k[:, :, :end], v[:, :, :end], **self._masking(rows.stop - rows.start, end)
+                q[:, :, rows], k[:, :, :end], v[:, :, :end], **masking
             )
             out[:, :, rows].copy_(some_out)
             lse[:, :, rows].copy_(some_lse)
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
+        self,
+        operands: Operands,
+        dout_BNAD: Tensor,
+        dq_BNAD: Tensor,
+        dk: Pieces,
+        dv: Pieces,
+        *,
+        fresh: bool,
+        causal: bool = True,
     ) -> None:
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
         dout = dout_BNAD.transpose(1, 2)
-        for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
-            first = fresh and end == operands.k.shape[1]
-            dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        for rows, end, is_first in _blocks(operands, UNDIVIDED_QUERIES, causal=causal):
+            first = fresh and is_first
+            dq, some_dk, some_dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dout[:, :, rows], q[:, :, rows], k[:, :, :end], v[:, :, :end], out[:, :, rows], lse[:, :, rows],
-                0.0, **self._masking(rows.stop - rows.start, end),
+                0.0, **self._masking(rows.stop - rows.start, end, causal=causal),
             )  # fmt: skip
             dq_BNAD[:, rows].copy_(dq.transpose(1, 2))
-            _put(dk_BSGD[:, :end], dk.transpose(1, 2), first)
-            _put(dv_BSGD[:, :end], dv.transpose(1, 2), first)
+            _put(dk, some_dk.transpose(1, 2), first)
+            _put(dv, some_dv.transpose(1, 2), first)
 
 
 class CudaFlash:
@@ -153,25 +189,33 @@ class CudaFlash:
     def __init__(self, device: torch.device) -> None:
         self._no_dropout_state = torch.zeros(2, dtype=torch.uint64, device=device)
 
-    def forward(self, operands: Operands) -> None:
+    def forward(self, operands: Operands, *, causal: bool = True) -> None:
         q, k, v, out, lse_BNA = operands
         result, lse_BAN, *_ = _aten._flash_attention_forward(
-            q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False
+            q, k, v, None, None, q.shape[1], k.shape[1], 0.0, causal, False
         )
         out.copy_(result)
         lse_BNA.copy_(lse_BAN.transpose(1, 2))
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
+        self,
+        operands: Operands,
+        dout_BNAD: Tensor,
+        dq_BNAD: Tensor,
+        dk: Pieces,
+        dv: Pieces,
+        *,
+        fresh: bool,
+        causal: bool = True,
     ) -> None:
         q, k, v, out, lse_BNA = operands
         lse_BAN, state = lse_BNA.transpose(1, 2).contiguous(), self._no_dropout_state
-        dq, dk, dv = _aten._flash_attention_backward(
-            dout_BNAD, q, k, v, out, lse_BAN, None, None, q.shape[1], k.shape[1], 0.0, True, state, state
+        dq, added_dk, added_dv = _aten._flash_attention_backward(
+            dout_BNAD, q, k, v, out, lse_BAN, None, None, q.shape[1], k.shape[1], 0.0, causal, state, state
         )
         dq_BNAD.copy_(dq)
-        _put(dk_BSGD, dk, fresh)
-        _put(dv_BSGD, dv, fresh)
+        _put(dk, added_dk, fresh)
+        _put(dv, added_dv, fresh)
 
 
 class PlainAttention:
@@ -184,10 +228,10 @@ class PlainAttention:
         self._wide = torch.float64 if dtype is torch.float64 else torch.float32
         self._mask = _CausalMask(sequence_length, self._wide, device)
 
-    def forward(self, operands: Operands) -> None:
-        for rows, end in _blocks(operands):
+    def forward(self, operands: Operands, *, causal: bool = True) -> None:
+        for rows, end, _ in _blocks(operands, causal=causal):
             q, k, v, _, _ = self._block(operands, rows, end)
-            scores = self._scores(q, k)
+            scores = self._scores(q, k, causal=causal)
             lse_BGRN = scores.logsumexp(-1)
             weights = scores.sub_(lse_BGRN[..., None]).exp_()
             out = torch.einsum("bgrns,bsgd->bngrd", weights, v)
@@ -195,19 +239,27 @@ class PlainAttention:
             operands.lse[:, rows].copy_(lse_BGRN.flatten(1, 2).transpose(1, 2))
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
+        self,
+        operands: Operands,
+        dout_BNAD: Tensor,
+        dq_BNAD: Tensor,
+        dk: Pieces,
+        dv: Pieces,
+        *,
+        fresh: bool,
+        causal: bool = True,
     ) -> None:
-        for rows, end in _blocks(operands):
-            first = fresh and end == operands.k.shape[1]
+        for rows, end, is_first in _blocks(operands, causal=causal):
+            first = fresh and is_first
             q, k, v, out, lse_BNGR1 = self._block(operands, rows, end)
             dout = self._grouped(dout_BNAD[:, rows], k)
-            weights = self._scores(q, k).sub_(lse_BNGR1.permute(0, 2, 3, 1, 4)).exp_()
-            _put(dv_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", weights, dout), first)
+            weights = self._scores(q, k, causal=causal).sub_(lse_BNGR1.permute(0, 2, 3, 1, 4)).exp_()
+            _put(dv, torch.einsum("bgrns,bngrd->bsgd", weights, dout), first)
             correction = (dout * out).sum(-1).permute(0, 2, 3, 1)[..., None]
             dscores = torch.einsum("bngrd,bsgd->bgrns", dout, v).sub_(correction).mul_(weights)
             dscores.div_(math.sqrt(q.shape[-1]))
             dq_BNAD[:, rows].copy_(torch.einsum("bgrns,bsgd->bngrd", dscores, k).flatten(2, 3))
-            _put(dk_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", dscores, q), first)
+            _put(dk, torch.einsum("bgrns,bngrd->bsgd", dscores, q), first)
 
     def _block(self, operands: Operands, rows: slice, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """q, k, v, out and lse of a block in the wide type, with the heads of q, out and lse grouped by key head."""
@@ -221,7 +273,7 @@ class PlainAttention:
         groups = k_BSGD.shape[2]
         return x_BNAD.reshape(batch, queries, groups, heads // groups, width).to(self._wide)
 
-    def _scores(self, q_BNGRD: Tensor, k_BSGD: Tensor) -> Tensor:
+    def _scores(self, q_BNGRD: Tensor, k_BSGD: Tensor, *, causal: bool) -> Tensor:
         scores = torch.einsum("bngrd,bsgd->bgrns", q_BNGRD, k_BSGD).div_(math.sqrt(q_BNGRD.shape[-1]))
-        mask = self._mask.window(q_BNGRD.shape[1], k_BSGD.shape[1])
+        mask = self._mask.window(q_BNGRD.shape[1], k_BSGD.shape[1]) if causal else None
         return scores if mask is None else scores.add_(mask)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from penstock.core.layout import KEYS_AT_ONCE
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.activation import build_activation
@@ -13,6 +14,7 @@ from penstock.trainer.units.attention import Attention
 from penstock.trainer.units.backends import AttentionBackend, build_backend
 from penstock.trainer.units.division import Division
 from penstock.trainer.units.mlp import Mlp
+from penstock.trainer.units.prefix import PrefixAttention
 from penstock.trainer.units.rotary import Rotary
 from penstock.trainer.units.workspace import Workspace
 
@@ -25,6 +27,7 @@ def build_blocks(
     parameters: StageParameters,
     division: Division,
     workspace: Workspace,
+    prefix: Workspace,
     sequence_length: int,
     backend: AttentionBackend | None = None,
 ) -> Mapping[int, Attention | Mlp]:
@@ -33,12 +36,13 @@ def build_blocks(
     """
     dtype, device = parameters.compute_flat.dtype, parameters.compute_flat.device
     backend = backend or build_backend(device, dtype, spec.head_dim, sequence_length)
+    attention = PrefixAttention(backend, prefix, KEYS_AT_ONCE)
     rotary = _rotary(spec, sequence_length, dtype, device)
     activation = build_activation(spec, dtype, device)
     blocks: dict[int, Attention | Mlp] = {}
     for unit in spec.units[first:stop]:
         if unit.kind is UnitKind.ATTENTION:
-            blocks[unit.index] = Attention(spec, unit.name, parameters, division, workspace, backend, rotary)
+            blocks[unit.index] = Attention(spec, unit.name, parameters, division, workspace, attention, rotary)
         elif unit.kind is UnitKind.MLP:
             blocks[unit.index] = Mlp(spec, unit.name, parameters, division, workspace, activation)
     return blocks
