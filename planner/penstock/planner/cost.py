@@ -114,13 +114,14 @@ class DescribedCost:
 
     These are `penstock.core.sharding.unit_collectives`, and for the head one gather per chunk for the softmax over the
     whole vocabulary. The devices of a rank are adjacent, on one node or on whole nodes. If nodes have different links,
-    the slowest group counts, wherever a rank is placed.
+    the slowest group counts, wherever a rank is placed. ``copies_prefix`` is as for `KernelTimes`.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     precision: Precision
     sharding: Sharding = WHOLE
+    copies_prefix: bool = False
     _links: _Links = field(init=False, repr=False, compare=False)
     _units: UnitTimes = field(init=False, repr=False, compare=False)
     _device: OperationTimes = field(init=False, repr=False, compare=False)
@@ -149,6 +150,7 @@ class DescribedCost:
             software=self.cluster.software,
             precision=self.precision,
             sharding=self.sharding,
+            copies_prefix=self.copies_prefix,
         )
 
     @property

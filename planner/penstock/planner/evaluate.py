@@ -236,7 +236,12 @@ class Simulated:
         linked = link_order(order, self.receive_ahead, self.problem.late_receives, width=width)
         times, memory = self._times(candidate, order, linked), stage_memory(problem, candidate)
         remainder = remainder_shape(problem, candidate) if order.num_remainder_slices else None
-        levels = Walk.of_linked(order, linked).levels_bytes(memory.slot_bytes, candidate.slices, remainder=remainder)
+        levels = Walk.of_linked(order, linked).levels_bytes(
+            memory.slot_bytes,
+            candidate.slices,
+            remainder=remainder,
+            prefix_by_slice=problem.prefix_by_slice(candidate.slices),
+        )
         return TracedStep(
             order=order,
             linked=linked,
@@ -352,7 +357,12 @@ class Simulated:
         stage_ranks = tuple(order.stage_ranks.tolist())
         problem = self.problem_of(candidate)
         memory, remainder = stage_memory(problem, candidate), remainder_shape(problem, candidate)
-        slots = Walk.of_linked(order, linked).high_water_bytes(memory.slot_bytes, candidate.slices, remainder=remainder)
+        slots = Walk.of_linked(order, linked).high_water_bytes(
+            memory.slot_bytes,
+            candidate.slices,
+            remainder=remainder,
+            prefix_by_slice=problem.prefix_by_slice(candidate.slices),
+        )
         always = static_bytes(problem, candidate, stage_ranks, order)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),

@@ -62,9 +62,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.cluster import AttentionKernel, DeviceSpec, Fusion, GradientType, KernelSpec, SoftwareSpec
-from penstock.core.layout import NUM_STATISTICS, Operation, Precision
+from penstock.core.layout import KEYS_AT_ONCE, NUM_STATISTICS, Operation, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Sharding
@@ -83,7 +84,9 @@ Without fused kernels subtraction, exponentials and the one-hot difference are p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTimes:
-    """Seconds of one shard of a model's units on one kind of device, under a software stack."""
+    """Seconds of one shard of a model's units on one kind of device, under a software stack. With ``copies_prefix`` the
+    attention of a slice with a prefix copies keys and values together, since each slice has its own.
+    """
 
     model: ModelSpec
     device: DeviceSpec
@@ -91,6 +94,7 @@ class KernelTimes:
     software: SoftwareSpec
     precision: Precision
     sharding: Sharding = WHOLE
+    copies_prefix: bool = False
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """Seconds of one unit's F, I or W, without collectives."""
@@ -243,6 +247,19 @@ class KernelTimes:
             total.gradient_product(vocab, hidden)
             total.stream(hidden, 2 * hidden * (wide + self._gradient_bytes), kernels=2)
 
+    def _add_copies(self, total: _Pass, kind: Kind, work: Work) -> None:
+        """Keys and values that are copied together, and results of groups of them that are added in fp32
+        (`penstock.trainer.units.prefix`). F scales the sum, too.
+        """
+        keys = np.where(work.keys > work.length + 0.5, work.keys, 0)
+        num_sums = np.maximum(np.ceil(keys / KEYS_AT_ONCE) - 1, 0)
+        wide, elements = self.precision.accumulate_bytes, self.sharding.hidden(self.model) * work.tokens * num_sums
+        copies, sums = _Pass(self, work.tokens), _Pass(self, work.tokens)
+        copies.whole_stream(4 * self.sharding.kv_hidden(self.model) * work.sequences * keys, kernels=2)
+        sums.whole_stream(elements, (4 if kind is Kind.F else 2) * wide * elements)
+        total.join(copies, where=keys > 0)
+        total.join(sums, where=num_sums > 0)
+
     @property
     def _loss_bytes(self) -> int:
         return PLAIN_LOSS_BYTES if self.software.fusion is Fusion.NONE else FUSED_LOSS_BYTES
@@ -252,6 +269,8 @@ class KernelTimes:
         heads, head_dim = self.sharding.heads(self.model), self.model.head_dim
         if self.software.attention is AttentionKernel.FLASH:
             total.fused_attention(work, heads, head_dim, backward=kind is Kind.I)
+            if self.copies_prefix:
+                self._add_copies(total, kind, work)
             return
         count, queries, keys = work.sequences * heads, work.length, work.keys
         scores = count * queries * keys
@@ -369,6 +388,11 @@ class _Pass:
     def whole_rows(self, elements: Floats) -> None:
         """Like `whole_stream`, by kernels that reduce rows."""
         self._move(elements * self._width, self._row_bandwidth)
+
+    def join(self, other: _Pass, *, where: npt.NDArray[np.bool_]) -> None:
+        """Add the kernels of ``other``, which only these slices need."""
+        self.seconds = self.seconds + np.where(where, other.seconds, 0)
+        self.launches += other.launches if where.any() else 0
 
     def _move(self, num_bytes: Floats | float, bandwidth: float, kernels: int = 1) -> None:
         self._add(num_bytes / bandwidth, kernels)

@@ -362,7 +362,8 @@ class Room:
         sizes = stage_memory(problem, candidate).slot_bytes
         always = np.array(static_bytes(problem, candidate, owners, walk.order))
         remainder = remainder_shape(problem, candidate) if walk.order.num_remainder_slices else None
-        return always, walk.high_water_bytes(sizes, candidate.slices, remainder=remainder)
+        by_slice = problem.prefix_by_slice(candidate.slices)
+        return always, walk.high_water_bytes(sizes, candidate.slices, remainder=remainder, prefix_by_slice=by_slice)
 
     def _per_rank(self, candidate: Candidate, of_kinds: Integers) -> Integers:
         """[ranks]: the sum of ``of_kinds`` [unit kinds] over all units of the rank."""

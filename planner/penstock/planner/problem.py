@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.core.cluster import PENSTOCK, ClusterSpec, SoftwareSpec
 from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec, Objective, ParallelismSpec
-from penstock.core.layout import Precision
+from penstock.core.layout import LONG_SEQUENCE, Precision
 from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token
 from penstock.core.plan import microbatches_text
 from penstock.core.residency import NUM_PLACES
@@ -165,6 +165,10 @@ class Problem:
         """Whether plans post receives only when messages are due, because a posted receive occupies its device."""
         return self.num_places is not None
 
+    def prefix_by_slice(self, slices: Sequence[int]) -> bool:
+        """Whether every slice has its own keys, values and gradients of these: only where sequences are long."""
+        return len(slices) > 1 and self.sequence_length >= LONG_SEQUENCE
+
     @property
     def quantum(self) -> int:
         """Tokens between possible slice boundaries."""
@@ -214,7 +218,13 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
     def costs(tp: int, head_parts: int) -> CostModel:
         sharding = Sharding(tp, spec.parallelism.is_sequence_parallel)
         model = spec.model.divided(head_parts)
-        return DescribedCost(model=model, cluster=cluster, precision=spec.training.precision, sharding=sharding)
+        return DescribedCost(
+            model=model,
+            cluster=cluster,
+            precision=spec.training.precision,
+            sharding=sharding,
+            copies_prefix=spec.data.sequence_length >= LONG_SEQUENCE,
+        )
 
     # A cost table has the times of a whole head, and other software than penstock's runs its backward as separate
     # passes.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import PENSTOCK, SoftwareSpec, Transfers
-from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, Precision, Remade, SlotKind
+from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, Precision, Remade, SlotKind, prefix_bytes
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.remaking import Remakes, remade_of
 from penstock.core.replicas import exchange_bytes
@@ -439,7 +439,8 @@ def static_bytes(
 
 def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
     """[ranks]: the same without transients, with the one buffer in which shards sum the gradients of each stage, with
-    that in which replicas on the host exchange them, and with the memory in which forwards make what R makes again.
+    that in which replicas on the host exchange them, with the memory in which forwards make what R makes again, and
+    with that for the prefix where slices have their own keys and values.
     """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
@@ -449,7 +450,22 @@ def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[in
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     if any(candidate.recompute):
         held += _largest_per_rank(_scratch_table(problem, candidate), stage_ranks, mesh.pp)
+    if problem.prefix_by_slice(candidate.slices):
+        held += _largest_per_rank(_prefix_table(problem, candidate), stage_ranks, mesh.pp)
     return held + packed + problem.cost_of(mesh.tp).constant_bytes
+
+
+def _prefix_table(problem: Problem, candidate: Candidate) -> Integers:
+    """[stages]: `prefix_bytes`, on stages with attention."""
+    mesh, model = candidate.mesh, problem.model
+    shapes = [(mesh.microbatch, candidate.slices)]
+    if mesh.remainder:
+        shapes.append((mesh.remainder, candidate.remainder_slices))
+    sharding = problem.sharding(mesh.tp)
+    needed_bytes = max(prefix_bytes(model, problem.precision, *shape, sharding) for shape in shapes)
+    has_attention = unit_counts(model, candidate.stages)[:, UNIT_KINDS.index(UnitKind.ATTENTION)] > 0
+    table: Integers = has_attention * np.int64(needed_bytes)
+    return table
 
 
 def _scratch_table(problem: Problem, candidate: Candidate) -> Integers:

@@ -304,6 +304,18 @@ def test_every_pass_of_every_unit_is_timed(family: Family, precision: Precision)
             assert all(counts[key] == (2 if key in BODY | AGAIN else counts[key]) for key in counts)
 
 
+@pytest.mark.parametrize("family", Family)
+def test_a_prefix_of_a_long_sequence_is_in_slices(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied twelve keys at a time, in the memory that is declared for it."""
+    monkeypatch.setattr("penstock.trainer.profiling.parts.LONG_SEQUENCE", 32)
+    monkeypatch.setattr("penstock.core.layout.KEYS_AT_ONCE", 12)
+    monkeypatch.setattr("penstock.trainer.units.build.KEYS_AT_ONCE", 12)
+    points = [Point(1, 32, 0), Point(1, 8, 24), Point(3, 5, 21), Point(2, 5, 20, held_out=True)]
+    units = timer(family, points)
+    assert all(len(units.visit(point)()) >= len(BODY) for point in points)
+    assert all(num_bytes > 0 for point in points for _, num_bytes in units.transients(point))
+
+
 def test_blocks_are_few_even_in_deep_models() -> None:
     samples = timer(Family.LLAMA, [Point(1, 8, 0)], layers=9).visit(Point(1, 8, 0))()
     assert Counter(key for key, _ in samples)[UnitKind.MLP, Kind.F] == 4

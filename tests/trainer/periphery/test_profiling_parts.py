@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
-from penstock.core.layout import Precision, num_parameters
+from penstock.core.layout import LONG_SEQUENCE, Precision, num_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.memory import state_bytes_per_parameter
-from penstock.trainer.profiling.grid import profile_grid, transient_grid
+from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
 from penstock.trainer.profiling.network import (
     OPTIMIZER_SIZES,
     REDUCED_BYTES,
@@ -25,7 +25,7 @@ from penstock.trainer.profiling.network import (
     reduced_sizes,
     sizes_of_halves,
 )
-from penstock.trainer.profiling.parts import MOST_BLOCKS, Workload, choose_parts
+from penstock.trainer.profiling.parts import MOST_BLOCKS, MOST_SLICES, Workload, choose_parts
 from penstock.trainer.profiling.profile import _workloads, parts_to_measure
 from tests.support.planning import job
 from tests.support.small_plans import small_model
@@ -190,3 +190,16 @@ def test_halves_of_sums_are_measured_from_a_quarter_of_a_mebibyte_up_to_the_grad
     assert halves == sizes[1 : len(halves) + 1]
     assert halves[-1] >= gradient or halves[-1] == sizes[-1]
     assert all(size < gradient for size in halves[:-1])
+
+
+@pytest.mark.parametrize(("length", "prefix"), [(4096, 0), (512, 15_872), (512, 512), (1000, 3500), (16, 16_368)])
+def test_a_long_prefix_is_measured_in_slices(length: int, prefix: int) -> None:
+    load, point = workload(small_model(Family.LLAMA), LONG_SEQUENCE, (1,), Precision.BF16), Point(1, length, prefix)
+    slices = load.slices_up_to(point)
+    assert sum(slices) == prefix + length
+    assert slices[-1] == length
+    assert len(slices) <= MOST_SLICES + 2
+    assert (load.prefix_bytes(point) > 0) == (prefix > 0)
+    short = workload(small_model(Family.LLAMA), LONG_SEQUENCE - 1, (1,), Precision.BF16)
+    assert short.slices_up_to(point) == (prefix + length,)
+    assert short.prefix_bytes(point) == 0

@@ -51,8 +51,8 @@ def test_gradients_are_right(schedule: Schedule, data: st.DataObject, family: Fa
         microbatch=1,
     )
     receive_ahead, late, by_slice = data.draw(st.integers(1, 3)), data.draw(st.booleans()), data.draw(st.booleans())
-    settings = {"receive_ahead": receive_ahead, "late_receives": late, "prefix_by_slice": by_slice}
-    run = ThreadedRun(dataclasses.replace(plan, **settings))
+    plan = dataclasses.replace(plan, receive_ahead=receive_ahead, late_receives=late, prefix_by_slice=by_slice)
+    run = ThreadedRun(plan)
     ids, labels = sample(plan.model.vocab, plan.global_batch, LENGTH)
     batch = Batch(token_ids=ids, labels=labels, num_valid_tokens=int((labels >= 0).sum()))
 

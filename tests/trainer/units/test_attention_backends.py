@@ -75,7 +75,7 @@ def _pieces(tensor_BSGD: Tensor) -> Sequence[Tensor]:
     num_keys, sizes = tensor_BSGD.shape[1], list[int]()
     while sum(sizes) < num_keys:
         sizes.append(min(len(sizes) + 1, num_keys - sum(sizes)))
-    return tensor_BSGD.split(sizes, dim=1)
+    return torch.split(tensor_BSGD, sizes, dim=1)
 
 
 @settings(max_examples=60)

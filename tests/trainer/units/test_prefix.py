@@ -40,7 +40,7 @@ def random_tensors(
 
 def in_pieces(tensor: Tensor, sizes: list[int], axis: int) -> list[Tensor]:
     """Copies, each in memory of its own."""
-    return [piece.clone() for piece in tensor.split(sizes, dim=axis)]
+    return [piece.clone() for piece in torch.split(tensor, sizes, dim=axis)]
 
 
 @settings(max_examples=60)
@@ -116,18 +116,11 @@ def key_gradients(q: Tensor, dout: Tensor, k: Tensor, v: Tensor, num_slices: int
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     out, lse, dq = torch.empty_like(q), torch.empty(q.shape[:3], dtype=wide), torch.empty_like(q)
     dk, dv = torch.zeros(2, *k.transpose(1, 2).shape, dtype=dtype)
-    places = [
-        (
-            slice(start, stop),
-            Operands(
-                q[:, start:stop],
-                *(t[:, :, :stop].transpose(1, 2) for t in (k, v)),
-                out[:, start:stop],
-                lse[:, start:stop],
-            ),
-        )
-        for start, stop in pairwise(accumulate([length] * num_slices, initial=0))
-    ]
+    places = []
+    for start, stop in pairwise(accumulate([length] * num_slices, initial=0)):
+        own = slice(start, stop)
+        keys, values = (tensor[:, :, :stop].transpose(1, 2) for tensor in (k, v))
+        places.append((own, Operands(q[:, own], keys, values, out[:, own], lse[:, own])))
     for _, operands in places:
         backend.forward(operands)
     for own, operands in reversed(places):

@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
-from penstock.core.layout import Precision, SlotKind, stage_parameters, stage_slot_bytes
+from penstock.core.layout import (
+    LONG_SEQUENCE,
+    Precision,
+    SlotKind,
+    prefix_bytes,
+    stage_parameters,
+    stage_slot_bytes,
+)
 from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Sharding, exchange_bytes, unit_collectives
@@ -22,6 +29,9 @@ from penstock.trainer.profiling.grid import Point
 from penstock.trainer.units.workspace import workspace_bytes
 
 MOST_BLOCKS = 4
+
+MOST_SLICES = 64
+"""Of a prefix; plans rarely have more."""
 
 _WHOLE_SEQUENCE = (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
 _PARTS_OF_THE_HEAD = (((UnitKind.HEAD,),),)
@@ -58,6 +68,25 @@ class Workload:
     def workspace_bytes(self, unit: Unit, point: Point) -> int:
         """Bytes of the workspace that a unit declares."""
         return workspace_bytes(self.model, self.precision, unit.index, unit.index + 1, point.tokens, self.sharding)
+
+    @property
+    def prefix_by_slice(self) -> bool:
+        """Whether slices have their own keys and values, as in a plan for so long sequences."""
+        return self.sequence_length >= LONG_SEQUENCE
+
+    def slices_up_to(self, point: Point) -> tuple[int, ...]:
+        """Lengths of slices with their own keys and values: the point's own, after a prefix in slices as long, but no
+        more than `MOST_SLICES`.
+        """
+        if not self.prefix_by_slice:
+            return (point.prefix + point.length,)
+        size = max(point.length, -(-point.prefix // MOST_SLICES))
+        whole, rest = divmod(point.prefix, size)
+        return (*((rest,) if rest else ()), *(size,) * whole, point.length)
+
+    def prefix_bytes(self, point: Point) -> int:
+        """Bytes that attention needs there for its prefix."""
+        return prefix_bytes(self.model, self.precision, point.batch, self.slices_up_to(point), self.sharding)
 
     def exchange_bytes(self, unit: Unit, kind: Kind, point: Point) -> int:
         """Bytes that shards on the host keep for the collectives of one pass of the unit."""
@@ -100,6 +129,13 @@ class Part:
         return max(self.load.workspace_bytes(unit, point) for unit in self.one_of_each for point in points)
 
     @property
+    def prefix_bytes(self) -> int:
+        """The memory for the prefix of attention of the point that needs most."""
+        has_attention = any(unit.kind is UnitKind.ATTENTION for unit in self.units)
+        points = (*self.load.timed, *self.load.weighed) if has_attention else ()
+        return max(map(self.load.prefix_bytes, points), default=0)
+
+    @property
     def parameter_bytes(self) -> int:
         """Bytes of masters, gradients and the weights in the compute type."""
         precision = self.load.precision
@@ -110,8 +146,8 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of parameters, slots and workspace."""
-        return self.parameter_bytes + self.slot_bytes + self.workspace_bytes
+        """Bytes of parameters, slots, workspace and prefix."""
+        return self.parameter_bytes + self.slot_bytes + self.workspace_bytes + self.prefix_bytes
 
 
 def choose_parts(load: Workload, available_bytes: int) -> tuple[Part, ...]:

@@ -29,7 +29,7 @@ from penstock.trainer.profiling.parts import Part
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, run_pass
 from penstock.trainer.units.cross_entropy import Scale
-from penstock.trainer.units.views import slot_views
+from penstock.trainer.units.views import SlotViews, UnitViews, slot_views
 from penstock.trainer.units.workspace import Workspace
 
 SLOWEST_SHARE, FEWEST_TO_CUT = 20, 5
@@ -49,11 +49,15 @@ _BODY = (UnitKind.ATTENTION, UnitKind.MLP)
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """A one-unit stage and its slots at one point."""
+    """A one-unit stage and its slots at one point; ``earlier`` has those of slices before, if they have their own.
+    ``is_whole``: the slice is the whole sequence.
+    """
 
     unit: Unit
     stage: Stage
-    views: Mapping[SlotKind, Mapping[int, Mapping[str, Tensor]]]
+    views: SlotViews
+    earlier: Sequence[SlotViews]
+    is_whole: bool
 
 
 class UnitTimer:
@@ -68,7 +72,7 @@ class UnitTimer:
     ) -> None:
         self._load, self._device, self._timer = part.load, device, timer
         self._shards, self._shard = shards, shard
-        workspace = Workspace(part.workspace_bytes, device)
+        workspace, self._prefix = Workspace(part.workspace_bytes, device), Workspace(part.prefix_bytes, device)
         self._part = part
         self._stages = {unit: self._stage(unit, workspace) for unit in part.units}
         self._memory = torch.zeros(part.slot_bytes, dtype=torch.uint8, device=device)
@@ -98,7 +102,7 @@ class UnitTimer:
             seed=0,
         )
         length = self._load.sequence_length
-        return Stage(*place, parameters=parameters, workspace=workspace, sequence_length=length)
+        return Stage(*place, parameters=parameters, workspace=workspace, sequence_length=length, prefix=self._prefix)
 
     def visit(self, point: Point) -> Callable[[], Samples]:
         """Return a function that times the passes of one slice at ``point``. Its first call warms up.
@@ -173,7 +177,7 @@ class UnitTimer:
         """Stages with all slots at ``point``. Slots that are read before any action writes them have random numbers."""
         benches, offset = [], 0
         for unit in units:
-            views = {}
+            views: dict[SlotKind, UnitViews] = {}
             for slot in SlotKind:
                 memory = self._memory[offset : offset + self._load.slot_bytes(unit, slot, point)]
                 shape = self._load.slot_shape(unit, slot, point)
@@ -183,8 +187,30 @@ class UnitTimer:
             for tensors in views[SlotKind.KEYS_VALUES_GRADIENTS].values():
                 for tensor in tensors.values():
                     tensor.zero_()
-            benches.append(_Bench(unit, self._stages[unit], views))
+            earlier = _cut_prefix(views, self._load.slices_up_to(point))
+            is_whole = point.length == self._load.sequence_length
+            benches.append(_Bench(unit, self._stages[unit], views, earlier, is_whole))
         return benches
+
+
+def _cut_prefix(views: dict[SlotKind, UnitViews], slices: Sequence[int]) -> Sequence[SlotViews]:
+    """Leave the last of these slices its own keys, values and gradients of these, and return those of the others;
+    nothing to do for one, which finds its own by position.
+    """
+    if len(slices) == 1:
+        return ()
+    cut: list[dict[SlotKind, UnitViews]] = [{} for _ in slices]
+    for slot, axis in ((SlotKind.KEYS_VALUES, 2), (SlotKind.KEYS_VALUES_GRADIENTS, 1)):
+        start = 0
+        for own, length in zip(cut, slices, strict=True):
+            own[slot] = {
+                unit: {name: tensor.narrow(axis, start, length) for name, tensor in named.items()}
+                for unit, named in views[slot].items()
+            }
+            start += length
+    *earlier, last = cut
+    views |= last
+    return earlier
 
 
 def _fill(slots: Iterator[Mapping[int, Mapping[str, Tensor]]]) -> None:
@@ -199,6 +225,7 @@ def _forward(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> Pass[obj
         bench.views,
         point.prefix,
         point.prefix + point.length,
+        earlier=bench.earlier,
         token_ids=ids,
         labels=ids,
         gradient_scale=scale,
@@ -210,7 +237,8 @@ def _backward_input(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> P
         bench.views,
         point.prefix,
         point.prefix + point.length,
-        fresh_dkv=False,
+        fresh_dkv=bench.is_whole,
+        earlier=bench.earlier,
         labels=ids,
         gradient_scale=scale,
     )
@@ -221,7 +249,8 @@ def _backward_weight(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> 
 
 
 def _recompute(bench: _Bench, point: Point) -> Pass[object]:
-    return bench.stage.recompute(bench.views, point.prefix, point.prefix + point.length, (frozenset(SELECTIVE),))
+    tokens, remade = (point.prefix, point.prefix + point.length), (frozenset(SELECTIVE),)
+    return bench.stage.recompute(bench.views, *tokens, remade, earlier=bench.earlier)
 
 
 def steady_rounds(seconds: Sequence[Sequence[float]]) -> list[int]:
