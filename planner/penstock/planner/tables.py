@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import PENSTOCK, SoftwareSpec, Transfers
-from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, Precision, Remade, SlotKind, prefix_bytes
+from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, Precision, SlotKind
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.remaking import Remakes, remade_of
 from penstock.core.replicas import exchange_bytes
 from penstock.core.schedule import Group, Kind
-from penstock.core.scratch import scratch_bytes
 from penstock.core.sharding import Sharding
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
@@ -27,6 +25,7 @@ from penstock.planner.pair_costs import collectives_of
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
+from penstock.planner.shared_memory import prefix_table, scratch_table
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.simulate.memory import Shape
 from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, first_like, unit_counts
@@ -449,68 +448,10 @@ def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[in
         held += np.array([exchange_bytes(shard, mesh.dp) for shard in shards.tolist()])
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     if any(candidate.recompute):
-        held += _largest_per_rank(_scratch_table(problem, candidate), stage_ranks, mesh.pp)
+        held += _largest_per_rank(scratch_table(problem, candidate), stage_ranks, mesh.pp)
     if problem.prefix_by_slice(candidate.slices):
-        held += _largest_per_rank(_prefix_table(problem, candidate), stage_ranks, mesh.pp)
+        held += _largest_per_rank(prefix_table(problem, candidate), stage_ranks, mesh.pp)
     return held + packed + problem.cost_of(mesh.tp).constant_bytes
-
-
-def _prefix_table(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages]: `prefix_bytes`, on stages with attention."""
-    mesh, model = candidate.mesh, problem.model
-    shapes = [(mesh.microbatch, candidate.slices)]
-    if mesh.remainder:
-        shapes.append((mesh.remainder, candidate.remainder_slices))
-    sharding = problem.sharding(mesh.tp)
-    needed_bytes = max(prefix_bytes(model, problem.precision, *shape, sharding) for shape in shapes)
-    has_attention = unit_counts(model, candidate.stages)[:, UNIT_KINDS.index(UnitKind.ATTENTION)] > 0
-    table: Integers = has_attention * np.int64(needed_bytes)
-    return table
-
-
-def _scratch_table(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages]: bytes in which a forward of the longest slice makes what it does not keep (`penstock.core.scratch`)."""
-    mesh, model = candidate.mesh, problem.model
-    shapes = [(mesh.microbatch, max(candidate.slices))]
-    if mesh.remainder:
-        shapes.append((mesh.remainder, max(candidate.remainder_slices)))
-    sharding = problem.sharding(mesh.tp)
-    table = np.zeros(len(candidate.stages), dtype=np.int64)
-    for number, (stage, remakes) in enumerate(zip(candidate.stages, candidate.recompute, strict=True)):
-        if remakes:
-            stage, remade = _shortest_like(model, stage, remakes)
-            table[number] = max(
-                _scratch_bytes(model, problem.precision, stage, *shape, sharding, remade) for shape in shapes
-            )
-    return table
-
-
-def _shortest_like(model: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> tuple[tuple[int, int], Remade]:
-    """A stage that needs the same, whose forward makes its units one after the other: without layers that make the same
-    again as others. The last units keep their place.
-    """
-    first, stop = first_like(model, stage)
-    remade = remade_of(model, (first, stop), remakes)
-    if first == 0 or stop > model.first_head_unit:
-        return (first, stop), remade
-    layers = [remade[place : place + 2] for place in range(0, len(remade), 2)]
-    num_last = 1 + len(layers[-1]) % 2
-    distinct = [*dict.fromkeys(layers[:-num_last]), *layers[-num_last:]]
-    shortest = tuple(itertools.chain.from_iterable(distinct))
-    return (first, first + len(shortest)), shortest
-
-
-@functools.lru_cache(maxsize=65_536)
-def _scratch_bytes(
-    model: ModelSpec,
-    precision: Precision,
-    stage: tuple[int, int],
-    batch: int,
-    tokens: int,
-    sharding: Sharding,
-    remade: Remade,
-) -> int:
-    return scratch_bytes(model, precision, *stage, batch, tokens, sharding, remade)
 
 
 def action_transients(problem: Problem, candidate: Candidate) -> Transients:
