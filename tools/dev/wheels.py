@@ -1,7 +1,7 @@
 """`./dev wheels FOLDER`: every member of the workspace as a wheel, and a constraint for pip and uv.
 
-The distributions' names are not registered on the public index, and another project may register one. So nothing asks
-an index for them: the constraint names the wheel of each member by its place, and an installation has no other choice:
+The distributions' names are not registered on the public index, and another project may take one. So nothing asks an
+index for them: the constraint names the wheel of each member by its place, and an installation has no other choice:
 
     pip install --constraint FOLDER/penstock.txt penstock-cli penstock-agent penstock-trainer
 

@@ -1,7 +1,52 @@
-"""Local executor: it observes one run, decides by the life cycle, and acts, until the run has ended.
+"""Local executor: the loop around `penstock.core.lifecycle.decide` for one run in this process.
 
-All decisions are made by `penstock.core.lifecycle.decide`. On one machine a run is admitted once its data is prepared,
-and a stop request of the user suspends it.
+Problem. A job is measured, planned, started, watched, restarted after failures, and stopped, and any of these steps may
+be cut short: by Ctrl-C, a crash, a lost machine. The same job runs in three places, under `penstock run`, under the
+service on one machine, and on Kubernetes, and must behave alike in all of them.
+
+Idea. All decisions are in one pure function, `decide(spec, observed, now)`. Around it there are three loops of the same
+form, which only observe and act:
+
+    observe -> decide -> act -> observe ...          until nothing follows, then wait
+
+    loop                                    observes                          acts by
+    penstock.agent.executor (this one)      its own child processes           starting and stopping them
+    penstock.api.executor.executor          the store and attempts' files     supervisors, which outlive the service
+    penstock.operator.reconcile             the cluster, through a cache      objects of Kubernetes
+
+None of them keeps a decision in memory. A loop that was killed starts again from what it observes, and `decide` returns
+the same decisions, or none if they were carried out. The state of this loop is state.json in the run directory: phase,
+number of the attempt, failures and times. It is replaced atomically before an attempt starts, so a number is never used
+twice. Processes are no state: they end with this process, and a restart observes none.
+
+Example of ``penstock run`` with one crash and a stop by the user:
+
+    observed                               decided                                       state.json
+    Pending                                SetPhase(Queued)                              Queued
+    Queued; then data is prepared          Launch(1), SetPhase(Profiling)                Profiling, attempt 1
+    attempt ready, no profile              StartProfile
+    profile done                           SetPhase(Planning), then StartPlan            Planning
+    plan done                              SetPhase(Binding), then Bind: ranks start     Binding
+    attempt running                        SetPhase(Running)                             Running
+    rank 3 was killed in step 120          SetPhase(Recovering, AttemptFailed)           Recovering, failures 1
+    nothing of attempt 1 is left           SetPhase(Queued), Launch(2, from step 100)    attempt 2; profile and plan
+    stay
+    Ctrl-C (suspend is set in the spec)    Stop: a checkpoint after this step
+    attempt stopped                        SetPhase(Suspended)                           Suspended; exit code 130
+
+On one machine a run is admitted once its data is prepared, and a stop request of the user suspends it; a second request
+kills the ranks at once.
+
+Complexity. One round reads the status files of the ranks and the growth of metrics.jsonl, `POLL_SECONDS` apart while
+nothing follows. Measuring and planning run in other processes; preparing data and planning block the loop, and a stop
+request cuts them short.
+
+Rejected designs:
+
+- A state machine whose transitions act themselves: after a crash it would have to know which of its actions happened.
+- One executor class with a backend for each place: the three observe such different things that the interface would be
+  as large as `Observed` and the list of decisions, which already are the interface.
+- Supervisors here as under the service: a run in the foreground should end with its terminal.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def resume(
 
 
 def _conclude(ended: Ended, form: Format) -> None:
-    """Print the run's summary, or the reason why there is none; return the exit code."""
+    """Print the run's summary, or the reason why there is none; exit with a code other than 0 unless it succeeded."""
     from penstock.agent.attempt import read_result
     from penstock.cli.local.reporting import write_report
     from penstock.cli.summary import rendered, summarise
