@@ -25,7 +25,7 @@ from penstock.kube.resources import NODES
 from tests.support.charted import chart_space, charted, nodes_of_programs, prefer, values
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training, submitted
 from tests.support.installed import Installed, JobSpace
-from tests.support.losing import BEGUN_STEPS, SIBLING, LOST, delete_a_pod, not_ready_since, only, spare, trained
+from tests.support.losing import BEGUN_STEPS, LOST, SIBLING, delete_a_pod, not_ready_since, only, spare, trained
 from tools.lab import lab
 from tools.lab.console import LabError
 
@@ -58,7 +58,7 @@ def know_the_pairs(on: Installed) -> None:
     """Measure both pairs of nodes that jobs run on, with fast cards, once."""
     done(submitted(on, "first", parallelism=PINNED, training=small_training(2)))
     with only(on, SIBLING), spare(on):
-        done(submitted(on, "beside", parallelism=PINNED, training=small_training(2)))
+        done(submitted(on, "sibling", parallelism=PINNED, training=small_training(2)))
 
 
 def done(job: ClusterJob) -> None:

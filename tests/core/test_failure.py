@@ -24,9 +24,9 @@ def test_a_message_alone_is_what_happened() -> None:
 
 
 def test_a_message_may_bring_its_remedy() -> None:
-    found = read_failure("data.source: is empty\n  line 3\n  remedy: name a text\n  remedy: or leave it out")
+    found = read_failure("data.source: is empty\n  line 3\n  remedy: name a file\n  remedy: or leave it out")
     assert (found.what, found.more) == ("data.source: is empty", ("line 3",))
-    assert found.remedies == ("name a text", "or leave it out")
+    assert found.remedies == ("name a file", "or leave it out")
     assert found.rank is None
 
 

@@ -174,7 +174,7 @@ class TestPolicies:
 
 @given(spec=valid(KubernetesSpec), namespace=st.sampled_from(["team", "kube-system", "penstock-system"]))
 def test_a_longer_list_refuses_nothing_more(spec: KubernetesSpec, namespace: str) -> None:
-    def told(policy: JobPolicy) -> set[str]:
+    def fields_of(policy: JobPolicy) -> set[str]:
         return {str(each) for each in refusals(spec, namespace, policy)}
 
     every = ("*", *sorted(CONTROL_PLANE))
@@ -186,5 +186,5 @@ def test_a_longer_list_refuses_nothing_more(spec: KubernetesSpec, namespace: str
         tolerations=every,
         node_selectors=every,
     )
-    assert told(JobPolicy(namespaces=("*", "kube-system", "penstock-system"), everywhere=wide)) == set()
-    assert told(JobPolicy(in_namespaces={namespace: Allowance(images=("*",))})) <= told(JobPolicy())
+    assert fields_of(JobPolicy(namespaces=("*", "kube-system", "penstock-system"), everywhere=wide)) == set()
+    assert fields_of(JobPolicy(in_namespaces={namespace: Allowance(images=("*",))})) <= fields_of(JobPolicy())

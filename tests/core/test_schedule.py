@@ -1,4 +1,4 @@
-"""Actions and schedules have a text form that parses back; torch's own CSV imports."""
+"""Actions and schedules have a textual form that parses back; torch's own CSV imports."""
 
 from __future__ import annotations
 

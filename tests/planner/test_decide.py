@@ -310,16 +310,16 @@ LIMITED: list[dict[str, Any]] = [
 def test_what_is_said_to_be_enough_memory_is(pinned: dict[str, Any], memory: int) -> None:
     wide = dataclasses.replace(TINY_LLAMA, hidden=128)
 
-    def asked(limit: int) -> Problem:
+    def limited(limit: int) -> Problem:
         return problem(model=wide, global_batch=4, memory=limit, **pinned)
 
     with pytest.raises(UserError, match="nothing fits") as caught:
-        decide(asked(memory))
+        decide(limited(memory))
     assert caught.value.where == "spec.resources.memoryPerRank"
     allowed = re.search(r"allow (\d+)Mi", caught.value.remedy)
     assert allowed is not None
     limit = int(allowed.group(1)) * 2**20
-    prediction = decide(asked(limit)).plan.prediction
+    prediction = decide(limited(limit)).plan.prediction
     assert prediction is not None
     assert max(prediction.peak_bytes) <= limit
 

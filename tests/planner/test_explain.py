@@ -31,12 +31,12 @@ from tests.support.small_plans import looped_schedule
 WIDE = Budget(candidates=200, moves=20)
 
 
-def asked(memory: int = 2**30) -> Problem:
+def problem_with(memory: int = 2**30) -> Problem:
     return problem(ranks=4, global_batch=4, memory=memory)
 
 
 def result(memory: int = 2**30) -> Result:
-    return decide(asked(memory), WIDE).result
+    return decide(problem_with(memory), WIDE).result
 
 
 def reasons(about: Problem, found: Result, chosen: Evaluation, place: int = 1) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def reasons(about: Problem, found: Result, chosen: Evaluation, place: int = 1) -
 def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     found = result()
     best = found.best
-    told = reasons(asked(), found, best)
+    told = reasons(problem_with(), found, best)
     label, parts, slices, *shards, memory, time_limit, memory_limit, pinned, effort, floor = told
     assert len(shards) == (best.candidate.mesh.tp > 1)
     assert label.startswith(best.candidate.label)
@@ -90,7 +90,7 @@ def test_one_device_per_rank_is_planned_the_same_whatever_shards_would_do() -> N
 
 def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
     found = result()
-    told = alternatives(asked(), found, found.best)
+    told = alternatives(problem_with(), found, found.best)
     assert 1 <= len(told) <= MOST_ALTERNATIVES
     labels = [each.label for each in told]
     assert len(set(labels)) == len(labels)
@@ -110,7 +110,7 @@ def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
 
 def test_each_alternative_has_the_speed_of_its_step_on_its_devices() -> None:
     found = result()
-    about = replace(asked(), peak_flops=1e12)
+    about = replace(problem_with(), peak_flops=1e12)
     tokens = about.global_batch * about.sequence_length
     others = {each.candidate.label: each.candidate for each in (*found.others, *found.too_large)}
     timed = [each for each in alternatives(about, found, found.best) if each.step_seconds is not None]
@@ -141,7 +141,7 @@ def test_one_is_called_one(num_microbatches: int, num_slices: int, label: str) -
 
 def test_what_was_rejected_says_what_it_lacks() -> None:
     found = result(memory=400_000)
-    told = alternatives(asked(400_000), found, found.best)
+    told = alternatives(problem_with(400_000), found, found.best)
     rejected = [each for each in told if each.reason.startswith("needs")]
     too_large = [each for each in found.too_large if max(each.peak_bytes) > 400_000]
     assert len(rejected) == min(len(too_large), MOST_REJECTED)
@@ -171,7 +171,7 @@ def test_slices_are_told_as_they_are() -> None:
 def test_a_search_that_ended_at_its_budget_claims_no_more() -> None:
     found = result()
     for ending in Ending:
-        effort = reasons(asked(), replace(found, ending=ending), found.best)[-2]
+        effort = reasons(problem_with(), replace(found, ending=ending), found.best)[-2]
         assert ("budget" in effort) == (ending is Ending.BUDGET)
         assert ("estimates" in effort) == (ending is Ending.ESTIMATES)
         assert ("every outline that could fit was opened" in effort) == (ending is Ending.EVERYTHING)
@@ -226,7 +226,7 @@ def test_the_explanation_says_the_same_as_data() -> None:
 
 def test_memory_is_called_a_limit_only_where_a_faster_plan_needs_more() -> None:
     found = result(memory=600_000)
-    about = asked(600_000)
+    about = problem_with(600_000)
     faster = [each for each in found.too_large if each.step_ns < found.best.step_ns]
     told = explained(about, found, found.best).explanation.limits[-1]
     assert told.startswith("memory is a limit: ") == bool(faster)
@@ -236,7 +236,7 @@ def test_memory_is_called_a_limit_only_where_a_faster_plan_needs_more() -> None:
 
 
 def test_the_best_plans_are_distinct_and_in_the_order_of_their_predictions() -> None:
-    about = asked()
+    about = problem_with()
     decision = decide(about, WIDE)
     plans = list(best_plans(about, decision, 3))
     assert plans[0] == decision.plan
@@ -377,6 +377,6 @@ def test_one_alternative_keeps_everything() -> None:
     )
     keeping = replace(chosen, step_ns=chosen.step_ns + 99)
     crowd = replace(found, best=others[0], others=(*others[1:], keeping), ruled_out=(), too_large=(), shortages=())
-    labels = [each.label for each in alternatives(asked(), crowd, others[0])]
+    labels = [each.label for each in alternatives(problem_with(), crowd, others[0])]
     assert labels == [*(each.candidate.label for each in others[1:MOST_ALTERNATIVES]), keeping.candidate.label]
-    assert keeping.candidate.label not in [each.label for each in alternatives(asked(), crowd, keeping)]
+    assert keeping.candidate.label not in [each.label for each in alternatives(problem_with(), crowd, keeping)]

@@ -1,4 +1,4 @@
-"""The order of work as data: actions with a text form, and schedules as one list of actions per rank.
+"""The order of work as data: actions with a textual form, and schedules as one list of actions per rank.
 
 The text form follows ``torch.distributed.pipelining`` and adds the slice: ``1F3.2`` is stage 1, forward, micro-batch 3,
 slice 2. Without a slice it is torch's own form. A schedule's text is CSV: one row per rank, blank cells allowed.

@@ -36,7 +36,7 @@ def ended(planner: ProcessPlanner, key: str = "a") -> Answer:
     return found
 
 
-def asked(spec: JobSpec) -> Answer:
+def answer_to(spec: JobSpec) -> Answer:
     """What a process says."""
     planner = ProcessPlanner()
     planner.start("a", Question(spec=spec, profile=profile()))
@@ -44,7 +44,7 @@ def asked(spec: JobSpec) -> Answer:
 
 
 def test_the_process_plans_as_the_planner_does() -> None:
-    found = asked(job())
+    found = answer_to(job())
     assert found.plan is not None
     assert found.plan == explained(decide(problem_from_profile(job(), profile())).plan, profile())
     assert found.timeline == simulated(found.plan, profile()).timeline
@@ -93,7 +93,7 @@ def explained(plan: Plan, hardware: Profile | ClusterSpec) -> Plan:
 
 
 def test_what_does_not_fit_is_said_with_place_and_remedy() -> None:
-    found = asked(job(memory=2_000))
+    found = answer_to(job(memory=2_000))
     assert found.plan is None
     assert "nothing fits" in found.what
     assert found.where == "spec.resources.memoryPerRank"

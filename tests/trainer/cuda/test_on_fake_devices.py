@@ -85,7 +85,7 @@ torch.cuda.set_device(old)
 memory.release_unused(old)
 start = memory.held_bytes(old)
 runtime.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(5 * MIB))  # as the context and NCCL do
-beside = memory.held_bytes(old) - start
+extra = memory.held_bytes(old) - start
 memory.reset_peak(old)
 large = torch.empty(64 * MIB, dtype=torch.uint8, device=old)
 small = torch.empty(32 * MIB, dtype=torch.uint8, device=old)
@@ -93,7 +93,7 @@ del large
 kept = memory.held_bytes(old) - start
 memory.release_unused(old)
 print(json.dumps({
-    "chosen": chosen, "timing": timing, "beside": beside, "kept": kept, "held": memory.held_bytes(old) - start,
+    "chosen": chosen, "timing": timing, "extra": extra, "kept": kept, "held": memory.held_bytes(old) - start,
     "peak": memory.peak_bytes(old) - start, "tensors": memory.tensor_bytes(old),
     "peak_tensors": memory.peak_tensor_bytes(old),
 }))
@@ -262,7 +262,7 @@ def test_memory_kernels_and_times_are_those_of_the_device() -> None:
     assert all(0 < host < 1 for host in timing["host"])
     mebibytes = {name: count / 2**20 for name, count in seen.items() if name not in ("chosen", "timing")}
     assert mebibytes == {
-        "beside": 5,
+        "extra": 5,
         "kept": 5 + 64 + 32,  # what the allocator keeps is taken of the device
         "held": 5 + 32,
         "peak": 5 + 64 + 32,

@@ -54,7 +54,7 @@ def launched(folder: Path, *arguments: str, device: Device = Device.CPU, preload
     )
 
 
-def told(folder: Path, rank: int) -> list[str]:
+def lines_of(folder: Path, rank: int) -> list[str]:
     path, end = folder / f"rank-{rank}", time.monotonic() + PATIENCE_SECONDS
     while not path.exists() or not path.read_text():
         assert time.monotonic() < end, f"rank {rank} does not begin"
@@ -65,7 +65,7 @@ def told(folder: Path, rank: int) -> list[str]:
 def test_ranks_share_what_was_loaded_and_are_modules_of_their_own(tmp_path: Path) -> None:
     ranks = launched(tmp_path, "-v", "x", preloaded=TRAINING)
     assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
-    first, second = told(tmp_path, 0), told(tmp_path, 1)
+    first, second = lines_of(tmp_path, 0), lines_of(tmp_path, 1)
     assert first[:1] == second[:1] == ["True"]
     assert first[5:] == second[5:] == ["['-v',", "'x']", "__main__"]
     assert first[3] == second[3] == str(tmp_path / "temporary")
@@ -114,7 +114,7 @@ def test_cuda_ranks_can_use_cuda(tmp_path: Path, preloaded: str) -> None:
     """Torch's agent asks which accelerators there are, and a process forked after that can never use CUDA."""
     ranks = launched(tmp_path, "-v", "x", device=Device.CUDA, preloaded=preloaded)
     assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
-    first, second = told(tmp_path, 0), told(tmp_path, 1)
+    first, second = lines_of(tmp_path, 0), lines_of(tmp_path, 1)
     assert first[3:] == second[3:] == [str(tmp_path / "temporary"), "False", "['-v',", "'x']", "__main__"]
     assert first[:1] == second[:1] == ["False"]  # a rank that is a new Python shares nothing
     assert first[2] == second[2] == str(ranks.pid)
@@ -122,13 +122,13 @@ def test_cuda_ranks_can_use_cuda(tmp_path: Path, preloaded: str) -> None:
 
 def test_nothing_is_loaded_that_was_not_asked_for(tmp_path: Path) -> None:
     assert launched(tmp_path).wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
-    assert told(tmp_path, 0)[0] == "False"
+    assert lines_of(tmp_path, 0)[0] == "False"
 
 
 @pytest.mark.parametrize("device", Device)
 def test_a_rank_that_is_done_ends_when_another_fails(tmp_path: Path, device: Device) -> None:
     ranks = launched(tmp_path, "1", device=device)
-    done, failing = (int(told(tmp_path, rank)[1]) for rank in (0, 1))
+    done, failing = (int(lines_of(tmp_path, rank)[1]) for rank in (0, 1))
     assert ranks.poll() is None
     (tmp_path / "go").touch()
     outcome = ranks.wait(PATIENCE_SECONDS)
@@ -147,7 +147,7 @@ def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", Device)
 def test_a_signal_to_the_agent_ends_ranks(tmp_path: Path, device: Device) -> None:
     ranks = launched(tmp_path, "0", "1", device=device)
-    pids = [int(told(tmp_path, rank)[1]) for rank in (0, 1)]
+    pids = [int(lines_of(tmp_path, rank)[1]) for rank in (0, 1)]
     os.kill(ranks.pid, signal.SIGTERM)
     assert ranks.wait(PATIENCE_SECONDS) is not None
     alive = subprocess.run(["ps", "-o", "pid=", *map(str, pids)], capture_output=True, text=True, check=False)
