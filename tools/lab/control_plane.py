@@ -133,7 +133,7 @@ def _wait(room: Room, certificates: Path, server: str) -> None:
     try:
         wait_until(lambda: ready(certificates, server), "the apiserver", READY_SECONDS)
     except LabError as error:
-        raise LabError(f"{error}\n{room.told('etcd')}\n{room.told(APISERVER)}") from error
+        raise LabError(f"{error}\n{room.log_tail('etcd')}\n{room.log_tail(APISERVER)}") from error
 
 
 def ready(certificates: Path, server: str) -> bool:

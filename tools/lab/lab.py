@@ -190,8 +190,8 @@ def _wait_for_nodes(lab: State) -> None:
     try:
         wait_until(lambda: wanted <= ready_nodes(lab), "ready nodes", READY_SECONDS, 0.3)
     except LabError as error:
-        told = [lab.room(silent).told("kubelet") for silent in sorted(wanted - ready_nodes(lab))]
-        raise LabError("\n".join([str(error), *told])) from error
+        logs = [lab.room(silent).log_tail("kubelet") for silent in sorted(wanted - ready_nodes(lab))]
+        raise LabError("\n".join([str(error), *logs])) from error
 
 
 def _add(lab: State, wanted: Wanted) -> None:

@@ -203,7 +203,7 @@ def _wait_for(room: Room, program: str, happened: Callable[[], bool], pause_seco
     try:
         wait_until(happened, f"{program} of {room.name}", START_SECONDS, pause_seconds)
     except LabError as error:
-        raise LabError(f"{error}\n{room.told(program)}") from error
+        raise LabError(f"{error}\n{room.log_tail(program)}") from error
 
 
 def declare_cores(room: Room, count: int | None) -> None:

@@ -87,10 +87,10 @@ class Room:
 
         wait_until(lambda: not left(), f"the end of all that runs in {self.name}", START_SECONDS)
 
-    def told(self, name: str) -> str:
-        """The last words of a program, for a message."""
+    def log_tail(self, name: str) -> str:
+        """Return the last log lines of a program, for a message."""
         log = self.log(name)
-        return f"{log}:\n{tail(log.read_text(errors='replace'))}" if log.exists() else f"{name} said nothing"
+        return f"{log}:\n{tail(log.read_text(errors='replace'))}" if log.exists() else f"{name} has logged nothing"
 
     def _require(self) -> None:
         if not self.alive:
