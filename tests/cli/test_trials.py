@@ -211,7 +211,7 @@ def test_the_command_lays_out_the_plan_that_it_kept(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     workers = Timed([0.25, 0.125, 0.5])
-    monkeypatch.setattr(trials, "LocalWorkers", lambda: workers)
+    monkeypatch.setattr(trials, "LocalWorkers", lambda devices: workers)
     arguments = ["plan", "job.yaml", "--profile", "profile.json", "--trial", "3", "--run-dir", "r"]
     assert main([*arguments, "--output", "json"]) == 0
     printed = Plan.from_manifest(json.loads(capsys.readouterr().out))
@@ -222,7 +222,7 @@ def test_the_command_lays_out_the_plan_that_it_kept(
 
 def test_trials_are_a_table_for_people(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     workers = Timed([0.25, 0.125])
-    monkeypatch.setattr(trials, "LocalWorkers", lambda: workers)
+    monkeypatch.setattr(trials, "LocalWorkers", lambda devices: workers)
     assert main(["plan", "job.yaml", "--profile", "profile.json", "--trial", "2"]) == 0
     shown = capsys.readouterr().out
     assert "tried" in shown

@@ -142,8 +142,8 @@ class Launches:
 
     def holdings(self) -> list[Holding]:
         """The launches that go on."""
-        found = (_read(path) for path in sorted(self._folder.glob("*.json")))
-        return [holding for holding in found if holding is not None]
+        holdings = (_read(path) for path in sorted(self._folder.glob("*.json")))
+        return [holding for holding in holdings if holding is not None]
 
     def others(self, uids: Iterable[str]) -> list[Holding]:
         """The launches that go on, without those of jobs with these uids."""
