@@ -186,10 +186,30 @@ def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequenc
     several: if the head takes as long as a stage, a V's first rank has it in addition to an ordinary stage.
     """
     running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
-    evened = np.array(bounds, dtype=np.int64)
-    shift = max(0, int(running[-1]).bit_length() - kernel.FORBIDDEN.bit_length() // 2)
-    kernel.even(running, np.array(owners, dtype=np.int64), max(owners) + 1, shift, evened)
-    return tuple(evened.tolist())
+    by_rank = np.argsort(owners, kind="stable")
+    ranks, first_of_rank = np.unique(np.array(owners)[by_rank], return_index=True)
+    numbers = np.arange(len(bounds))
+
+    def loads_of(options: IntArray) -> IntArray:
+        loads: IntArray = np.add.reduceat(np.diff(running[options])[:, by_rank], first_of_rank, axis=1)
+        return loads
+
+    best = np.array(bounds)
+    loads = loads_of(best[None])[0]
+    while True:
+        busiest = np.flatnonzero(np.array(owners) == ranks[loads.argmax()])
+        source, target = (grid.reshape(-1, 1) for grid in np.meshgrid(busiest, np.arange(len(owners))))
+        options = best + ((source >= numbers) & (target < numbers)) - ((source < numbers) & (target >= numbers))
+        options = options[(np.diff(options) > 0).all(axis=1)]
+        if not len(options):
+            break
+        offered = loads_of(options)
+        spread = (offered.astype(np.float64) ** 2).sum(axis=1)
+        chosen = int(np.lexsort((spread, offered.max(axis=1)))[0])
+        if (offered[chosen].max(), spread[chosen]) >= (loads.max(), (loads.astype(np.float64) ** 2).sum()):
+            break
+        best, loads = options[chosen], offered[chosen]
+    return tuple(best.tolist())
 
 
 MOST_CUTS = 5_000
