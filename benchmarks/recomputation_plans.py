@@ -2,13 +2,13 @@
 
     ./dev bench recomputation_plans
 
-GPT models on described A100 (80 GB, eight of a node), one stage or more per device. Limits lie between the least peak
-of any plan with full recomputation and that of any plan without. At each limit the planner makes four plans:
+GPT models on described A100 (80 GB, eight of a node), one stage or more per device. Limits are multiples of what a
+rank's share of the parameters and their state takes. At each limit the planner makes these plans:
 
 existing    ``full`` or ``selective`` recomputation of all layers alike, inside of the backward: the faster of both
 on demand   recomputation inside of the backward, layer by layer; its policy, stages, slices and order are free
 in waits    everything is free
-kept        no limit, hence no recomputation
+kept        without recomputation, if that fits
 
 Recomputation on demand begins when its gradient has come, and takes time wherever it is. So what recomputation in waits
 can gain is bounded by the step of the plan on demand if its recomputation took no time ("free"). That needs idle time
@@ -36,13 +36,14 @@ from penstock.core.cluster import ClusterSpec
 from penstock.core.devices import cluster_of, device_kind
 from penstock.core.errors import UserError
 from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
-from penstock.core.layout import Operation, Precision
+from penstock.core.layout import Operation, Precision, unit_parameters
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.remaking import Recompute, RecomputePin, uniform_remakes
 from penstock.core.units import MEBIBYTE
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
+from penstock.planner.memory import optimizer_bytes_per_parameter, whole_bytes_per_parameter
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Problem, problem_from_cluster
 from penstock.planner.replay import candidate_of
@@ -61,12 +62,10 @@ STAGES = (("6.7B", 4), ("6.7B", 8), ("13B", 16))
 PER_STAGE = 2
 """Sequences of a step for each stage."""
 
-SHARES = (0.25, 0.75)
-"""Limits, from the least peak with full recomputation to the least without any."""
+FACTORS = (1.12, 1.2)
+"""Limits, as multiples of a rank's parameters and state."""
 
-LYNX_STAGES, LYNX_SHARE = 8, 0.25
-CLOSE = 40
-"""Least peaks are known up to one part in so many."""
+LYNX_STAGES, LYNX_FACTOR = 8, 1.12
 
 TARGET, LYNX_GAIN = 0.87, 1.37
 
@@ -116,14 +115,12 @@ class Case:
         sys.stderr.write(f"{self.model} on {self.stages}, {limit_bytes / GIBIBYTE:.1f} GiB: {text(plan)}\n")
         return plan
 
-    def least_bytes(self, recompute: Recompute) -> int:
-        """The least limit for which there is a plan with this recomputation."""
-        low, high = 1, device_kind(DEVICE).device.memory_bytes
-        while high - low > high // CLOSE:
-            middle = (low + high) // 2
-            plan = self.plan(middle, recompute)
-            low, high = (middle, high) if plan is None else (low, peak_bytes(plan))
-        return high
+    def limit_bytes(self, factor: float) -> int:
+        """So many times a rank's share of the parameters and their state, next to the process."""
+        per_parameter = whole_bytes_per_parameter(Precision.BF16) + optimizer_bytes_per_parameter(Precision.BF16)
+        num_parameters = sum(unit_parameters(self.spec, unit.kind) for unit in self.spec.units)
+        state_bytes = num_parameters * per_parameter / self.stages
+        return int(factor * (device_kind(DEVICE).device.constant_bytes + state_bytes))
 
 
 def text(plan: Plan) -> str:
@@ -184,17 +181,17 @@ def bound_seconds(case: Case, limit_bytes: int, plan: Plan) -> float:
     return judge.bound_ns(candidate) / 1e9
 
 
-def limited_row(case: Case, limit_bytes: int, share: float, kept: Plan) -> dict[str, Any]:
+def limited_row(case: Case, factor: float) -> dict[str, Any]:
     """All plans at one limit."""
+    limit_bytes = case.limit_bytes(factor)
     in_waits, on_demand = case.plan(limit_bytes), case.plan(limit_bytes, on_demand=True)
     alike = existing(case, limit_bytes)
     row = {
         "model": case.model,
         "stages": case.stages,
         "sequences": case.sequences,
-        "share": share,
         "limit_bytes": limit_bytes,
-        "kept_seconds": seconds(kept),
+        "kept": _described(case.plan(limit_bytes, Recompute.NONE)),
         "existing": _described(alike),
         "on_demand": _described(on_demand),
         "in_waits": _described(in_waits),
@@ -210,28 +207,18 @@ def _described(plan: Plan | None) -> dict[str, Any] | None:
     return None if plan is None else {"seconds": seconds(plan), "peak_bytes": peak_bytes(plan), "text": text(plan)}
 
 
-def limits(case: Case, shares: Iterable[float]) -> Iterator[tuple[float, int]]:
-    """The limits at these shares of the range."""
-    full, none = case.least_bytes(Recompute.FULL), case.least_bytes(Recompute.NONE)
-    for share in shares:
-        yield share, int(full + share * (none - full))
-
-
 def equal_memory_rows() -> Iterator[dict[str, Any]]:
     """All cases at all limits."""
     for model, stages in STAGES:
         case = Case(model=model, stages=stages, sequences=PER_STAGE * stages)
-        kept = case.plan(device_kind(DEVICE).device.memory_bytes, Recompute.NONE)
-        assert kept is not None
-        for share, limit_bytes in limits(case, SHARES):
-            yield limited_row(case, limit_bytes, share, kept)
+        yield from (limited_row(case, factor) for factor in FACTORS)
 
 
 def lynx_rows() -> Iterator[dict[str, Any]]:
     """Lynx's models at one limit."""
     for model in MODELS:
         case = Case(model=model, stages=LYNX_STAGES, sequences=PER_STAGE * LYNX_STAGES)
-        ((_, limit_bytes),) = limits(case, (LYNX_SHARE,))
+        limit_bytes = case.limit_bytes(LYNX_FACTOR)
         plans = {
             "alike": existing(case, limit_bytes, schedule="1f1b"),
             "layers": layers_of_stages(case, limit_bytes),
@@ -257,27 +244,24 @@ def _equal_memory_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         "# Recomputation on demand and in waits, at equal memory",
         "",
         f"Simulated steps of GPT models on described {DEVICE}, one rank per stage, {PER_STAGE} sequences of {LENGTH:,} "
-        "tokens per stage. The limit lies so far between the least peak of any plan with full recomputation and that "
-        "of any plan without. Existing: selective or full recomputation of all layers alike, inside of the backward; "
-        "on demand: the planner's best plan with recomputation inside of the backward; in waits: everything free; "
-        "free: the plan on demand if its recomputation took no time; bound: of the plan in waits, by its work and its "
-        "longest chain of dependent passes.",
+        "tokens per stage. Kept: without recomputation. Existing: selective or full recomputation of all layers alike, "
+        "inside of the backward; on demand: the planner's best plan with recomputation inside of the backward; in "
+        "waits: everything free; free: the plan on demand if its recomputation took no time; bound: of the plan in "
+        "waits, by its work and its longest chain of dependent passes.",
         "",
-        "| model | stages | limit GiB | of range | kept s | existing s | on demand s | in waits s | / existing | "
+        "| model | stages | limit GiB | kept s | existing s | on demand s | in waits s | / existing | "
         "/ on demand | free / on demand | over its bound |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     )
     for row in rows:
-        existing_s, on_demand_s, in_waits_s = (
-            row[name] and row[name]["seconds"] for name in ("existing", "on_demand", "in_waits")
+        kept_s, existing_s, on_demand_s, in_waits_s = (
+            row[name] and row[name]["seconds"] for name in ("kept", "existing", "on_demand", "in_waits")
         )
         cells = [
             row["model"],
             str(row["stages"]),
             f"{row['limit_bytes'] / GIBIBYTE:.1f}",
-            f"{row['share']:.0%}",
-            f"{row['kept_seconds']:.2f}",
-            *map(_seconds_text, (existing_s, on_demand_s, in_waits_s)),
+            *map(_seconds_text, (kept_s, existing_s, on_demand_s, in_waits_s)),
             _ratio(in_waits_s, existing_s),
             _ratio(in_waits_s, on_demand_s),
             _ratio(row.get("free_seconds"), on_demand_s),
@@ -291,7 +275,7 @@ def _lynx_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield from (
         "## Lynx's models",
         "",
-        f"The same on {LYNX_STAGES} devices, at {LYNX_SHARE:.0%} of the range. Existing recomputation, with 1F1B and "
+        f"The same on {LYNX_STAGES} devices, with the lower limit. Existing recomputation, with 1F1B and "
         "the best slices: selective or full of all layers alike, or full of the least number of layers of each stage. "
         f"Lynx is up to {LYNX_GAIN} times as fast as the best existing recomputation that its authors ran.",
         "",

@@ -21,10 +21,10 @@ from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate, label_of
 from penstock.planner.decide import best_plans, decide
 from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _made_again, _slower, alternatives, explained
-from penstock.planner.judge import Evaluation
+from penstock.planner.judge import Ending, Evaluation
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.replay import simulated
-from penstock.planner.search import Ending, Result
+from penstock.planner.search import Result
 from tests.support.planning import cluster, problem
 from tests.support.small_plans import looped_schedule
 

@@ -1,9 +1,10 @@
 """Interfaces of the search: the judge that bounds and simulates candidates, its evaluations, the error if nothing fits,
-and progress reports.
+progress reports, and the reason of its end.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,14 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.memory_fit import Shortage
 from penstock.planner.problem import Mesh
+
+
+class Ending(enum.StrEnum):
+    """Why a search ended."""
+
+    EVERYTHING = "every outline that could fit was opened"
+    ESTIMATES = "the others take longer by their estimates"
+    BUDGET = "the budget was spent before the others were opened"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,6 @@ Budgets are counts of simulated actions, so equal inputs give equal plans on any
 
 from __future__ import annotations
 
-import enum
 import heapq
 import itertools
 import math
@@ -38,7 +37,7 @@ from dataclasses import dataclass, field, replace
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate, at_other_zero
-from penstock.planner.judge import Evaluation, Judge, NothingFitsError, Reporter
+from penstock.planner.judge import Ending, Evaluation, Judge, NothingFitsError, Reporter
 from penstock.planner.memory_fit import Shortage
 from penstock.planner.moves import (
     MOST_PRICES,
@@ -63,14 +62,6 @@ from penstock.planner.recompute import may_recompute
 
 SLACK = 1.05
 """Tolerance for estimates above their steps: with few micro-batches over uneven stages they are up to 7 % above."""
-
-
-class Ending(enum.StrEnum):
-    """Why a search ended."""
-
-    EVERYTHING = "every outline that could fit was opened"
-    ESTIMATES = "the others take longer by their estimates"
-    BUDGET = "the budget was spent before the others were opened"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +149,9 @@ budget.
 PROMISING = 1.1
 """`later_meshes` get half a budget, or a whole one if their least estimate is so many times below the best step."""
 
-RELIEVED_PART, ONLY_RELIEVED_PART = 12, 2
-"""Outlines that recompute get this fraction (1 / `RELIEVED_PART`) of a usual budget if others fit, also in searches
-with less: each may take a second. If nothing else fits, it is at least the second one of the budget.
+RELIEVED_PART, NEEDED_PART, MUCH_BETTER = 12, 2, 1.5
+"""Outlines that recompute get 1 / `RELIEVED_PART` of a usual budget, also in searches with less, since each may take a
+second. They get 1 / `NEEDED_PART` if nothing else fits, or only steps above `MUCH_BETTER` times their least estimate.
 """
 
 MOST_ABOVE_LEAST = 1.5
@@ -269,8 +260,11 @@ class _Search:
         if self.ending is Ending.EVERYTHING and any(relieved_of(others)):
             self._end(Ending.ESTIMATES)
         if relieved := list(relieved_of(promising)):
-            part = max(RELIEVED_PART * self.budget.candidates // usual_budget(self.problem.num_devices).candidates, 1)
-            self._explore_more(relieved, part if self.fitting else min(part, ONLY_RELIEVED_PART))
+            usual = usual_budget(self.problem.num_devices).candidates
+            part = max(RELIEVED_PART * min(self.budget.candidates, usual) // usual, 1)
+            least_score = min(self.score(outline.mesh, outline.estimate_ns) for outline in relieved)
+            is_needed = best is None or MUCH_BETTER * least_score <= best
+            self._explore_more(relieved, min(part, NEEDED_PART) if is_needed else part)
 
     def relieve(self) -> None:
         """Add all relieved outlines to ``outlines``."""
@@ -342,8 +336,8 @@ class _Search:
                 self.ruled_out.append(ruled_out)
             is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
             step_ns = self._judged_or_relieved(candidate, outline) if ruled_out is None else ruled_out.bound_ns
-            is_like_outline = not is_cut and any(candidate.recompute) >= outline.recomputes
-            if (ruled_out is None or ruled_out.of_order) and is_like_outline:
+            is_alike = not is_cut and any(candidate.recompute) >= outline.recomputes
+            if is_alike and (ruled_out is None or ruled_out.of_order):
                 self._learn(outline, step_ns)
         self.reporter.opened(outline.mesh, num_candidates)
 
