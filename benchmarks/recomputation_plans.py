@@ -14,6 +14,10 @@ Recomputation on demand begins when its gradient has come, and takes time wherev
 can gain is bounded by the step of the plan on demand if its recomputation took no time ("free"). That needs idle time
 in its place: slices and split backwards, which plans on demand have as well, leave little.
 
+Two things count against plans in waits at equal memory: R makes the buffers of a whole stage and slice at once, where
+recomputation inside of a backward holds those of one layer; and they have to fit as arenas (`penstock.core.lifetimes`),
+where plans on demand are only counted by what lives at once.
+
 A bound of the step in waits follows from its stages and policies alone: the rank with most work, after the first
 forward came down to it, or the longest chain of dependent passes (`penstock.planner.simulate.bound`).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import numpy as np
@@ -15,10 +14,10 @@ from penstock.planner.lowering import lower
 from penstock.planner.order import FORWARD, INPUT_GRADIENT, RECOMPUTE, Order, to_schedule
 from penstock.planner.schedules.generator import in_waves, looped
 from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.one_f_one_b import zb_h1
 from penstock.planner.schedules.pipeline import Ints, Pipeline, cost_table, pipeline_of, stages_by_rank
 from penstock.planner.schedules.recomputed import recomputing, with_refined_recomputation
 from penstock.planner.schedules.variants import one_by_one
-from penstock.planner.schedules.zero_bubble import zb_h1
 from penstock.planner.simulate.arrays import simulate_arrays
 from penstock.planner.simulate.costs import compute_table, uncontended
 
@@ -115,8 +114,10 @@ def stash_table(inputs: ScheduleInputs, recomputed: frozenset[int], remade: Ints
 
 def test_recomputation_runs_in_the_wait_for_the_first_gradient() -> None:
     """H1 of four equal ranks and micro-batches: of the first ranks only as much is exposed as they have no wait for."""
-    inputs = ScheduleInputs(num_ranks=4, num_microbatches=4, num_slices=1)
-    inputs = dataclasses.replace(inputs, **dict.fromkeys(("forward_ns", "input_ns", "weight_ns"), ((100,),) * 4))
+    table = ((100,),) * 4
+    inputs = ScheduleInputs(
+        num_ranks=4, num_microbatches=4, num_slices=1, forward_ns=table, input_ns=table, weight_ns=table
+    )
     order, again_ns, remade = zb_h1(inputs), np.full((4, 1), 50), np.zeros((4, 1), dtype=np.int64)
     pipeline: Pipeline = pipeline_of(inputs, np.arange(4)[:, None])
     recomputed = frozenset({0, 1, 2})

@@ -199,7 +199,7 @@ class _Row:
     def _hidden_ns(self, number: int) -> int:
         """The part of an R in which its backward would have waited."""
         arrived = max(self._times.arrived[other] for other in self._next_group(number))
-        return min(max(arrived - self._times.start[number], 0), self._times.duration(number))
+        return int(min(max(arrived - self._times.start[number], 0), self._times.duration(number)))
 
     def better_place(self, number: int) -> int | None:
         """The action before which the R hides more: after the nearest wait that is long enough, else the longest; None
