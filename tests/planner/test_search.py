@@ -15,12 +15,12 @@ from penstock.core.job import Objective
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
-from penstock.planner.judge import Evaluation, NothingFitsError, Reporter
+from penstock.planner.judge import Ending, Evaluation, NothingFitsError, Reporter
 from penstock.planner.memory_fit import Shortage
 from penstock.planner.moves import moves
 from penstock.planner.outlines import outlines_of
 from penstock.planner.problem import Mesh, Problem, all_meshes
-from penstock.planner.search import Ending, search
+from penstock.planner.search import search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
 WITHOUT_MOVES = Budget(candidates=10_000, opened=10_000, shortages=10_000, actions=10**10, moves=0)
