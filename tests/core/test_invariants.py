@@ -398,7 +398,10 @@ PART_REFUSALS = [
     (lambda p: _part(p, "0R0.0[1:3]", Part(1, 4)), r"0R0.0\[1:4\]: makes units up to 4 again of a stage that keeps 3"),
     (lambda p: _part(p, "0R0.0[1:3]", None), r"0R0.0: does work that was done before"),
     (lambda p: _part(p, "0R0.0[0]", None), r"0R0.0\[1:3\]: does work that was done before"),
-    (lambda p: _part(p, "0I0.0", Part(0, 3)), r"0I0.0\[0:3\]: is for a part of its stage, which only R may be"),
+    (
+        lambda p: _part(p, "0I0.0", Part(0, 3)),
+        r"0I0.0\[0:3\]: is for a part of its stage, which only R, B and W may be",
+    ),
 ]
 
 

@@ -20,7 +20,7 @@ from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
 from penstock.core.program import Program, RankProgram
 from penstock.core.residency import NUM_PLACES
-from penstock.core.schedule import Group, Kind, flatten, without_overlaps
+from penstock.core.schedule import Action, Group, Kind, Part, flatten, without_overlaps
 from penstock.planner.compile import program_of
 from penstock.planner.lowering import lower, slot_sizes
 from penstock.planner.schedules.registry import BUILT_IN
@@ -134,7 +134,7 @@ def _action_at(rank: RankProgram, number: int) -> int:
 @given(cases())
 def test_late_receives_stand_no_earlier_and_hold_no_more(case: Case) -> None:
     """Of every message the slot that it is received into lives during fewer actions."""
-    early, late = (replace(case, late_receives=flag).lower() for flag in (False, True))
+    early, late = (replace(case, late_receives=flag, buckets=()).lower() for flag in (False, True))
     for before, after in zip(early.ranks, late.ranks, strict=True):
         posts = [_posts(rank) for rank in (before, after)]
         assert posts[0].keys() == posts[1].keys()
@@ -420,7 +420,7 @@ def test_parameters_that_replicas_divide_are_gathered_after_the_step(late_receiv
 @settings(max_examples=60)
 @given(cases())
 def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> None:
-    """Directly after the last W or B of its stage and the messages there; else after all compute."""
+    """Directly after the last W or B of its stage, or its part of that, and messages; else after all compute."""
     program = case.lower()
     owners, ties = case.schedule.stage_ranks, [each for each in program.reductions if each.group is Group.TIE]
     for rank in program.ranks:
@@ -432,15 +432,24 @@ def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> N
                 before = at - 1
                 while kinds[before] in _AFTER_COMPUTE:
                     before -= 1
-                done = list(flatten((work[before],)))
-                assert any(each.stage == action.stage and each.kind in (Kind.B, Kind.W) for each in done)
+                done = [each for each in flatten((work[before],)) if each.kind in (Kind.B, Kind.W)]
+                assert any(each.stage == action.stage for each in done)
+                assert action.group is Group.TIE or action.part in [each.part for each in done]
                 assert not case.late_receives
         started = {
-            group: {a.stage for a in work[:end] if a.kind is Kind.START_REDUCE and a.group is group} for group in Group
+            group: {(a.stage, a.part) for a in work[:end] if a.kind is Kind.START_REDUCE and a.group is group}
+            for group in Group
         }
         last = {a.stage: at for at, each in enumerate(work) for a in flatten((each,)) if a.kind in (Kind.B, Kind.W)}
+        cut = {action.stage for action in work if action.kind is Kind.START_REDUCE and action.part}
         tied = {stage for reduction in ties for stage in reduction.tied_of(owners, rank.rank)}
-        could = {stage for stage, at in last.items() if at < end} - tied
+        could: set[tuple[int, Part | None]]
+        could = {(stage, None) for stage, at in last.items() if at < end and stage not in tied | cut}
+        could |= {
+            (action.stage, action.part)
+            for action in work[:end]
+            if action.part and action.kind in (Kind.B, Kind.W) and (action.part.first or action.stage not in tied)
+        }
         assert started[Group.DP] == (could if case.dp and not case.late_receives else set())
         assert started[Group.TP] == (could if case.tp and not case.late_receives else set())
 
@@ -474,8 +483,14 @@ def test_compute_keeps_the_order_of_the_schedule(case: Case) -> None:
     work = Counter(str(i.action) for rank in program.ranks for i in rank.instructions if i.action.is_compute)
     assert set(work.values()) == {1}
     for rank, row in zip(program.ranks, case.schedule.ranks, strict=True):
-        texts = [str(i.action) for i in rank.instructions if i.action.is_compute]
+        whole = [i.action for i in rank.instructions if i.action.is_compute and not _goes_on(i.action)]
+        texts = [str(action if action.kind is Kind.R else replace(action, part=None)) for action in whole]
         assert texts == [str(action) for action in without_overlaps(row, keep_pairs=case.keep_pairs)]
+
+
+def _goes_on(action: Action) -> bool:
+    """Whether it is a part of a backward that another part follows."""
+    return action.kind is not Kind.R and action.part is not None and action.part.first > 0
 
 
 def test_every_process_makes_the_same_program() -> None:

@@ -27,7 +27,7 @@ seeds = st.integers(0, 2**32)
 @given(cases(), seeds)
 def test_times_are_equal(case: Case, seed: int) -> None:
     program = case.lower()
-    costs = costs_of(random.Random(seed), program)
+    costs = costs_of(random.Random(seed), program, case.buckets)
     reference = ReferenceSimulator(program, costs)
     found = simulate(program, costs)
     assert found.makespan_ns == reference.makespan
@@ -64,12 +64,13 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         late_receives=case.late_receives,
         dp=case.dp,
         tie=case.tie,
+        buckets=case.buckets,
         num_units=case.num_units,
         transients=transients,
         keep_pairs=case.keep_pairs,
         prefix_by_slice=case.prefix_by_slice,
     )
-    costs = costs_of(rng, program)
+    costs = costs_of(rng, program, case.buckets)
     reference = ReferenceSimulator(program, costs)
     peaks = [worker.peak for worker in reference.workers]
     order = case.order
@@ -95,7 +96,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
 @given(cases(), seeds)
 def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
     program = case.lower()
-    costs = costs_of(random.Random(seed), program)
+    costs = costs_of(random.Random(seed), program, case.buckets)
     times = simulate(program, costs).times
     total = times.compute_ns + times.bubble_ns + times.communication_ns + times.reduction_ns + times.optimizer_ns
     assert (total == times.makespan_ns).all()
@@ -105,7 +106,7 @@ def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
 @given(cases(), seeds)
 def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> None:
     program = case.lower()
-    costs = costs_of(random.Random(seed), program)
+    costs = costs_of(random.Random(seed), program, case.buckets)
     found = simulate(program, costs)
     fast = simulate_arrays(
         case.order,
@@ -129,7 +130,7 @@ def test_every_wait_is_shown_and_names_an_instruction(case: Case, seed: int) -> 
     for messages, or for its shards in between.
     """
     program = case.lower()
-    costs = costs_of(random.Random(seed), program)
+    costs = costs_of(random.Random(seed), program, case.buckets)
     found = simulate(program, dataclasses.replace(costs, instructions=InstructionCosts()))
     for rank in program.ranks:
         events = [event for event in found.timeline.events if event.rank == rank.rank]

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from penstock.core.layout import SlotKind
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, RA, RL, A, H, L, W, X, Y
-from penstock.core.schedule import Action, Group, Kind
+from penstock.core.schedule import Action, Group, Kind, Part
 from tests.support.strategies import Case
 from tests.support.toy_model import PRIME, ToyModel, position_weight
 
@@ -98,7 +98,7 @@ class _Rank:
         self.weights: dict[str, int] = {}
         self.norm: int | None = None
         self.remade: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self.started: dict[tuple[Group | None, int], dict[str, int]] = {}
+        self.started: dict[tuple[Group | None, int, Part | None], dict[str, int]] = {}
         self.stepped: dict[str, int] = {}
         self.gathering: dict[int, dict[str, int]] = {}
 
@@ -264,7 +264,9 @@ class _Interpreter:
         self._weight_gradient(rank, instruction, rank.slots(instruction.reads))
 
     def backward(self, rank: _Rank, instruction: Instruction) -> None:
-        self.input_gradient(rank, instruction)
+        """In parts, the first writes the gradients of all outputs, and all parts read them."""
+        if self._is_of_last_unit(instruction.action):
+            self.input_gradient(rank, instruction)
         both = {**rank.slots(instruction.writes), **rank.slots(instruction.reads)}
         self._weight_gradient(rank, instruction, both)
 
@@ -274,10 +276,16 @@ class _Interpreter:
             return
         square, x = self._saved(rank, slots, L, stage, part, 2)
         dy, dk, dx = self._read(rank, slots, W, stage, part, 3)
-        rank.gradients[f"v{stage}"] = (rank.gradients[f"v{stage}"] + square * dy) % PRIME
-        rank.gradients[f"u{stage}"] = (rank.gradients[f"u{stage}"] + x * dk) % PRIME
-        if stage == 0:
-            self._embedding_gradient(rank, microbatch, part, dx)
+        if self._is_of_last_unit(instruction.action):
+            rank.gradients[f"v{stage}"] = (rank.gradients[f"v{stage}"] + square * dy) % PRIME
+        if _is_of_first_unit(instruction.action):
+            rank.gradients[f"u{stage}"] = (rank.gradients[f"u{stage}"] + x * dk) % PRIME
+            if stage == 0:
+                self._embedding_gradient(rank, microbatch, part, dx)
+
+    def _is_of_last_unit(self, action: Action) -> bool:
+        """Whether it is for the stage's last unit, whose weights are ``v`` and ``head``."""
+        return action.part is None or action.part == self.case.buckets[action.stage][0]
 
     def _embedding_gradient(self, rank: _Rank, microbatch: int, part: int, dx: int) -> None:
         rank.gradients["e"] = (rank.gradients["e"] + self.model.tokens[microbatch, part] * dx) % PRIME
@@ -393,11 +401,11 @@ class _Interpreter:
 
     @staticmethod
     def _has_started(member: _Rank, instruction: Instruction) -> bool:
-        return any(group is instruction.action.group for group, _ in member.started)
+        return any(group is instruction.action.group for group, _, _ in member.started)
 
     def start_reduction(self, rank: _Rank, instruction: Instruction) -> None:
         """What is summed is what is there now: what a later action adds is lost."""
-        key = (instruction.action.group, instruction.action.stage)
+        key = (instruction.action.group, instruction.action.stage, instruction.action.part)
         if key in rank.started:
             raise Crash("starts a reduction twice")
         if instruction.action.group is Group.TIE and rank not in self._members(instruction):
@@ -405,22 +413,22 @@ class _Interpreter:
         rank.started[key] = dict(rank.gradients)
 
     def finish_reduction(self, rank: _Rank, instruction: Instruction) -> None:
-        group, stage = instruction.action.group, instruction.action.stage
-        if (group, stage) not in rank.started:
+        group, stage, part = instruction.action.group, instruction.action.stage, instruction.action.part
+        if (group, stage, part) not in rank.started:
             raise Crash("waits for a reduction that it did not start")
         if group is Group.DP:
-            own = rank.started[group, stage]
-            names = self._names(stage)
+            own = rank.started[group, stage, part]
+            names = self._names_of(instruction.action)
             summed = {name: NUM_REPLICAS * own.get(name, 0) % PRIME for name in names if name in rank.weights}
             rank.gradients.update(summed)
             return
         if group is Group.TP:
             name = f"u{stage}"
-            if name in rank.weights:
-                rank.gradients[name] = NUM_SHARDS * rank.started[group, stage].get(name, 0) % PRIME
+            if name in rank.weights and _is_of_first_unit(instruction.action):
+                rank.gradients[name] = NUM_SHARDS * rank.started[group, stage, part].get(name, 0) % PRIME
             return
         members = self._members(instruction)
-        theirs = [own for member in members for (joined, _), own in member.started.items() if joined is group]
+        theirs = [own for member in members for (joined, _, _), own in member.started.items() if joined is group]
         if group is Group.TIE:
             total = sum(own.get("e", 0) + own.get("head", 0) for own in theirs) % PRIME
             rank.gradients.update({name: total for name in ("e", "head") if name in rank.weights})
@@ -452,6 +460,19 @@ class _Interpreter:
     def _names(self, stage: int) -> list[str]:
         """The weights of a stage."""
         return [f"v{stage}", f"u{stage}", *["e"][: stage == 0], *["head"][: stage == len(self.case.stages) - 1]]
+
+    def _names_of(self, action: Action) -> list[str]:
+        """The weights of the action's units."""
+        return [
+            name
+            for name in self._names(action.stage)
+            if (self._is_of_last_unit(action) if name[0] in "vh" else _is_of_first_unit(action))
+        ]
+
+
+def _is_of_first_unit(action: Action) -> bool:
+    """Whether it is for the stage's first unit, whose weights are ``u`` and ``e``."""
+    return action.part is None or action.part.first == 0
 
 
 _SEND_WAITS = frozenset({Kind.WAIT_SEND_F, Kind.WAIT_SEND_B})

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.program import Channel, Instruction, Program, RankProgram
-from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind, flatten
+from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind, Part, flatten
 from penstock.planner.order import KINDS
-from penstock.planner.simulate.costs import Costs
+from penstock.planner.simulate.costs import Bucket, Costs
 
 MILLION = 1_000_000
 
@@ -82,7 +82,7 @@ class ReferenceSimulator:
             if action.kind in COMPUTE_KINDS
         }
         self.joined: dict[Group, dict[int, int]] = {}
-        self.over: dict[tuple[Group, int], int] = {}
+        self.over: dict[tuple[Group, int, Part | None], int] = {}
         self.gathered: dict[int, int] = {}
         self.free: defaultdict[tuple[Group, int], int] = defaultdict(int)
         self.makespan = self._run()
@@ -244,9 +244,12 @@ class ReferenceSimulator:
         assert action.group is not None
         if action.group.is_of_peers:
             durations = self.costs.reduce_ns.get(action.group, (0,) * self.program.num_stages)
+            duration = durations[action.stage]
+            if action.part is not None:
+                duration = self._bucket(action).reduce_ns[action.group]
             link = (action.group, rank)
-            self.free[link] = max(self.free[link], now) + durations[action.stage]
-            self.over[action.group, action.stage] = self.free[link]
+            self.free[link] = max(self.free[link], now) + duration
+            self.over[action.group, action.stage, action.part] = self.free[link]
         else:
             self.joined.setdefault(action.group, {})[rank] = now
 
@@ -256,7 +259,7 @@ class ReferenceSimulator:
         if worker.waiting_since is None:
             worker.waiting_since = now
         if group.is_of_peers:
-            begin, over = now, self.over[group, instruction.action.stage]
+            begin, over = now, self.over[group, instruction.action.stage, instruction.action.part]
         else:
             (reduction,) = [each for each in self.program.reductions if each.group is group]
             joined = self.joined.get(group, {})
@@ -307,8 +310,18 @@ class ReferenceSimulator:
         part = action.part
         if part is None:
             return whole
+        if action.kind is not Kind.R:
+            place = int(action.kind is Kind.W)
+            buckets = self.costs.buckets[action.stage]
+            done = [0, *(whole * bucket.done_ppm[place] // MILLION for bucket in buckets)]
+            at = buckets.index(self._bucket(action))
+            return done[at + 1] - done[at]
         until = [int(row[self._column(action)]) for row in self.costs.remade_ns[action.stage]]
         return whole - until[-1] + until[part.stop] - until[part.first]
+
+    def _bucket(self, action: Action) -> Bucket:
+        (bucket,) = [each for each in self.costs.buckets[action.stage] if each.part == action.part]
+        return bucket
 
     def _pair_ns(self, children: Sequence[Action]) -> int:
         """Both one after the other, less what their collectives take next to the other's compute."""

@@ -98,9 +98,9 @@ class ShardedPipeline:
 def sum_over_shards(spec: ModelSpec, stage: Sequence[StageParameters]) -> None:
     """What a step's end does: sum the gradients of which shards have addends."""
     copies = spec.kv_copies(len(stage))
-    _sum_alike([shard.shared_gradients for shard in stage])
+    _sum_alike([shard.shared_gradients() for shard in stage])
     for first in range(0, len(stage), copies):
-        _sum_alike([shard.copied_gradients for shard in stage[first : first + copies]])
+        _sum_alike([shard.copied_gradients() for shard in stage[first : first + copies]])
 
 
 def _sum_alike(addends: Sequence[Sequence[Tensor]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.core.layout import REMADE_SLOTS, SlotKind
 from penstock.core.program import Instruction, Program, RankProgram, SlotSizes
-from penstock.core.schedule import Kind, Schedule, parse_schedule
+from penstock.core.schedule import Kind, Part, Schedule, parse_schedule
 from penstock.planner.lowering import NO_TRANSIENTS, Transients, lower
 
 SPLIT_BACKWARD = """\
@@ -54,6 +54,7 @@ def lowered(
     tp: bool = False,
     tie: tuple[int, ...] = (),
     zero: int = 0,
+    buckets: Sequence[tuple[Part, ...]] = (),
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
@@ -74,6 +75,7 @@ def lowered(
         tp=tp,
         tie=tie,
         zero=zero,
+        buckets=buckets,
         num_units=num_units,
         transients=transients,
         keep_pairs=keep_pairs,

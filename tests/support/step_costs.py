@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,13 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from penstock.core.program import Program, SlotSizes
-from penstock.core.schedule import Group
+from penstock.core.schedule import Group, Part
 from penstock.planner.order import KINDS, RECOMPUTE
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.simulate.costs import (
     MILLION,
+    Bucket,
     Costs,
     Hosts,
     InstructionCosts,
@@ -65,12 +67,21 @@ def slot_arrays(sizes: SlotSizes, num_stages: int) -> SlotBytes:
     return lambda kind, lengths: np.array([[sizes(kind, stage, n) for n in lengths] for stage in range(num_stages)])
 
 
-def costs_of(rng: random.Random, program: Program) -> Costs:
-    """Any costs of the Program's actions and messages."""
+def costs_of(rng: random.Random, program: Program, buckets: Sequence[tuple[Part, ...]] = ()) -> Costs:
+    """Any costs of the Program's actions and messages, and of reductions in ``buckets``."""
     counts = [len(each) for each in (program.slice_capacities, program.remainder_capacities)]
     costs = random_costs(rng, len(program.ranks), program.num_stages, sum(counts))
     gather_ns = tuple(rng.randrange(30) for _ in range(program.num_stages)) if program.zero else ()
-    return replace(costs, num_remainder_slices=counts[1], gather_ns=gather_ns)
+    in_buckets = tuple(tuple(_random_buckets(rng, parts)) if parts else () for parts in buckets)
+    return replace(costs, num_remainder_slices=counts[1], gather_ns=gather_ns, buckets=in_buckets)
+
+
+def _random_buckets(rng: random.Random, parts: Sequence[Part]) -> Iterator[Bucket]:
+    """Any shares of B and W, and any times."""
+    both, weight = (sorted(rng.randrange(MILLION + 1) for _ in parts[1:]) for _ in range(2))
+    for part, *done_ppm in zip(parts, [*both, MILLION], [*weight, MILLION], strict=True):
+        reduce_ns = {group: rng.randrange(30) for group in (Group.TP, Group.DP)}
+        yield Bucket(part=part, done_ppm=(done_ppm[0], done_ppm[1]), reduce_ns=reduce_ns)
 
 
 def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices: int) -> Costs:

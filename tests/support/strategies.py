@@ -61,6 +61,7 @@ class Case:
     keep_pairs: bool = False
     zero: int = 0
     prefix_by_slice: bool = False
+    buckets: tuple[tuple[Part, ...], ...] = ()
 
     def sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
         """Bytes of a slot: proportional to its tokens, gradients of attention twice as wide."""
@@ -109,6 +110,7 @@ class Case:
             tp=self.tp,
             tie=self.tie,
             zero=self.zero,
+            buckets=self.buckets,
             num_units=self.num_units,
             keep_pairs=self.keep_pairs,
             prefix_by_slice=self.prefix_by_slice,
@@ -171,7 +173,16 @@ def cases(draw: st.DrawFn) -> Case:
         remainder_slices=tuple(draw(st.lists(lengths, min_size=last, max_size=last))),
         keep_pairs=keep_pairs,
         prefix_by_slice=draw(st.booleans()),
+        buckets=draw(_buckets(schedule.num_stages)) if draw(st.booleans()) else (),
     )
+
+
+@st.composite
+def _buckets(draw: st.DrawFn, num_stages: int) -> tuple[tuple[Part, ...], ...]:
+    """Of every stage none, or several from the last units to the first."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    parts = [tuple(_parts(rng.randint(1, MOST_UNITS + 1), rng))[::-1] for _ in range(num_stages)]
+    return tuple(own if len(own) > 1 else () for own in parts)
 
 
 MOST_UNITS = 3

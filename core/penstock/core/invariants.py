@@ -26,7 +26,7 @@ from penstock.core.program import Program, SlotSizes
 from penstock.core.program_checker import Machine, Pipeline, RankState, Wait
 from penstock.core.residency import resident_kernels
 from penstock.core.roles import Cell, Place, slot_table
-from penstock.core.schedule import Action, Group, Kind, flatten
+from penstock.core.schedule import Action, Group, Kind, Part, flatten
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +56,7 @@ def prove(
     sizes: SlotSizes | None = None,
     remainder_sizes: SlotSizes | None = None,
     num_units: Sequence[int] | None = None,
+    num_trained: Sequence[int] | None = None,
     memory_limit_bytes: Sequence[int] | None = None,
     num_places: int | None = None,
 ) -> Proof:
@@ -64,13 +65,17 @@ def prove(
     With ``sizes`` every slot must have exactly those bytes, those of a smaller last micro-batch ``remainder_sizes``;
     without, the slots' own sizes count, and slots that differ only in their micro-batch must be equally large. With
     ``num_units`` the parts of a recomputation have to cover so many units of their stage; without, as many as some
-    recomputation of the stage does. ``memory_limit_bytes`` is what each rank has for its arena and transients;
-    `NoRoomError` means that only that is insufficient. ``num_places`` is the number of communication kernels that a
-    CUDA device runs at once: with it, no kernel that can start ever waits for a place (`penstock.core.residency`);
-    `TooManyKernelsError` means that only their number is too large.
+    recomputation of the stage does. With ``num_trained`` the parts of a backward, and the buckets of its gradients,
+    have to cover all of so many units of their stage.
+
+    ``memory_limit_bytes`` is what each rank has for its arena and transients; `NoRoomError` means that only that is
+    insufficient. ``num_places`` is the number of communication kernels that a CUDA device runs at once: with it, no
+    kernel that can start ever waits for a place (`penstock.core.residency`); `TooManyKernelsError` means that only
+    their number is too large.
     """
-    pipeline = _survey(program, (sizes, remainder_sizes), num_units)
+    pipeline = _survey(program, (sizes, remainder_sizes), num_units, num_trained)
     _check_reductions(program, pipeline.stage_ranks)
+    _check_buckets(pipeline)
     machine = Machine(program, pipeline)
     _run(machine)
     if memory_limit_bytes is not None:
@@ -92,17 +97,21 @@ _Table = dict[Place, int]
 
 
 def _survey(
-    program: Program, sizes: tuple[SlotSizes | None, SlotSizes | None], num_units: Sequence[int] | None
+    program: Program,
+    sizes: tuple[SlotSizes | None, SlotSizes | None],
+    num_units: Sequence[int] | None,
+    num_trained: Sequence[int] | None,
 ) -> Pipeline:
     owners: dict[int, int] = {}
     recomputed: set[Cell] = set()
-    recomputed_units: dict[int, int] = {}
+    units: tuple[dict[int, int], dict[int, int]] = ({}, {})
     for rank, action in _compute_actions(program):
         owners.setdefault(action.stage, rank)
         if action.kind is Kind.R and action.microbatch is not None and action.slice is not None:
             recomputed.add((action.stage, action.microbatch, action.slice))
         if action.part is not None:
-            recomputed_units[action.stage] = max(recomputed_units.get(action.stage, 0), action.part.stop)
+            of_kind = units[action.kind is not Kind.R]
+            of_kind[action.stage] = max(of_kind.get(action.stage, 0), action.part.stop)
     if len(owners) != program.num_stages or sorted(owners) != list(range(len(owners))) or not owners:
         raise ProgramError(
             reason=f"the Program has work for stages {sorted(owners)}, not for all of {program.num_stages}"
@@ -113,13 +122,35 @@ def _survey(
     return Pipeline(
         stage_ranks=tuple(owners[stage] for stage in range(program.num_stages)),
         recomputed=frozenset(recomputed),
-        num_units=recomputed_units if num_units is None else dict(enumerate(num_units)),
+        num_units=units[0] if num_units is None else dict(enumerate(num_units)),
         num_microbatches=program.num_microbatches,
         num_slices=len(program.slice_capacities),
         table=table,
         num_remainder_slices=len(program.remainder_capacities),
         remainder_table=remainder_table,
+        num_trained=units[1] if num_trained is None else dict(enumerate(num_trained)),
+        buckets=_buckets(program),
     )
+
+
+def _buckets(program: Program) -> dict[int, tuple[Part, ...]]:
+    """The parts of the reductions of every stage that has any, from the last units to the first."""
+    parts: dict[int, set[Part]] = {}
+    for rank in program.ranks:
+        for instruction in rank.instructions:
+            action = instruction.action
+            if action.kind is Kind.START_REDUCE and action.part is not None:
+                parts.setdefault(action.stage, set()).add(action.part)
+    return {stage: tuple(sorted(own, key=lambda part: -part.stop)) for stage, own in parts.items()}
+
+
+def _check_buckets(pipeline: Pipeline) -> None:
+    """Check that the buckets of every stage are all of its units, once."""
+    for stage, buckets in pipeline.buckets.items():
+        bounds = [pipeline.num_trained.get(stage, buckets[0].stop), *(part.first for part in buckets)]
+        if bounds[-1] or [part.stop for part in buckets] != bounds[:-1]:
+            names = ", ".join(map(str, buckets))
+            raise ProgramError(reason=f"the reductions of {names} are not all of stage {stage}, once")
 
 
 def _compute_actions(program: Program) -> Iterator[tuple[int, Action]]:

@@ -158,8 +158,9 @@ class Program(Manifest):
     """The programs of all ranks of one pipeline replica, for slices of given capacities (tokens).
 
     A smaller last micro-batch has slices of ``remainder_capacities``; if empty, it is like the others. ``reductions``
-    are in the order in which they reduce a gradient. With ``zero`` 1 the one over dp leaves each replica the sums of
-    its shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered over dp. With
+    are in the order in which they reduce a gradient. Those over peers may be for buckets of a stage, and then its last
+    backward is in parts (`penstock.core.buckets`). With ``zero`` 1 the one over dp leaves each replica the sums of its
+    shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered over dp. With
     ``prefix_by_slice`` every slice has its own slots for keys, values and their gradients.
     """
 

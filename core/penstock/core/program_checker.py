@@ -42,7 +42,7 @@ from typing import NamedTuple, cast
 
 from penstock.core.lifetimes import Lifetimes, ViolationError
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
-from penstock.core.reducing import Reducing
+from penstock.core.reducing import Buckets, Reducing
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
 from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, Part
 
@@ -72,8 +72,9 @@ _RECEIVER_KINDS = {"F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F), "B": (Kind.POST_RE
 class Pipeline:
     """Facts about a pipeline from a Program's compute actions, and the required bytes of its slots.
 
-    ``num_units`` has, by stage, the number of units that the parts of a recomputation have to cover. A smaller last
-    micro-batch has ``num_remainder_slices`` and the slots of ``remainder_table``.
+    ``num_units`` has, by stage, the number of units that the parts of a recomputation have to cover, ``num_trained``
+    the number that the parts of a backward have to. ``buckets`` are those of the reductions. A smaller last micro-batch
+    has ``num_remainder_slices`` and the slots of ``remainder_table``.
     """
 
     stage_ranks: tuple[int, ...]
@@ -84,6 +85,8 @@ class Pipeline:
     table: Mapping[Place, int]
     num_remainder_slices: int = 0
     remainder_table: Mapping[Place, int] = field(default_factory=dict)
+    num_trained: Mapping[int, int] = field(default_factory=dict)
+    buckets: Buckets = field(default_factory=dict)
 
     @property
     def num_cells(self) -> int:
@@ -162,7 +165,7 @@ class Machine:
             RankState(
                 rank,
                 pipeline.bytes_of,
-                Reducing(rank.rank, program.reductions, owners, num_cells, gathers=gathers),
+                Reducing(rank.rank, program.reductions, owners, num_cells, gathers=gathers, buckets=pipeline.buckets),
             )
             for rank in program.ranks
         ]
@@ -173,6 +176,7 @@ class Machine:
         self._lines = _lines(pipeline.stage_ranks)
         self._done: dict[Cell, int] = {}
         self._remade: dict[Cell, int] = {}
+        self._trained: dict[Cell, tuple[Kind, int]] = {}
         self.num_transfers = 0
         self._waits: dict[Kind, Callable[[RankState, Instruction], Wait | None]] = {
             Kind.WAIT_RECV_F: self._await_send,
@@ -232,6 +236,7 @@ class Machine:
             self._require_turn(child, cell)
         for child, cell in children.values():
             self._take_turn(rank, child, cell)
+        under_way = {child.microbatch for child, cell in children.values() if self._is_under_way(child, cell)}
         touched = [self._touched(child, cell) for child, cell in children.values()]
         _check_names(rank, "read", instruction.reads, [name for reads, _ in touched for name in reads])
         _check_names(rank, "write", instruction.writes, [name for _, writes in touched for name in writes])
@@ -240,7 +245,7 @@ class Machine:
             self._check_content(rank, index, child.kind, cell)
         for index in instruction.writes:
             child, cell = children[rank.names[index][2]]
-            self._fill(rank, index, cell, resumes=child.resumes)
+            self._fill(rank, index, cell, resumes=child.resumes, under_way=child.microbatch in under_way)
         rank.step += 1
         rank.cells.append((rank.step, action))
 
@@ -275,7 +280,7 @@ class Machine:
         done, does, needs = self._done.get(cell, 0), _DOES[action.kind], _NEEDS[action.kind]
         if cell in self.pipeline.recomputed and does & _INPUT:
             needs |= _RECOMPUTE
-        if done & does or (action.kind is Kind.R and action.part is None and cell in self._remade):
+        if done & does or self._was_begun(action, cell):
             raise ViolationError("does work that was done before")
         if done & needs != needs:
             raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
@@ -292,18 +297,37 @@ class Machine:
         if does & _INPUT and not roles.is_last(part) and not self._done.get((stage, microbatch, part + 1), 0) & _INPUT:
             raise ViolationError("runs before the I of the slice after it")
 
+    def _was_begun(self, action: Action, cell: Cell) -> bool:
+        """Whether parts of another action have done some of its work."""
+        if not _DOES[action.kind] & (_INPUT | _WEIGHT):
+            return action.kind is Kind.R and action.part is None and cell in self._remade
+        kind, _ = self._trained.get(cell, (action.kind, 0))
+        return kind is not action.kind or (action.part is None and cell in self._trained)
+
     def _take_turn(self, rank: RankState, action: Action, cell: Cell) -> None:
-        does = _DOES[action.kind]
-        if action.part is None or self._remake(action.part, cell, action.kind):
+        does, part = _DOES[action.kind], action.part
+        if part is not None and not does & (_RECOMPUTE | _WEIGHT):
+            raise ViolationError("is for a part of its stage, which only R, B and W may be")
+        if part is None or (self._remake(part, cell) if does & _RECOMPUTE else self._train(part, cell, action.kind)):
             self._done[cell] = self._done.get(cell, 0) | does
         if does & _WEIGHT:
-            rank.reducing.add(cell[0])
+            rank.reducing.add(cell[0], cell[1:], 0 if part is None else part.first)
 
-    def _remake(self, part: Part, cell: Cell, kind: Kind) -> bool:
+    def _is_under_way(self, action: Action, cell: Cell) -> bool:
+        """Whether the action is a part of a backward that goes on: what it writes is complete after the last part."""
+        return action.part is not None and self._trained.get(cell, (action.kind, 0))[1] > 0
+
+    def _train(self, part: Part, cell: Cell, kind: Kind) -> bool:
+        """Run a part of the cell's backward, from the last unit to the first; return whether it was the last."""
+        _, reached = self._trained.get(cell, (kind, self.pipeline.num_trained[cell[0]]))
+        if part.stop != reached:
+            raise ViolationError(f"ends at unit {part.stop} where the units before {reached} are next")
+        self._trained[cell] = (kind, part.first)
+        return part.first == 0
+
+    def _remake(self, part: Part, cell: Cell) -> bool:
         """Recompute a part of the cell's units; return whether it was the last."""
         remade, num_units = self._remade.get(cell, 0), self.pipeline.num_units[cell[0]]
-        if kind is not Kind.R:
-            raise ViolationError("is for a part of its stage, which only R may be")
         if part.first != remade:
             raise ViolationError(f"makes unit {part.first} again where unit {remade} is next")
         if part.stop > num_units:
@@ -325,8 +349,10 @@ class Machine:
         if not has_content:
             raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(rank.names[index], held)}")
 
-    def _fill(self, rank: RankState, index: int, cell: Cell, *, resumes: bool) -> None:
-        """Fill a slot; a recomputation that ``resumes`` continues in the slots that the first part filled."""
+    def _fill(self, rank: RankState, index: int, cell: Cell, *, resumes: bool, under_way: bool) -> None:
+        """Fill a slot; a recomputation that ``resumes`` continues in the slots that the first part filled. The last
+        part of a backward fills its slots; its other parts are ``under_way``.
+        """
         (slot, *_, of_slice), held = rank.names[index], rank.contents[index]
         _, microbatch, part = cell
         num_added = self.pipeline.num_slices_of(microbatch) - 1 - part
@@ -337,7 +363,8 @@ class Machine:
             turn = min(num_added, 1)
         if held != turn:
             raise ViolationError(f"writes {rank.program.slots[index]}, which {_holds(rank.names[index], held)}")
-        rank.contents[index] = held + 1 if of_slice is None and slot in (KV, DKV) else 1
+        if not under_way:
+            rank.contents[index] = held + 1 if of_slice is None and slot in (KV, DKV) else 1
 
     # Transfers: numbered per channel on both sides, equal slots and bytes, each awaited once.
 

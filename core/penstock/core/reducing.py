@@ -5,6 +5,10 @@ shards if each has only an addend (tp, stage by stage), then over replicas (dp, 
 after which STEP uses them. START_REDUCE and WAIT_REDUCE bracket the time in which a reduction may read and write its
 gradients.
 
+The sums over shards and replicas may be for buckets of a stage (`penstock.core.buckets`), which together are its units.
+A W in parts runs from the last unit to the first. So the gradients of a bucket are complete once every W of the stage
+has reached its first unit. Only the bucket with the rows of a tied matrix needs the sum over tie.
+
 If replicas divide the optimizer state, each steps a shard of every stage's parameters, so after STEP each stage's
 parameters are gathered over dp, once, between START_GATHER and WAIT_GATHER.
 """
@@ -12,19 +16,24 @@ parameters are gathered over dp, once, between START_GATHER and WAIT_GATHER.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.core.lifetimes import ViolationError
 from penstock.core.program import Reduction
-from penstock.core.schedule import Action, Group
+from penstock.core.schedule import Action, Group, Part
 
-_Piece = tuple[Group, int]
-"""A reduction of one stage's gradients; those of tie and norm are filed under the first of the rank's stages in it."""
+_Piece = tuple[Group, int, Part | None]
+"""A reduction of one stage's gradients, or of a bucket of them; those of tie and norm are filed under the first of the
+rank's stages in it.
+"""
+
+Buckets = Mapping[int, tuple[Part, ...]]
+"""The buckets of stages by number, from the last units to the first; a stage that is missing has one."""
 
 
 class Reducing:
     """Tracks the reductions of ``rank``, whose stages have ``num_cells`` weight gradients each, and its gathers, which
-    exist if ``gathers``.
+    exist if ``gathers``. ``buckets`` of stages are summed one by one.
     """
 
     def __init__(
@@ -35,10 +44,13 @@ class Reducing:
         num_cells: int,
         *,
         gathers: bool = False,
+        buckets: Buckets | None = None,
     ) -> None:
         self._stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
         self._num_cells, self._gathers = num_cells, gathers
+        self._buckets = buckets or {}
         self._num_gradients: Counter[int] = Counter()
+        self._reached: dict[int, dict[tuple[int, int], int]] = {}
         ties = [reduction.tied_of(stage_ranks, rank) for reduction in reductions if reduction.group is Group.TIE]
         self._tied = [stage for stages in ties for stage in stages]
         groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
@@ -56,27 +68,32 @@ class Reducing:
 
     def _pieces_of(self, group: Group) -> list[_Piece]:
         if group.is_of_peers:
-            return [(group, stage) for stage in self._stages]
+            return [(group, stage, part) for stage in self._stages for part in self._buckets.get(stage, (None,))]
         if group is Group.TIE:
-            return [(group, stage) for stage in self._tied[:1]]
-        return [(group, stage) for stage in self._stages[:1]]
+            return [(group, stage, None) for stage in self._tied[:1]]
+        return [(group, stage, None) for stage in self._stages[:1]]
 
-    def add(self, stage: int) -> None:
-        """Count a W of ``stage``."""
-        self._num_gradients[stage] += 1
+    def add(self, stage: int, cell: tuple[int, int], first: int = 0) -> None:
+        """Count a W of ``stage`` for a cell, micro-batch and slice, that has come down to unit ``first``."""
+        reached = self._reached.setdefault(stage, {})
+        if first:
+            reached[cell] = first
+        else:
+            reached.pop(cell, None)
+            self._num_gradients[stage] += 1
 
     def has_started(self, group: Group) -> bool:
         """Whether the rank has started its reduction over ``group``."""
-        return any(started is group for started, _ in self._started)
+        return any(started is group for started, _, _ in self._started)
 
     def start(self, action: Action) -> None:
         """Run START_REDUCE; raises `ViolationError` unless the reduced gradients are complete."""
         piece = self._piece(action)
         if piece in self._started:
             raise ViolationError("starts a reduction that was started before")
-        group, stage = piece
+        group, stage, part = piece
         for needed_stage in {Group.NORM: self._stages, Group.TIE: self._tied}.get(group, [stage]):
-            self._require_gradients(needed_stage)
+            self._require_gradients(needed_stage, part)
         for before in self._before(piece):
             if before not in self._over:
                 raise ViolationError(f"runs before {_waits_for(before)}")
@@ -130,12 +147,13 @@ class Reducing:
             raise ViolationError(f"ends without {stage}WAIT_GATHER({Group.DP})")
 
     def _require_gathered_stage(self, action: Action) -> None:
-        if action.group is not Group.DP or not self._gathers or action.stage not in self._stages:
+        is_gather = action.group is Group.DP and action.part is None and self._gathers
+        if not is_gather or action.stage not in self._stages:
             raise ViolationError("is no gather of its rank")
 
     def _piece(self, action: Action) -> _Piece:
         for piece in self._pieces:
-            if piece == (action.group, action.stage):
+            if piece == (action.group, action.stage, action.part):
                 return piece
         raise ViolationError("is no reduction of its rank")
 
@@ -143,20 +161,31 @@ class Reducing:
         """The reductions whose results this one sums: all others for the norm, else those of the same stage before it
         in the order of the Program's reductions.
         """
-        group, stage = piece
+        group, stage, part = piece
         before = self._pieces[: self._pieces.index(piece)]
         if group is Group.NORM:
             return before
-        own_stages = self._tied if stage in self._tied else [stage]
-        return [other for other in before if other[1] == stage or (other[0] is Group.TIE and other[1] in own_stages)]
+        ties = [other for other in before if other[0] is Group.TIE] if self._is_tied(stage, part) else []
+        return ties + [other for other in before if other[0] is not Group.TIE and other[1:] == (stage, part)]
 
-    def _require_gradients(self, stage: int) -> None:
-        if self._num_gradients[stage] != self._num_cells:
-            raise ViolationError(
-                f"finds {self._num_gradients[stage]} of {self._num_cells} weight gradients of stage {stage}"
-            )
+    def _is_tied(self, stage: int, part: Part | None) -> bool:
+        """Whether the bucket has rows of a tied matrix: the embedding is the first unit of stage 0, the head is last on
+        any other stage.
+        """
+        if stage not in self._tied or part is None:
+            return stage in self._tied
+        return part == self._buckets[stage][-1 if stage == 0 else 0]
+
+    def _require_gradients(self, stage: int, part: Part | None = None) -> None:
+        """Require all weight gradients of a stage, or of its units from ``part`` on."""
+        first = part.first if part else 0
+        num_complete = self._num_gradients[stage]
+        num_complete += sum(reached <= first for reached in self._reached.get(stage, {}).values())
+        if num_complete != self._num_cells:
+            units = f", units {part}" if part else ""
+            raise ViolationError(f"finds {num_complete} of {self._num_cells} weight gradients of stage {stage}{units}")
 
 
 def _waits_for(piece: _Piece) -> str:
-    group, stage = piece
-    return f"{stage}WAIT_REDUCE({group})"
+    group, stage, part = piece
+    return f"{stage}WAIT_REDUCE({group}){part or ''}"

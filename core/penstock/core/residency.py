@@ -57,7 +57,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.core.program import Channel, Instruction, Program, RankProgram
-from penstock.core.schedule import Action, Group, Kind
+from penstock.core.schedule import Action, Group, Kind, Part
 
 NUM_PLACES = 8
 """K: every generator's schedules need at most 8, on a rank in the middle of a V (`zbv`: four channels to each side).
@@ -93,7 +93,7 @@ class _Rank:
     position: int = 0
     known: _Known = field(default_factory=dict)
     launched: _Known = field(default_factory=dict)
-    reductions: dict[tuple[Group, int], int] = field(default_factory=dict)
+    reductions: dict[tuple[Group, int, Part | None], int] = field(default_factory=dict)
     most: Residency = Residency(0, 0)
 
     @property
@@ -155,7 +155,7 @@ class _Devices:
         group = _group(action)
         stream = (group, rank.program.rank)
         number = 1 + rank.launched.get(stream, 0)
-        rank.reductions[group, action.stage] = number
+        rank.reductions[group, action.stage, action.part] = number
         self._arrived[group][rank.program.rank] = dict(rank.known)
         rank.launch(stream, number)
 
@@ -171,7 +171,7 @@ class _Devices:
                 return False
             for known in arrived.values():
                 _learn(rank.known, known)
-        _learn(rank.known, {(group, rank.program.rank): rank.reductions[group, action.stage]})
+        _learn(rank.known, {(group, rank.program.rank): rank.reductions[group, action.stage, action.part]})
         return True
 
 

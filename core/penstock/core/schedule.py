@@ -65,7 +65,9 @@ class Group(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Units [first, stop) of a stage, counted from its first: the work of one of several R of a slice."""
+    """Units [first, stop) of a stage, counted from its first: the work of one of several R of a slice, or in a Program
+    of one part of a stage's last backward, and the gradients that it completes (`penstock.core.buckets`).
+    """
 
     first: int
     stop: int
@@ -84,7 +86,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Action:
     """One action. ``microbatch`` and ``slice`` are None for actions without them (reductions, STEP); ``part`` is None
-    for the whole stage; only R may be for a part.
+    for the whole stage. In a schedule only R may be for a part, in a Program also B, W and reductions over peers.
     """
 
     kind: Kind
@@ -122,7 +124,7 @@ class Action:
     @property
     def resumes(self) -> bool:
         """Whether it continues a recomputation that another R began."""
-        return self.part is not None and self.part.first > 0
+        return self.kind is Kind.R and self.part is not None and self.part.first > 0
 
 
 _NAMES = "|".join(sorted((kind.value for kind in Kind if kind is not Kind.OVERLAP), key=len, reverse=True))

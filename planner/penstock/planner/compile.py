@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, pairwise
 
+from penstock.core.buckets import stage_buckets
 from penstock.core.errors import NoRoomError, TooManyKernelsError, UserError
 from penstock.core.invariants import prove
 from penstock.core.layout import ALIGNMENT_BYTES, SlotKind, num_remade_units, tied_stages
@@ -17,6 +18,7 @@ from penstock.core.schedule import Schedule
 from penstock.core.sharding import Sharding
 from penstock.core.units import MEBIBYTE, format_bytes
 from penstock.planner.lowering import NO_TRANSIENTS, Remainder, Transients, lower, slot_sizes
+from penstock.planner.passes.reductions import Buckets
 from penstock.planner.schedules.registry import from_spec
 
 
@@ -87,6 +89,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         tp=has_shared_gradients(plan.model, plan.sharding),
         tie=tied_stages(plan.model, plan.stages),
         zero=plan.zero,
+        buckets=_buckets(plan),
         num_units=_num_units(plan),
         transients=transients,
         keep_pairs=plan.tp > 1,
@@ -113,9 +116,17 @@ def prove_plan(
         sizes=_sizes(plan, plan.microbatch),
         remainder_sizes=_sizes(plan, plan.remainder),
         num_units=_num_units(plan),
+        num_trained=[stop - first for first, stop in plan.stages],
         memory_limit_bytes=memory_limit_bytes,
         num_places=num_places,
     )
+
+
+def _buckets(plan: Plan) -> Buckets:
+    """Buckets of gradients, if replicas sum them next to compute and each has all sums."""
+    if plan.dp == 1 or plan.zero or plan.late_receives:
+        return ()
+    return stage_buckets(plan.model, plan.stages, plan.precision, plan.tp)
 
 
 def bytes_beside_slots(plan: Plan) -> list[int]:

@@ -14,6 +14,7 @@ from penstock.core.errors import UserError
 from penstock.core.layout import tied_stages
 from penstock.core.program import Reduction
 from penstock.core.schedule import CSV, ScheduleSpec
+from penstock.planner.bucket_costs import buckets_of
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.compile import has_shared_gradients, recomputed_stages
@@ -176,7 +177,10 @@ class Simulated:
             if where not in self._seats:
                 self._seats[where] = seats_of(self.problem, candidate.mesh, stage_ranks, self.placement)
             problem = self.problem_of(candidate)
-            costs = simulation_costs(problem, candidate, passes, stage_ranks, self._seats[where])
+            seats, units = self._seats[where], unit_tables(problem, candidate)[0]
+            costs = simulation_costs(problem, candidate, passes, stage_ranks, seats)
+            buckets = buckets_of(problem, candidate, units, stage_ranks, seats.devices)
+            costs = dataclasses.replace(costs, buckets=buckets)
             require_countable(costs.most_ns(candidate.mesh.num_microbatches))
             self._costs[key] = costs
         return self._costs[key]

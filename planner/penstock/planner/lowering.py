@@ -18,7 +18,7 @@ from penstock.core.schedule import Kind, Schedule
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.passes.arena import place
 from penstock.planner.passes.frees import Life, add_frees
-from penstock.planner.passes.reductions import add_reductions, reductions_of
+from penstock.planner.passes.reductions import Buckets, add_reductions, reductions_of
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.passes.slots import add_slots
 from penstock.planner.passes.transfers import add_transfers
@@ -72,6 +72,7 @@ def lower(
     tp: bool = False,
     tie: tuple[int, ...] = (),
     zero: int = 0,
+    buckets: Buckets = (),
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
@@ -80,10 +81,11 @@ def lower(
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
     are due (`penstock.planner.passes.transfers`). With ``prefix_by_slice`` every slice has its own ``kv`` and ``dkv``.
-    ``dp``, ``tp`` and ``tie`` (stages) select the reductions, ``zero``
-    the gathers of parameters (`penstock.planner.passes.reductions`). ``num_units`` of every stage keep something that R
-    recomputes (default: as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of overlapped
-    actions is one instruction. All other overlaps, and without it all of them, run their children one after the other.
+    ``dp``, ``tp`` and ``tie`` (stages) select the reductions, ``zero`` the gathers of parameters, and ``buckets`` the
+    parts in which a stage is reduced (`penstock.planner.passes.reductions`). ``num_units`` of every stage keep
+    something that R recomputes (default: as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of
+    overlapped actions is one instruction. All other overlaps, and without it all of them, run their children one after
+    the other.
 
     Raises `UserError` if the schedule is incomplete or cannot run in its order.
     """
@@ -100,7 +102,7 @@ def lower(
         return last_slots if schedule.is_remainder(microbatch) else usual_slots
 
     drafts = [
-        add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0)
+        add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0, buckets=buckets)
         for rank, row in enumerate(add_transfers(ordered, receive_ahead, late_receives))
     ]
     ranks = []

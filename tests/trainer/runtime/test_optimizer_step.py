@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.core.schedule import Action, Group, Kind
+from penstock.core.schedule import Action, Group, Kind, Part
 from penstock.core.sharding import Sharding
 from penstock.planner.compile import program_of
 from penstock.planner.memory import StageMemory
@@ -42,12 +42,14 @@ class FakeParameters:
         divided, norm, kv = torch.split(self.gradient_flat, [6, 4, 12])
         self.gradients = {"divided": divided.view(2, 3), "norm": norm, "kv": kv.view(4, 3)}
 
-    @property
-    def shared_gradients(self) -> tuple[Tensor, ...]:
+    def bucket(self, part: Part | None) -> list[Tensor]:
+        assert part is None
+        return [self.gradient_flat]
+
+    def shared_gradients(self, part: Part | None = None) -> tuple[Tensor, ...]:
         return (self.gradients["norm"],)
 
-    @property
-    def copied_gradients(self) -> tuple[Tensor, ...]:
+    def copied_gradients(self, part: Part | None = None) -> tuple[Tensor, ...]:
         kv = self.gradients["kv"]
         return (kv[1:2], kv[2:4])
 
@@ -62,7 +64,10 @@ class FakeParameters:
 class Alone(FakeParameters):
     """It has no other shards."""
 
-    shared_gradients = copied_gradients = ()
+    def shared_gradients(self, part: Part | None = None) -> tuple[Tensor, ...]:
+        return ()
+
+    copied_gradients = shared_gradients
 
 
 class NoOptimizer:
@@ -144,7 +149,7 @@ def test_the_planner_counts_what_gradients_are_packed_into(family: Family, seque
     sharding, units = Sharding(2, sequence_parallel), (0, model.num_units)
     own = StageParameters(model, *units, sharding=sharding, shard=1, precision=Precision.FP32, device=CPU, seed=0)
     memory = StageMemory(model=model, precision=Precision.FP32, stages=(units,), batch=1, sharding=sharding)
-    packed = [sum(view.nbytes for view in views) for views in (own.shared_gradients, own.copied_gradients)]
+    packed = [sum(view.nbytes for view in views) for views in (own.shared_gradients(), own.copied_gradients())]
     assert memory.packed_gradient_bytes.tolist() == [max(packed)]
 
 

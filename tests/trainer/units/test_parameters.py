@@ -259,9 +259,9 @@ def test_gradients_that_are_addends_are_those_that_core_declares(
 ) -> None:
     sharding = Sharding(tp, sequence_parallel)
     (shard, *_) = _shards(spec, sharding)
-    for view in shard.shared_gradients:
+    for view in shard.shared_gradients():
         view.fill_(1.0)
-    for view in shard.copied_gradients:
+    for view in shard.copied_gradients():
         assert not view.any(), "a view of its own"
         view.fill_(2.0)
     expected = {name for unit in spec.units for name in shared_parameters(spec, unit, sharding)}

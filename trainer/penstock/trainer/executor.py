@@ -212,9 +212,7 @@ class StageExecutor:
 
     def _recompute(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop), earlier = self._place(instruction)
-        part = instruction.action.part
-        units = None if part is None else range(stage.first + part.first, stage.first + part.stop)
-        remade = self._remade[instruction.action.stage]
+        units, remade = _units(stage, instruction), self._remade[instruction.action.stage]
         recompute = partial(stage.recompute, views, start, stop, remade, earlier=earlier, units=units)
         return partial(recompute, token_ids=self._token_ids(instruction), labels=self._labels(instruction))
 
@@ -234,7 +232,8 @@ class StageExecutor:
     def _backward_weight(self, instruction: Instruction) -> _Steps:
         stage, views, (start, _), _ = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
-        backward = partial(stage.backward_weight, views, start, token_ids=token_ids, labels=labels)
+        units = _units(stage, instruction)
+        backward = partial(stage.backward_weight, views, start, token_ids=token_ids, labels=labels, units=units)
         return lambda: backward(gradient_scale=self._gradient_scale)
 
     def _backward(self, instruction: Instruction) -> _Steps:
@@ -249,7 +248,7 @@ class StageExecutor:
             token_ids=self._token_ids(instruction),
             labels=self._labels(instruction),
         )
-        return lambda: backward(gradient_scale=self._gradient_scale)
+        return lambda: backward(gradient_scale=self._gradient_scale, units=_units(stage, instruction))
 
     def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int], Sequence[SlotViews]]:
         """The stage, its views for the action, the slice's tokens [start, stop), and the views of earlier slices."""
@@ -393,6 +392,12 @@ class SamplingExecutor(EvaluationExecutor):
 
 def _not_evaluated(instruction: Instruction) -> ValueError:
     return ValueError(f"{instruction.action} is no part of evaluation")
+
+
+def _units(stage: Stage, instruction: Instruction) -> range | None:
+    """The units that the instruction is for; None for all."""
+    part = instruction.action.part
+    return None if part is None else range(stage.first + part.first, stage.first + part.stop)
 
 
 def _cell(instruction: Instruction) -> tuple[int, int]:

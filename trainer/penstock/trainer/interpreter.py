@@ -14,9 +14,11 @@ from torch import Tensor
 from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction
 from penstock.core.run.rank_status import BETWEEN_STEPS, Cursor
-from penstock.core.schedule import Group, Kind
+from penstock.core.schedule import Group, Kind, Part
 from penstock.trainer.comm import Messages
 from penstock.trainer.units.collectives import Work
+
+_Collective = tuple[Kind, Group, int, Part | None]
 
 Operation = Callable[[], object]
 """An action bound to all its arguments, called once per step."""
@@ -79,7 +81,7 @@ class Interpreter:
         self._executor = executor
         self._transport = transport
         self._cursor = cursor
-        self._in_flight: dict[tuple[Channel, int] | tuple[Kind, Group, int], Work] = {}
+        self._in_flight: dict[tuple[Channel, int] | _Collective, Work] = {}
         self._instructions = tuple(instructions)
         self._calls = tuple((index, self._bind(instruction)) for index, instruction in self._instructions)
 
@@ -204,8 +206,8 @@ def _transfer(instruction: Instruction) -> tuple[Channel, int]:
     return _channel(instruction), instruction.sequence
 
 
-def _collective(start: Kind, instruction: Instruction) -> tuple[Kind, Group, int]:
-    """The kind that starts the collective, its group and its stage: unique among the collectives of a rank."""
+def _collective(start: Kind, instruction: Instruction) -> _Collective:
+    """The kind that starts the collective, its group, stage and part: unique among the collectives of a rank."""
     action = instruction.action
     assert action.group is not None, f"{action} names no group"
-    return start, action.group, action.stage
+    return start, action.group, action.stage, action.part

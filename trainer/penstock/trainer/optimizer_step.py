@@ -135,12 +135,10 @@ class Closing:
         self._tied = list(_ties(plan, mesh, rank, stage_ranks, parameters))
         self._ties_with_norm = plan.dp == 1 and all(tie.other is not None for tie in self._tied)
         views = [
-            tensors for stage in parameters.values() for tensors in (stage.shared_gradients, stage.copied_gradients)
+            tensors for stage in parameters.values() for tensors in (stage.shared_gradients(), stage.copied_gradients())
         ]
         most_elements = max((sum(view.numel() for view in tensors) for tensors in views), default=0)
-        memory = torch.empty(most_elements, dtype=accumulate_dtype(plan.precision), device=device)
-        self._shared = {stage: _Packed(own.shared_gradients, memory) for stage, own in parameters.items()}
-        self._copied = {stage: _Packed(own.copied_gradients, memory) for stage, own in parameters.items()}
+        self._packing = torch.empty(most_elements, dtype=accumulate_dtype(plan.precision), device=device)
         self._squared_norm = SquaredNorm(
             [stretch for stage in sorted(parameters) for stretch in parameters[stage].counted_stretches()]
             if self._is_divided or mesh.replica(rank) == 0
@@ -180,14 +178,13 @@ class Closing:
     def reduction(self, action: Action, losses: Tensor) -> Callable[[], Work]:
         """Return a function that starts the reduction of ``action``; ``losses`` holds this rank's part of the loss."""
         if action.group is Group.DP:
-            flat = self._parameters[action.stage].gradient_flat
-            if self._is_divided:
-                return partial(self._transport.reduce_scatter, flat)
-            return partial(self._transport.all_reduce, Group.DP, flat)
+            return partial(self._start_replicas, self._parameters[action.stage].bucket(action.part))
         if action.group is Group.TIE:
             return self._start_tied
         if action.group is Group.TP:
-            return partial(self._start_shared, action.stage)
+            own = self._parameters[action.stage]
+            shared, copied = own.shared_gradients(action.part), own.copied_gradients(action.part)
+            return partial(self._start_shared, _Packed(shared, self._packing), _Packed(copied, self._packing))
         assert action.group is Group.NORM, f"{action} is no reduction"
         return partial(self._start_norm, losses)
 
@@ -255,10 +252,14 @@ class Closing:
         starts = [partial(self._transport.sum_tied, tie.peer, tie.gradient) for tie in ties]
         return in_turn(starts) if starts else AllOf([])
 
-    def _start_shared(self, stage: int) -> Work:
+    def _start_replicas(self, stretches: Sequence[Tensor]) -> Work:
+        start = self._transport.reduce_scatter if self._is_divided else partial(self._transport.all_reduce, Group.DP)
+        return AllOf([start(stretch) for stretch in stretches])
+
+    def _start_shared(self, shared: _Packed, copied: _Packed) -> Work:
         """Start one sum after the other, so that one kernel of the two is under way at a time."""
-        first = self._shared[stage].start(partial(self._transport.all_reduce, Group.TP))
-        return InTurn(first, lambda: self._copied[stage].start(self._transport.sum_copies))
+        first = shared.start(partial(self._transport.all_reduce, Group.TP))
+        return InTurn(first, lambda: copied.start(self._transport.sum_copies))
 
     def _start_norm(self, losses: Tensor) -> Work:
         if self._ties_with_norm:

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from penstock.core.buckets import completed_by_units
 from penstock.core.errors import UserError
 from penstock.core.layout import Parameter, Precision, declared_parameters
 from penstock.core.model import ModelSpec
 from penstock.core.replicas import replica_layout
+from penstock.core.schedule import Part
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
 from penstock.trainer.squared_norm import Stretch
@@ -102,6 +104,7 @@ class StageParameters(FlatParameters):
     ) -> None:
         """Initial values depend on (seed, name) alone, so every partition starts from the same weights."""
         self.sharding, self.shard = sharding, shard
+        self._completed = completed_by_units(spec, first, stop)
         self.declared = _in_flat_order(spec, first, stop)
         self._shapes = {name: p.shard_shape(sharding.tp, shard) for name, p in self.declared.items()}
         layout = replica_layout([math.prod(shape) for shape in self._shapes.values()], dp)
@@ -211,26 +214,46 @@ class StageParameters(FlatParameters):
         parts = [whole.narrow(parameter.axis, piece.start, piece.size) for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=parameter.axis)
 
-    @property
-    def shared_gradients(self) -> tuple[Tensor, ...]:
+    def bucket(self, part: Part | None) -> list[Tensor]:
+        """The gradients that the backward of some units of the stage completes, in contiguous stretches; by default
+        those of all units.
+        """
+        if part is None:
+            return [self.gradient_flat]
+        stretches: list[slice] = []
+        for name in self._names_of(part):
+            place = self._place(name)
+            if stretches and stretches[-1].stop == place.start:
+                place = slice(stretches.pop().start, place.stop)
+            stretches.append(place)
+        return [self.gradient_flat[stretch] for stretch in stretches]
+
+    def _names_of(self, part: Part | None) -> list[str]:
+        """The parameters whose gradients some units complete, in the order of the flat buffers."""
+        if part is None:
+            return list(self.declared)
+        completed = {name for names in self._completed[part.first : part.stop] for name in names}
+        return [name for name in self.declared if name in completed]
+
+    def shared_gradients(self, part: Part | None = None) -> tuple[Tensor, ...]:
         """Gradients to be summed over all shards: with sequence parallelism those of undivided tensors, since each
-        shard adds only the terms of its own tokens.
+        shard adds only the terms of its own tokens. With ``part`` only those that these units complete.
         """
         if not self.sharding.by_tokens:
             return ()
-        return tuple(self.gradients[name] for name, parameter in self.declared.items() if not parameter.blocks)
+        return tuple(self.gradients[name] for name in self._names_of(part) if not self.declared[name].blocks)
 
-    @property
-    def copied_gradients(self) -> tuple[Tensor, ...]:
+    def copied_gradients(self, part: Part | None = None) -> tuple[Tensor, ...]:
         """Gradients to be summed over the `ModelSpec.kv_copies` adjacent shards with the same key/value heads: views of
-        the rows of k and v. Each shard adds only the terms of its own query heads.
+        the rows of k and v. Each shard adds only the terms of its own query heads. With ``part`` only those that these
+        units complete.
         """
         tp = self.sharding.tp
         return tuple(
-            part
-            for name, parameter in self.declared.items()
-            if parameter.blocks
-            for part, block in zip(self._parts(name), parameter.blocks, strict=True)
+            view
+            for name in self._names_of(part)
+            if self.declared[name].blocks
+            for view, block in zip(self._parts(name), self.declared[name].blocks, strict=True)
             if block.copies(tp) > 1
         )
 

@@ -239,20 +239,24 @@ class Stage:
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
+        units: range | None = None,
     ) -> Pass[None]:
         """B: I and W of each unit, from the last unit to the first, with the same bits as I followed by W.
 
-        This order spreads the collectives of I over the whole pass, where a second action can run during them.
+        This order spreads the collectives of I over the whole pass, where a second action can run during them. With
+        ``units`` only these units are run, after the later ones; the last units include all parts of a head.
         """
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
-        yield from self._take_gradient(views, labels, gradient_scale)
-        if self._parts is not None:
-            yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
-        for index in sorted(self._blocks, reverse=True):
+        units = range(self.first, self.stop) if units is None else units
+        if units.stop == self.stop:
+            yield from self._take_gradient(views, labels, gradient_scale)
+            if self._parts is not None:
+                yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
+        for index in sorted((index for index in self._blocks if index in units), reverse=True):
             frame = self._frame(views, index, start, stop, earlier)
             yield from self._block_input(index, frame, views, fresh_dkv=fresh_dkv)
             yield from self._blocks[index].backward_weight(inputs[index], gradients[index])
-        if self._embedding is not None:
+        if self._embedding is not None and self.first in units:
             yield from self._embedding.backward_input(gradients[self.first]["dy"])
             ids = _needed(token_ids, "token ids")
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
@@ -283,14 +287,19 @@ class Stage:
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
+        units: range | None = None,
     ) -> Pass[None]:
-        """W: add the gradients of matrices and biases from ``l`` and ``w`` alone, at any time after I."""
+        """W: add the gradients of matrices and biases from ``l`` and ``w`` alone, at any time after I. With ``units``
+        only those of these units; the last units include all parts of a head.
+        """
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
+        units = range(self.first, self.stop) if units is None else units
         for index, block in self._blocks.items():
-            yield from block.backward_weight(inputs[index], gradients[index])
-        if self._parts is not None:
+            if index in units:
+                yield from block.backward_weight(inputs[index], gradients[index])
+        if self._parts is not None and units.stop == self.stop:
             yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
-        if self._embedding is not None:
+        if self._embedding is not None and self.first in units:
             ids = _needed(token_ids, "token ids")
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
 

@@ -19,12 +19,21 @@ the sums that it joins, each of which needs the result of the one before:
 
 So the terms of every sum and their order are the same wherever reductions start.
 
+A stage may be summed over shards and replicas in buckets (`penstock.core.buckets`). Then its last W or B is in parts,
+and the chain of each bucket begins directly after its part. Messages follow the last part. In stage 0 the last bucket
+has the embedding, which may be tied: only this bucket waits for the tie. The other stages of a tie have no buckets. A
+stage's last backward is in no pair, since the backward of the forward next to it would follow.
+
 If replicas divide the optimizer state (`penstock.core.replicas`), the parameters of all stages are gathered over them
 directly after STEP: all gathers start, then all are waited for.
 
 Example, two stages per rank, split backward, dp. Rank 0 ends with stage 2, then stage 0:
 
     2W0 · 2START_REDUCE(dp) · 0I0 · 0W0 · 0START_REDUCE(dp) · 2WAIT_REDUCE(dp) · 0WAIT_REDUCE(dp) · 0START_REDUCE(norm)
+
+With stage 0 in two buckets of two units each, the end of its backward is
+
+    0I0 · 0W0[2:4] · 0START_REDUCE(dp)[2:4] · 0W0[0:2] · 0START_REDUCE(dp)[0:2]
 
 With tp, 2START_REDUCE(tp) · 2WAIT_REDUCE(tp) stand before 2START_REDUCE(dp), and likewise for stage 0. With zero 1 the
 rank ends with
@@ -34,10 +43,11 @@ rank ends with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.core.program import Reduction
-from penstock.core.schedule import Action, Group, Kind, flatten
+from penstock.core.schedule import Action, Group, Kind, Part, flatten
 from penstock.planner.passes.draft import Draft
 
 _MESSAGES = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.WAIT_SEND_F, Kind.WAIT_SEND_B})
@@ -61,6 +71,18 @@ def reductions_of(
     return (*reductions, Reduction(Group.NORM, everyone))
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The gradients of a stage, or a bucket of them."""
+
+    stage: int
+    part: Part | None = None
+
+
+Buckets = Sequence[tuple[Part, ...]]
+"""Of every stage, in the order in which backward completes them; none for a stage that is summed as a whole."""
+
+
 def add_reductions(
     drafts: Sequence[Draft],
     rank: int,
@@ -69,74 +91,106 @@ def add_reductions(
     *,
     late: bool,
     gathers: bool = False,
+    buckets: Buckets = (),
 ) -> list[Draft]:
     """The drafts of ``rank`` with its reductions, STEP and, if it ``gathers`` parameters, the gathers; with ``late``
     all are at the end.
     """
     own_stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
     groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
-    ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
-    tied = [stage for reduction in ties for stage in reduction.tied_of(stage_ranks, rank)]
-    untied = [stage for stage in own_stages if stage not in tied]
     peers = tuple(group for group in groups if group.is_of_peers)
+    ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
+    tied_stages = [stage for reduction in ties for stage in reduction.tied_of(stage_ranks, rank)]
+    may_cut = {stage for stage in own_stages if peers and not late and (stage == 0 or stage not in tied_stages)}
+    drafts, parts = _in_parts(drafts, {stage: own for stage, own in enumerate(buckets) if own and stage in may_cut})
+    pieces = {stage: [_Piece(stage, part) for part in parts.get(stage, (None,))] for stage in own_stages}
+    tied = [pieces[stage][-1] for stage in tied_stages]
+    untied = [piece for stage in own_stages for piece in pieces[stage] if piece not in tied]
     chains = {**dict.fromkeys(tied, (Group.TIE, *peers)), **dict.fromkeys(untied, peers)}
-    places = {} if late else dict(_complete(drafts))
-    for stage in tied if len(tied) > 1 else ():
-        places.pop(stage, None)
-    early = sorted(places, key=lambda stage: places[stage])
+    places = {} if late else dict(_complete(drafts, pieces))
+    for piece in tied if len(tied) > 1 else ():
+        places.pop(piece, None)
+    early = sorted(places, key=lambda piece: places[piece])
     row: list[Draft] = []
     reached = 0
-    for stage in early:
-        row += [*drafts[reached : places[stage]], *_begun(stage, chains[stage])]
-        reached = places[stage]
+    for piece in early:
+        row += [*drafts[reached : places[piece]], *_begun(piece, chains[piece])]
+        reached = places[piece]
     row += drafts[reached:]
-    for stage in (*tied[:1], *untied):
-        row += [] if stage in places else _begun(stage, chains[stage])
-    for stage in tied:
-        row += [_wait(Group.TIE, stage)] if stage == tied[0] else []
-        row += _begun(stage, peers)
+    for piece in (*tied[:1], *untied):
+        row += [] if piece in places else _begun(piece, chains[piece])
+    for piece in tied:
+        row += [_wait(Group.TIE, _Piece(piece.stage))] if piece == tied[0] else []
+        row += _begun(piece, peers)
     if Group.DP in groups:
-        begun = dict.fromkeys(stage for stage in (*early, *untied) if stage in untied)
-        row += [_wait(Group.DP, stage) for stage in (*begun, *tied)]
-    row += [
-        _start(Group.NORM, own_stages[0]),
-        _wait(Group.NORM, own_stages[0]),
-        Draft(Action(Kind.STEP, own_stages[0])),
-    ]
+        begun = dict.fromkeys(piece for piece in (*early, *untied) if piece in untied)
+        row += [_wait(Group.DP, piece) for piece in (*begun, *tied)]
+    first = _Piece(own_stages[0])
+    row += [_start(Group.NORM, first), _wait(Group.NORM, first), Draft(Action(Kind.STEP, own_stages[0]))]
     for kind in (Kind.START_GATHER, Kind.WAIT_GATHER) if gathers else ():
         row += [Draft(Action(kind, stage, group=Group.DP)) for stage in own_stages]
     return row
 
 
-def _begun(stage: int, chain: Sequence[Group]) -> Iterator[Draft]:
-    """The start of a stage's chain, up to the first reduction that is not waited for where it starts."""
+def _in_parts(
+    drafts: Sequence[Draft], buckets: Mapping[int, tuple[Part, ...]]
+) -> tuple[list[Draft], dict[int, tuple[Part, ...]]]:
+    """The drafts with the last backward of every stage in the parts of its buckets, and the parts of those stages."""
+    cut: dict[int, tuple[Part, ...]] = {}
+    row: list[Draft] = []
+    last_positions = _last_backwards(drafts)
+    for position, draft in enumerate(drafts):
+        action = draft.action
+        parts = buckets.get(action.stage, ())
+        if parts and last_positions.get(action.stage) == position:
+            cut[action.stage] = parts
+            row += [replace(draft, action=replace(action, part=part)) for part in parts]
+        else:
+            row.append(draft)
+    return row, cut
+
+
+def _begun(piece: _Piece, chain: Sequence[Group]) -> Iterator[Draft]:
+    """The start of a piece's chain, up to the first reduction that is not waited for where it starts."""
     for group in chain:
-        yield _start(group, stage)
+        yield _start(group, piece)
         if group is not Group.TP:
             return
-        yield _wait(group, stage)
+        yield _wait(group, piece)
 
 
-def _complete(drafts: Sequence[Draft]) -> Iterator[tuple[int, int]]:
-    """(stage, place) of every stage whose gradients are complete before its rank's last compute."""
-    last_positions = {
+def _complete(drafts: Sequence[Draft], pieces: Mapping[int, Sequence[_Piece]]) -> Iterator[tuple[_Piece, int]]:
+    """(piece, place) of all gradients that are complete before their rank's last compute."""
+    end = max(position for position, draft in enumerate(drafts) if draft.action.is_compute)
+    for stage, last in _last_backwards(drafts).items():
+        for behind, piece in enumerate(reversed(pieces[stage])):
+            position = last - behind
+            if position < end:
+                place = position + 1
+                while drafts[place].action.kind in _MESSAGES:
+                    place += 1
+                yield piece, place
+
+
+def _last_backwards(drafts: Sequence[Draft]) -> dict[int, int]:
+    """The position of the last B or W of every stage."""
+    return {
         action.stage: position
         for position, draft in enumerate(drafts)
         for action in flatten((draft.action,))
         if action.kind in (Kind.B, Kind.W)
     }
-    end = max(position for position, draft in enumerate(drafts) if draft.action.is_compute)
-    for stage, position in last_positions.items():
-        if position < end:
-            place = position + 1
-            while drafts[place].action.kind in _MESSAGES:
-                place += 1
-            yield stage, place
 
 
-def _start(group: Group, stage: int) -> Draft:
-    return Draft(Action(Kind.START_REDUCE, stage, group=group))
+def _start(group: Group, piece: _Piece) -> Draft:
+    return _draft(Kind.START_REDUCE, group, piece)
 
 
-def _wait(group: Group, stage: int) -> Draft:
-    return Draft(Action(Kind.WAIT_REDUCE, stage, group=group))
+def _wait(group: Group, piece: _Piece) -> Draft:
+    return _draft(Kind.WAIT_REDUCE, group, piece)
+
+
+def _draft(kind: Kind, group: Group, piece: _Piece) -> Draft:
+    """A tie is filed under the whole stage."""
+    part = piece.part if group.is_of_peers else None
+    return Draft(Action(kind, piece.stage, group=group, part=part))

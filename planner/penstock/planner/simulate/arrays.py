@@ -10,7 +10,7 @@ than from the first begin to the last end (optimizer post-validation, arXiv 2401
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from penstock.core.bubble import Lost, bubble
 from penstock.core.errors import UserError
 from penstock.core.explanation import StepParts
 from penstock.core.program import Reduction
+from penstock.core.schedule import Group
 from penstock.planner.clock import Clock, new_clock
-from penstock.planner.order import BACKWARD, WEIGHT_GRADIENT, Order, action_of
+from penstock.planner.order import BACKWARD, RECOMPUTE, WEIGHT_GRADIENT, Flags, Integers, Order, action_of
 from penstock.planner.simulate import kernel, link
 from penstock.planner.simulate.channels import DIRECTIONS, Channels, channels_of
 from penstock.planner.simulate.costs import MILLION, Costs, Nanoseconds
 from penstock.planner.simulate.kernel import Ints
-from penstock.planner.simulate.reductions import Reduced, Reductions
+from penstock.planner.simulate.reductions import Piece, Reduced, Reductions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -120,21 +121,112 @@ def simulate_linked(
         raise ValueError(f"costs of {costs.num_stages} stages on {costs.num_ranks} ranks for {order.num_stages} stages")
     if costs.num_remainder_slices != order.num_remainder_slices:
         raise ValueError(f"costs of {costs.num_remainder_slices} slices at the end for {order.num_remainder_slices}")
+    run_order, run_linked = in_parts(order, linked, costs, reductions)
+    times = simulate_parts(run_order, run_linked, costs, receive_ahead=receive_ahead, reductions=reductions)
+    if run_linked is linked or linked.actions.shape[1] == kernel.REACHED:
+        return times
+    firsts = np.flatnonzero(_begins(run_order))
+    stops = np.append(firsts[1:], run_order.num_actions) - 1
+    linked.actions[:, kernel.REACHED : kernel.STOP] = run_linked.actions[firsts, kernel.REACHED : kernel.STOP]
+    linked.actions[:, kernel.STOP :] = run_linked.actions[stops, kernel.STOP :]
+    return replace(times, trace=linked.actions[:, kernel.REACHED :])
+
+
+def simulate_parts(
+    order: Order, linked: Linked, costs: Costs, *, receive_ahead: int, reductions: Sequence[Reduction] = ()
+) -> StepTimes:
+    """The times of one step of an order whose last backwards are `in_parts`."""
     _fill_costs(linked.actions, order, costs)
-    cells = _cells(order, linked, costs)
-    stages = slice(len(cells) - order.num_stages, None)
-    completed = _early_reductions(order, linked)
+    ends = Reductions(order.stage_ranks.tolist(), costs, reductions, _cut_stages(order))
+    cells = _cells(order, linked, costs, len(ends.pieces))
+    pieces = slice(len(cells) - len(ends.pieces), None)
+    completed = _early_reductions(order, linked, ends)
     early = completed >= 0
-    linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - order.num_stages + completed, -1)
-    ends = Reductions(order.stage_ranks.tolist(), costs, reductions)
+    linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - len(ends.pieces) + completed, -1)
     linked.actions[early, kernel.PAUSE_NS] = ends.pauses_ns[completed[early]]
     settings = _settings(linked, costs, receive_ahead)
     kernel.run(linked.actions, cells, linked.messages, _clock(order.num_ranks, len(linked.channels.sources)), settings)
     if order.joined is not None and linked.actions.shape[1] > kernel.REACHED:
         firsts = order.firsts[:, None]
         linked.actions[firsts, [kernel.START, kernel.STOP]] = linked.actions[firsts + 1, [kernel.START, kernel.STOP]]
-    started = {int(stage): int(cells[stages, kernel.STARTED][stage]) for stage in completed[early]}
+    started = {ends.pieces[piece]: int(cells[pieces, kernel.STARTED][piece]) for piece in completed[early]}
     return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, ends, started)
+
+
+def in_parts(order: Order, linked: Linked, costs: Costs, reductions: Sequence[Reduction] = ()) -> tuple[Order, Linked]:
+    """The order with the last backward of every stage that is reduced in buckets in their parts, as
+    `penstock.planner.passes.reductions` cuts them: the first part receives, the last one sends.
+    """
+    buckets = dict(enumerate(costs.buckets)) if any(reduction.group.is_of_peers for reduction in reductions) else {}
+    ties = [reduction.stages or (0, order.num_stages - 1) for reduction in reductions if reduction.group is Group.TIE]
+    copies = {stage for stages in ties for stage in stages if stage}
+    counts = np.ones(order.num_actions, dtype=np.int64)
+    for stage, last in enumerate(_last_backwards(order).tolist()):
+        if not (linked.late_receives or stage in copies):
+            counts[last] = max(len(buckets.get(stage, ())), 1)
+    if (counts == 1).all():
+        return order, linked
+    origins = np.repeat(np.arange(order.num_actions), counts)
+    stops = np.cumsum(counts)
+    parts = np.zeros((order.num_actions, 2), dtype=np.int32) if order.parts is None else order.parts
+    parts = parts[origins]
+    for last in np.flatnonzero(counts > 1).tolist():
+        cut = buckets[int(order.stages[last])]
+        parts[stops[last] - len(cut) : stops[last]] = [(bucket.part.first, bucket.part.stop) for bucket in cut]
+    return _repeated(order, origins, stops, parts), _linked_in_parts(order, linked, origins, stops)
+
+
+def _repeated(order: Order, origins: Ints, stops: Ints, parts: Integers) -> Order:
+    return replace(
+        order,
+        offsets=np.concatenate([[0], stops])[order.offsets],
+        kinds=order.kinds[origins],
+        stages=order.stages[origins],
+        microbatches=order.microbatches[origins],
+        slices=order.slices[origins],
+        parts=parts,
+        joined=None if order.joined is None else order.joined[origins],
+    )
+
+
+def _linked_in_parts(order: Order, linked: Linked, origins: Ints, stops: Ints) -> Linked:
+    """``stops`` [actions] are the numbers of parts up to each action, ``origins`` [parts] the actions of the parts."""
+    numbers = np.arange(len(origins))
+    is_last = numbers + 1 == stops[origins]
+    is_first = np.concatenate([[True], is_last[:-1]])
+    awaited = np.concatenate([[0], linked.actions[:-1, link.STOP_WAIT]])
+    awaited[order.offsets[:-1]] = linked.first_waits
+    actions = linked.actions[origins]
+    actions[~is_first, link.NEEDS_CHANNEL] = actions[~is_first, link.NEEDS_NUMBER] = -1
+    actions[~is_last, link.SENDS_CHANNEL] = actions[~is_last, link.SENDS_NUMBER] = -1
+    actions[~is_last, link.STOP_WAIT] = awaited[origins[~is_last]]
+    messages = linked.messages.copy()
+    messages[:, link.SENDER] = stops[messages[:, link.SENDER]] - 1
+    return replace(linked, actions=actions, messages=messages)
+
+
+def _last_backwards(order: Order) -> Ints:
+    """[stages]: the last B or W."""
+    complete = np.flatnonzero((order.kinds == BACKWARD) | (order.kinds == WEIGHT_GRADIENT))
+    last = np.zeros(order.num_stages, dtype=np.int64)
+    np.maximum.at(last, order.stages[complete], complete)
+    return last
+
+
+def _begins(order: Order) -> Flags:
+    """[actions]: whether it is not a later part of a backward."""
+    assert order.parts is not None, "only orders with parts are cut"
+    is_part = (order.kinds != RECOMPUTE) & (order.parts[:, 1] > 0)
+    goes_on = is_part[1:] & is_part[:-1] & (order.stages[1:] == order.stages[:-1])
+    begins: Flags = np.concatenate([[True], ~goes_on])
+    return begins
+
+
+def _cut_stages(order: Order) -> frozenset[int]:
+    """The stages whose last backward is in parts."""
+    if order.parts is None:
+        return frozenset()
+    return frozenset(order.stages[(order.kinds != RECOMPUTE) & (order.parts[:, 1] > 0)].tolist())
 
 
 def link_order(
@@ -186,8 +278,11 @@ def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
     actions[:, kernel.WORK] = costs.compute_ns[order.kinds, *part]
     if order.parts is not None:
         for index in np.flatnonzero(order.parts[:, 1]).tolist():
-            place = (int(part[0][index]), int(part[1][index]))
-            actions[index, kernel.WORK] = costs.part_ns(*place, *order.parts[index].tolist())
+            place, (first, stop) = (int(part[0][index]), int(part[1][index])), order.parts[index].tolist()
+            kind = int(order.kinds[index])
+            is_remade = kind == RECOMPUTE
+            work_ns = costs.part_ns(*place, first, stop) if is_remade else costs.trained_ns(kind, *place, first)
+            actions[index, kernel.WORK] = work_ns
     actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
     actions[:, kernel.JOINS] = kernel.ALONE
     if order.joined is not None:
@@ -212,27 +307,28 @@ def _join(actions: Ints, order: Order, costs: Costs) -> None:
     actions[firsts + 1, kernel.JOINS] = kernel.SECOND_OF_PAIR
 
 
-def _early_reductions(order: Order, linked: Linked) -> Nanoseconds:
-    """[actions]: the stage whose reduction starts after the action while the rank continues
+def _early_reductions(order: Order, linked: Linked, ends: Reductions) -> Nanoseconds:
+    """[actions]: the number in ``ends.pieces`` of what is reduced after the action while the rank continues
     (`penstock.planner.passes.reductions`), -1 for none; for a pair, after its second action.
     """
     completed = np.full(order.num_actions, -1, dtype=np.int64)
     if not linked.late_receives:
-        complete = np.flatnonzero((order.kinds == BACKWARD) | (order.kinds == WEIGHT_GRADIENT))
-        last = np.zeros(order.num_stages, dtype=np.int64)
-        np.maximum.at(last, order.stages[complete], complete)
+        last = _last_backwards(order)
         if order.joined is not None:
             last += order.joined[last]
-        completed[last] = np.arange(order.num_stages)
+        for number, piece in enumerate(ends.pieces):
+            completed[last[piece.stage] + 1 - (ends.num_pieces(piece.stage) - piece.number)] = number
         completed[order.offsets[1:] - 1] = -1
     return completed
 
 
-def _cells(order: Order, linked: Linked, costs: Costs) -> Ints:
-    """Rows of ranks, channels, sending cards, receiving cards (row 0 of each stands for no card), and stages."""
+def _cells(order: Order, linked: Linked, costs: Costs, num_pieces: int) -> Ints:
+    """Rows of ranks, channels, sending cards, receiving cards (row 0 of each stands for no card), and pieces of
+    gradients.
+    """
     num_channels = len(linked.channels.sources)
     num_cards = 2 + max(*costs.hosts.local_cards, *costs.hosts.network_cards)
-    num_cells = order.num_ranks + num_channels + 2 * num_cards + order.num_stages
+    num_cells = order.num_ranks + num_channels + 2 * num_cards + num_pieces
     cells = np.zeros((num_cells, kernel.WIDTH), dtype=np.int64)
     _fill_ranks(cells[: order.num_ranks], order, linked, costs)
     _fill_channels(cells[order.num_ranks : order.num_ranks + num_channels], linked, costs, order.num_ranks, num_cards)
@@ -297,7 +393,7 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
     return np.array(constants, dtype=np.int64)
 
 
-def _close(ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[int, int]) -> StepTimes:
+def _close(ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[Piece, int]) -> StepTimes:
     """Simulate the end of the step: the ranks' reductions, some of which ``started`` early, their optimizers, and their
     gathers.
     """

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import UserError
-from penstock.core.schedule import Group
+from penstock.core.schedule import Group, Part
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
 from penstock.planner.simulate.pairs import Collectives
 
@@ -70,6 +70,23 @@ class InstructionCosts:
         return (self.post_ns, self.wait_receive_ns, self.send_ns, self.wait_send_ns)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """A bucket of a stage's gradients (`penstock.core.buckets`): of units ``part``.
+
+    ``done_ppm`` is the part of a B and of a W that is done when its units' part of that action is, in millionths.
+    ``reduce_ns`` has its time in a reduction, by group of peers.
+    """
+
+    part: Part
+    done_ppm: tuple[int, int]
+    reduce_ns: Mapping[Group, int]
+
+    def done_ns(self, kind: int, whole_ns: int) -> int:
+        """Of ``whole_ns`` that a B or W takes, those until its part of it is done."""
+        return whole_ns * self.done_ppm[kind == WEIGHT_GRADIENT] // MILLION
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Costs:
     """Costs of all instructions of a Program.
@@ -82,13 +99,15 @@ class Costs:
     between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes over bandwidth of
     the message that the stage sends on otherwise idle cards, and ``card_ppm`` [sender's or receiver's, direction,
     stage] the part of each card that it then uses, in millionths. ``reduce_ns`` has, per group, every rank's time in
-    one reduction; for groups of peers (dp, tp) every stage's. ``optimizer_ns`` is every rank's time in STEP, and
-    ``gather_ns`` every stage's time in which replicas gather their stepped shards; empty if each replica steps
-    everything. ``remade_ns`` has for every stage [units + 1, slices] the time in which R recomputes the first so many
-    units, without its fixed overhead; empty if no R is for a part. ``is_blocking``: ranks do not compute while they
-    send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
-    (`penstock.planner.simulate.arrays`). ``collectives`` gives the collectives over shards that a pair of actions
-    hides; None if a rank has one shard.
+    one reduction; for groups of peers (dp, tp) every stage's, as a whole. ``buckets`` has those of every stage, in the
+    order in which backward completes them, none for a stage that is only reduced as a whole.
+
+    ``optimizer_ns`` is every rank's time in STEP, and ``gather_ns`` every stage's time in which replicas gather their
+    stepped shards; empty if each replica steps everything. ``remade_ns`` has for every stage [units + 1, slices] the
+    time in which R recomputes the first so many units, without its fixed overhead; empty if no R is for a part.
+    ``is_blocking``: ranks do not compute while they send or receive. Without ``has_barrier`` ranks begin the next step
+    as soon as they are done with this one (`penstock.planner.simulate.arrays`). ``collectives`` gives the collectives
+    over shards that a pair of actions hides; None if a rank has one shard.
     """
 
     compute_ns: Nanoseconds
@@ -98,6 +117,7 @@ class Costs:
     hosts: Hosts
     instructions: InstructionCosts = InstructionCosts()
     reduce_ns: Mapping[Group, tuple[int, ...]] = field(default_factory=dict)
+    buckets: tuple[tuple[Bucket, ...], ...] = ()
     optimizer_ns: tuple[int, ...] = ()
     gather_ns: tuple[int, ...] = ()
     remade_ns: tuple[Nanoseconds, ...] = ()
@@ -138,6 +158,7 @@ class Costs:
         actions = (self.compute_ns @ counts).sum(axis=1) * self.together_ppm.max() / MILLION
         summed = sum(sum(durations) for group, durations in self.reduce_ns.items() if group.is_of_peers)
         summed += sum(self.gather_ns)
+        summed += sum(sum(bucket.reduce_ns.values()) for buckets in self.buckets for bucket in buckets)
         ends = summed + sum(max(durations, default=0) for durations in (*self.reduce_ns.values(), self.optimizer_ns))
         return float(actions.sum() + (self.transfer_ns @ counts).sum()) + ends
 
@@ -151,6 +172,17 @@ class Costs:
                 remedy="pin the stages that the schedule was written for",
             )
         return int(self.compute_ns[RECOMPUTE, stage, slice_] - until_ns[-1] + until_ns[stop] - until_ns[first])
+
+    def trained_ns(self, kind: int, stage: int, column: int, first: int) -> int:
+        """Time of the part of a last B or W that ends with unit ``first``."""
+        whole_ns = int(self.compute_ns[kind, stage, column])
+        before_ns = 0
+        for bucket in self.buckets[stage]:
+            done_ns = bucket.done_ns(kind, whole_ns)
+            if bucket.part.first == first:
+                return done_ns - before_ns
+            before_ns = done_ns
+        raise ValueError(f"no bucket of stage {stage} begins with unit {first}")
 
     def hidden_ns(self, first: Nanoseconds, second: Nanoseconds) -> Nanoseconds:
         """[pairs]: the time that pairs of actions save compared with one after the other; ``first`` and ``second`` are

@@ -51,8 +51,8 @@ Ints = npt.NDArray[np.int64]
 MILLION = 1_000_000
 
 # Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the
-# wait of its rank for a reduction over shards where the next starts, the row of `cells` of the stage whose reduction
-# starts after that (-1: none), and whether it is the first or the second of a pair; then, with a trace, the times at
+# wait of its rank for a reduction over shards where the next starts, the row of `cells` of the gradients that are
+# reduced after that (-1: none), and whether it is the first or the second of a pair; then, with a trace, the times at
 # which WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended
 # (-1: never).
 WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES, JOINS = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 6)
@@ -74,7 +74,8 @@ NUM_SENT, NUM_POSTED, NUM_ARRIVED, NUM_RECEIVED, NUM_RELEASED, CARRYING, MOVED_A
 # In the rows of cards, one per direction: the number of transfers it carries, and the sum of what they need.
 NUM_CARRIED, ALL_NEEDED = range(2)
 
-# In the rows of stages, which come last: the start of its reduction, if that precedes its rank's last action.
+# In the rows of gradients, which come last, a stage's or a bucket's: the start of their reduction, if that precedes
+# their rank's last action.
 STARTED = 0
 
 WIDTH = SPEED + 1

@@ -5,29 +5,39 @@ continues. Tie and norm begin once the last of their ranks has started them, and
 over dp and tp join the rank with its peers, in other pipelines and among its shards, which have the same timing; a
 reduction over tp is waited for where it starts. Messages and reductions do not slow each other.
 
+A stage whose last backward is in parts is reduced in buckets (`penstock.core.buckets`), one after the other.
+
 If replicas divide the optimizer state, reductions over dp leave each replica its part of the sums, and after its STEP a
 rank gathers the weights of its stages over dp, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.program import Reduction
-from penstock.core.schedule import Group
+from penstock.core.schedule import Group, Part
 from penstock.planner.simulate.costs import Costs
 
 Nanoseconds = npt.NDArray[np.int64]
 
 
+class Piece(NamedTuple):
+    """The gradients of ``stage``, or bucket ``number`` of them."""
+
+    stage: int
+    number: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """A reduction of one rank's ``stage``, or a gather of its weights: on its link from ``begin_ns`` to ``over_ns``.
-    Its rank reached the wait at ``reached_ns``.
+    """A reduction of one rank's ``stage``, or of a ``part`` of it, or a gather of its weights: on its link from
+    ``begin_ns`` to ``over_ns``. Its rank reached the wait at ``reached_ns``.
     """
 
     group: Group
@@ -37,40 +47,64 @@ class Reduced:
     over_ns: int
     reached_ns: int
     is_gather: bool = False
+    part: Part | None = None
 
 
 class Reductions:
     """Simulates ``reductions`` as `penstock.planner.passes.reductions` orders them: call `join` once, then `gather`.
 
     Afterwards ``clock_ns`` [ranks] is the time at which the rank has no reductions left, and ``reduction_ns`` its wait
-    for reductions and gathers under way. ``pauses_ns`` [stages] is the wait of a rank whose compute continues, before
-    the reduction over replicas of the stage starts.
+    for reductions and gathers under way. The stages ``cut`` are reduced in buckets. ``pieces`` are all gradients that
+    are reduced together, and ``pauses_ns`` [pieces] is the wait of a rank whose compute continues, before the reduction
+    over replicas starts.
     """
 
-    def __init__(self, stage_ranks: Sequence[int], costs: Costs, reductions: Sequence[Reduction]) -> None:
+    def __init__(
+        self,
+        stage_ranks: Sequence[int],
+        costs: Costs,
+        reductions: Sequence[Reduction],
+        cut: Collection[int] = (),
+    ) -> None:
         self.reductions: list[Reduced] = []
         self.clock_ns, self.reduction_ns = (np.zeros(costs.num_ranks, dtype=np.int64) for _ in range(2))
-        self._stage_ranks, self._costs = stage_ranks, costs
+        self._stage_ranks, self._costs, self._cut = stage_ranks, costs, cut
         self._ranks_of = {reduction.group: reduction.ranks for reduction in reductions}
         self._own = stages_of(stage_ranks)
+        self.pieces = [piece for stage in range(len(stage_ranks)) for piece in self._pieces_of(stage)]
+        self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
         ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
-        self._tied = {rank: tie.tied_of(stage_ranks, rank) for tie in ties for rank in tie.ranks}
-        self.pauses_ns = np.zeros(len(stage_ranks), dtype=np.int64)
+        tied = {rank: tie.tied_of(stage_ranks, rank) for tie in ties for rank in tie.ranks}
+        self._tied = {rank: [self._pieces_of(stage)[-1] for stage in stages] for rank, stages in tied.items()}
+        self.pauses_ns = np.zeros(len(self.pieces), dtype=np.int64)
         if Group.TP in self._ranks_of:
-            untied = [stage for stage, rank in enumerate(stage_ranks) if stage not in self._tied.get(rank, ())]
-            self.pauses_ns[untied] = [self._duration_ns(Group.TP, stage) for stage in untied]
+            waited = [number for number, piece in enumerate(self.pieces) if not self._is_tied(piece)]
+            self.pauses_ns[waited] = [self._duration_ns(Group.TP, self.pieces[number]) for number in waited]
 
-    def paused_ns(self, started: Iterable[int]) -> Nanoseconds:
-        """[ranks]: the pauses of the stages whose chains ``started`` early."""
+    def num_pieces(self, stage: int) -> int:
+        """Number of buckets in which the stage is reduced."""
+        return len(self._costs.buckets[stage]) if stage in self._cut else 1
+
+    def _pieces_of(self, stage: int) -> list[Piece]:
+        return [Piece(stage, number) for number in range(self.num_pieces(stage))]
+
+    def _is_tied(self, piece: Piece) -> bool:
+        return piece in self._tied.get(self._stage_ranks[piece.stage], ())
+
+    def _pause_ns(self, piece: Piece) -> int:
+        return int(self.pauses_ns[self._numbers[piece]])
+
+    def paused_ns(self, started: Iterable[Piece]) -> Nanoseconds:
+        """[ranks]: the pauses of the pieces whose chains ``started`` early."""
         paused = np.zeros_like(self.clock_ns)
-        for stage in started:
-            paused[self._stage_ranks[stage]] += self.pauses_ns[stage]
+        for piece in started:
+            paused[self._stage_ranks[piece.stage]] += self._pause_ns(piece)
         return paused
 
-    def join(self, finish_ns: Nanoseconds, started: Mapping[int, int]) -> None:
+    def join(self, finish_ns: Nanoseconds, started: Mapping[Piece, int]) -> None:
         """Run all reductions, on ranks that have nothing else left at ``finish_ns`` [ranks].
 
-        ``started`` holds, by stage, the start of the first reduction of its gradients that is not waited for where it
+        ``started`` holds, by piece, the start of the first reduction of its gradients that is not waited for where it
         starts, if that was before its rank had finished.
         """
         self.clock_ns[:] = finish_ns
@@ -78,13 +112,13 @@ class Reductions:
         starts = [self._begin_peers(rank, started) for rank in range(self._costs.num_ranks) if has_peers]
         if Group.TIE in self._ranks_of:
             self._meet(Group.TIE, [self._tie_start(rank, finish_ns, started) for rank in self._tied])
-        for rank, stages in self._tied.items() if has_peers else ():
-            for stage in stages:
-                self._sum_shards(rank, stage, int(self.clock_ns[rank]))
-                starts[rank][stage] = int(self.clock_ns[rank])
+        for rank, pieces in self._tied.items() if has_peers else ():
+            for piece in pieces:
+                self._sum_shards(rank, piece, int(self.clock_ns[rank]))
+                starts[rank][piece] = int(self.clock_ns[rank])
         if Group.DP in self._ranks_of:
-            for rank, stage_starts in enumerate(starts):
-                self._sum_replicas(rank, stage_starts)
+            for rank, piece_starts in enumerate(starts):
+                self._sum_replicas(rank, piece_starts)
         if Group.NORM in self._ranks_of:
             self._meet(Group.NORM, [int(self.clock_ns[rank]) for rank in self._ranks_of[Group.NORM]])
 
@@ -101,46 +135,49 @@ class Reductions:
                 self.reduction_ns[rank] += duration
         return over_ns
 
-    def _tie_start(self, rank: int, finish_ns: Nanoseconds, started: Mapping[int, int]) -> int:
+    def _tie_start(self, rank: int, finish_ns: Nanoseconds, started: Mapping[Piece, int]) -> int:
         """The start of the rank's tie; several tied stages share one sum, which starts after all compute."""
         first, *others = self._tied[rank]
         return int(finish_ns[rank]) if others else started.get(first, int(finish_ns[rank]))
 
-    def _begin_peers(self, rank: int, started: Mapping[int, int]) -> dict[int, int]:
+    def _begin_peers(self, rank: int, started: Mapping[Piece, int]) -> dict[Piece, int]:
         """Sum the gradients that shards share of the rank's stages, except the tied ones; return the starts of the sums
         over replicas, in order.
         """
-        stages = [stage for stage in self._own.get(rank, ()) if stage not in self._tied.get(rank, ())]
-        early = sorted((started[stage], stage) for stage in stages if stage in started)
-        starts = {stage: start for start, stage in early}
-        for start, stage in early:
-            self._sum_shards(rank, stage, start - int(self.pauses_ns[stage]))
-        for stage in stages:
-            if stage not in started:
-                self._sum_shards(rank, stage, int(self.clock_ns[rank]))
-                starts[stage] = int(self.clock_ns[rank])
+        own = [piece for stage in self._own.get(rank, ()) for piece in self._pieces_of(stage)]
+        pieces = [piece for piece in own if not self._is_tied(piece)]
+        early = sorted((started[piece], piece) for piece in pieces if piece in started)
+        starts = {piece: start for start, piece in early}
+        for start, piece in early:
+            self._sum_shards(rank, piece, start - self._pause_ns(piece))
+        for piece in pieces:
+            if piece not in started:
+                self._sum_shards(rank, piece, int(self.clock_ns[rank]))
+                starts[piece] = int(self.clock_ns[rank])
         return starts
 
-    def _sum_shards(self, rank: int, stage: int, start: int) -> None:
+    def _sum_shards(self, rank: int, piece: Piece, start: int) -> None:
         """Sum over shards while the rank waits; a reduction that began early is over before the rank's clock."""
         if Group.TP in self._ranks_of:
-            duration = self._duration_ns(Group.TP, stage)
-            self.reductions.append(Reduced(Group.TP, rank, stage, start, start + duration, start))
+            duration = self._duration_ns(Group.TP, piece)
+            part = self._part_of(piece)
+            self.reductions.append(Reduced(Group.TP, rank, piece.stage, start, start + duration, start, part=part))
             self.clock_ns[rank] = max(int(self.clock_ns[rank]), start + duration)
             self.reduction_ns[rank] += duration
 
-    def _sum_replicas(self, rank: int, starts: Mapping[int, int]) -> None:
-        """Run one reduction per stage, in the order of their starts."""
+    def _sum_replicas(self, rank: int, starts: Mapping[Piece, int]) -> None:
+        """Run one reduction per piece, in the order of their starts."""
         free_ns = 0
-        for stage, start in starts.items():
-            begin, duration = max(start, free_ns), self._duration_ns(Group.DP, stage)
+        for piece, start in starts.items():
+            begin, duration = max(start, free_ns), self._duration_ns(Group.DP, piece)
             free_ns = begin + duration
-            self._wait(Group.DP, rank, stage, begin, duration)
+            self._wait(Group.DP, rank, piece.stage, begin, duration, self._part_of(piece))
 
     def _meet(self, group: Group, starts: Sequence[int]) -> None:
         """Run a reduction of the group's ranks; with a barrier, none continues before the last has joined."""
         ranks = self._ranks_of[group]
-        durations = [self._duration_ns(group, rank) for rank in ranks]
+        of_ranks = self._costs.reduce_ns.get(group) or (0,) * self._costs.num_ranks
+        durations = [of_ranks[rank] for rank in ranks]
         if self._costs.has_barrier:
             starts, durations = [max(starts)] * len(starts), [max(durations)] * len(durations)
         for rank, start, duration in zip(ranks, starts, durations, strict=True):
@@ -148,16 +185,21 @@ class Reductions:
 
     def _stage(self, group: Group, rank: int) -> int:
         """The stage that `penstock.planner.passes.reductions` names in the rank's reduction."""
-        return self._tied[rank][0] if group is Group.TIE else self._own[rank][0]
+        return self._tied[rank][0].stage if group is Group.TIE else self._own[rank][0]
 
-    def _duration_ns(self, group: Group, place: int) -> int:
-        """Nanoseconds of a rank's reduction, or for groups of peers of a stage's."""
+    def _duration_ns(self, group: Group, piece: Piece) -> int:
+        """Nanoseconds of a reduction over peers."""
+        if piece.stage in self._cut:
+            return self._costs.buckets[piece.stage][piece.number].reduce_ns.get(group, 0)
         durations = self._costs.reduce_ns.get(group)
-        return durations[place] if durations else 0
+        return durations[piece.stage] if durations else 0
 
-    def _wait(self, group: Group, rank: int, stage: int, begin: int, duration: int) -> None:
+    def _part_of(self, piece: Piece) -> Part | None:
+        return self._costs.buckets[piece.stage][piece.number].part if piece.stage in self._cut else None
+
+    def _wait(self, group: Group, rank: int, stage: int, begin: int, duration: int, part: Part | None = None) -> None:
         reached, over = int(self.clock_ns[rank]), begin + duration
-        self.reductions.append(Reduced(group, rank, stage, begin, over, reached))
+        self.reductions.append(Reduced(group, rank, stage, begin, over, reached, part=part))
         self.clock_ns[rank] = max(reached, over)
         self.reduction_ns[rank] += min(max(over - reached, 0), duration)
 
@@ -175,8 +217,8 @@ def least_end_ns(
 ) -> int:
     """The least length of a step whose ranks have no compute left at these times, for any starts of reductions.
 
-    The stage whose W a rank runs last is reduced after that, whichever it is. A tied stage of a rank with several may
-    have been reduced before.
+    The stage whose W a rank runs last is reduced after that, or one of its buckets, whichever it is. A tied stage of a
+    rank with several may have been reduced before.
     """
     own = stages_of(stage_ranks)
     clock = finish_ns.copy()
@@ -199,4 +241,7 @@ def _least_ns(group: Group, rank: int, stages: Sequence[int], costs: Costs) -> i
     durations = costs.reduce_ns.get(group)
     if not durations:
         return 0
-    return min([durations[stage] for stage in stages], default=0) if group.is_of_peers else durations[rank]
+    if not group.is_of_peers:
+        return durations[rank]
+    buckets = [bucket.reduce_ns.get(group, 0) for stage in stages if costs.buckets for bucket in costs.buckets[stage]]
+    return min([*(durations[stage] for stage in stages), *buckets], default=0)

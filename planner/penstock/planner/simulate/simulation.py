@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.core.program import Program, RankProgram
 from penstock.core.schedule import Action, Kind, Schedule
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.planner.order import Order, actions_of, from_schedule
+from penstock.planner.order import RECOMPUTE, Order, actions_of, from_schedule
 from penstock.planner.simulate import kernel, link
-from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_linked
+from penstock.planner.simulate.arrays import Linked, StepTimes, in_parts, link_order, simulate_parts
 from penstock.planner.simulate.costs import Costs
 
 
@@ -44,26 +45,36 @@ def simulate(program: Program, costs: Costs, *, static_bytes: Sequence[int] = ()
     """
     order = from_schedule(_schedule(program), keep_pairs=True)
     linked = link_order(order, program.receive_ahead, program.late_receives, width=kernel.ARRIVED + 1)
-    times = simulate_linked(order, linked, costs, receive_ahead=program.receive_ahead, reductions=program.reductions)
+    order, linked = in_parts(order, linked, costs, program.reductions)
+    times = simulate_parts(order, linked, costs, receive_ahead=program.receive_ahead, reductions=program.reductions)
     always = static_bytes or (0,) * order.num_ranks
     timeline = Timeline(
         source=Source.SIMULATED,
         num_ranks=order.num_ranks,
         step_ns=times.makespan_ns,
-        events=tuple(_events(order, linked, times, _Waits(order, costs))),
+        events=tuple(_events(order, linked, times, _Waits(order, linked, costs))),
         peak_bytes=tuple(a + live_bytes(rank) for a, rank in zip(always, program.ranks, strict=True)),
     )
     return Simulation(timeline=timeline, times=times)
 
 
 def _schedule(program: Program) -> Schedule:
+    """The compute actions, with backwards whole."""
+    rows = [[i.action for i in rank.instructions if i.action.is_compute] for rank in program.ranks]
     return Schedule(
-        ranks=tuple(tuple(i.action for i in rank.instructions if i.action.is_compute) for rank in program.ranks),
+        ranks=tuple(tuple(itertools.chain.from_iterable(map(_whole, row))) for row in rows),
         num_stages=program.num_stages,
         num_microbatches=program.num_microbatches,
         num_slices=len(program.slice_capacities),
         num_remainder_slices=len(program.remainder_capacities),
     )
+
+
+def _whole(action: Action) -> tuple[Action, ...]:
+    """The action; the whole backward instead of its last part, and nothing for the parts before it."""
+    if action.part is None or action.kind is Kind.R:
+        return (action,)
+    return () if action.part.first else (replace(action, part=None),)
 
 
 def live_bytes(program: RankProgram) -> int:
@@ -83,11 +94,15 @@ _REDUCE, _GATHER = (Kind.START_REDUCE, Kind.WAIT_REDUCE), (Kind.START_GATHER, Ki
 
 
 class _Waits:
-    """Waits of ranks for their shards in compute actions."""
+    """Waits of ranks for their shards in compute actions; a part of a backward has its share of the work."""
 
-    def __init__(self, order: Order, costs: Costs) -> None:
+    def __init__(self, order: Order, linked: Linked, costs: Costs) -> None:
         self._collectives = costs.collectives
         self._places = np.stack([order.kinds, order.stages, order.columns], axis=1).astype(np.int64)
+        self._whole_ns, self._work_ns = costs.compute_ns[*self._places.T], linked.actions[:, kernel.WORK]
+        self._is_part = np.zeros(order.num_actions, dtype=bool)
+        if order.parts is not None:
+            self._is_part = (order.parts[:, 1] > 0) & (order.kinds != RECOMPUTE)
 
     def of(self, number: int, *, is_pair: bool) -> int:
         """The wait in the action with this number, or in the pair that it ends."""
@@ -95,6 +110,8 @@ class _Waits:
             return 0
         places = self._places[number - is_pair : number + 1]
         waited = sum(self._collectives.waited_ns((kind, stage, column)) for kind, stage, column in places.tolist())
+        if self._is_part[number]:
+            return waited * int(self._work_ns[number]) // max(int(self._whole_ns[number]), 1)
         return waited - int(self._collectives.hidden_ns(places[:1], places[1:])[0]) if is_pair else waited
 
 
@@ -162,7 +179,7 @@ def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
     stage_of = {rank: stage for stage, rank in reversed(list(enumerate(order.stage_ranks.tolist())))}
     for reduced in times.reductions:
         kinds = _GATHER if reduced.is_gather else _REDUCE
-        start, wait = (str(Action(kind, reduced.stage, group=reduced.group)) for kind in kinds)
+        start, wait = (str(Action(kind, reduced.stage, group=reduced.group, part=reduced.part)) for kind in kinds)
         if reduced.over_ns > reduced.begin_ns:
             yield Event(reduced.rank, Activity.TRANSFER, start, reduced.begin_ns, reduced.over_ns)
         if reduced.over_ns > reduced.reached_ns:
