@@ -168,13 +168,10 @@ class Contender:
 
     def visit(self) -> Timeline | None:
         """Rehearse the plan once more. Returns None if other processes used the machine."""
-        begin, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
-        timeline = rehearsed(self.plan, self.cluster)
-        foreign = (_busy_seconds() - busy) - (_own_seconds() - own)
-        is_quiet = foreign < MOST_FOREIGN_CORES * (time.monotonic() - begin)
-        if is_quiet:
+        timeline = rehearsed_quietly(self.plan, self.cluster)
+        if timeline is not None:
             self.step_seconds.append(timeline.step_ns / 1e9)
-        return timeline if is_quiet else None
+        return timeline
 
     @property
     def line(self) -> str:
@@ -213,6 +210,14 @@ def main() -> int:
     }
     write_results("rehearsal", json.dumps(results), table)
     return 0
+
+
+def rehearsed_quietly(plan: Plan, cluster: ClusterSpec) -> Timeline | None:
+    """Rehearse a step of the plan. Returns None if other processes used the machine."""
+    begin, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
+    timeline = rehearsed(plan, cluster)
+    foreign = (_busy_seconds() - busy) - (_own_seconds() - own)
+    return timeline if foreign < MOST_FOREIGN_CORES * (time.monotonic() - begin) else None
 
 
 def latency_on(num_ranks: int) -> float:
