@@ -29,7 +29,7 @@ def test_any_round_may_be_repeated(inputs: ScheduleInputs, period: int, count: i
     """Legal, and between rounds a rank holds what it held before the first."""
     shape = dataclasses.replace(inputs, num_microbatches=inputs.num_microbatches + 2 * period)
     tables = pipeline(shape)
-    seed = FAMILIES["zbv"]._seeds(shape).words[data.draw(st.integers(0, 5))]
+    seed = FAMILIES["zbv"]._shape(shape).seeds.words[data.draw(st.integers(0, 5))]
     run = refine(tables, seed, tables.peaks(seed), 50)
     for again in itertools.islice(rounds(tables, run, period), 2):
         longer = dataclasses.replace(shape, num_microbatches=shape.num_microbatches + count * period)
@@ -77,7 +77,7 @@ def test_rounds_lose_little(name: str) -> None:
 
 def test_no_round_is_longer_than_its_step() -> None:
     tables = pipeline(equal_inputs((2, 2, 2, 1), (10, 10, 10, 0)))
-    seed = ZBV._seeds(equal_inputs((2, 2, 2, 1), (10, 10, 10, 0))).words[0]
+    seed = ZBV._shape(equal_inputs((2, 2, 2, 1), (10, 10, 10, 0))).seeds.words[0]
     run = refine(tables, seed, tables.peaks(seed), 0)
     assert list(rounds(tables, run, 2)) == []
     assert all(np.array_equal(np.sort(np.unique(each.actions)), np.arange(6)) for each in rounds(tables, run, 1))
