@@ -53,7 +53,7 @@ from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh
 from penstock.trainer.dtypes import compute_dtype
 from penstock.trainer.local_transport import Fabric
-from penstock.trainer.memory import bytes_beside_tensors
+from penstock.trainer.memory import bytes_outside_allocator
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.runtime import Runtime
@@ -198,7 +198,7 @@ def _sliced_steps(case: Case, model: ModelSpec) -> dict[int, SlicedStep]:
 
 def _graph_bytes(case: Case) -> int:
     """Bytes of graphs; 0 on the CPU, which has none."""
-    return bytes_beside_tensors(case.device) if case.device.type == "cuda" else 0
+    return bytes_outside_allocator(case.device) if case.device.type == "cuda" else 0
 
 
 def _mark(marks: list[float]) -> None:

@@ -79,7 +79,7 @@ def share_device() -> None:
             "init_process_group": init_process_group,
         },
         worker: {"own_device": lambda rank, count: torch.device("cuda", 0), "ProcessGroups": HostGroups},
-        graphs: {"bytes_beside_tensors": lambda device: 0},  # allocations of other ranks would count as graphs
+        graphs: {"bytes_outside_allocator": lambda device: 0},  # allocations of other ranks would count as graphs
     }
     for module, functions in changes.items():
         for name, function in functions.items():

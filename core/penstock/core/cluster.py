@@ -91,7 +91,7 @@ class Fusion(enum.StrEnum):
 
 
 class Transfers(enum.StrEnum):
-    """What ranks do while messages between stages are under way.
+    """Behaviour of ranks while messages between stages are in flight.
 
     ``overlapped``: they compute. ``exchanged``: they send and receive at once, and wait for the slower (Megatron-LM's
     1F1B). ``blocking``: they do one after the other, and compute nothing meanwhile.
@@ -111,12 +111,12 @@ class GradientType(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoftwareSpec(Manifest):
-    """What the trainer does with the hardware; the defaults describe penstock's own trainer.
+    """Properties of a trainer that affect time and memory. The defaults describe penstock's trainer.
 
     ``dropout`` masks hidden states and attention. ``fused_gradients``: the product of W adds to the gradient itself,
     else a further kernel does. ``optimizer_barrier``: no rank begins the next step before all have the norm of
     the gradients. ``allocator_slack`` is the share of activations' bytes that is lost to the allocator.
-    ``launch_seconds`` is what the host takes to launch a kernel. ``head_in_forward``: the head's F does its whole
+    ``launch_seconds`` is the host's time to launch a kernel. ``head_in_forward``: the head's F does its whole
     backward, else I and W do their parts. ``overlapped_collectives``: in the backward of a block's unit, what shards
     do together for the first product of the forward runs next to products. ``recomputes_on_demand``: what is made again
     runs inside of the backward that needs it, after its gradient has come.

@@ -25,7 +25,7 @@ KIND = "ClusterProfile"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterProfileSpec(Manifest):
-    """What to measure, and on how many ranks of which nodes; measured again once it is older than ``maxAgeSeconds``."""
+    """A measurement on some ranks of some nodes, which is repeated once it is older than ``maxAgeSeconds``."""
 
     model: ModelSpec
     sequence_length: int
@@ -80,7 +80,7 @@ class LinksStatus(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterProfileStatus(Manifest):
-    """What was measured; the profile itself lies in the ConfigMap ``profileRef``, named as namespace/name."""
+    """Result of the measurement. The profile is in the ConfigMap ``profileRef``, written as namespace/name."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()

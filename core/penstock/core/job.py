@@ -144,7 +144,7 @@ class TrainingSpec(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourcesSpec(Manifest):
-    """What the job may use; ``minRanks`` below ``ranks`` makes it elastic."""
+    """Resources that the job may use. A job is elastic if ``minRanks`` is below ``ranks``."""
 
     device: Device = Device.CPU
     ranks: int = 2
@@ -171,7 +171,7 @@ class ResourcesSpec(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelismSpec(Manifest):
-    """What the user pins of the plan; everything left out is the planner's.
+    """Pinned parts of the plan. The planner chooses everything that is left out.
 
     ``sequenceParallel`` says whether shards divide hidden states by tokens, which they do unless it is false
     (`penstock.core.sharding`), ``headParts`` how many parts of the vocabulary are units of their own, which several

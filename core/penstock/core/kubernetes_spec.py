@@ -121,7 +121,7 @@ class FieldRef(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvSource(Manifest):
-    """Where a variable's value is read from: exactly one of the three."""
+    """Source of a variable's value: exactly one of the three."""
 
     secret_key_ref: KeyRef | None = None
     config_map_key_ref: KeyRef | None = None
@@ -169,9 +169,9 @@ class ClaimTemplate(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolumeSpec(Manifest):
-    """What stands behind a root: a ``claim`` that is there, or one made by ``template``.
+    """Volume of a root: an existing ``claim``, or one that is created from ``template``.
 
-    ``reclaim: Delete`` deletes a claim that was made together with the job.
+    ``reclaim: Delete`` deletes a created claim together with the job.
     """
 
     claim: str | None = None
@@ -202,7 +202,7 @@ class VolumeSpec(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesSpec(Manifest):
-    """What only a cluster uses; validated and ignored elsewhere."""
+    """Settings for clusters. Other executors validate and ignore them."""
 
     image: str = ""
     queue_name: str = ""

@@ -32,7 +32,7 @@ from penstock.core.job import JobSpec
 
 
 class Phase(enum.StrEnum):
-    """Where a job stands."""
+    """State of a job in its life cycle."""
 
     PENDING = "Pending"
     QUEUED = "Queued"

@@ -196,7 +196,7 @@ class Plan(Manifest):
 
     @property
     def remade(self) -> tuple[Remade, ...]:
-        """For every stage the operations that each of its units runs again."""
+        """By stage, the operations that each of its units runs again."""
         recompute = self.recompute or ((),) * len(self.stages)
         return tuple(
             remade_of(self.model, *stage_remakes) for stage_remakes in zip(self.stages, recompute, strict=True)

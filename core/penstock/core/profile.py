@@ -1,4 +1,4 @@
-"""What was measured on real hardware: costs of units, links, reductions and memory, with age, method and spread.
+"""Profile: costs of units, links, reductions and memory, measured on real hardware, with age, method and spread.
 
 (The module shares its name with one of Python's, which is harmless inside a package.)
 """
@@ -28,7 +28,7 @@ _REMEDY = "measure again when nothing else runs: penstock profile JOB"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineKey(Manifest):
-    """What a measurement is valid for. Two profiles with equal keys are of the same machines and software.
+    """Machines and software for which a measurement is valid.
 
     ``host`` names the machine, or several in the order of their ranks; the rest is the first rank's. ``trainer`` is a
     digest of the trainer's code, which is what was timed; profiles measured before it was kept lack it.
@@ -77,7 +77,7 @@ class UnitRecord(Manifest):
     head_parts: int = 1
 
     def seconds(self, *, together: bool) -> float:
-        """What the pass takes, with the other ranks idle or computing."""
+        """Seconds of the pass, with the other ranks idle or computing."""
         return max(self.together_seconds if together else self.alone_seconds, self.host_seconds or 0.0)
 
 

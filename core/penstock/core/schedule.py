@@ -20,7 +20,7 @@ from penstock.core.manifest import Manifest, mistyped, require_limits
 
 
 class Kind(enum.StrEnum):
-    """What an action does. The first five are compute; a schedule holds only those, a Program all."""
+    """Kind of an action. The first five are compute. A schedule has only these, a Program has all."""
 
     F = "F"
     B = "B"

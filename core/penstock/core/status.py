@@ -92,7 +92,7 @@ def _write_loss(value: float | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobProgress(Manifest):
-    """Where the newest attempt stands, as its ranks reported it to the service."""
+    """Progress of the newest attempt, as its ranks reported it to the service."""
 
     attempt: int
     epoch: int = 0
@@ -109,12 +109,12 @@ class JobProgress(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStatus(Manifest):
-    """``launched`` is the newest attempt whose JobSet was made, which is told together with what is told next; until
-    then ``attempt`` is ahead of it.
+    """``launched`` is the newest attempt whose JobSet was created. It is written with the next change of the status;
+    until then ``attempt`` is ahead of it.
 
-    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to, and
-    ``replans`` those that ended because steps had drifted from the prediction. An elastic job that shrank was found to
-    have room for ``feasible_ranks``.
+    ``ranks`` are those of the newest attempt. ``failures`` counts attempts that ended without a request to stop, and
+    ``replans`` those that ended because steps had drifted from the prediction. An elastic job that shrank has capacity
+    for ``feasible_ranks``.
     """
 
     observed_generation: int = 0

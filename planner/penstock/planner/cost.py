@@ -296,15 +296,15 @@ class DescribedCost:
         return self._links.between(np.asarray(source) // per_node, np.asarray(target) // per_node)
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """By the topology of the network cards; without cards a ring over ``devices`` at its slowest link."""
+        """Seconds by the topology of network cards; without cards, of a ring over ``devices`` at its slowest link."""
         return self._group_seconds(Collective.SUM, num_bytes, devices)
 
     def reduce_scatter_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """By the same model as `all_reduce_seconds`."""
+        """Seconds by the same model as `all_reduce_seconds`."""
         return self._group_seconds(Collective.SCATTER, num_bytes, devices)
 
     def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """By the same model as `all_reduce_seconds`."""
+        """Seconds by the same model as `all_reduce_seconds`."""
         return self._group_seconds(Collective.GATHER, num_bytes, devices)
 
     def _group_seconds(self, collective: Collective, num_bytes: int, devices: Sequence[int]) -> float:

@@ -167,8 +167,8 @@ class MeasuredCost:
         return seconds
 
     def _selective_seconds(self, unit: UnitKind, work: Work, forward: Floats) -> dict[Operation, Floats]:
-        """Of the operations without products, by the records of R, and never more than F: norms of all units are alike,
-        and what an MLP takes beyond its norm is its activation.
+        """Seconds of the operations without products, from the records of R, at most those of F. Norms of all units are
+        alike, and the time of an MLP beyond its norm is its activation.
         """
         norm = np.minimum(self.unit_seconds(UnitKind.ATTENTION, Kind.R, work), forward)
         if unit is UnitKind.ATTENTION:
@@ -182,7 +182,7 @@ class MeasuredCost:
         return self.slowdowns.get((unit, kind), 1.0)
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
-        """That of the nearest measured point at least as large; beyond all of them in proportion to tokens."""
+        """Bytes of the nearest measured point that is at least as large; beyond all points, in proportion to tokens."""
         records = [
             r
             for r in self.profile.memory.transients
@@ -254,7 +254,7 @@ REQUIRED_OF_PARTS = ((UnitKind.HEAD, Kind.I), (UnitKind.HEAD, Kind.W))
 
 
 def measured_cost(profile: Profile, tp: int = 1, head_parts: int = 1) -> MeasuredCost:
-    """What was measured of ``tp`` shards with a head in ``head_parts`` units, fitted; raises `UserError` when a pass
+    """Fit the measurements of ``tp`` shards with a head in ``head_parts`` units. Raises `UserError` if a pass
     has no measurement or one that took no time.
     """
     groups: dict[Key, list[UnitRecord]] = {}

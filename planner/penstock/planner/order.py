@@ -255,7 +255,7 @@ def from_schedule(schedule: Schedule, *, keep_pairs: bool = False) -> Order:
 
 
 def _firsts(actions: Sequence[Action]) -> Iterator[bool]:
-    """For every action, with overlaps replaced by their children, whether it is the first of a pair."""
+    """Whether each action, with overlaps replaced by their children, is the first of a pair."""
     for action in actions:
         if action.is_pair:
             yield from (True, False)

@@ -452,7 +452,7 @@ def num_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> in
 
 
 def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
-    """By the schedule and the pinned number of stages; 1 for imported schedules, which have their own."""
+    """Stages per rank, by the schedule and the pinned number of stages; 1 for imported schedules."""
     if not isinstance(schedule, str):
         return 1
     pinned = problem.pinned.stages

@@ -125,7 +125,7 @@ def _memory_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Seats:
-    """Where the ranks of a mesh are, whatever their stages are: `Placement`, and two fields of `Costs`."""
+    """Devices of the ranks of a mesh, and the two fields of `Costs` that depend only on them."""
 
     devices: tuple[int, ...]
     card_ppm: Integers
@@ -133,7 +133,7 @@ class Seats:
 
 
 def seats_of(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], placement: Placement) -> Seats:
-    """Those of the mesh by this placement; ``stage_ranks`` says which rank runs each stage."""
+    """The `Seats` of a mesh with this placement. ``stage_ranks`` is the rank of each stage."""
     devices = placement(mesh)
     return Seats(
         devices=devices,

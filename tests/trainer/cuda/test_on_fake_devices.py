@@ -141,7 +141,7 @@ take, before = action_timer(device)([functools.partial(action, count) for count 
 taken = [take() for _ in range(2)]
 timed = since(before)
 
-with mock.patch.object(module, "bytes_beside_tensors", side_effect=[MIB * count for count in (0, 0, 4, 8, 9)]):
+with mock.patch.object(module, "bytes_outside_allocator", side_effect=[MIB * count for count in (0, 0, 4, 8, 9)]):
     actions = [Recordable(action, size) for size in (1, 4, 3, 2, 5)]
     Graphs(device).record_all(actions)
 sizes = [each.size for each in actions if each.run is not action]

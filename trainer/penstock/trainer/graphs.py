@@ -60,7 +60,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.trainer.interpreter import Operation
-from penstock.trainer.memory import bytes_beside_tensors
+from penstock.trainer.memory import bytes_outside_allocator
 
 SHARE = 128
 """Graphs of a rank use at most this fraction, ``1 / SHARE``, of device memory besides their pool."""
@@ -163,9 +163,9 @@ class Graphs:
     def record_all(self, actions: Iterable[Recordable]) -> None:
         """Record all actions, the largest first, and replay each once, until graphs use `most_bytes`."""
         torch.cuda.empty_cache()  # frees what eager runs cached, for the pool
-        limit_bytes = most_bytes(self._device) + bytes_beside_tensors(self._device)
+        limit_bytes = most_bytes(self._device) + bytes_outside_allocator(self._device)
         for action in sorted(actions, key=lambda action: -action.size):
-            if bytes_beside_tensors(self._device) > limit_bytes:
+            if bytes_outside_allocator(self._device) > limit_bytes:
                 break
             action.run = self.record(action.run)
             action.run()

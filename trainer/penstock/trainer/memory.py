@@ -32,7 +32,7 @@ def peak_bytes(device: torch.device) -> int:
     and all other memory in use on the device.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) + bytes_beside_tensors(device)
+        return torch.cuda.max_memory_reserved(device) + bytes_outside_allocator(device)
     return _status_bytes("VmHWM")
 
 
@@ -46,8 +46,8 @@ def held_bytes(device: torch.device) -> int:
     return _status_bytes("VmRSS")
 
 
-def bytes_beside_tensors(device: torch.device) -> int:
-    """Of `held_bytes` on CUDA those that PyTorch's allocator has not reserved: the context, kernels, NCCL, graphs."""
+def bytes_outside_allocator(device: torch.device) -> int:
+    """Bytes of `held_bytes` on CUDA outside of PyTorch's allocator: context, kernels, NCCL, graphs."""
     return held_bytes(device) - torch.cuda.memory_reserved(device)
 
 

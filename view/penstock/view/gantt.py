@@ -168,7 +168,7 @@ def _panel(timeline: Timeline, rows: Sequence[Lanes], first: Timeline, frame: Fr
 
 
 def _end_of(first: Timeline, frame: Frame, top: float, height: float) -> Markup:
-    """Where the first timeline's step ended, marked in another's rows."""
+    """Mark of the end of the first timeline's step in another timeline's rows."""
     x = frame.left + first.step_ns * frame.scale
     tooltip = element("title", f"{SOURCE_NAMES[first.source].lower()} end of the step")
     return element("line", tooltip, x1=x, x2=x, y1=top - 4, y2=top + height, class_="mark")

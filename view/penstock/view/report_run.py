@@ -170,7 +170,7 @@ def samples_section(data: ReportData) -> Section:
 
 
 def machine_section(data: ReportData) -> Section:
-    """Where it ran: the machine the profile is of, how it was measured, and versions."""
+    """Section on the machine of the profile, the method of measurement, and versions."""
     anchor, title = "machine", "Machine and versions"
     if data.profile is None and not data.versions:
         return left_out(anchor, title, "the run has neither a profile nor a list of versions.")

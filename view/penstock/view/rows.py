@@ -32,7 +32,7 @@ class Labels(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """Where things are, in pixels; ``scale`` is pixels per nanosecond, ``pitch`` the distance of two rows.
+    """Geometry of a chart, in pixels. ``scale`` is in pixels per nanosecond, ``pitch`` is the distance of two rows.
 
     A row is one rank, but of a step that was not measured it stands for the ``tp`` shards of a pipeline rank.
     """

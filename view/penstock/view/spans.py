@@ -167,5 +167,5 @@ def _order(event: Event) -> str:
 
 
 def end_ns(timeline: Timeline) -> int:
-    """Where the picture has to end: the step's length, or later if an event ran on."""
+    """End of the chart: the step's length, or later if an event lasted longer."""
     return max(timeline.step_ns, max((event.stop_ns for event in timeline.events), default=0))

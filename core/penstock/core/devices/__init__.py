@@ -23,7 +23,7 @@ _SUFFIX = ".toml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source(Manifest):
-    """Where the numbers of some fields come from, and from when the source is."""
+    """Source of the numbers of some fields, with its date."""
 
     fields: tuple[str, ...]
     source: str

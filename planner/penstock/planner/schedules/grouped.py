@@ -76,7 +76,7 @@ def grouped_words(pipeline: Pipeline) -> list[npt.NDArray[np.int8]]:
 def _sequence(
     num_ranks: int, per_rank: int, num_microbatches: int, num_slices: int, slope: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """For a rank's forwards in turn: the micro-batch, the index of the stage on the rank, and the slice; and the
+    """Micro-batch, index of the stage on the rank, and slice of a rank's forwards in order; and the
     warm-up [ranks].
     """
     least = -(-num_ranks // num_slices)

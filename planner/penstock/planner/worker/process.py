@@ -129,7 +129,7 @@ class ProcessPlanner:
         return _Running(process, said, complaints, question, self._clock(), starts)
 
     def poll(self, key: str) -> Answer | None:
-        """Also restarts a process that was killed by a signal, for at most `MOST_STARTS` starts."""
+        """Return the answer, once, or None. Restarts a process that a signal ended, up to `MOST_STARTS` starts."""
         running = self._running[key]
         code = running.process.poll()
         late = self._clock() - running.began_at > self._seconds
@@ -163,7 +163,7 @@ class ProcessPlanner:
         return running.heard.progress or Progress()
 
     def cancel(self, key: str) -> None:
-        """Also kills the process."""
+        """Cancel planning, discard its answer and kill the process."""
         if key in self._running:
             running = self._running.pop(key)
             running.end()

@@ -19,7 +19,7 @@ PLAIN = "plan without what-if, which takes a search for each change, or pin dp, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(Manifest):
-    """What to plan, for measured or described hardware; a given ``plan`` is only simulated.
+    """Request for plans on measured or described hardware. If ``plan`` is given, it is only simulated.
 
     With ``what_if`` changed jobs and changed hardware are planned as well (`penstock.planner.variations`).
     ``num_plans`` is the number of best plans to return.
