@@ -251,7 +251,7 @@ def _from_last_rank(loss: float) -> float:
 
 
 def simulated_seconds(plan: Plan, profile: Profile) -> float:
-    """Seconds of a step without optimizer, as it is compared, by the profile."""
+    """Predicted seconds of a step without optimizer, which is compared, by the profile."""
     costs = dataclasses.replace(_costs(plan, profile), optimizer_ns=())
     return 1e-9 * simulate(program_of(plan), costs).makespan_ns
 

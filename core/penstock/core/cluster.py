@@ -173,9 +173,9 @@ class ClusterSpec(Manifest):
     With ``nics_per_node``, ``inter_node`` is one of a node's network cards: its devices share the cards evenly, and
     reductions use the algorithm that suits the topology (`penstock.planner.collectives`). Without it, all messages
     of a node share one card, and a reduction is one ring over single links. ``intra_node_peer`` is the link between two
-    devices of a node where it is slower than ``intra_node``, which is what a collective gets from all links together.
-    ``error`` is the share by which predicted times may be off. ``costs``, measured elsewhere, count instead of what
-    the device says of its kernels.
+    devices of a node where it is slower than ``intra_node``, the bandwidth of all links together that a collective
+    gets. ``error`` is the share by which predicted times may be off. ``costs``, measured elsewhere, replace the
+    description of the device's kernels.
     """
 
     name: str

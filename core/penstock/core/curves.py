@@ -99,7 +99,7 @@ class Curve:
 
 
 MEDIAN_STEPS = 10_000
-"""A run's typical step is the median of so many last steps, which bounds what a page reads."""
+"""A run's typical step is the median of this many last steps. The number limits the data that a page reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,7 @@ class Usual:
 
     @property
     def origin(self) -> str:
-        """The origin of the value, in words."""
+        """Description of the value's origin."""
         steps = "1 step" if self.count == 1 else f"{self.count:,} steps"
         return f"{'median' if self.is_median else 'mean'} of {steps}"
 

@@ -30,8 +30,8 @@ _REMEDY = "measure again when nothing else runs: penstock profile JOB"
 class MachineKey(Manifest):
     """Machines and software for which a measurement is valid.
 
-    ``host`` names the machine, or several in the order of their ranks; the rest is the first rank's. ``trainer`` is a
-    digest of the trainer's code, which is what was timed; profiles measured before it was kept lack it.
+    ``host`` names the machine, or several in the order of their ranks. The other fields are those of the first rank.
+    ``trainer`` is a digest of the trainer's code, which was timed. Older profiles lack it.
     """
 
     host: str
@@ -48,16 +48,16 @@ class MachineKey(Manifest):
 class UnitRecord(Manifest):
     """Seconds of one unit's F, I, W or R over a (micro-batch, slice length, prefix) point.
 
-    An R is that of the unit's operations without products (`penstock.core.remaking.SELECTIVE`); older profiles have
-    none.
+    R runs the unit's operations without products (`penstock.core.remaking.SELECTIVE`). Older profiles have none.
 
-    ``alone`` with the other ranks idle, ``together`` with all ranks computing, each a mean without the slowest
-    twentieth; ``samples`` counts the runs alone, and together every rank made as many. ``spread`` is the interquartile
-    range over the mean of the runs alone, ``together_spread`` of the others; profiles measured before it was kept lack
-    it. ``held_out`` points test the fit and take no part in it. ``host_seconds`` is what launching the pass takes the
-    host, where its kernels are launched one by one; a pass goes on no faster than its slower side. With ``tp`` shards
-    it is the pass of one of them, its collectives included: alone means that all other ranks than these shards are
-    idle. Of a head that is divided into ``head_parts`` units it is the pass of one of these
+    ``alone_seconds`` is measured with the other ranks idle, ``together_seconds`` with all ranks computing. Each is a
+    mean without the slowest twentieth. ``samples`` counts the runs alone; together every rank made as many. ``spread``
+    is the interquartile range of the runs alone over their mean, ``together_spread`` that of the others, which older
+    profiles lack. ``held_out`` points test the fit and are not used for it. ``host_seconds`` is the host's time to
+    launch the pass, if its kernels are launched one by one: a pass is as slow as the slower of host and device.
+
+    With ``tp`` shards it is the pass of one shard, with its collectives, and alone means that only these shards
+    compute. For a head that is divided into ``head_parts`` units it is the pass of one of them
     (`penstock.core.model.DividedModel`).
     """
 
@@ -85,13 +85,13 @@ class UnitRecord(Manifest):
 class LinkRecord(Manifest):
     """One directed channel fitted to latency + bytes / bandwidth, with the fit's mean absolute relative error.
 
-    The latency is half a round trip of the smallest message, so links that are later one way are not told apart. What
-    bytes take is measured each way, by messages that follow each other without a pause. A hundred ranks have ten
-    thousand such records, and a ConfigMap holds a mebibyte, so what it was fitted to is not kept; older profiles have
-    it, as ``sizes_bytes`` and ``seconds``.
+    The latency is half a round trip of the smallest message, so both directions have the same one. The bandwidth is
+    measured in each direction, with messages that follow each other without a pause. A hundred ranks have ten thousand
+    such records, and a ConfigMap has at most one mebibyte, so the measured times are not kept. Older profiles have
+    them, as ``sizes_bytes`` and ``seconds``.
 
-    ``bounded`` says that no line could be fitted, however often it was measured: times did not grow with size. Then the
-    bandwidth is what the largest messages reached, latency included, and the error their spread.
+    A link is ``bounded`` if no line could be fitted after several measurements, since times did not grow with size.
+    Then the bandwidth is that of the largest messages, with their latency, and the error is their spread.
     """
 
     source: int

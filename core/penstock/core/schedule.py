@@ -316,8 +316,8 @@ CSV = "csv"
 class ScheduleSpec(Manifest):
     """A schedule by its recipe: generator and version regenerate it on every rank from the plan's shape.
 
-    ``text`` holds what they cannot know: the CSV of an imported schedule, or the recorded order of one that was made
-    from costs.
+    ``text`` is for schedules that cannot be regenerated: the CSV of an imported one, or the recorded order of one that
+    was made from costs.
     """
 
     generator: str

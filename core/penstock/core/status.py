@@ -70,7 +70,7 @@ class PlanStatus(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileStatus(Manifest):
-    """The measurement that the newest plan was made from: the ConfigMap that holds it, and what it is valid for."""
+    """Profile from which the newest plan was made: its ConfigMap, and the machines and model that it is valid for."""
 
     ref: str
     key: str = ""

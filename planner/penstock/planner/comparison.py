@@ -10,10 +10,10 @@ from penstock.planner.memory import StageMemory
 
 
 def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> tuple[RankMemory, ...]:
-    """Predicted bytes of each global rank by cause, next to its measured peak. Replicas hold the same; the shards of a
-    pipeline rank hold at most what the largest of them does.
+    """Predicted bytes of each global rank by cause, and its measured peak. Replicas hold the same. Every shard of a
+    pipeline rank is predicted like the largest one.
 
-    ``constant_bytes`` is what a rank's process needs before any parameter, from the profile.
+    ``constant_bytes`` is the memory of a rank's process before any parameter, from the profile.
     """
     if plan.prediction is None:
         return ()

@@ -339,7 +339,7 @@ def _unit_memory(
     software: SoftwareSpec,
     sequence_length: int,
 ) -> _UnitMemory:
-    """The same object for equal arguments, as long as it is cached."""
+    """Return the same object for equal arguments while it is cached."""
     return _UnitMemory(model, precision, batch, sharding, software, sequence_length)
 
 

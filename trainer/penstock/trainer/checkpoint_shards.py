@@ -106,8 +106,8 @@ class Held:
         return cls(tensor, shape, 0, (Piece(0, len(Box.of(shape).rows), is_owner=True),))
 
     def common(self, box: Box) -> Iterator[tuple[Box, Tensor]]:
-        """The overlap of a box of the whole tensor with what the rank holds: boxes, and for each the view of the rank's
-        memory, a matrix.
+        """Boxes in which a box of the whole tensor overlaps the rank's part, each with a view of the rank's memory, a
+        matrix.
         """
         for _, held, memory_rc in self._parts():
             common = box.common(held)

@@ -1,4 +1,4 @@
-"""The legend of a Gantt picture: only what the picture holds."""
+"""Legend of a Gantt chart, with only the colours that the chart has."""
 
 from __future__ import annotations
 

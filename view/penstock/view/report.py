@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs nothing else.
 
-It answers in order: what came out, what was planned and why, whether the step went as predicted, whether the model
-learned, whether memory and costs were predicted well, what the model writes, and how to repeat the run.
+Its sections, in order: result, plan and its reasons, predicted and measured step, training curves, memory and costs
+against their prediction, text that the model generated, and how to repeat the run.
 """
 
 from __future__ import annotations

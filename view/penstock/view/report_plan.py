@@ -320,7 +320,7 @@ def _other(timeline: Timeline, all_of_them: Sequence[Timeline], plan: Plan | Non
 
 
 def compute_difference(first: Timeline, second: Timeline) -> str:
-    """Whether a difference of two steps lies in computing or in everything else, as a mean over ranks."""
+    """Difference of two steps, divided into compute and everything else, as means over ranks."""
     unit = time_unit(max(first.step_ns, second.step_ns))
     busy = [sum(t.busy_ns(rank) for rank in range(t.num_ranks)) / max(1, t.num_ranks) for t in (first, second)]
     rest = [first.step_ns - busy[0], second.step_ns - busy[1]]

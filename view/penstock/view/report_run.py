@@ -105,7 +105,7 @@ def _memory_table(ranks: Iterable[RankMemory]) -> Markup:
 
 
 def fit_section(data: ReportData) -> Section:
-    """How well the cost model repeats what was measured, and the links between ranks."""
+    """Section on the errors of the cost model's fit, and on the links between ranks."""
     anchor, title = "fit", "Cost model"
     links = data.profile.links if data.profile else ()
     if not data.fit and not links:

@@ -1,4 +1,4 @@
-"""A section of a report: what it shows, or why it is left out."""
+"""A section of a report: its content, or the reason why it is left out."""
 
 from __future__ import annotations
 

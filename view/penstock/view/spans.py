@@ -23,8 +23,8 @@ class Span:
     """One shape to draw: a single event, or ``count`` short neighbours. A pair of actions is drawn as both, each with
     half of it.
 
-    ``mix`` holds one event of every kind within, with that kind's share of the span's length, in the kinds' own order;
-    what is missing to 1 are the gaps between them.
+    ``mix`` has one event of every kind in the span, with the kind's share of the span's length, in the order of kinds.
+    The gaps between events are the rest up to 1.
     """
 
     start_ns: int

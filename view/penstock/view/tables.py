@@ -37,7 +37,7 @@ def heading(text: str, **attributes: str | float) -> Markup:
 
 
 def scroll(table: Markup, name: str = "table") -> Markup:
-    """A table that scrolls sideways where it must, with the keyboard too; ``name`` says what is scrolled."""
+    """A table that scrolls horizontally if it has to, with the keyboard, too. ``name`` is its label when scrolled."""
     return element("div", table, class_="scroll", tabindex="0", role="group", aria_label=name)
 
 

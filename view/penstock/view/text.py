@@ -45,7 +45,7 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
 
 
 def _recompute_lines(timeline: Timeline, unit: TimeUnit, width: int) -> list[str]:
-    """How much is made again and hidden, over all ranks; nothing where none is."""
+    """Lines on recomputation per rank and its hidden share; empty if there is none."""
     times = recompute_times(timeline)
     if not times:
         return []

@@ -31,8 +31,8 @@ from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Q
 
 MOST_BYTES = 4 * 2**30
 MOST_CANDIDATES = 5_000
-"""Several times what a search simulates by its own budget, which only applies once a plan fits. A count, so that equal
-requests end alike on any machine.
+"""Limit on simulated candidates, several times the search's own budget, which only applies once a plan fits. It is a
+count, so that equal requests end alike on any machine.
 """
 
 MOST_DRAWN_ACTIONS = 4_000
