@@ -1,4 +1,4 @@
-"""The Dockerfile: what it is made of is there and pinned, what it makes holds its members alone and runs as nobody."""
+"""The Dockerfile: its inputs exist and are pinned, its images have only their members and run as a plain user."""
 
 from __future__ import annotations
 

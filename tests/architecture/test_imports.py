@@ -24,7 +24,7 @@ IMPURE_MODULES = {
     *("glob", "logging", "pathlib", "shutil", "tempfile"),  # files
     *("http", "select", "socket", "ssl", "urllib"),  # the network
     *("asyncio", "ctypes", "multiprocessing", "signal", "subprocess", "threading"),  # other things running
-    "secrets",  # chance; `random` is looked at below
+    "secrets",  # chance; `random` is checked below
 }
 EXEMPT = {"core/penstock/core/instants.py": {"datetime"}}  # converts only, as the test after it makes sure
 IMPURE_BUILTINS = {"exec", "eval", "input", "open", "print"}

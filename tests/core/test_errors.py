@@ -1,4 +1,4 @@
-"""A mistake is told in one text, also across processes."""
+"""An error has one form of text, also across processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told first of a failure: the line that shows it among all that a rank printed."""
+"""First line of a failure's report: the line of a rank's output that shows the cause."""
 
 from __future__ import annotations
 

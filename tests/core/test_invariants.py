@@ -413,7 +413,7 @@ def _part(program: Program, text: str, part: Part | None) -> Program:
 def test_parts_cover_what_a_stage_keeps_once_before_the_backward(
     corruption: Callable[[Program], Program], reason: str
 ) -> None:
-    """With no slots, so that nothing but the parts themselves is seen to be wrong."""
+    """Without slots, so that only the parts themselves can be wrong."""
     program = lower(schedule_of(IN_PARTS), lambda *_: 0, slices=(1,), receive_ahead=1, dp=False)
     prove(program, num_units=(3,))
     prove(lowered(IN_PARTS), sizes=one_line_remade, num_units=(3,))

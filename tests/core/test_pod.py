@@ -1,4 +1,4 @@
-"""What a pod is told, and what it says at its end in as few bytes as are kept."""
+"""Input of a pod, and its termination message within the bytes that Kubernetes keeps."""
 
 from __future__ import annotations
 

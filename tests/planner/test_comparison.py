@@ -1,4 +1,4 @@
-"""What every rank was predicted to hold, next to what it was seen to hold."""
+"""Predicted and measured memory of every rank."""
 
 from __future__ import annotations
 

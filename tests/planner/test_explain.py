@@ -1,4 +1,4 @@
-"""What people are told: true of the numbers it is about."""
+"""Sentences of the explanation agree with the numbers that they are about."""
 
 from __future__ import annotations
 

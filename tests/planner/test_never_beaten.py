@@ -160,7 +160,7 @@ DEVICE = DeviceSpec(
 
 def test_devices_that_do_not_help_a_tied_model_stay_unused() -> None:
     """Two more made it 1.9 % slower: estimates left out the sum of the tied matrix, which takes a third of such a step
-    where its copies are on two ranks, so the plans without that sum were not looked at.
+    where its copies are on two ranks, so the plans without that sum were not simulated.
     """
     spec = gpt2_of_width_2048(layers=13, vocab=50257, tokens=1000, batch=12, ranks=12)
     slow = LinkSpec(latency_seconds=1e-5, bytes_per_second=3e9)
@@ -170,7 +170,7 @@ def test_devices_that_do_not_help_a_tied_model_stay_unused() -> None:
 
 
 def test_an_order_that_holds_a_little_too_much_gets_other_stages() -> None:
-    """Links of twice the speed made it 2 % slower: the best order then held 0.4 % more than there was room for."""
+    """Links of twice the speed made it 2 % slower: the best order then exceeded the memory by 0.4 %."""
     spec = gpt2_of_width_2048(layers=24, vocab=128256, tokens=16384, batch=64, ranks=8)
     device = dataclasses.replace(DEVICE, peak_flops=312e12, memory_bandwidth=3.3e12)
 
@@ -246,7 +246,7 @@ def test_pins_that_were_faster_once(
 
 
 def test_stages_are_estimated_for_the_micro_batches_they_run() -> None:
-    """With a head of half the work they differ much. It was 3.7 % slower than with dp pinned, and looked elsewhere."""
+    """With a head of half the work they differ much. It was 3.7 % slower than with dp pinned."""
     spec, cluster = random_job(random.Random("tip-c 6"))
     free, pinned = (planned(spec, cluster, pin=ParallelismSpec(dp=dp)) for dp in (None, 4))
     assert free is not None

@@ -24,7 +24,7 @@ from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, prob
 from tests.support.repository import ROOT
 
 FAR_ABOVE = 1.15
-"""Estimates were seen 7 % above steps of a few micro-batches over uneven stages, which the closed forms do not know."""
+"""Estimates were up to 7 % above steps of few micro-batches over uneven stages, which the closed forms do not know."""
 
 PROBLEMS = st.fixed_dictionaries(
     {

@@ -188,7 +188,7 @@ def test_a_plan_that_recomputes_takes_the_bytes_and_seconds_of_its_program(chose
 @settings(max_examples=60)
 @given(candidates())
 def test_what_is_made_again_is_not_held_meanwhile(chosen: tuple[Problem, Candidate]) -> None:
-    """No rank's slots take more for it directly before its backward, but under orders that are told their room."""
+    """Recomputation directly before the backward adds to no slots, except under orders that adapt to free memory."""
     asked, candidate = chosen
     candidate = dataclasses.replace(candidate, recompute_ahead=0)
     if find(str(candidate.schedule)).uses_costs:
@@ -308,7 +308,7 @@ def test_a_list_of_units_that_a_stage_has_not_is_refused() -> None:
 @pytest.mark.parametrize("stages", [(6.0, 2.0, 2.0, 2.0), (5.0, 3.0, 2.0, 2.0)])
 @pytest.mark.parametrize("share", [0.7, 0.85, 0.95])
 def test_pinned_stages_of_unequal_length_recompute_what_does_not_fit(stages: tuple[float, ...], share: float) -> None:
-    """Where ranks with equal shares of the layers would have room; as fast as with any pin that fits."""
+    """Ranks with equal shares of the layers would fit. The plan is as fast as with any pin that fits."""
 
     def planned(limit: int, **pinned: Any) -> Plan:
         asked = problem(

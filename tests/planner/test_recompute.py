@@ -223,7 +223,7 @@ def test_whether_stages_can_take_so_long_is_known_without_the_best(cut: Cut, fac
 
 
 def test_the_example_of_the_theory() -> None:
-    """Two ranks, ten units, room for 60 bytes: four and six units."""
+    """Two ranks, ten units, a limit of 60 bytes: four and six units."""
     saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)
     cut = Cut(
         savings=(saving,),

@@ -287,7 +287,7 @@ def test_a_stage_is_its_units_and_the_last_output_is_left_out() -> None:
 
 
 def test_units_of_a_stage_may_run_different_operations_again() -> None:
-    """The first MLP its activation, the second everything but its output, which nobody reads; no attention."""
+    """The first MLP its activation, the second everything but its output, which is never read; no attention."""
     cost, spec, stage = DESCRIBED.cost_of(1), DESCRIBED.model, (1, 5)
     remakes = (
         Remake(unit=UnitKind.MLP, count=1, operations=(Operation.ACTIVATE,)),

@@ -13,7 +13,7 @@ from penstock.planner.simulate.memory import Transients, high_water_bytes
 from tests.support.step_costs import shape, slot_arrays
 
 POWERS: dict[SlotKind, int] = {kind: 1 << 2 * place for place, kind in enumerate(SlotKind)}
-"""A slot's bytes tell its kind, and up to three of a kind can be added."""
+"""A slot's bytes identify its kind, and sums of up to three of a kind are unambiguous."""
 
 
 REMADE = {again: slot for slot, again in REMADE_SLOTS.items()}

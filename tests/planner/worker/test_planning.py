@@ -256,7 +256,7 @@ def test_time_runs_by_the_clock_that_was_given() -> None:
 
 
 def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
-    """A killed service or command leaves no planning behind, also of a search that tells of no progress for long."""
+    """A killed service or command leaves no planning process, even if a search reports no progress for long."""
     (tmp_path / "question").write_text(json.dumps(Question(spec=job(), profile=profile()).to_manifest()))
     program = f"""
 import os, subprocess, sys

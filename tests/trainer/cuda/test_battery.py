@@ -20,7 +20,7 @@ from tests.support.fakecuda.build import environment
 from tests.support.serving import wait_until
 
 NEEDS_VALUES = "pair"
-"""Its ranks tell each other by messages how large the next ones are, and a fake device keeps no values."""
+"""Its ranks announce the sizes of messages by messages, and a fake device keeps no values."""
 
 
 def _battery(

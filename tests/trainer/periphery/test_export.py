@@ -39,7 +39,7 @@ def _quiet() -> Iterator[None]:
 
 
 def model_of(family: Family) -> ModelSpec:
-    """Unusual numbers, so that nothing is right because it is somebody's default."""
+    """Unusual numbers, so that no value is right only because it is a default."""
     changes: dict[str, Any] = {"norm_epsilon": 3e-3, "positions": 48}
     if family is Family.LLAMA:
         changes["rope_theta"] = 500.0

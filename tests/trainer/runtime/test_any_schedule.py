@@ -98,7 +98,7 @@ def test_every_schedule_that_passes_finishes_when_rehearsed(worker_pool: WorkerP
 
 
 def test_a_plan_says_how_far_receives_run_ahead() -> None:
-    """The property above varies it; here it is seen to matter."""
+    """The property above varies it. This test shows that it matters."""
     plans: list[Plan] = [dataclasses.replace(small_plan(num_microbatches=3), receive_ahead=n) for n in (1, 3)]
     arenas = [ThreadedRun(plan).program.ranks[1].arena_bytes for plan in plans]
     assert arenas[0] < arenas[1]

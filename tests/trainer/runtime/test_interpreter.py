@@ -20,7 +20,7 @@ from tests.support.small_plans import small_plan
 
 
 class Diary:
-    """Executor, transport and work in one: writes down what is asked of it, and fails where told to."""
+    """Executor, transport and work in one: records its calls, and fails at the given one."""
 
     def __init__(self, fail_at: str = "", error: Exception | None = None) -> None:
         self.entries: list[str] = []

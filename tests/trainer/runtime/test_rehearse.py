@@ -103,7 +103,7 @@ def test_a_rehearsed_reduction_over_replicas_passes_its_time_next_to_compute() -
 
 
 class FakeTime:
-    """A clock that goes on while somebody waits."""
+    """A clock that advances during waits."""
 
     def __init__(self) -> None:
         self.now_ns = 0

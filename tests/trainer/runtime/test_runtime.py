@@ -135,7 +135,7 @@ def test_training_is_the_same_however_the_model_is_divided(family: Family) -> No
 def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch, schedule: str, dp: int, zero: int, family: Family
 ) -> None:
-    """Also over an arena that holds NaN, as memory that nobody cleared may, and in the midst of training."""
+    """Also over an arena that holds NaN, like memory that was never cleared, and in the middle of training."""
     training = TrainingSpec(steps=3, clip=0.1, global_batch=4)
     plan = small_plan(family=family, dp=dp, zero=zero, pp=2, schedule="zb", num_microbatches=2)
     if schedule in ("recompute", "parts"):
@@ -260,7 +260,7 @@ def test_replicas_evaluate_their_own_shares() -> None:
 
 
 def test_a_rank_that_fails_is_named_and_its_peers_do_not_hang() -> None:
-    """Rank 1's optimizer fails; in the next step nobody takes what rank 0 sends."""
+    """Rank 1's optimizer fails. In the next step rank 0's messages are not received."""
     run = ThreadedRun(small_plan(pp=2), make_optimizer=FullDisk, timeout_seconds=0.2)
     ids, labels = sample(run.plan.model.vocab, run.plan.global_batch, run.plan.sequence_length)
 

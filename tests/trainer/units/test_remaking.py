@@ -112,7 +112,7 @@ def test_one_or_two_operations_of_all_units(
 
 @pytest.mark.parametrize("operations", [(Operation.ACTIVATE,), (Operation.NORM, Operation.PROJECT)])
 def test_parts_of_a_head_with_slices_longer_than_a_chunk(operations: tuple[Operation, ...]) -> None:
-    """F has room for the probabilities of one chunk, where R makes them again."""
+    """F has memory for the probabilities of one chunk if R recomputes them."""
     spec = ModelSpec(family=Family.LLAMA, layers=1, hidden=8, heads=4, kv_heads=2, vocab=7, ffn_hidden=8).divided(3)
     cuts, bounds = [0, 3, 6], [0, 300, 2 * HEAD_CHUNK_TOKENS]
     remakes = [(), (Remake(unit=UnitKind.HEAD, count=2, operations=operations),)]

@@ -198,7 +198,7 @@ def test_passes_ask_for_the_declared_collectives(spec: ModelSpec, sharding: Shar
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_a_recompute_asks_for_what_it_remakes(spec: ModelSpec, sharding: Sharding) -> None:
-    """As F does, but for the output that nobody reads and the head."""
+    """The same as F, except for the output that is never read and the head."""
     asked = {}
     for recompute in (False, True):
         pipeline = ShardedPipeline(spec, sharding, [0, 3, 6], [0, 11], recompute=recompute)
