@@ -17,6 +17,9 @@ flight, and the stages hold 3, 2 and 1 micro-batches.
 
 Without the limit, 8 is optimal. With it the first stage can have two units at most, and 9 is optimal.
 
+If a rank has several stages, the slowest rank counts, not the slowest stage. There is no such recursion over ranks, so
+`evened_bounds` moves units between stages until no move of a unit relieves the busiest rank.
+
 Complexity. k w^2 ranges at most, for k stages and w = u - k + 1 places of u units. Costs do not fall as a range grows,
 so a row stops at the first range that is too expensive. Without memory limits and with equal devices, bisection on the
 bottleneck takes u steps per bit (`stages_kernel.smallest_longest`).
