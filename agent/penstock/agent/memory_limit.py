@@ -95,7 +95,7 @@ class Enforcement(Protocol):
     """Holds the processes of one launch to their limit."""
 
     def mistake(self) -> UserError | None:
-        """The mistake if they use, or used, more than they may; whoever calls it often gets it soon."""
+        """The error if the processes use, or have used, more than their limit. Call it often to notice that soon."""
         ...
 
     def close(self) -> None:

@@ -228,10 +228,10 @@ def _enough_bytes(judge: Simulated, shortage: NothingFitsError) -> int | None:
         limit = _whole_mebibytes(least_bytes * factor)
         if limit > most_bytes:
             return None
-        found = _first_fit(judge.limited(limit))
-        if isinstance(found, Decision):
+        outcome = _first_fit(judge.limited(limit))
+        if isinstance(outcome, Decision):
             return limit
-        least_bytes = max(limit, found.least_bytes)
+        least_bytes = max(limit, outcome.least_bytes)
     return None
 
 
