@@ -1,4 +1,4 @@
-"""What a job holds of a machine from its launch to its end, and what a machine has."""
+"""Resources that a job holds on a machine from its launch to its end, and the capacity of a machine."""
 
 from __future__ import annotations
 

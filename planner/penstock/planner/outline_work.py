@@ -79,8 +79,8 @@ class UnitWork:
         return state
 
     def again_ns(self, shares: Floats) -> Floats:
-        """Nanoseconds, elementwise, in which a layer recomputes the given shares of what it can give up of a
-        micro-batch.
+        """Nanoseconds, elementwise, in which a layer recomputes the given shares of the buffers of a micro-batch that
+        it can recompute.
         """
         savings = self.savings()
         total = sum(saving.num_bytes for saving in savings)
@@ -175,8 +175,8 @@ class OutlineMemory:
     """Bytes of the ranks of a mesh that share layers evenly, [ranks, slicings] unless said otherwise.
 
     ``always`` is independent of a rank's layers: the process, embedding and head. ``per_unit`` are the bytes of a unit
-    of mean size; by recomputing everything it saves what it holds of ``in_flight_elsewhere`` micro-batches, those whose
-    backward does not run. ``num_units`` [slicings] are the divided units.
+    of mean size. Full recomputation saves its bytes of ``in_flight_elsewhere`` micro-batches, those whose backward does
+    not run. ``num_units`` [slicings] are the divided units.
     """
 
     always: Floats

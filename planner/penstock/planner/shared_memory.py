@@ -31,7 +31,7 @@ def prefix_table(problem: Problem, candidate: Candidate) -> Integers:
 
 
 def scratch_table(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages]: bytes in which a forward of the longest slice makes what it does not keep (`penstock.core.scratch`)."""
+    """[stages]: bytes of the buffers that a forward of the longest slice does not keep (`penstock.core.scratch`)."""
     mesh, model = candidate.mesh, problem.model
     shapes = [(mesh.microbatch, max(candidate.slices))]
     if mesh.remainder:

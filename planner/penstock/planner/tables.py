@@ -423,8 +423,9 @@ def _largest_per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: i
 def static_bytes(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], order: Order | None = None
 ) -> tuple[int, ...]:
-    """Per rank what is always there: the process, parameters and their state, and the largest transient; with pairs in
-    the ``order`` also the largest of a stage whose actions are the second of one, which lies next to it.
+    """Bytes that each rank always holds: the process, parameters and their state, and the largest transient.
+
+    If the ``order`` has pairs, also the largest transient of a stage whose actions are the second of a pair.
     """
     needed = _stage_transients(problem, candidate).max(axis=(1, 2))
     transient = _largest_per_rank(needed, stage_ranks, candidate.mesh.pp)
@@ -437,9 +438,11 @@ def static_bytes(
 
 
 def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
-    """[ranks]: the same without transients, with the one buffer in which shards sum the gradients of each stage, with
-    that in which replicas on the host exchange them, with the memory in which forwards make what R makes again, and
-    with that for the prefix where slices have their own keys and values.
+    """[ranks]: the same without transients.
+
+    It includes the buffer in which shards sum the gradients of each stage, the one in which replicas on the host
+    exchange them, the buffers of forwards that R recomputes, and the copy of the prefix where slices have their own
+    keys and values.
     """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
@@ -488,9 +491,10 @@ _HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES)
 
 
 def unit_bytes(problem: Problem, tp: int, batch: int, optimizer_shards: int = 1) -> tuple[Integers, Integers]:
-    """[unit kinds]: a unit's state with the gradients of its keys and values, and what it holds of one micro-batch.
+    """[unit kinds]: bytes of a unit's state with the gradients of its keys and values, and bytes that it holds for one
+    micro-batch.
 
-    A stage's blocks are divided, not a unit's: of a unit an even share counts.
+    Replicas divide the optimizer's state of a whole stage. Of a unit's state an equal share counts here.
     """
     length = [problem.sequence_length]
     memory = memory_of(problem, _unit_stages(problem), batch, tp)
@@ -518,8 +522,8 @@ def gradient_slot_bytes(problem: Problem, tp: int, batch: int, lengths: Sequence
 
 
 def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, StageTable, StageTable]:
-    """Bytes by which F, I and W change what a rank holds: x, a, l and their tokens' keys and values come with F;
-    I gives back x, a, keys and values and makes w; W gives back l and w. What is made again for I and W comes with I.
+    """Changes in a rank's bytes by F, I and W. F adds x, a, l and the keys and values of its tokens. I frees x, a, keys
+    and values, and adds w. W frees l and w. Buffers that are recomputed for I and W count from I on.
     """
     memory = stage_memory(problem, candidate)
     until_input = memory.together_bytes(_UNTIL_INPUT_GRADIENT, candidate.slices)
@@ -539,8 +543,8 @@ _UNTIL_INPUT_GRADIENT = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.KEYS_VAL
 def stash_caps(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], receive_ahead: int
 ) -> tuple[int, ...]:
-    """What each rank may hold of those: the limit less what is always there, room for messages, and what I finds made
-    again.
+    """Bytes that each rank may hold of those: the limit minus the bytes that it always holds, those of messages, and
+    the recomputed buffers of an I.
     """
     memory = stage_memory(problem, candidate)
     always = np.array(static_bytes(problem, candidate, stage_ranks))

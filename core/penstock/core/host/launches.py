@@ -1,12 +1,12 @@
-"""Launches of one user on this machine: what each holds, and whether another fits next to them.
+"""Launches of one user on this machine: the resources that each holds, and whether another launch fits.
 
 `penstock run`, `penstock profile`, trials and the supervisor of each of a service's attempts add themselves before they
-start ranks, and stay until these have ended. Two rules decide who may:
+start ranks, and stay until these have ended. Two rules decide which launches may start:
 
 - A CUDA device has one launch. Which devices a launch uses is decided here: the first that are free.
 - Cores and memory are counted as a service does for its jobs (`penstock.core.capacity`). Launches run side by side
-  while they fit together. One that would be alone always fits: it may ask for more than the machine has, which is slow
-  but disturbs nobody.
+  while they fit together. A single launch always fits: it may request more than the machine has, which is slow
+  but disturbs no other launch.
 
 A launch is a file that its process keeps locked (flock(2)). The kernel releases the lock however the process ends, so
 nothing has to be cleaned up for others to start. An example of the folder:
@@ -39,7 +39,7 @@ MOST_NAMED = 3
 
 
 class InUseError(UserError):
-    """Other launches hold what a launch needs."""
+    """Other launches hold resources that a launch needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class Holding(Manifest):
 
 
 class Launches:
-    """The launches in ``folder`` on ``machine``, as seen by a process that may run on ``cpus``."""
+    """The launches in ``folder`` on ``machine``, for a process that may run on ``cpus``."""
 
     def __init__(
         self,
@@ -141,12 +141,12 @@ class Launches:
             yield
 
     def holdings(self) -> list[Holding]:
-        """The launches that go on."""
+        """The running launches."""
         holdings = (_read(path) for path in sorted(self._folder.glob("*.json")))
         return [holding for holding in holdings if holding is not None]
 
     def others(self, uids: Iterable[str]) -> list[Holding]:
-        """The launches that go on, without those of jobs with these uids."""
+        """The running launches, without those of jobs with these uids."""
         own = frozenset(uids)
         return [holding for holding in self.holdings() if holding.uid not in own]
 
@@ -224,7 +224,7 @@ def _in_use(short: str, holders: Sequence[Holding]) -> InUseError:
 
 
 def _read(path: Path) -> Holding | None:
-    """The launch, if it goes on: then its process has the lock of the file."""
+    """The launch if it runs: then its process has the lock of the file."""
     with suppress(FileNotFoundError), path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -49,8 +49,8 @@ class Attention:
         self._rotary = rotary
 
     def forward(self, frame: Frame, y_RH: Tensor | None, operations: Operations = EVERY_OPERATION) -> Pass[None]:
-        """F: fill ``a``, ``l`` and the slice's part of ``kv``; write the output. R: only what the ``operations`` make,
-        and the output unless ``y`` is none.
+        """F: fill ``a``, ``l`` and the slice's part of ``kv``, and write the output. R: run only ``operations``, and
+        write the output unless ``y`` is None.
         """
         self._workspace.reset()
         attended_TE = frame.l["attended"]
@@ -90,10 +90,10 @@ class Attention:
         return parts[:, :, :heads], parts[:, :, heads : heads + groups], parts[:, :, heads + groups :]
 
     def backward_input(self, frame: Frame, dx_RH: Tensor, *, fresh_dkv: bool) -> Pass[None]:
-        """I: from ``w.dy`` the input's gradient and ``w.dqkv``; adds what the prefix gets to ``dkv``.
+        """I: compute the input's gradient and ``w.dqkv`` from ``w.dy``, and add the prefix's gradient to ``dkv``.
 
-        Slices run backward in reverse, so this slice's own part of ``dkv`` is complete once its queries have added to
-        it. ``fresh_dkv``: this is the micro-batch's first, and finds no content there.
+        Slices run backward in reverse order, so this slice's own part of ``dkv`` is complete once its queries have
+        added to it. ``fresh_dkv`` marks the first slice of a micro-batch, for which ``dkv`` has no content yet.
         """
         division, attended_TE, dy_PH = self._division, frame.l["attended"], frame.w["dy"]
         num_tokens = attended_TE.shape[0]
