@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from penstock.core.errors import UserError
@@ -97,10 +98,7 @@ def lower(
     usual_slots = last_slots = _Slots.of(owners, sizes, slices, prefix_by_slice)
     if remainder:
         last_slots = _Slots.of(owners, remainder.sizes, remainder.slices, prefix_by_slice)
-
-    def slots_of(microbatch: int) -> _Slots:
-        return last_slots if schedule.is_remainder(microbatch) else usual_slots
-
+    slots_of = partial(_last_or_usual, schedule, last_slots, usual_slots)
     drafts = [
         add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0, buckets=buckets)
         for rank, row in enumerate(add_transfers(ordered, receive_ahead, late_receives))
@@ -123,6 +121,10 @@ def lower(
         zero=zero,
         prefix_by_slice=prefix_by_slice,
     )
+
+
+def _last_or_usual(schedule: Schedule, last_slots: _Slots, usual_slots: _Slots, microbatch: int) -> _Slots:
+    return last_slots if schedule.is_remainder(microbatch) else usual_slots
 
 
 def _check_counts(
