@@ -86,7 +86,7 @@ def test_canceled_then_forgotten(service: Service) -> None:
         asked = client.plan(tiny_job(), cluster=cluster())
         assert client.cancel_plan(asked.id).state == "Canceled"
         client.cancel_plan(asked.id)
-        with pytest.raises(ServiceError, match="no request"):
+        with pytest.raises(ServiceError, match="no plan request"):
             client.planned(asked.id)
 
 

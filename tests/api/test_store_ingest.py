@@ -347,7 +347,7 @@ def test_a_line_that_no_database_takes_is_kept_as_far_as_it_can_be(service: Serv
 @pytest.mark.parametrize("rank", [-2, 2**31])
 def test_a_rank_that_is_none_is_refused(rank: int) -> None:
     record = replace(log_records("a", [0])[0], log=LogLine(rank=rank, level="info", message=""))
-    with pytest.raises(UserError, match=r"records\[0\].log.rank: .* is no rank"):
+    with pytest.raises(UserError, match=r"records\[0\].log.rank: .* is not a rank"):
         Batch.of([record], NOW)
 
 
