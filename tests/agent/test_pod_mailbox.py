@@ -161,4 +161,7 @@ def test_only_the_end_is_told_and_changes_are_said(bench: Bench) -> None:
     ended = AttemptReport(state=AttemptState.FAILED, message="no step within 60 s")
     bench.box.report(ended)
     assert bench.pod.report() == ended
-    assert bench.said == ["running, profile missing", "failed, profile missing: no step within 60 s"]
+    assert bench.said == [
+        "the attempt is running with profile missing",
+        "the attempt is failed with profile missing: no step within 60 s",
+    ]

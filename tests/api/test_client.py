@@ -109,7 +109,7 @@ def test_all_jobs_are_listed_page_by_page(client: Client, service: Service) -> N
 
 def test_a_refusal_says_what_where_and_what_to_do(client: Client) -> None:
     client.submit(JOB)
-    with pytest.raises(ServiceError, match="a job default/tiny lives") as caught:
+    with pytest.raises(ServiceError, match="a job default/tiny exists") as caught:
         client.submit(JOB)
     error = caught.value
     assert (error.status, error.kind, error.where) == (409, "name-taken", "metadata.name")

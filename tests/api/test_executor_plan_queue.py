@@ -172,7 +172,7 @@ def test_what_kills_the_service_again_and_again_is_given_up(service: Service) ->
     assert request_of(service, "r").state is State.WORKING
     plan_queue_of(service, FakePlanner()).run_once()
     found = request_of(service, "r")
-    assert (found.state, f"begun {MOST_BEGINNINGS} times" in found.error["what"]) == (State.FAILED, True)
+    assert (found.state, f"started {MOST_BEGINNINGS} times" in found.error["what"]) == (State.FAILED, True)
 
 
 def test_a_request_whose_profile_is_gone_fails_and_others_go_on(

@@ -96,7 +96,7 @@ class TestCreate:
     def test_a_taken_name(self, client: TestClient) -> None:
         assert client.post("/v1/jobs", json=job_manifest()).status_code == 201
         document = problem(client.post("/v1/jobs", json=job_manifest()), 409, "name-taken")
-        assert document["detail"] == "a job default/tiny lives"
+        assert document["detail"] == "a job default/tiny exists"
 
     @pytest.mark.parametrize(
         ("body", "media", "status", "kind"),

@@ -127,7 +127,7 @@ def test_storage_that_one_node_alone_may_write(on: Installed) -> None:
     status = on.cluster.wait(lambda: (found := job.status()).phase is Phase.FAILED and found, "it does not fail")
     failed = status.condition(ConditionType.FAILED)
     assert (failed.status, failed.reason) == (ConditionStatus.TRUE, "UserError")
-    assert "offers ReadWriteOnce, and 2 pods have to write there" in failed.message
+    assert "offers ReadWriteOnce, but 2 pods have to write there" in failed.message
     assert "name a claim with access mode ReadWriteMany" in failed.message
     assert not job.jobsets()
 

@@ -202,7 +202,11 @@ def test_what_is_wrong_is_refused_by_both_with_the_field(kubectl: Kubectl, name:
 
 ONLY_ON_A_CLUSTER: dict[str, tuple[dict[str, Any], str, str]] = {
     "path": ({"data__source": "/srv/corpus"}, "spec.data.source", "does not exist on a cluster"),
-    "tokenizer": ({"data__tokenizer": {"file": "t.json"}, "model__vocab": 9}, "spec.data.tokenizer.file", "does not exist"),
+    "tokenizer": (
+        {"data__tokenizer": {"file": "t.json"}, "model__vocab": 9},
+        "spec.data.tokenizer.file",
+        "does not exist",
+    ),
     "file": ({"parallelism": {"schedule": "mine.csv"}}, "spec.parallelism.schedule", "no file is uploaded"),
     "resumeFrom": ({"checkpoint__resumeFrom": "runs/a"}, "spec.checkpoint.resumeFrom", "out://UID/ATTEMPT/STEP"),
     "no claim": (
