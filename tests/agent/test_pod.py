@@ -123,8 +123,8 @@ def test_a_pod_measures_waits_and_trains(cluster: Cluster) -> None:
     report = cluster.report
     assert (report.state, report.profile, report.last_checkpoint) == (AttemptState.SUCCEEDED, Step.DONE, STEPS)
     assert cluster.workers.started == ["prepare", "profile 3", "train 3 on 2"]
-    assert cluster.said[0] == "the attempt is starting with profile missing"
-    assert cluster.said[-1] == "the attempt is succeeded with profile done"
+    assert cluster.said[0] == "attempt starting, profile missing"
+    assert cluster.said[-1] == "attempt succeeded, profile done"
 
 
 def test_what_its_agent_serves_is_laid_out_before_it_is_told(cluster: Cluster) -> None:
@@ -338,10 +338,7 @@ def test_the_kubelet_s_signal_stops_training_after_a_checkpoint(
     cluster: Cluster, terminated: Callable[[], None]
 ) -> None:
     bound(cluster)
-    assert (
-        cluster.live(lambda: terminated() if "the attempt is running with profile missing" in cluster.said else None)
-        == 0
-    )
+    assert cluster.live(lambda: terminated() if "attempt running, profile missing" in cluster.said else None) == 0
     assert cluster.report.state is AttemptState.STOPPED
     assert cluster.workers.ranks[-1].asked_to_stop
     assert not cluster.workers.ranks[-1].killed
@@ -361,9 +358,7 @@ def test_a_stop_that_is_written_stops_training_too(cluster: Cluster) -> None:
     bound(cluster)
     assert (
         cluster.live(
-            lambda: (
-                cluster.folder.ask_to_stop() if "the attempt is running with profile missing" in cluster.said else None
-            )
+            lambda: cluster.folder.ask_to_stop() if "attempt running, profile missing" in cluster.said else None
         )
         == 0
     )

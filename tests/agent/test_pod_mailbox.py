@@ -162,6 +162,6 @@ def test_only_the_end_is_told_and_changes_are_said(bench: Bench) -> None:
     bench.box.report(ended)
     assert bench.pod.report() == ended
     assert bench.said == [
-        "the attempt is running with profile missing",
-        "the attempt is failed with profile missing: no step within 60 s",
+        "attempt running, profile missing",
+        "attempt failed, profile missing: no step within 60 s",
     ]

@@ -113,7 +113,7 @@ class PodMailbox:
             self._last_report.profile,
         ):
             detail = f": {report.message}" if report.message else ""
-            self._say(f"the attempt is {report.state} with profile {report.profile}{detail}")
+            self._say(f"attempt {report.state}, profile {report.profile}{detail}")
         self._last_report = report
         if self._agent is not None:
             self._agent.update(report)
