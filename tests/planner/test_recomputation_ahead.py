@@ -111,11 +111,13 @@ def test_at_most_two_fifths_of_what_runs_on_demand_is_exposed(num_ranks: int) ->
     assert apart - kept <= 0.4 * (on_demand - kept)
 
 
-@pytest.mark.parametrize("num_ranks", [4, 8, 16])
-def test_with_whole_sequences_the_step_is_at_most_087_of_that_on_demand(num_ranks: int) -> None:
-    """As many micro-batches as ranks, the same policy and order. Slices leave less to gain for either."""
+@pytest.mark.parametrize(("num_ranks", "most"), [(4, 0.87), (8, 0.88), (16, 0.89)])
+def test_with_whole_sequences_the_step_is_this_part_of_that_on_demand(num_ranks: int, most: float) -> None:
+    """As many micro-batches as ranks, the same policy and order. By work and dependencies no order is below 0.848, 0.872
+    and 0.882, and slices leave less to gain.
+    """
     apart, on_demand = (seconds(planned(num_ranks, num_ranks, on_demand=flag)) for flag in (False, True))
-    assert apart <= 0.87 * on_demand
+    assert apart <= most * on_demand
 
 
 def test_directly_before_its_backward_more_is_exposed() -> None:
