@@ -113,8 +113,8 @@ def test_at_most_two_fifths_of_what_runs_on_demand_is_exposed(num_ranks: int) ->
 
 @pytest.mark.parametrize(("num_ranks", "most"), [(4, 0.87), (8, 0.88), (16, 0.89)])
 def test_with_whole_sequences_the_step_is_this_part_of_that_on_demand(num_ranks: int, most: float) -> None:
-    """As many micro-batches as ranks, the same policy and order. By work and dependencies no order is below 0.848, 0.872
-    and 0.882, and slices leave less to gain.
+    """As many micro-batches as ranks, the same policy and order. By work and dependencies no order is below 0.848,
+    0.872 and 0.882, and slices leave less to gain.
     """
     apart, on_demand = (seconds(planned(num_ranks, num_ranks, on_demand=flag)) for flag in (False, True))
     assert apart <= most * on_demand
