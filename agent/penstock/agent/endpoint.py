@@ -1,9 +1,10 @@
-"""Agent of a pod: it serves two small files by HTTP, which the launcher writes.
+"""Agent of a pod: an HTTP server for two small files, the attempt's report and its measurement.
 
-Measurements and checkpoints are rare, and a job cannot go on without a measurement. Records deliver both to the
-service, which may be down, with its node. So the operator fetches them from the pod itself (docs/adr/0030). The
-launcher writes to the pod's own disk. The agent, in the reporting container, serves only these two names at the pod's
-address. Its only input is the path; it serves a few connections at a time, each for `SECONDS` at most.
+A job cannot continue without its measurement, and a new attempt needs the newest checkpoint. Records deliver both to
+the service, but the service and its node may be down. So the operator also fetches them from the pod (docs/adr/0030).
+The launcher writes the files to the pod's own disk, and the agent serves them from the reporting container. The path of
+a request is the agent's only input, and the two file names are its only valid values. The agent serves
+`MOST_CONNECTIONS` connections at a time, each for `SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ MOST_CONNECTIONS = 4
 
 
 class AgentFiles:
-    """The files that the agent of a pod serves, written for the job with that uid; ``run`` has its checkpoints.
+    """Writes the files that a pod's agent serves; ``run`` is the run directory with the job's checkpoints.
 
-    A failed write is ignored: the attempt goes on, and its records have the same content.
+    A failed write is ignored: training continues, and records deliver the same content to the service.
     """
 
     def __init__(self, folders: PodFolders, job_uid: str, run: RunDir) -> None:
@@ -53,13 +54,13 @@ class AgentFiles:
         self._checkpoint: tuple[int | None, CheckpointName | None] = (None, None)
 
     def measured(self, profile: Profile) -> None:
-        """Serve the measurement."""
+        """Write the measurement, and keep its digest for the next report."""
         content = pack(profile.to_manifest())
         if self._put(AGENT_MEASUREMENT, content):
             self._measurement = hashlib.sha256(content).hexdigest()
 
     def update(self, report: AttemptReport) -> None:
-        """Write the state of the attempt, if it has changed."""
+        """Write the report, if it has changed."""
         served = AgentReport(
             pod_uid=self._pod_uid,
             job_uid=self._job_uid,
@@ -75,7 +76,7 @@ class AgentFiles:
             self._report = served
 
     def _newest(self, step: int | None) -> CheckpointName | None:
-        """The newest checkpoint, whose attempt is read from the folder once for each step."""
+        """Return the newest checkpoint. The run directory is read only if ``step`` has changed."""
         if step != self._checkpoint[0]:
             newest = newest_checkpoint(self._run)
             name = CheckpointName(step=newest[0], attempt=newest[1]) if newest is not None else None
@@ -99,7 +100,7 @@ def serving(
 ) -> Iterator[tuple[str, int] | None]:
     """Serve the files in ``folder`` at the pod's address during the block, and yield the address.
 
-    Nothing is served if the pod has no address, or cannot listen there.
+    Yields none, and serves nothing, if the pod has no address or cannot listen at it.
     """
     server = _server(folder, address, port, say)
     if server is None:
@@ -126,7 +127,7 @@ def _server(folder: Path, address: str, port: int, say: Callable[[str], None]) -
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Answers GET requests for the two names, few at once; the others wait to be accepted."""
+    """Answers GET requests for the two files, at most `MOST_CONNECTIONS` at once; further ones wait."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -139,12 +140,12 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Wait until fewer than the limit are served: none takes longer than `SECONDS`."""
+        """Wait until fewer than `MOST_CONNECTIONS` are being served; each takes `SECONDS` at most."""
         self._free.acquire()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and let the next request in."""
+        """Answer the request, then admit the next one."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -154,7 +155,7 @@ class _Server(socketserver.ThreadingTCPServer):
         """Ignore connections that end early."""
 
     def content(self, name: str) -> bytes | None:
-        """Return the file of that name, cut a byte after the largest size; none if there is no such file."""
+        """Return the content of a file, at most one byte more than the size limit; none if there is no such file."""
         if name not in (AGENT_REPORT, AGENT_MEASUREMENT):
             return None
         try:
@@ -170,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = SECONDS
 
     def setup(self) -> None:
-        """Limit the time of the whole connection: a slow one would restart a limit for each read."""
+        """Limit the duration of the connection. `timeout` limits each read, and restarts with each received byte."""
         super().setup()
         self._cut = threading.Timer(SECONDS, self._end)
         self._cut.daemon = True

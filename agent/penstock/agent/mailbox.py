@@ -1,6 +1,6 @@
 """Requests to the supervisor of an attempt, and its reports.
 
-An attempt on this machine has a folder, which it shares with a service; one in pods has the files of each pod
+On one machine, a supervisor and its service share the attempt's folder. In a pod, the supervisor uses the pod's files
 (`penstock.agent.pod_mailbox`).
 """
 
@@ -15,16 +15,16 @@ from penstock.core.supervision import AttemptReport, Binding, SupervisorRequest
 
 
 class Mailbox(Protocol):
-    """Interface that the supervisor polls. A request stays once it is made."""
+    """Interface that the supervisor polls. A request is never withdrawn."""
 
     def is_requested(self, request: SupervisorRequest) -> bool:
         """Whether there is a request of this kind."""
         ...
 
     def binding(self) -> Binding | None:
-        """Return the plan to train by, which is in the run directory; none yet.
+        """Return the binding to a plan, which is in the run directory; none before the binding has arrived.
 
-        Raises `PenstockError` if none can arrive.
+        Raises `PenstockError` if no binding can arrive.
         """
         ...
 

@@ -1,9 +1,9 @@
 """Detection of processes of this container that the kernel killed because of the memory limit.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html names the first file, and
-https://docs.kernel.org/admin-guide/cgroup-v1/memory.html the second. Most kubelets have the whole container ended with
-the first process (`memory.oom.group`), and report it themselves; if only one
-process is ended, nothing else reports the cause.
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html the second. Most kubelets set `memory.oom.group`: the kernel
+then kills all processes of the container, and the kubelet reports the cause. Otherwise it kills one process, and
+only these files show the cause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def num_killed(cgroups: Path) -> int:
 
 
 def explained(report: AttemptReport, cgroups: Path) -> AttemptReport:
-    """Return the report, with a remedy if the attempt failed for lack of memory."""
+    """Return the report; add a remedy if the attempt failed after the kernel killed a process for memory."""
     if report.state is not AttemptState.FAILED or report.refused or not num_killed(cgroups):
         return report
     return replace(report, message=f"{report.message}; {REMEDY}")

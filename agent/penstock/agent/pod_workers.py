@@ -17,18 +17,20 @@ from penstock.core.preparing import Reporter
 from penstock.core.run.folder import RunDir
 
 RESULT_SECONDS = 45.0
-"""Limit of the delay, after the end of its own ranks, until a pod can read the first rank's result on shared storage.
-"""
+"""Longest wait of a pod, after its own ranks have ended, for the first rank's result to appear on shared storage."""
 
 
 class PodWorkers:
-    """`penstock.agent.workers.Workers` of a pod that is bound as ``place`` says; data is prepared in ``cache``."""
+    """`penstock.agent.workers.Workers` in a pod.
+
+    ``place`` returns the pod's binding, none if it has none; ``cache`` is the folder of prepared data.
+    """
 
     def __init__(self, place: Callable[[], PodBinding | None], cache: Path) -> None:
         self._place, self._cache = place, cache
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """Prepare as in `Workers`, in one pod; the others wait for it."""
+        """Prepare as in `Workers`, unless the job only measures. One pod prepares the data, and the others wait."""
         if MEASURES_LABEL in job.metadata.labels:
             return
         from penstock.trainer.prepare import prepare_data
@@ -40,9 +42,9 @@ class PodWorkers:
         return self._launch(job, run, place, tuple(place.devices), f"a{attempt}-profile", "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
-        """Train as in `Workers`. Devices that the plan does not use have idle ranks.
+        """Train as in `Workers`. Each device that the plan does not use has an idle rank.
 
-        Raises `UserError` for shards on several pods that no placement puts there.
+        Raises `UserError` if the shards of a pipeline rank are on several pods, but the plan has no placement.
         """
         place, plan = self._bound(), run.read_plan()
         if not plan.placement:
@@ -81,7 +83,7 @@ class PodWorkers:
 
 
 class AwaitingResult:
-    """Ranks that succeeded count as running until their result can be read here, for `RESULT_SECONDS` at most."""
+    """Ranks that, after success, count as running until the result file is visible, up to `RESULT_SECONDS`."""
 
     def __init__(self, ranks: Ranks, result: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._ranks, self._result, self._clock = ranks, result, clock

@@ -1,8 +1,8 @@
-"""The processes that one started, and blocks at whose end all that were started during them end, also orphans.
+"""Process trees: the descendants of a process, and a block that ends all processes started in it.
 
 Linux reparents an orphan to the nearest subreaper among its ancestors (prctl(2), PR_SET_CHILD_SUBREAPER). So this
-process is the parent of all that a rank forked and left, and need not search sessions or process groups, which a
-daemon leaves first.
+process becomes the parent of every orphan that a rank leaves behind. It need not search sessions or process groups,
+which a daemon leaves when it starts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ PAGE_BYTES = 4096
 
 @contextlib.contextmanager
 def offspring_ended(spared: Callable[[], Collection[int]] = tuple) -> Iterator[None]:
-    """Children that this process has before the block are left alone, and so is what they left behind before it; also
-    those whose numbers ``spared`` gives at the end.
+    """End all processes that were started in the block when it ends, orphans included.
+
+    Exceptions are the children that this process had before the block, orphans that were left behind before it, and
+    the process ids that ``spared`` returns at the end of the block.
     """
     before = _children()
     _adopt_orphans(True)
@@ -40,18 +42,18 @@ def _adopt_orphans(whether: bool) -> None:
 
 
 def _end_children_but(kept: frozenset[int]) -> None:
-    """The children of one that ends are children of this process from then on, so in the end there are none."""
+    """Kill all children but ``kept`` until there are none: children of a killed process become children of this one."""
     while ending := _children() - kept:
         for pid in ending:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in ending:
-            with contextlib.suppress(ChildProcessError):  # its starter waited for it already
+            with contextlib.suppress(ChildProcessError):  # the code that started it has already waited for it
                 os.waitpid(pid, 0)
 
 
 def tree_of(root: int) -> frozenset[int]:
-    """The process ``root`` and its descendants, without those that an ancestor has left by ending."""
+    """Return the process ``root`` and its descendants, except orphans: they have another parent."""
     children: dict[int, list[int]] = {}
     for process, parent in _parents().items():
         children.setdefault(parent, []).append(process)
@@ -64,7 +66,7 @@ def tree_of(root: int) -> frozenset[int]:
 
 
 def _children() -> frozenset[int]:
-    """Processes whose parent this one is, also those that ended and were not waited for."""
+    """Return the children of this process, zombies included."""
     return frozenset(process for process, parent in _parents().items() if parent == os.getpid())
 
 
@@ -77,9 +79,9 @@ def _parents() -> dict[int, int]:
 
 
 def read_process_file(path: str | Path) -> bytes:
-    """A file of a process in /proc, of a page at most; empty if the process has ended.
+    """Read a file of a process in /proc, one page at most; return no bytes if the process has ended.
 
-    It takes 10 us, half of what a file object takes. There may be thousands, several times a second.
+    This takes 10 us, half the time of a read by a file object. Thousands of files may be read several times a second.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
-"""Choice of a profile for a job: measured on this machine, for this model, and recent.
+"""Selection of a profile for a job: it must be recent, and measured on this machine for this model.
 
-A cache keeps it for other runs.
+New profiles are cached for later runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Profiles:
         self._folder = folder
 
     def path(self, identity: Identity) -> Path:
-        """Return the file of a profile with that identity."""
+        """Return the path of the cached profile with that identity."""
         of = profile_matching.subject(identity.key, identity.model_digest, identity.precision, identity.num_ranks)
         return self._folder / f"{of[:32]}.json"
 
     def find(self, spec: JobSpec, identity: Identity, places: list[Path], now: float) -> Profile | None:
-        """Return the first profile that serves ``spec`` now, of those in ``places`` and the cached one."""
+        """Return the first profile that is valid for ``spec`` at ``now``, from the files ``places``, then the cache."""
         for path in (*places, self.path(identity)):
             if path.exists() and unfit(profile := read_profile(path), spec, identity, now) is None:
                 return profile
@@ -49,7 +49,7 @@ class Profiles:
 
 
 def unfit(profile: Profile, spec: JobSpec, identity: Identity, now: float) -> str | None:
-    """Return the reason why ``profile`` does not serve ``spec`` at ``now``, in seconds since the epoch, or none."""
+    """Return the reason why ``profile`` is not valid for ``spec``; none if it is. ``now``: seconds since the epoch."""
     if profile.key != identity.key:
         return _difference(profile.key, identity.key)
     return profile_matching.unfit(profile, spec, identity.model_digest) or profile_matching.stale(profile, now)
@@ -65,7 +65,7 @@ def _difference(theirs: MachineKey, ours: MachineKey) -> str:
 
 
 def require_fit(profile: Profile, where: Path, spec: JobSpec, identity: Identity, now: float) -> None:
-    """Raise `UserError` if a profile that the user named does not serve ``spec`` here."""
+    """Raise `UserError` unless the profile that the user named is valid for ``spec`` on this machine."""
     reason = unfit(profile, spec, identity, now)
     if reason is not None:
         raise UserError(what=reason, where=str(where), remedy="measure this machine with penstock profile JOB")

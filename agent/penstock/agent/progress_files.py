@@ -1,4 +1,4 @@
-"""Progress of an attempt by the files of its run directory, without loading the code that writes them."""
+"""Progress of an attempt, read from the files of its run directory without importing the code that writes them."""
 
 from __future__ import annotations
 

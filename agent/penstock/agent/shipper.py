@@ -1,7 +1,7 @@
 """Process that uploads a run's records alongside an attempt, with restarts after failures.
 
-The work is done in `penstock.agent.shipping`. Records that it leaves after the supervisor's end are collected by the
-service (`penstock.api.executor.collecting`).
+The process runs `penstock.agent.shipping`. The service collects records that remain after the supervisor's end
+(`penstock.api.executor.collecting`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.agent.console import say
 from penstock.core.supervision import Order
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
-"""First backoff before a restart; doubled each time, until a shipper has lived for the longest backoff."""
+"""Backoff before a restart. It doubles with each restart, and is reset once a shipper has run for the longest one."""
 
 
 class ShipperProcess:
-    """Keeps a shipper of the run directory ``root`` running; without an address of a service there is none."""
+    """Keeps a shipper of the run directory ``root`` running, if the order names an address file of a service."""
 
     def __init__(self, root: Path, order: Order, seconds: Callable[[], float] = time.monotonic) -> None:
         self._command = [sys.executable, "-m", "penstock.agent", "ship", str(root)]
@@ -53,7 +53,7 @@ class ShipperProcess:
             self._start()
 
     def close(self) -> None:
-        """Let the shipper end once all is acknowledged; a dead one is restarted for that."""
+        """Close the shipper's stdin, so that it drains the records and exits. A dead one is restarted first."""
         if self._process is None:
             return
         if self._process.poll() is not None:

@@ -61,8 +61,9 @@ class _Line:
 
 @dataclass
 class Shipper:
-    """Uploads the files of ``outbox`` by ``post``; ``say`` prints warnings. The drain at the end takes
-    ``drain_seconds`` at most.
+    """Uploads the files of ``outbox`` with ``post``, and prints warnings with ``say``.
+
+    The drain at the end takes ``drain_seconds`` at most.
     """
 
     outbox: Path
@@ -93,8 +94,9 @@ class Shipper:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS if deadline is None else FIRST_WAIT_SECONDS)
 
     def ship(self) -> bool:
-        """Send all records; return false if the service cannot accept some of them now. An attempt that it does not
-        know yet does not delay others.
+        """Send all records; return false if the service cannot accept some of them now.
+
+        Records of an attempt that the service does not know yet stay in their file, and other files are still sent.
         """
         taken = True
         for path in sorted(self.outbox.glob("*.jsonl")):
@@ -130,7 +132,11 @@ class Shipper:
         return batch
 
     def _send(self, box: _Box, lines: list[_Line]) -> bool | None:
-        """Whether the box can continue after the answer; none if the service does not know the attempt yet."""
+        """Send a batch of one file.
+
+        Return true if the file can continue, false if the service cannot accept records now, and none if the service
+        does not know the attempt yet.
+        """
         body = b'{"records":[' + b",".join(line.text for line in lines) + b"]}"
         reply = self.post(gzip.compress(body, compresslevel=5))
         if reply.status == 200:
@@ -173,7 +179,7 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
     file.seek(offset)
     for text in file:
         if not text.endswith(b"\n"):
-            return  # the rest of the line may have been written meanwhile, and would look like a line
+            return  # its rest may be written at this moment: the next iteration would yield that as a line of its own
         offset += len(text)
         sequence = sequence_of(text)
         if sequence is not None:
@@ -202,11 +208,12 @@ def ship(
     drain_seconds: float = DRAIN_SECONDS,
     earlier: Callable[[], list[Path]] = list,
 ) -> bool:
-    """Ship the outbox of ``run`` until it is over and its ranks have ended, then the rest for ``drain_seconds``;
-    whether everything was acknowledged. A second shipper of an outbox waits for the first; every host that takes part
-    in a run has its own. Meanwhile the outboxes that ``earlier`` gives are shipped too, unless another does so.
+    """Upload the outbox of ``run`` to a service; return whether every record was acknowledged.
 
-    It goes to the service whose `penstock.core.supervision.Address` lies in ``address_file``.
+    The upload continues until ``until`` is over and the ranks have ended. The remaining records are then drained, for
+    ``drain_seconds`` at most. Before the drain, the outboxes that ``earlier`` returns are uploaded too, unless another
+    shipper holds their lock. Each host of a run has its own outbox. A second shipper of an outbox waits for the first.
+    ``address_file`` contains the service's `penstock.core.supervision.Address`.
     """
     run.outbox.mkdir(parents=True, exist_ok=True)
     with shipping_lock(run.outbox.parent).open("a") as lock:
@@ -219,7 +226,7 @@ def ship(
             others = _EarlierOutboxes(earlier, post, say)
 
             def ended() -> bool:
-                """Read lines that were printed until now: the last ones matter most."""
+                """Whether the upload is over. First reads new log lines: the last ones of a run matter most."""
                 nonlocal all_read
                 over = until.over and not ranks.live()
                 all_read = follower.poll(last=over)
@@ -228,7 +235,7 @@ def ship(
                 return over
 
             def pause(seconds: float) -> None:
-                """Read lines while the service does not answer too, or too many would accumulate."""
+                """Sleep, and read new log lines meanwhile: too many would accumulate while the service is down."""
                 end, known = time.monotonic() + seconds, until.over
                 while (left := end - time.monotonic()) > 0 and until.over == known:
                     until.wait(min(left, POLL_SECONDS))
@@ -239,7 +246,7 @@ def ship(
 
 
 class _EarlierOutboxes:
-    """Outboxes of earlier pods, whose shippers have ended. They are polled until all are empty."""
+    """Outboxes of pods of earlier attempts. They are polled until none has an unsent record."""
 
     def __init__(self, outboxes: Callable[[], list[Path]], post: Post, say: Callable[[str], None]) -> None:
         self._outboxes, self._post, self._say = outboxes, post, say
@@ -269,8 +276,9 @@ def num_unsent(outbox: Path) -> int:
 
 
 def is_acknowledged(folder: AttemptFolder, is_newest: bool) -> bool:
-    """Whether every record was that an ended attempt left in its run directory, and no more can come. If another has
-    followed, the ranks that run are that one's.
+    """Whether every record of an ended attempt was acknowledged, and no rank can write another one.
+
+    Running ranks matter only if the attempt is the newest: otherwise they belong to the newest one.
     """
     run = RunDir(folder.root)
     if is_newest and _Ranks(run).live():
@@ -280,7 +288,7 @@ def is_acknowledged(folder: AttemptFolder, is_newest: bool) -> bool:
 
 
 class Requested:
-    """`Until` a stop is requested."""
+    """`Until` that is over once a stop is requested."""
 
     def __init__(self, requests: StopRequests) -> None:
         self._requests = requests
@@ -296,10 +304,10 @@ class Requested:
 
 
 class Orphaned:
-    """`Until` the other end of a stream is closed, or a stop is requested.
+    """`Until` that is over once the other end of a stream is closed, or a stop is requested.
 
-    The parent process holds the other end, so its death is noticed in any case. If it was killed, its ranks may live a
-    little longer to save their state, and this waits for them.
+    The parent process holds the other end, so the stream is closed even if the parent is killed. Its ranks may then run
+    a little longer to save their state; `ship` waits for them.
     """
 
     def __init__(self, requests: StopRequests, stream: TextIO) -> None:
@@ -324,7 +332,7 @@ class Orphaned:
 
 
 class _Ranks:
-    """Ranks that ran at the first call."""
+    """Ranks of a run directory that were running at the first call of `live`."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -332,7 +340,7 @@ class _Ranks:
         self._deadline = 0.0
 
     def live(self) -> bool:
-        """Whether one of them still runs."""
+        """Whether one of them still runs; false once `RANKS_SECONDS` have passed since the first call."""
         if self._pids is None:
             statuses = (read_status(path) for path in self._run.status.glob("rank-*") if not path.suffix)
             self._pids = {status.pid for status in statuses if status is not None}

@@ -2,23 +2,23 @@
 
 Problem. An attempt runs for hours, and the service that started it may be restarted at any time: for an upgrade, after
 a crash, or with ``kill -9``. Training has to go on meanwhile, and the next service has to be able to observe and stop
-it. If the attempt itself ends, whatever ended it, no rank may keep running: an orphaned rank holds its device and may
+it. When the attempt itself ends, for any reason, no rank may keep running: an orphaned rank holds its device and may
 write to the same checkpoints as the next attempt.
 
-Idea. Each attempt has a supervisor, a separate process in a session of its own. Nothing but files connects it to the
-service, through a `Mailbox`: requests (``measure``, ``stop``, a binding with the plan's digest) and one report, which
+Idea. Each attempt has a supervisor, a separate process in a session of its own. It communicates with the service only
+by files, through a `Mailbox`: requests (``measure``, ``stop``, a binding with the plan's digest) and one report, which
 is replaced atomically. On one machine these are files in the attempt's folder; in a pod they are annotations and a
-ConfigMap, which the kubelet writes (`penstock.agent.pod_mailbox`). A request is a file that appears once and stays, so
-it may be read any number of times, and it does not matter when either side was down.
+ConfigMap, which the kubelet writes (`penstock.agent.pod_mailbox`). A request is a file that is created once and never
+removed. So reading it is idempotent, and it is not lost if either side is down for a while.
 
-Each attempt has at most one supervisor for all time: `claim` creates the claim file exclusively and durably before
-anything else, with the process id, its start time and the boot id, so a service can tell a living supervisor from a
-process that got the same id later. A second supervisor fails with `ClaimedError`, also after the first one has ended:
-the life cycle counts a lost supervisor as a failed attempt and launches the next number.
+An attempt never has a second supervisor. Before anything else, `claim` creates the claim file exclusively and durably.
+The file has the process id, its start time and the boot id, so that a service can distinguish a running supervisor from
+a later process with the same id. A second supervisor fails with `ClaimedError`, even after the first one has ended: the
+life cycle counts a lost supervisor as a failed attempt, and launches the attempt with the next number.
 
 The main loop polls every `POLL_SECONDS`: fulfil requests, observe processes and files, report if something changed. Two
-guards bound the lifetime of processes: `offspring_ended` makes this process the subreaper of everything that a rank
-forks and ends all of it with the block, and a parent-death signal ends the ranks if this process is killed itself.
+guards limit the lifetime of processes. `offspring_ended` makes this process the subreaper of everything that a rank
+forks, and ends all of it at the end of the block. A parent-death signal ends the ranks if this process is killed.
 
 Example of an attempt on one machine (``->`` a request that appears, ``<-`` a report):
 
@@ -33,18 +33,18 @@ Example of an attempt on one machine (``->`` a request that appears, ``<-`` a re
     95 s    -> stop.wish                the next service read the claim and the report
     97 s    <- stopped                  the ranks finished their step and saved a checkpoint
 
-Complexity. A poll reads a constant number of small files and the growth of metrics.jsonl, in about 0.1 ms; at 10 polls
-a second this costs 0.1 % of one core. A report is written only when it differs from the last one; times of steps are
-rounded up to `STEP_GRAIN_SECONDS`, so training writes a report every 5 s and not with every step.
+Complexity. A poll reads a constant number of small files and the new lines of metrics.jsonl, in about 0.1 ms. At 10
+polls per second this costs 0.1 % of one core. A report is written only when it differs from the last one. The time of
+the last step is rounded up to `STEP_GRAIN_SECONDS`, so training writes a report every 5 s and not with every step.
 
 Rejected designs:
 
 - Ranks as children of the service: they would end with it, or it would have to find them again by process ids alone.
-- A socket between service and supervisor: messages are lost while either side is down, and both would need a protocol
-  for reconnecting and for deduplication. Files are both.
-- A systemd unit for each attempt: not available in containers and for users without rights.
-- Restarting ranks inside the attempt (torchrun's elastic mode): the plan depends on the hosts, so a restart has to pass
-  through measuring and planning, which only the life cycle decides about.
+- A socket between service and supervisor: messages are lost while either side is down, so both would need a protocol
+  for reconnection and deduplication. Files need neither.
+- A systemd unit for each attempt: not available in containers, nor to unprivileged users.
+- Restarting ranks inside the attempt (torchrun's elastic mode): the plan depends on the hosts, so a restart may need a
+  new measurement and a new plan, and only the life cycle decides about those.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from penstock.core.supervision import AttemptReport, Order, SupervisorRequest
 
 POLL_SECONDS = 0.1
 STEP_GRAIN_SECONDS = 5.0
-"""Times of steps are rounded up to this, or the report would be rewritten with every step."""
+"""Granularity of the last step's time in the report, so that the report is not rewritten with every step."""
 DEADLINE = "ran longer than its deadline"
 
 
@@ -94,7 +94,7 @@ class ProfileDecider(Protocol):
         ...
 
     def keep_profile(self) -> None:
-        """Keep the new profile in the run directory for later plans."""
+        """Store the new profile of the run directory for later plans."""
         ...
 
 
@@ -111,9 +111,10 @@ def claim(folder: AttemptFolder) -> None:
 class Supervisor:
     """Fulfils the mailbox's requests for attempt ``number``, and reports its state there.
 
-    It ends at ``deadline_at``. ``steps`` shows progress in steps; with ``watch`` an attempt without progress fails. A
-    signal ends the attempt at once, or after a checkpoint if it is ``graceful``. ``clock`` returns seconds since the
-    epoch, ``pause`` sleeps. ``each_poll`` is called before each poll.
+    The attempt fails at ``deadline_at``. ``steps`` creates the source of progress in steps for a run directory. With
+    ``watch``, the attempt fails if it makes no progress. A signal ends the attempt immediately, or after a checkpoint
+    if ``graceful`` is set. ``clock`` returns seconds since the epoch, ``pause`` sleeps. ``each_poll`` is called before
+    each poll.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Supervisor:
         self._measuring = False
 
     def run(self) -> AttemptReport:
-        """Supervise until the attempt has ended, or a stop is requested; none of its processes is left then."""
+        """Supervise the attempt until it has ended; return the last report. No process of the attempt is left then."""
         self._publish(self._report)
         try:
             self._prepare()
@@ -180,7 +181,7 @@ class Supervisor:
         self._publish(self._watched(self._observe()))
 
     def _fulfil_requests(self) -> None:
-        """Fulfil new requests."""
+        """Fulfil new requests: stop, measure, or train once the attempt is bound to a plan."""
         mailbox = self._mailbox
         if (
             not self._measuring
@@ -233,7 +234,7 @@ class Supervisor:
         )
 
     def _watched(self, report: AttemptReport) -> AttemptReport:
-        """Fail the attempt if it takes no steps; no other process reports it."""
+        """Return the report, as failed if the attempt is stalled: no other process reports a stall."""
         if self._watch is None or report.state is not AttemptState.RUNNING:
             return report
         inside = self._steps is not None and self._steps.inside()
@@ -261,7 +262,10 @@ class Supervisor:
 
 
 def read_order(root: Path, attempt: int) -> Order:
-    """Read what the service wrote for the supervisor to the run directory ``root``; raises `UserError` if it cannot."""
+    """Read the service's order for the supervisor from the run directory ``root``.
+
+    Raises `UserError` if the order is missing or malformed.
+    """
     path = AttemptFolder(root, attempt).order
     try:
         return Order.from_manifest(json.loads(path.read_text()))
@@ -273,7 +277,10 @@ def read_order(root: Path, attempt: int) -> Order:
 
 @contextlib.contextmanager
 def _holding(job: PipelineJob, order: Order) -> Iterator[None]:
-    """Hold what the service gave the attempt. If another program was faster, a later attempt may succeed."""
+    """Hold the resources that the service gave the attempt, during the block.
+
+    Raises `RunError` if another program took them first: a later attempt may succeed.
+    """
     what = f"job {job.metadata.namespace}/{job.metadata.name} of a service"
     try:
         with holding(job.spec, what, uid=order.uid, devices=order.devices):
@@ -288,9 +295,9 @@ def supervise(
     """Claim the attempt in the run directory ``root`` and supervise it to its end; return the exit code.
 
     Raises:
-        ClaimedError: another process did so before.
-        RunError: another program holds what the attempt needs.
-        UserError: another attempt's supervisor still holds the run directory, or its files are broken.
+        ClaimedError: another process claimed the attempt before.
+        RunError: another program holds resources that the attempt needs.
+        UserError: another attempt's supervisor still holds the run directory, or files in it are malformed.
     """
     run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), order.attempt)
     claim(folder)

@@ -19,71 +19,72 @@ from penstock.core.run.folder import RunDir
 MODULE = "penstock.trainer"
 TRAINING = "penstock.trainer.worker_train"
 LOADED = {"profile": TRAINING, "train": TRAINING, "rehearse": "penstock.trainer.worker_rehearse"}
-"""The slowest import of each of its commands."""
+"""Module with the slowest import of each trainer command: CPU ranks are forked from a process that imported it."""
 
 KILL_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
 
 class Ranks(Protocol):
-    """Processes that were started together; `penstock.agent.launch.Ranks` are such."""
+    """Ranks of one launch. `penstock.agent.launch.Ranks` implements this interface."""
 
     def poll(self) -> Outcome | None:
-        """How they ended; none while any of them lives."""
+        """Return the outcome; none while any rank runs."""
         ...
 
     def wait(self, timeout_seconds: float | None = None) -> Outcome | None:
-        """How they ended; none if they still live after that long."""
+        """Wait for the outcome and return it; none if any rank still runs after ``timeout_seconds``."""
         ...
 
     def stop(self) -> None:
-        """Request that they checkpoint after the current step and end."""
+        """Request that the ranks write a checkpoint after the current step, and exit."""
         ...
 
     def kill(self) -> None:
-        """End them now."""
+        """Kill the ranks."""
         ...
 
     def all_started(self) -> bool:
-        """Whether all that run here are past their start."""
+        """Whether every rank on this host has started."""
         ...
 
     def log_path(self, rank: int) -> Path | None:
-        """The file of a rank's output, once it exists."""
+        """Return the file of a rank's output; none before it exists."""
         ...
 
 
 class Workers(Protocol):
-    """Starts the trainer's entry points; everything else goes through the run directory."""
+    """Starts the trainer's commands. Their input and output are files of the run directory."""
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """Have the job's data tokenised; raises `UserError` if it does not suit the job, or nothing can train here."""
+        """Tokenise the job's data; raises `UserError` if the data does not fit the job, or no trainer is installed."""
         ...
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
-        """Measure this machine; leaves profile.json."""
+        """Measure this machine. Writes profile.json."""
         ...
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
-        """Train by plan.json, from the newest checkpoint; appends metrics.jsonl and leaves result.json."""
+        """Train by plan.json, from the newest checkpoint. Appends to metrics.jsonl and writes result.json."""
         ...
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
-        """Run plan.json with messages and waiting; leaves timeline-rehearsed.json."""
+        """Rehearse plan.json: send real messages, and wait instead of computing. Writes timeline-rehearsed.json."""
         ...
 
 
 class LocalWorkers:
-    """Processes on this machine, started by torchrun; of its CUDA devices they use ``devices``, or all.
+    """Processes on this machine, started by torchrun. They use the CUDA devices ``devices``, or all if it is empty.
 
-    Those that measure or train are held to the job's memory. A rehearsal has other ranks than the job.
+    The job's memory limit is enforced for measurements and training. It does not apply to a rehearsal, which does not
+    have the job's ranks.
     """
 
     def __init__(self, devices: tuple[str, ...] = ()) -> None:
         self._devices = devices
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """Prepare as in `Workers`. Runs first: if the trainer is missing, it is the user's mistake, not a failure."""
+        """Prepare as in `Workers`. Checks first that the trainer is installed: if not, that is the user's mistake."""
         require_trainer()
         from penstock.trainer.prepare import prepare_data
 
@@ -108,7 +109,7 @@ class LocalWorkers:
 
 
 def launch_spec(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> LaunchSpec:
-    """One of the trainer's commands in so many processes; ``log`` names the folder of their output."""
+    """Return the launch of a trainer command in ``num_ranks`` processes; ``log`` is the name of their log folder."""
     return LaunchSpec(
         module=MODULE,
         arguments=(command, *_folders(run), *arguments),
@@ -127,14 +128,14 @@ def _folders(run: RunDir) -> tuple[str, ...]:
 
 
 def end(ranks: Ranks) -> None:
-    """Kill them and wait until they are gone."""
+    """Kill ranks that still run, and wait until they have ended, for `KILL_SECONDS` at most."""
     if ranks.poll() is None:
         ranks.kill()
         ranks.wait(KILL_SECONDS)
 
 
 def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lambda: None) -> None:
-    """Wait until they end well, calling ``watch`` now and then; none is left in any case.
+    """Wait until the ranks succeed, and call ``watch`` at each poll. No rank is left, even if this raises.
 
     Raises:
         StopRequestedError: a stop was requested.
@@ -152,5 +153,5 @@ def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lam
 
 
 def refusal(failure: Failure) -> UserError:
-    """A mistake of the user that a rank found, in the rank's words."""
+    """Convert the failure of a rank, caused by the user's mistake, to a `UserError` with the rank's message."""
     return UserError.reported(failure.message)
