@@ -1,4 +1,4 @@
-"""Cache of verified tokens: a thousand jobs that report every few seconds use few tokens."""
+"""Cache of verified tokens. Many requests use the same few tokens, so most of them need no lookup in the store."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MOST_KNOWN = 1024
 
 
 class KnownTokens:
-    """Caches the bearers of tokens by their digests, never unknown tokens; for use from one event loop.
+    """Caches the bearer of each valid token by the token's digest. Unknown tokens are not cached.
 
-    ``seconds`` is the lifetime of an entry, and ``most`` the number of entries.
+    ``seconds`` returns the lifetime of a caller's entry, and ``most`` limits the number of entries. For use from one
+    event loop.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class KnownTokens:
             known.pop(key, None)  # newest last: the oldest are evicted first
             if len(known) >= self._most:
                 del known[next(iter(known))]
-            known[key] = (now, caller)  # lost if the cache was cleared meanwhile
+            known[key] = (now, caller)  # into the old dict, and so without effect, if the cache was cleared meanwhile
         return caller
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 """Rate limit: a token bucket for each client, refilled at a steady rate.
 
-Buckets are kept in memory, so each service counts separately. Their number is bounded, because addresses are not: the
-least recently used one is evicted, and its client starts with a full bucket.
+Buckets are kept in memory, so each service counts separately. The number of addresses has no limit, but the number of
+buckets has one: the least recently used bucket is evicted, and its client starts with a full one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 IPV6_SITE_BITS = 64
-"""IPv6 prefix length of one customer of a network, whose addresses all belong to one client."""
+"""Length of the IPv6 prefix that a provider assigns to one site: all addresses with it count as one client."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,15 +25,16 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Requests that were ``left`` at a time, including fractions of one."""
+    """A token bucket: ``left`` requests, including fractions of one, remained at the time ``at``."""
 
     left: float
     at: float
 
 
 def take(bucket: Bucket | None, rate: Rate, now: float) -> tuple[Bucket, float]:
-    """Return the bucket after a request, and the seconds by which the request is too early; a refused one takes
-    nothing.
+    """Return the bucket after a request, and the seconds until the request may pass, 0 if it passes.
+
+    A refused request takes nothing from the bucket.
     """
     left: float = rate.burst
     if bucket is not None:

@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Fence:
-    """Passes calls on to ``keeper``. After `begin`, each write belongs to the epoch that began then.
+    """Forwards calls to ``keeper``. After `begin`, each write belongs to the epoch that `begin` started.
 
-    A service that loses the Lease keeps its epoch: late writes of its watcher are refused as soon as another service
-    has begun the next epoch. Objects that were read for a request are written to ``keeper`` directly.
+    A service that loses the Lease keeps its old epoch. So late writes of its watcher are refused as soon as another
+    service has begun the next epoch. Requests to the API write to ``keeper`` directly: they do not need the Lease.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -28,7 +28,7 @@ class Fence:
 
     @property
     def valid(self) -> bool:
-        """Whether no write has been refused because of a newer epoch."""
+        """False once a write was refused because another service had begun a newer epoch."""
         return not self._lost
 
     def begin(self) -> None:

@@ -68,7 +68,7 @@ class Following:
 
 @contextmanager
 def _surviving(what: str) -> Iterator[None]:
-    """Log errors instead of raising them: the end of this thread would go unnoticed."""
+    """Log errors instead of raising them: an error would end the thread unnoticed."""
     try:
         yield
     except Exception:

@@ -1,8 +1,8 @@
-"""The only module of the service that calls Kubernetes: its requests, and their form.
+"""The service's requests to Kubernetes; no other module of the service sends any.
 
-Every write names a uid, so that it never hits a new object of the same name. A cluster ignores the uid where only a
-status is written, so such writes name the version. The service writes only ``progress`` of a job's status, by
-server-side apply (https://kubernetes.io/docs/reference/using-api/server-side-apply).
+A change of an existing job contains the job's uid, so that it never applies to a new job of that name. The apiserver
+ignores the uid in changes of the status, so these contain the resource version too. Of a job's status, the service
+writes only ``progress``, by server-side apply (https://kubernetes.io/docs/reference/using-api/server-side-apply).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Cluster(Protocol):
         ...
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
-        """All objects with the labels that ``selector`` names."""
+        """Return the objects that match the label selector, in the namespace or, if it is empty, in all."""
         ...
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
@@ -52,15 +52,15 @@ class Cluster(Protocol):
         ...
 
     def set_suspend(self, job: Place, suspend: bool, version: str | None = None) -> Object:
-        """Set or clear ``suspend``, only at that ``version`` if one is given."""
+        """Set ``suspend`` of the job. If a resource ``version`` is given, fail if the job has another one."""
         ...
 
     def delete(self, job: Place, version: str | None = None) -> None:
-        """Delete the PipelineJob, and in the background its dependents."""
+        """Delete the PipelineJob, and its dependents in the background; ``version`` as in `set_suspend`."""
         ...
 
     def report(self, job: Place, progress: JobProgress, version: str) -> None:
-        """Apply this as the service's whole part of the status, only at that ``version`` of the job."""
+        """Apply ``progress``, the service's part of the job's status. Fails if the job has another ``version``."""
         ...
 
     def lay(self, config_map: Mapping[str, Any]) -> Object:
@@ -72,11 +72,11 @@ class Cluster(Protocol):
         ...
 
     def review_token(self, token: str, audiences: Sequence[str]) -> Object:
-        """The status of a TokenReview: the bearer of the token, and its audiences among ``audiences``."""
+        """Return the status of a TokenReview: the token's user, and those of ``audiences`` for which it is valid."""
         ...
 
     def review_access(self, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
-        """Whether the user may use the verb on PipelineJobs in that namespace; in all if it is empty."""
+        """Whether the user may use the verb on PipelineJobs in the namespace, or in all if it is empty."""
         ...
 
 

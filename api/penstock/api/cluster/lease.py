@@ -1,7 +1,7 @@
-"""Leader election by the service's Lease: replicas renew it, and its holder mirrors the cluster.
+"""Leader election with the service's Lease: of several services, the holder of the Lease mirrors the cluster.
 
-Other clocks are not trusted. A holder counts as gone if its Lease has not changed for its duration, by the local clock,
-as in client-go's leader election. A holder that cannot renew stops before others may begin.
+Clocks of other machines are not trusted. As in client-go's leader election, a Lease has expired if it has not changed
+for its duration, measured by the local clock. A holder that cannot renew its Lease stops before another may take it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ LEASE_SECONDS = 25
 """Duration of the Lease: longer than two renewals, and shorter than the operator's limit for one."""
 
 GIVE_UP_SECONDS = 20.0
-"""Seconds without a renewal after which a holder stops; shorter than the Lease, or two services would mirror."""
+"""Seconds without a renewal after which a holder stops: shorter than `LEASE_SECONDS`, so that two never mirror."""
 
 POLL_SECONDS = 5.0
-"""Interval of polls of another holder's Lease."""
+"""Interval in which a service polls a Lease that it does not hold."""
 
 
 class Lease:
     """The Lease in ``namespace``, for the service called ``name``.
 
     ``clock`` returns seconds since the epoch, ``seconds`` is a monotonic clock. ``begin`` is called after the Lease was
-    taken and before it counts as held. Once ``valid`` returns false, it has to be taken again.
+    taken and before it counts as held. Once ``valid`` returns false, the Lease counts as lost and is taken again.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this service is the one that mirrors."""
+        """Whether this service holds the Lease, and so mirrors the cluster."""
         if self._renewed_at is None or not self._valid():
             return False
         return self._seconds() - self._renewed_at < GIVE_UP_SECONDS
 
     def run_once(self) -> None:
-        """Renew the Lease or try to take it, if the interval is over."""
+        """Renew the Lease or try to take it, if the interval since the last try has passed."""
         now = self._seconds()
         pause = RENEW_SECONDS if self.held else POLL_SECONDS
         if self._looked_at is not None and now - self._looked_at < pause:
@@ -87,7 +87,7 @@ class Lease:
             log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
 
     def _taken(self, now: float) -> float | None:
-        """Return the time at which it was renewed or taken; none if another service holds it."""
+        """Renew or take the Lease. Return the time of the renewal; none if another service holds the Lease."""
         was_held = self.held
         if not self._try(now):
             return None

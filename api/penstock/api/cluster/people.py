@@ -1,4 +1,4 @@
-"""Users of the cluster, with the same rights on a job of the service as on the PipelineJob."""
+"""Users of the Kubernetes cluster: their rights on PipelineJobs also hold for the jobs in the service."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ VERBS: Mapping[Role, tuple[str, ...]] = {
     Role.EDITOR: ("create", "update", "delete"),
     Role.ADMIN: ("*",),
 }
-"""Verbs that a user needs for a role, if no single verb is given."""
+"""Verbs that a user needs for a role, unless the caller names a single verb."""
 
 
 class Rights:
-    """Cache of the cluster's answers about rights, for `RIGHT_SECONDS`. Threads may share it."""
+    """Cache of access reviews, each for `RIGHT_SECONDS`. Threads may share it."""
 
     def __init__(self, kube: Cluster, clock: Callable[[], float]) -> None:
         self._kube, self._clock = kube, clock
@@ -33,7 +33,10 @@ class Rights:
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
     def may(self, key: str, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
-        """Whether the user, cached by ``key``, has that right in the namespace; in all if it is empty."""
+        """Whether the user may use the verb in the namespace, or in all namespaces if it is empty.
+
+        ``key`` identifies the user in the cache.
+        """
         access, now = (key, verb, namespace), self._clock()
         at, allowed = self._known.get(access, (0.0, False))
         if at and 0 <= now - at < RIGHT_SECONDS:
@@ -57,18 +60,21 @@ class Person(Identity):
     known: Callable[[], Sequence[str]] = field(hash=False)
 
     def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
-        """As `Identity.may`, but it may call the cluster, and so block."""
+        """Like `Identity.may`, but may block, because it calls the cluster for rights that are not cached."""
         if role is Role.INGEST:
             return False
         verbs = (verb,) if verb and role is not Role.ADMIN else VERBS[role]
         return all(self._may(needed, namespace or "") for needed in verbs)
 
     def may_anywhere(self, role: Role, verb: str = "") -> bool:
-        """Whether it is allowed everywhere, or in a namespace that has jobs. Creation needs no existing job."""
+        """Whether the user has the role in all namespaces, or in one that has jobs.
+
+        Always true for creation, which may be the first in its namespace.
+        """
         if role is Role.INGEST:
             return False
         if verb == "create":
-            return True  # the namespace is in the body, and checked by its reader
+            return True  # the namespace is in the request's body, and the handler that parses it checks the right
         return self.may(role, None, verb) or bool(self._places(role, verb))
 
     def namespaces(self, role: Role, verb: str = "") -> tuple[str, ...] | None:
@@ -83,7 +89,7 @@ class Person(Identity):
 
 
 class People:
-    """Authenticates users by the reviews of their tokens."""
+    """Converts the users of TokenReviews to callers."""
 
     def __init__(self, rights: Rights, known: Callable[[], Sequence[str]]) -> None:
         self._rights, self._known = rights, known

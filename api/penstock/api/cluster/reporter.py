@@ -1,7 +1,7 @@
 """Writes reports of pods to the cluster: measurements as ConfigMaps, progress in the status of jobs.
 
-Both follow from the store and from the cluster's objects. So any service may receive a report, and be killed at any
-time: the next one that mirrors continues.
+Both are derived from the store and the cluster's objects. So any of several services may receive a pod's report, and
+any may be killed at any time: the next holder of the Lease continues.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PAUSE_SECONDS = 5.0
 """Minimum interval of a job's progress reports, except for urgent ones."""
 
 SLACK_SECONDS = 10.0
-"""Overlap of successive searches for new reports: their time is taken before their commit."""
+"""Overlap of successive searches for new reports: a report gets its time before it is committed and can be read."""
 
 RETRY_SECONDS = 0.4
-"""Minimum interval also of urgent reports."""
+"""Minimum interval of a job's urgent reports."""
 
 REMEMBERED_SECONDS = 60.0
-"""Seconds within which the watch delivers an earlier write."""
+"""Seconds for which this service remembers what it wrote. Within them the watch delivers the write."""
 
 NUM_THREADS = 8
 NOTHING = JobProgress(attempt=0)
@@ -59,7 +59,7 @@ class Reporter:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="penstock-reports")
 
     def run_once(self) -> None:
-        """Write due reports. Errors are logged, and retried."""
+        """Write due reports. Logs errors; the next call retries."""
         try:
             self._publish()
             self._write_due()
@@ -84,7 +84,10 @@ class Reporter:
                 self._waiting.add(measurement.uid)
 
     def _create_config_map(self, measurement: Measurement) -> None:
-        """Create the ConfigMap. An existing one of the same attempt is fine: only its mark in the store was lost."""
+        """Create the ConfigMap, unless the same job has it already.
+
+        It exists if a service was killed after its creation, but before the measurement was marked as published.
+        """
         _, profile = self._keeper.read(lambda connection: profiles.get(connection, measurement.digest))
         made = config_map(measurement, profile)
         metadata = made["metadata"]
@@ -119,7 +122,10 @@ class Reporter:
         return self._mirror.reported_progress(uid) or NOTHING
 
     def _is_due(self, report: Report, now: float) -> bool:
-        """Whether the interval has passed, or the report is urgent: a measurement to plan by, a first or last step."""
+        """Whether the minimum interval since the last write has passed.
+
+        The interval is shorter for urgent reports: a new measurement, the first step of an attempt, the end of a job.
+        """
         known, new = self._current(report.uid), report.progress
         tried_at, _ = self._last.get(report.uid, (-PAUSE_SECONDS, NOTHING))
         awaited = (new.attempt, new.epoch, new.profile_ref) != (known.attempt, known.epoch, known.profile_ref)
@@ -144,9 +150,9 @@ class Reporter:
 
 
 def _compared(progress: JobProgress) -> dict[str, Any]:
-    """The fields that are compared for changes. The speed follows from the others, and is written with them.
+    """Return the fields that are compared to detect a change: all but the speed, which depends only on others.
 
-    An earlier version wrote none, and a cluster with an earlier CRD keeps none.
+    A status that an earlier version wrote, or that a cluster with an earlier CRD stores, has no speed.
     """
     return replace(progress, speed=None).to_manifest()
 
@@ -173,7 +179,7 @@ def _ref(measurement: Measurement) -> str:
 
 
 def _succeeds(call: Callable[[], None], job: str) -> bool:
-    """Whether the cluster accepted the call. The deletion of a job is also reported by the watch."""
+    """Whether the cluster accepted the call. A missing job is no warning: the watch reports its deletion too."""
     try:
         call()
     except KubeError as error:

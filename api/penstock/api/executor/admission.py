@@ -1,5 +1,5 @@
-"""Which waiting jobs may start now, and on which devices: pure functions of their demands, the running jobs, and the
-machine has.
+"""Admission of queued jobs, and assignment of devices: pure functions of their demands, the running jobs, and the
+machine's capacity.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.core.capacity import Demand
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """A job in the queue; among equal priorities the smaller ``number`` came first."""
+    """A job in the queue. Among jobs of equal priority, the one with the smallest ``number`` is the first."""
 
     uid: str
     number: int
@@ -21,9 +21,10 @@ class Waiting:
 
 
 def admitted(waiting: Sequence[Waiting], running: Iterable[Demand], capacity: Demand) -> frozenset[str]:
-    """The jobs that may start: by priority, then in order; none passes one that waits before it.
+    """Return the uids of the jobs that may start, by priority and then in order of the queue.
 
-    A job that would never fit does not hold up the others.
+    There is no backfill: if a job has to wait, all jobs after it wait too. A job that exceeds the capacity of the whole
+    machine is skipped.
     """
     used = Demand()
     for demand in running:
@@ -42,9 +43,9 @@ def admitted(waiting: Sequence[Waiting], running: Iterable[Demand], capacity: De
 def assigned(
     starting: Iterable[Waiting], held: Collection[str], devices: Sequence[str]
 ) -> Mapping[str, tuple[str, ...]]:
-    """The devices of every job that starts, by uid: none is ``held`` by another, and none is given twice.
+    """Assign devices to the jobs that start; return each job's devices, by uid.
 
-    A job for which too few are free is left out.
+    Devices in ``held`` are in use. A job is left out if too few devices are free.
     """
     free = [device for device in devices if device not in held]
     devices_by_uid: dict[str, tuple[str, ...]] = {}

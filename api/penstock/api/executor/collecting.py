@@ -1,16 +1,18 @@
 """Collection of records that ended attempts left behind, and closing of those attempts.
 
-An attempt's ranks append records to files of the run directory, and a shipper next to its supervisor sends them. The
-supervisor restarts a shipper that dies, but not after its own end. Supervisor, shipper, service and machine may each be
-killed in any order, and records stay behind in the files. So every attempt is open in the store from its launch on, and
-accepts records, also after the next attempt has started. This module handles open attempts that their job has left:
+An attempt's ranks append records to files of the run directory, and a shipper next to its supervisor sends them. While
+it runs, the supervisor restarts a dead shipper. But supervisor, shipper, service and machine may be killed in any
+order, and then unsent records remain in the files. So an attempt is open in the store from its launch on. While it is
+open it accepts records, even after the next attempt has started. This module handles attempts that have ended, because
+the job has a newer attempt, is in no live phase or was deleted, but are still open:
 
-    supervised               wait: it may still write
-    all records acknowledged close: nothing can be missing
-    a shipper is at work, or the job's newest attempt has one, which sends the rest of all: wait
-    otherwise                collect: start a shipper, after a pause that doubles with each failure
+    the attempt's supervisor runs             wait: the attempt may still write records
+    all records are acknowledged              close: no record can be missing
+    a shipper of the run directory runs       wait: it sends the records of all attempts
+    the newest attempt's supervisor runs      wait: so does the shipper of the newest attempt
+    otherwise                                 collect: start a shipper, with a backoff that doubles
 
-Its only state is the backoff. All else is in files and in the store, so the service may be killed at any time.
+Its only state is the backoff. All other state is in files and the store, so the service may be killed at any time.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 300.0
 
 
 class Step(enum.Enum):
-    """Action for an open attempt that its job has left."""
+    """Action for an attempt that has ended and is open."""
 
     WAIT = "wait"
     COLLECT = "collect"
@@ -53,7 +55,11 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Left:
-    """State of such an attempt. ``followed``: the job's newest attempt is another one, and is running."""
+    """State of an attempt that has ended and is open.
+
+    ``supervised``: its supervisor runs. ``acknowledged``: so are all its records. ``shipping``: a shipper of the run
+    directory runs. ``followed``: the job has a newer attempt, whose supervisor runs.
+    """
 
     supervised: bool
     acknowledged: bool
@@ -62,7 +68,7 @@ class Left:
 
 
 def due(left: Left) -> Step:
-    """Return the action by the table above."""
+    """Return the action for the attempt, by the table in the module's docstring."""
     if left.supervised:
         return Step.WAIT
     if left.acknowledged:
@@ -91,7 +97,7 @@ class ProcessShippers:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, folder: AttemptFolder) -> None:
-        """Start a shipper. No supervisor holds its stdin, so it exits once all is acknowledged."""
+        """Start a shipper. Its stdin is at end of file, so it drains the records and exits, as without a supervisor."""
         folder.path.mkdir(parents=True, exist_ok=True)
         with folder.shipper_log.open("ab") as output:
             process = subprocess.Popen(
@@ -117,8 +123,8 @@ class _Pause:
 class Collector:
     """Closes the attempts of the executor ``name``.
 
-    ``acknowledged`` returns whether every record of the attempt in a run directory was acknowledged; ``seconds`` is a
-    monotonic clock.
+    ``acknowledged`` returns whether every record of an attempt was acknowledged, given its folder and whether it is the
+    job's newest attempt. ``seconds`` is a monotonic clock.
     """
 
     def __init__(
@@ -136,7 +142,7 @@ class Collector:
         self._after: tuple[str, int] = ("", 0)
 
     def run_once(self) -> None:
-        """Handle the next open attempts. An error in one is logged, and the others go on."""
+        """Handle the next page of open attempts. Logs an error in one attempt, and continues with the others."""
         try:
             page = self._service.read(
                 lambda connection: attempts.ended_and_open(connection, self._name, self._after, MAX_PER_POLL)
@@ -166,7 +172,10 @@ class Collector:
                 pass
 
     def _left(self, folder: AttemptFolder, attempt: OpenAttempt) -> Left:
-        """Return the attempt's state. The shipper is checked last: its records are acknowledged before it ends."""
+        """Return the attempt's state.
+
+        The shipper is checked before its acknowledgements: if it no longer runs, it has written all of them.
+        """
         is_newest = attempt.attempt == attempt.newest
         supervised = _is_supervised(folder)
         shipping = is_locked(shipping_lock(folder.root))

@@ -1,7 +1,8 @@
 """Queue of plan requests: a few run at a time, each in a separate planning process, round robin over namespaces.
 
-Like the executor it keeps no essential state. The store has the open requests and their workers, `due` decides the
-steps, and the queue carries them out. A restarted service reads its requests from the store and restarts them.
+Like the executor, the queue keeps no essential state. The store has the open requests and their workers, `due` decides
+the next steps, and the queue executes them. A restarted service reads its requests from the store and starts them once
+more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RENEW_SECONDS, LAPSE_SECONDS = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Start the request, which has no worker."""
+    """Claim a request that no worker processes, and start planning."""
 
     request: StoredRequest
 
@@ -60,7 +61,10 @@ Step = Begin | GiveUp | Poll | Drop
 
 
 def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: str, now: float) -> list[Step]:
-    """Return the steps of ``worker``, which has processes for ``busy``; ``open_requests`` are ordered, oldest first."""
+    """Return the steps of ``worker``, which has a process for each request id in ``busy``.
+
+    ``open_requests`` are ordered, oldest first.
+    """
     mine = [request for request in open_requests if request.worker == worker and request.id in busy]
     kept = {request.id for request in mine}
     steps: list[Step] = [Drop(request) for request in busy if request not in kept]
@@ -87,7 +91,10 @@ def _round_robin(waiting: Sequence[StoredRequest], working: Sequence[StoredReque
 
 
 def _is_free(request: StoredRequest, worker: str, now: float) -> bool:
-    """Whether it waits, or its worker is gone. A request of this worker without a process lost its process."""
+    """Whether a request without a process here may start: it is queued, or its worker has lost the process or is gone.
+
+    A worker is gone if it has not renewed its claim for `LAPSE_SECONDS`.
+    """
     if request.state is State.QUEUED or request.worker == worker:
         return True
     return now - (request.renewed_at or 0.0) > LAPSE_SECONDS
@@ -102,7 +109,7 @@ class PlanQueue:
         self._renewed: dict[str, tuple[float, Progress]] = {}
 
     def run_once(self) -> None:
-        """Handle every open request once. An error in one is logged, and the others go on."""
+        """Handle every open request once. Logs an error in one request, and continues with the others."""
         now = self._service.clock()
         try:
             open_requests = self._service.read(plan_requests.unfinished)
@@ -167,7 +174,7 @@ class PlanQueue:
         self._answer(request, answer, now)
 
     def _renew(self, request: str, now: float) -> None:
-        """Renew the claim at most once an interval: each renewal is a write."""
+        """Renew the claim, but not at every poll: each renewal is a write to the store."""
         progress = self._planner.progress(request)
         renewed_at, renewed_progress = self._renewed.get(request, (0.0, Progress()))
         pause = RENEW_SECONDS if progress != renewed_progress else LAPSE_SECONDS / 4

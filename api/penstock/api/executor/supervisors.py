@@ -1,4 +1,7 @@
-"""Control of supervisors by the executor: start, find again, request, end. All state is in their files."""
+"""Control of supervisors by the executor: start one, read its state, send requests, end it.
+
+All state is in the supervisors' files, so a restarted service continues with them.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class ProcessSupervisors:
         self._telling_since: dict[AttemptFolder, float] = {}
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
-        """Start a supervisor. A second one for an attempt ends because of the claim of the first."""
+        """Start a supervisor. A second one for the same attempt exits, because the first one has claimed it."""
         if self.claimed(folder) or self._starting(folder):
             return
         make_folder(folder.path)
@@ -89,8 +92,9 @@ class ProcessSupervisors:
         return process is not None and process.poll() is None
 
     def alive(self, folder: AttemptFolder) -> bool:
-        """Whether it runs. The records of an attempt are refused once another has followed, so its shipper counts, too,
-        for a limited time.
+        """Whether the supervisor runs, or a shipper still uploads the attempt's records.
+
+        The shipper counts for `TELLING_SECONDS` at most, so that it does not delay the next attempt indefinitely.
         """
         if self._supervised(folder):
             return True
@@ -109,9 +113,9 @@ class ProcessSupervisors:
         return folder.claim.exists()
 
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        """Return the last report. A supervisor that ended before its first report left only its log."""
+        """Return the last report. If the supervisor exited before its first one, make a report from its log."""
         process = self._started.get(folder)
-        ended = not self._supervised(folder)  # before reading the report: it may write one and end in between
+        ended = not self._supervised(folder)  # before the read: it may write a report and exit in between
         attempt_report = read(folder.report, AttemptReport)
         if attempt_report is None and ended and process is not None:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
@@ -129,7 +133,7 @@ class ProcessSupervisors:
 
     def end(self, folder: AttemptFolder) -> None:
         """End the attempt, first by SIGTERM: a supervisor ends its ranks faster than they detect its death."""
-        take(folder, NOBODY)  # a supervisor that is still starting finds the attempt claimed, and ends
+        take(folder, NOBODY)  # a supervisor that is still starting then fails to claim the attempt, and exits
         for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             self._signal(folder, number)
             if self._gone(folder, seconds):

@@ -1,6 +1,7 @@
-"""Versions of the schema: creation, upgrade, and the check at the start. alembic runs the steps in `migrations/`.
+"""Versions of the database schema: creation, upgrade, and the check when the service starts.
 
-A service with a current schema does not load alembic, which takes a quarter of the time of a start.
+alembic runs the steps in `migrations/`. A service with a current schema does not import alembic, because the import
+would take a quarter of its start-up time.
 """
 
 from __future__ import annotations
