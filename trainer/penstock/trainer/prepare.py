@@ -17,7 +17,7 @@ from penstock.trainer.data.prepared import Prepared, open_prepared
 
 
 def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT, *, cache: Path | None = None) -> Prepared:
-    """Tokenise the job's data, or reuse the cached result. Raises `UserError` if the data does not suit the job.
+    """Tokenise the job's data, or reuse the cached result. Raises `UserError` if the data does not fit the job.
 
     The result is kept in ``cache``, by default in the user's cache folder.
     """
@@ -29,7 +29,7 @@ def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT, *, 
 
 
 def open_data(run: RunDir) -> Prepared:
-    """The data that `prepare_data` prepared for this run."""
+    """Open the data that `prepare_data` prepared for this run."""
     try:
         return open_prepared(Path(jsontext.load(run.data.read_text())["folder"]))
     except (OSError, ValueError, LookupError, TypeError):

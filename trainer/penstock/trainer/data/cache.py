@@ -1,7 +1,8 @@
 """Cache of result folders by key. A folder is built once, atomically, by one process at a time, and checked on reuse.
 
-Processes on several hosts may share a cache. They wait for each other with a file lock, which the file server keeps. A
-process can lose the lock with its connection. If another process finishes first, it uses the other's folder.
+Processes on several hosts may share a cache. A file lock on the file server lets one of them build a folder, while the
+others wait. A process that loses its connection to the file server also loses the lock, so two may build at once. Then
+the slower one discards its own folder, and uses that of the faster one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def cached(
 ) -> Path:
     """The folder ``cache / key``, filled by ``build`` unless it exists and passes ``check``.
 
-    ``check`` raises `UserError` for a damaged folder. A read-only cache serves the folders that it has.
+    ``check`` raises `UserError` for a damaged folder. Folders of a read-only cache can be used if they exist.
 
     Raises:
         UserError: the cache cannot be written, or ``build`` raised it.

@@ -37,7 +37,7 @@ def _counts(tokens: Tokens, vocab: int) -> npt.NDArray[np.int64]:
 
 
 def _release_pages(ids: Ids) -> None:
-    """Release the pages of a mapped file that were read. They count as memory of this process."""
+    """Release the pages of a mapped file that were read: they would count as memory of this process."""
     base: object = ids
     while isinstance(base, np.ndarray):
         base = base.base

@@ -5,15 +5,15 @@ can repeat a series whose times are implausible. All messages use the group of a
 like the channels of a step, a hundred ranks would need thousands of groups, each of them a communicator with buffers
 on NCCL.
 
-A network card with a token-bucket limit passes the start of a message after a pause without delay: at 100 Mbit/s 64 KiB
-took half of their time in round trips, where each direction pauses while the other is used. Where a link matters, the
-messages of a step follow each other without pauses. So messages are measured in rows, several in succession. The first
-row, which finds a full bucket, is not counted.
+A network card whose rate is limited by a token bucket sends the first bytes after a pause without delay. In round trips
+each direction pauses while the other one is used: at 100 Mbit/s, messages of 64 KiB took half of their time at that
+rate. In a step, messages follow each other without pauses wherever the speed of the link matters. So messages are
+measured in rows, several in succession. The first row, which starts with a full bucket, is not counted.
 
-On a busy machine a round trip may take longer than a row of large messages at another time. A line through such times
-may fall, or have a slope of almost zero, which no link has. Then the measurement is repeated, up to `MOST_ATTEMPTS`
-times in all. After that the link is `bounded`: it has the speed of the largest messages, with their spread as its
-error.
+On a busy machine a round trip may take longer than a row of large messages at another time. A line that is fitted to
+such times may have a negative slope, or one of almost zero, which no link has. The measurement is then repeated, and
+done `MOST_ATTEMPTS` times at most. If all fail, the link is recorded as `bounded`, with the speed of the largest
+messages and their spread as the error.
 
 Example: a round trip of 64 bytes takes 0.2 ms, so the latency is about 0.1 ms. A row of three messages of 2 MiB takes
 6.2 ms, so one takes (6.2 - 0.2) / 3 = 2 ms, and the bandwidth is 2 MiB / 2 ms = 1 GiB/s.
@@ -114,7 +114,7 @@ def measure_links(
 
 
 class Channel(Protocol):
-    """Interface of `measured_link` to the link to another rank."""
+    """Link to another rank, as `measured_link` uses it."""
 
     @property
     def peer(self) -> int:
@@ -122,7 +122,7 @@ class Channel(Protocol):
         ...
 
     def lead(self, size: int, count: int, times: int) -> Iterator[Callable[[], None]]:
-        """``times`` exchanges, each of which sends ``count`` messages of ``size`` bytes and receives a small answer."""
+        """Yield ``times`` exchanges: each sends ``count`` messages of ``size`` bytes and receives a small answer."""
         ...
 
     def end(self) -> None:
@@ -152,7 +152,10 @@ class PeerLink:
         self._order(*_END)
 
     def answer(self) -> None:
-        """Receive and answer the peer's messages until it ends the measurement. Waits for a whole row, like a step."""
+        """Receive and answer the peer's messages until it ends the measurement.
+
+        Like a step, it posts the receives of a whole row before it waits.
+        """
         small, order = self._message(SMALLEST_BYTES), torch.zeros(3, dtype=torch.int64, device=self.device)
         while True:
             _finish([dist.irecv(order, self.peer)])
@@ -224,8 +227,8 @@ def _measured(channel: Channel, clock: Clock, sizes: Sequence[int]) -> Times:
 def fitted_link(source: int, target: int, times: Times) -> LinkRecord | None:
     """The line through the medians: a single message takes the latency plus the time of one message within a row.
 
-    None if the line is implausible: larger messages took no longer than smaller ones, or bytes explain so little of the
-    largest rows' time that noise decides.
+    None if the line is implausible: the largest messages took no longer than the smallest ones, or the fitted bandwidth
+    explains less than `LEAST_EXPLAINED` of the largest rows' time.
     """
     round_trip = statistics.median(times.round_trips)
     rows = {size: statistics.median(row) for size, row in times.rows.items()}
@@ -242,7 +245,7 @@ def fitted_link(source: int, target: int, times: Times) -> LinkRecord | None:
 
 
 def bounded_link(source: int, target: int, attempts: Sequence[Times]) -> LinkRecord:
-    """Lower bound on a link for which no plausible line was found: its largest messages had this speed."""
+    """Record of a link without a plausible line: the speed of its largest messages bounds its bandwidth from below."""
     largest = min(max(times.rows) for times in attempts)
     rows = [seconds for times in attempts for seconds in times.rows[largest]]
     round_trips = [seconds for times in attempts for seconds in times.round_trips]
@@ -274,7 +277,7 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     """(latency, seconds per byte), both at least 0, by least squares of relative errors."""
     design = np.stack([np.ones(len(sizes)), np.array(sizes, dtype=np.float64)], axis=1) / np.array(seconds)[:, None]
     latency, per_byte = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)[0]
-    if latency < 0 or per_byte < 0:  # the constrained optimum has one of them at zero: take the better
+    if latency < 0 or per_byte < 0:  # the constrained optimum has one of them at zero: take the one of less error
         alone = design.sum(axis=0) / np.square(design).sum(axis=0)
         errors = np.square(design * alone - 1).sum(axis=0)
         latency, per_byte = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
