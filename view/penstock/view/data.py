@@ -26,9 +26,9 @@ class Sample:
 class ReportData:
     """Everything a report shows of one run.
 
-    ``command`` reproduces it. ``measured`` is the sampled step that is drawn, ``sampled`` are the others.
-    ``unigram_loss`` is the nats per token of the validation text under the corpus's unigram distribution.
-    ``versions`` are (name, version) pairs in the order to show them.
+    ``command`` reproduces the run. ``measured`` is the typical step, which the report draws in full. ``sampled`` are
+    the other sampled steps. ``unigram_loss`` is the validation loss, in nats per token, of a model that knows only how
+    often each token occurs in the training data. ``versions`` are (name, version) pairs in the order to show them.
     """
 
     job: str
