@@ -18,7 +18,8 @@ def require_shared_output(
 ) -> None:
     """Raise `UserError` unless ``num_pods`` pods may all write the job's output.
 
-    ``modes_of_claim`` returns the access modes of a claim; none for one that does not exist yet, for which pods wait.
+    ``modes_of_claim`` returns the access modes of a claim; none if the claim does not exist yet. A missing claim is no
+    error: the pods wait for it.
     """
     if num_pods < 2:
         return
