@@ -15,7 +15,7 @@ OWN_NAMES = ("GPU-", "MIG-")
 
 
 def this_machine(environment: Mapping[str, str]) -> Machine:
-    """The whole capacity, without PyTorch, which need not be installed."""
+    """Return the whole capacity of this machine. Works without PyTorch, which may not be installed."""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -24,7 +24,7 @@ def this_machine(environment: Mapping[str, str]) -> Machine:
 
 
 def devices_in(environment: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """The CUDA devices among ``count`` that a process in this environment has, as CUDA_VISIBLE_DEVICES names them.
+    """Return the CUDA devices, of ``count``, that are visible in the environment, by their CUDA_VISIBLE_DEVICES names.
 
     As in CUDA itself, an invalid name hides the devices from there on.
     """
@@ -38,10 +38,10 @@ def devices_in(environment: Mapping[str, str], count: int) -> tuple[str, ...]:
 
 
 def addresses_of(names: Iterable[str], driver: Path = DRIVER) -> tuple[str, ...]:
-    """The PCI address of each device, so that a device has one name whether it is called by number or by UUID.
+    """Convert device names to PCI addresses: a device then has one name, whether it was given by number or by UUID.
 
-    Numbers are in the order of addresses, as CUDA numbers equal devices. A name that the driver does not list, as of a
-    MIG instance, stays.
+    Numbers follow the order of addresses, as CUDA numbers devices of the same model. A name that the driver does not
+    list, such as that of a MIG instance, is returned as it is.
     """
     uuids = {folder.name: _uuid(folder) for folder in sorted(driver.glob("*"))}
     return tuple(_address_of(name, uuids) for name in names)
@@ -54,7 +54,7 @@ def _address_of(name: str, uuids: Mapping[str, str]) -> str:
 
 
 def _uuid(folder: Path) -> str:
-    """From the driver's description of a device; empty if it has none."""
+    """Return the UUID from the driver's description of a device; empty if there is none."""
     try:
         lines = (folder / "information").read_text().splitlines()
     except OSError:
