@@ -1,7 +1,8 @@
-"""The base image: a small Debian or Ubuntu whose Python has the minor version of the one that runs this.
+"""The lab's base image: a minimal Debian or Ubuntu with the same minor version of Python as the running interpreter.
 
-It holds neither penstock nor PyTorch. Containers of the lab see this project's environment where it is on this machine
-(`node.container_spec`), and that fits because interpreter and system libraries are of the same kind.
+It contains neither penstock nor PyTorch. Containers of the lab mount this project's environment at the path that it has
+on this machine (`node.container_spec`). The environment works there because the image has the same version of Python,
+and system libraries of the same kind.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ SUITES = {
     "3.12": ("noble", "http://archive.ubuntu.com/ubuntu"),
     "3.13": ("trixie", "http://deb.debian.org/debian"),
 }
-"""The release whose Python it is, and where its packages are, by version."""
+"""By version of Python: the release that contains it, and the mirror of its packages."""
 LEFT_OUT = ("/dev/", "/proc/", "/sys/", "/run/", "/tmp/", "/var/cache/", "/var/lib/apt/lists/", "/usr/share/doc/",
             "/usr/share/locale/", "/usr/share/man/")  # fmt: skip
 LAYOUT = "1"
-"""Changes with what is left out, so that no older layer is taken for the same."""
+"""Part of the cache key. Change it together with `LEFT_OUT`, so that cached layers are not reused."""
 
 
 def suite(version: str) -> tuple[str, str]:
-    """Release and mirror for a version of Python; raises `LabError` where none is known."""
+    """Return release and mirror for a version of Python; raises `LabError` if `SUITES` has none."""
     if version not in SUITES:
         raise LabError(f"the lab has no base image for Python {version}: use one of {', '.join(SUITES)}")
     return SUITES[version]
 
 
 def layer() -> Path:
-    """The image's one layer, made unless it is in the cache."""
+    """Return the image's only layer. It is built unless it is in the cache."""
     release, mirror = suite(PYTHON)
     key = cache.key_of(LAYOUT, release, *PACKAGES, architecture())
     return cache.kept(f"python-{release}", key, lambda target: _make(target, release, mirror)) / "layer.tar"
 
 
 def write(target: Path) -> Path:
-    """Write the image's archive. Its containers find this project's programs first, where they are on this machine."""
+    """Write the image's archive. PATH in its containers begins with the programs of this project's environment."""
     path = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
     config = {"Env": [f"PATH={path}", "LANG=C.UTF-8"], "Cmd": ["python3"], "WorkingDir": "/"}
     write_image(target, IMAGE, layer(), config)
@@ -52,9 +53,9 @@ def write(target: Path) -> Path:
 
 
 def shared() -> list[Path]:
-    """Folders of this machine that every container of the lab reads: environment, interpreter and this repository.
+    """Return the folders of this machine that containers of the lab mount: environment, interpreter and repository.
 
-    An interpreter of the system itself is the image's too.
+    Folders below /usr are left out: the image has its own system interpreter.
     """
     interpreter = Path(sys.base_prefix).resolve()
     own = [] if interpreter.is_relative_to("/usr") else [interpreter]
@@ -67,11 +68,11 @@ def _make(target: Path, release: str, mirror: str) -> None:
     root = target / "root"
     options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
     run("debootstrap", *options, release, root, mirror, environ=plain_environ())
-    (root / "root").chmod(0o755)  # a path that leads through it must be open to pods that are not root
+    (root / "root").chmod(0o755)  # mounted folders may be below /root, and pods may run as another user than root
     layer_of_folder(target / "layer.tar", root, is_kept)
     shutil.rmtree(root)
 
 
 def is_kept(path: str) -> bool:
-    """Whether a path of the system belongs into the image; the folders themselves stay."""
+    """Whether the image contains this path. Of the folders `LEFT_OUT` it contains the folder, but no content."""
     return not any(path.startswith(folder) for folder in LEFT_OUT) and not path.endswith(".pyc")

@@ -1,4 +1,4 @@
-"""Keys and certificates of a lab, made by openssl: two authorities, and what each component shows of itself."""
+"""Keys and certificates of a lab, made by openssl: two certificate authorities, and one certificate per component."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CLIENTS: Mapping[str, str] = {
     "kube-scheduler": "/CN=system:kube-scheduler",
     "kube-proxy": "/CN=system:kube-proxy",
 }
-"""Who talks to the apiserver, besides kubelets: the name is that of the file, the subject is what RBAC knows."""
+"""Clients of the apiserver other than kubelets: the names of their files, and the subjects that RBAC grants rights."""
 
 
 def make_all(folder: Path, addresses: Addresses, num_nodes: int) -> None:
-    """Everything below ``folder``: `X.crt` and `X.key` of each, and the pair that signs tokens."""
+    """Make all keys and certificates below ``folder``: `X.crt` and `X.key` of each, and the pair that signs tokens."""
     folder.mkdir(parents=True)
     folder.chmod(0o700)
     (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
@@ -37,12 +37,12 @@ def make_all(folder: Path, addresses: Addresses, num_nodes: int) -> None:
 
 
 def kubelet(node: int) -> tuple[str, str]:
-    """File name and subject of a node's kubelet, as the Node authorizer wants it."""
+    """Return file name and subject of a node's kubelet; the Node authorizer requires this form of the subject."""
     return f"node{node}", f"/O=system:nodes/CN=system:node:node{node}"
 
 
 def served_names(addresses: Addresses) -> str:
-    """Every name by which the apiserver is called, from outside and from pods."""
+    """Return the subject alternative names of the apiserver, for clients outside the cluster and in pods."""
     service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
     ips = (str(addresses.control_plane), str(addresses.services[1]), "127.0.0.1")
     return ",".join([*(f"DNS:{name}" for name in (*service, "localhost")), *(f"IP:{ip}" for ip in ips)])
@@ -60,7 +60,7 @@ def _authority(folder: Path, name: str) -> None:
 
 
 def _signed(folder: Path, name: str, subject: str, *, authority: str = "ca", serves: str = "") -> None:
-    """A certificate for a client, or for a server by the names that it ``serves``."""
+    """Make a certificate for a client, or for a server if ``serves`` has the names of one."""
     usage = "serverAuth" if serves else "clientAuth"
     extensions = ["basicConstraints=critical,CA:FALSE", "keyUsage=critical,digitalSignature"]
     extensions += [f"extendedKeyUsage={usage}", *([f"subjectAltName={serves}"] if serves else [])]
@@ -79,7 +79,7 @@ def _token_keys(folder: Path) -> None:
 
 
 def kubeconfig(certificates: Path, name: str, server: str) -> str:
-    """How ``name`` reaches the apiserver, with all keys inside; JSON, which is YAML too."""
+    """Return the kubeconfig of the client ``name``, with embedded keys. It is JSON, and so also YAML."""
 
     def embedded(file: str) -> str:
         return base64.b64encode((certificates / file).read_bytes()).decode()
@@ -98,7 +98,7 @@ def kubeconfig(certificates: Path, name: str, server: str) -> str:
 
 
 def write_kubeconfig(path: Path, certificates: Path, name: str, server: str) -> Path:
-    """The same in a file that nobody else may read."""
+    """Write the kubeconfig to a file that only its owner can read."""
     path.touch(mode=0o600)
     path.write_text(kubeconfig(certificates, name, server))
     return path

@@ -1,4 +1,4 @@
-"""What the lab says while it works, how it refuses, and how it runs other programs."""
+"""Progress messages and errors of the lab, and execution of other programs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class LabError(Exception):
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"[lab] {text}", file=sys.stderr, flush=True)
 
 
 def tail(text: str) -> str:
-    """The last lines of a long text."""
+    """Return the last `LAST_LINES` lines of a long string."""
     return "\n".join(text.rstrip().splitlines()[-LAST_LINES:])
 
 
 def run(
     *command: str | Path, stdin: str | None = None, environ: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """What a program prints; raises `LabError` with its last words when it fails."""
+    """Run a program and return its stdout; raises `LabError` with its last lines of output if it fails."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
@@ -44,7 +44,7 @@ def run(
 
 
 def wait_until(happened: Callable[[], bool], what: str, seconds: float, pause_seconds: float = 0.1) -> None:
-    """Return once it has happened; raises `LabError` naming it when it takes longer than that."""
+    """Wait until ``happened`` returns true; raises `LabError` with the description ``what`` after ``seconds``."""
     end = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > end:
@@ -53,6 +53,6 @@ def wait_until(happened: Callable[[], bool], what: str, seconds: float, pause_se
 
 
 def plain_environ() -> dict[str, str]:
-    """The environment for what the lab starts: nothing of the caller's but where programs lie."""
+    """Return the environment of programs that the lab starts. Of the caller's it has only PATH and the home folder."""
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": f"/usr/local/sbin:/usr/sbin:/sbin:{path}", "HOME": str(Path.home()), "LANG": "C.UTF-8"}

@@ -1,4 +1,4 @@
-"""What a lab that is up is known by: a folder with a file that says which rooms it has."""
+"""State of a running lab: a folder with a JSON file, which lists the lab's rooms (namespaces, `tools.lab.rooms`)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FILE = "lab.json"
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A lab: its name, slot and number of nodes, and the first process of each of its rooms.
+    """A lab: its name, its slot (`tools.lab.addresses`), its number of nodes, and the first process of each room.
 
-    ``kubernetes`` is the folder of the programs that it runs.
+    ``kubernetes`` is the folder of its Kubernetes programs.
     """
 
     name: str
@@ -52,25 +52,25 @@ class State:
         return Path(self.kubernetes)
 
     def room(self, machine: str) -> Room:
-        """The room of that machine; raises `LabError` for a name that no machine has."""
+        """Return the room of a machine; raises `LabError` if the lab has no machine of that name."""
         if machine not in self.rooms:
             nodes = ", ".join(name for name in self.rooms if name != CONTROL_PLANE)
             raise LabError(f"the lab {self.name} has no node '{machine}': one of {nodes}")
         return Room(name=machine, folder=self.folder / machine, first=self.rooms[machine])
 
     def group(self, machine: str) -> str:
-        """The control group of what a node runs."""
+        """Return the name of the control group that contains a node's pods."""
         return f"penstock-lab-{self.name}-{machine}"
 
     def write(self) -> None:
-        """Keep it; a crash leaves the old or the new, never half."""
+        """Write the state to the file of the lab, atomically."""
         partial = self.folder / f"{FILE}.partial"
         partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
         partial.rename(self.folder / FILE)
 
 
 def labs() -> Path:
-    """The folder below which every lab of this user has its own."""
+    """Return the folder that contains the folders of all labs of this user."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "penstock" / "lab"
 
 
@@ -79,12 +79,12 @@ def folder_of(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """The labs that there are."""
+    """Return the names of this user's labs, sorted."""
     return sorted(path.parent.name for path in labs().glob(f"*/{FILE}"))
 
 
 def read(name: str) -> State:
-    """The lab of that name; raises `LabError` if there is none."""
+    """Return the state of the lab with that name; raises `LabError` if there is none."""
     try:
         found = json.loads((folder_of(name) / FILE).read_text())
     except FileNotFoundError:
