@@ -16,14 +16,14 @@ from tools.lab.state import State
 CHART = ROOT / "helm" / "penstock"
 SERVICE_PORT = 8470
 SERVICE_PLACE = 10
-"""Index of the service's address in a lab's range; the apiserver assigns these addresses only on request."""
+"""Index of the service's cluster IP in a lab's range, in the lower part that the apiserver keeps for fixed ones."""
 
 READY = "300s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """A release of the chart, whose ``values`` are completed with those that the cluster needs."""
+    """A release of the Helm chart. `install` adds the values that the cluster needs to the given ones."""
 
     site: Site
     images: Images
@@ -49,7 +49,7 @@ class Installation:
         self.site.helm(*words, *place, *(word for setting in settings for word in ("--set-json", setting)))
 
     def uninstall(self) -> None:
-        """Uninstall the release, and wait until its pods are gone. Definitions, jobs and the service's volume stay."""
+        """Uninstall the release, and wait until its pods are gone. CRDs, jobs and the service's volume stay."""
         self.site.helm("uninstall", self.release, "--namespace", self.namespace, "--wait")
 
     def _needed(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Installation:
         return str(lab.addresses.services[SERVICE_PLACE])
 
     def _reserve(self, address: str) -> None:
-        """Reserve a fixed address for the chart's Service: a lab has no DNS."""
+        """Create the chart's Service with a fixed cluster IP, which the operator uses because a lab has no DNS."""
         metadata = {"name": f"{self.release}-service", "namespace": self.namespace}
         port = {"name": "http", "port": SERVICE_PORT}
         place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}

@@ -1,4 +1,4 @@
-"""A cluster of `./dev cluster`, by kind or by the lab, with common operations."""
+"""A cluster that `./dev cluster` creates, with kind or as a lab, and common operations on it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tools.lab.volumes import SHARED
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A cluster, and the programs that call it.
+    """A cluster, and the client programs for it.
 
-    ``volumes`` is the folder of this machine with its shared volumes; ``lab`` is none for kind.
+    ``volumes`` is the folder on this machine with the cluster's shared volumes. ``lab`` is none for a kind cluster.
     """
 
     kubeconfig: Path
@@ -44,7 +44,7 @@ class Site:
         return plain_environ() | {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
 
     def folder_of_claim(self, namespace: str, claim: str) -> Path:
-        """Return the folder of this machine behind a claim of the class `SHARED`."""
+        """Return the folder on this machine that stores the volume of a claim of the storage class `SHARED`."""
         spec = self.get("pvc", claim, "--namespace", namespace)["spec"]
         assert spec["storageClassName"] == SHARED, f"{claim} is not shared"
         return self.volumes / str(spec["volumeName"])
