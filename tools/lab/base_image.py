@@ -74,5 +74,5 @@ def _make(target: Path, release: str, mirror: str) -> None:
 
 
 def is_kept(path: str) -> bool:
-    """Whether the image contains this path. Of the folders `LEFT_OUT` it contains the folder, but no content."""
+    """Whether the image contains this path: not the content of the folders `LEFT_OUT`, and no compiled Python."""
     return not any(path.startswith(folder) for folder in LEFT_OUT) and not path.endswith(".pyc")

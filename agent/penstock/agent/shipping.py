@@ -134,8 +134,8 @@ class Shipper:
     def _send(self, box: _Box, lines: list[_Line]) -> bool | None:
         """Send a batch of one file.
 
-        Return true if the file can continue, false if the service cannot accept records now, and none if the service
-        does not know the attempt yet.
+        Return true if the upload of the file can continue, false if the service cannot accept records now, and none if
+        it does not know the attempt yet.
         """
         body = b'{"records":[' + b",".join(line.text for line in lines) + b"]}"
         reply = self.post(gzip.compress(body, compresslevel=5))

@@ -9,7 +9,7 @@ the job has a newer attempt, is in no live phase or was deleted, but are still o
     the attempt's supervisor runs             wait: the attempt may still write records
     all records are acknowledged              close: no record can be missing
     a shipper of the run directory runs       wait: it sends the records of all attempts
-    the newest attempt's supervisor runs      wait: so does the shipper of the newest attempt
+    a newer attempt's supervisor runs         wait: its shipper sends the records of all attempts
     otherwise                                 collect: start a shipper, with a backoff that doubles
 
 Its only state is the backoff. All other state is in files and the store, so the service may be killed at any time.
@@ -57,8 +57,8 @@ class Step(enum.Enum):
 class Left:
     """State of an attempt that has ended and is open.
 
-    ``supervised``: its supervisor runs. ``acknowledged``: so are all its records. ``shipping``: a shipper of the run
-    directory runs. ``followed``: the job has a newer attempt, whose supervisor runs.
+    ``supervised``: its supervisor runs. ``acknowledged``: the service has acknowledged every record. ``shipping``: a
+    shipper of the run directory runs. ``followed``: the job has a newer attempt, whose supervisor runs.
     """
 
     supervised: bool

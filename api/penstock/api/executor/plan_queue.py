@@ -1,8 +1,7 @@
 """Queue of plan requests: a few run at a time, each in a separate planning process, round robin over namespaces.
 
 Like the executor, the queue keeps no essential state. The store has the open requests and their workers, `due` decides
-the next steps, and the queue executes them. A restarted service reads its requests from the store and starts them once
-more.
+the next steps, and the queue executes them. A restarted service reads its requests from the store and restarts them.
 """
 
 from __future__ import annotations
@@ -91,9 +90,9 @@ def _round_robin(waiting: Sequence[StoredRequest], working: Sequence[StoredReque
 
 
 def _is_free(request: StoredRequest, worker: str, now: float) -> bool:
-    """Whether a request without a process here may start: it is queued, or its worker has lost the process or is gone.
+    """Whether a request for which ``worker`` has no process may start.
 
-    A worker is gone if it has not renewed its claim for `LAPSE_SECONDS`.
+    It may if it is queued, if ``worker`` claimed it but lost the process, or if the claim of another worker has lapsed.
     """
     if request.state is State.QUEUED or request.worker == worker:
         return True
