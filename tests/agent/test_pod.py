@@ -116,7 +116,7 @@ def test_a_pod_measures_waits_and_trains(cluster: Cluster) -> None:
     cluster.attempt.measure()
 
     def operate() -> None:
-        if "ready, profile done" in cluster.said:
+        if "attempt ready, profile done" in cluster.said:
             bound(cluster)
 
     assert cluster.live(operate) == 0
@@ -157,7 +157,7 @@ def test_with_a_fresh_profile_a_pod_is_bound_to_a_plan_at_once(cluster: Cluster)
 
 def test_unbound_it_only_waits(cluster: Cluster) -> None:
     def operate() -> None:
-        if "ready, profile missing" in cluster.said:
+        if "attempt ready, profile missing" in cluster.said:
             time.sleep(0.1)
             cluster.folder.ask_to_stop()
 
