@@ -29,7 +29,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     Metadata: {
         "name": "at most 63 lower-case letters, digits and dashes; on a cluster at most 40, a letter first",
         "namespace": (
-            "owner of the job on a service, which separates names and tokens by it; ignored by `penstock run`"
+            "owner of the job on a service: names are unique within a namespace, and tokens may be limited to it; "
+            "ignored by `penstock run`"
         ),
         "labels": "free key-value pairs",
         "annotations": "free key-value pairs",
@@ -47,7 +48,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "layers": "blocks",
         "hidden": "width of the hidden state",
         "heads": "query heads; must divide `hidden`",
-        "vocab": "tokens in the vocabulary; the tokenizer's number if it has one",
+        "vocab": "number of tokens in the vocabulary; if left out, the size to which the tokenizer is trained",
         "kvHeads": "key and value heads, a divisor of `heads`; 0 means as many as `heads`; llama only",
         "ffnHidden": "width of the MLP; 0 means 4 x hidden for gpt2 and 8/3 x hidden, rounded up to 64, for llama",
         "positions": "longest sequence of gpt2",
@@ -90,23 +91,30 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     ResourcesSpec: {
         "device": "`cpu` or `cuda`",
         "ranks": "processes; on cuda one device each",
-        "minRanks": "the fewest ranks that a plan may use, and on clusters those an elastic job runs on; none: `ranks`",
+        "minRanks": (
+            "the fewest ranks that a plan may use, and on clusters the fewest that an elastic job shrinks to; "
+            "none: `ranks`"
+        ),
         "memoryPerRank": (
-            "memory limit of a rank: plans that need more are not considered, and ranks refuse a very long one whose "
-            "exact figure is more; on cuda it is the device's memory"
+            "memory limit of a rank: plans that are estimated to need more are not considered; a rank computes "
+            "the exact need of a plan with very many actions at its start, and refuses it beyond the limit; on "
+            "cuda this is the device's memory"
         ),
         "threadsPerRank": "CPU threads of one rank",
     },
     ParallelismSpec: {
         "dp": "replicas of the pipeline",
-        "tp": "devices that share every layer of a rank: neighbours, on one host unless it is pinned",
+        "tp": (
+            "number of devices that share every layer of a pipeline rank: neighbours, on one host unless `tp` is pinned"
+        ),
         "sequenceParallel": (
-            "whether these divide hidden states, norms and messages between them by tokens; `false`: each has all of"
-            " them"
+            "whether the `tp` devices also divide hidden states, norms and messages by tokens; `false`: each "
+            "device has whole ones"
         ),
         "pp": "ranks of one pipeline",
         "headParts": (
-            "parts of the vocabulary that are units of their own, for several stages to share the head; 1: whole"
+            "number of parts that the head is divided into, by vocabulary: each part is a unit, so several stages "
+            "can share the head; 1: the head is one unit"
         ),
         "zero": (
             "`1`: replicas divide the optimizer's state between them (ZeRO-1), `0`: each has all of it; left out, the "
@@ -115,11 +123,14 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "microBatch": "sequences in one micro-batch; the last one of a step has the remaining sequences",
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
         "schedule": "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",
-        "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two or more per rank",
+        "stages": (
+            "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` a rank has two or more stages, so "
+            "the list is that much longer"
+        ),
         "recompute": (
-            "operations of layers that are recomputed for the backward instead of kept: `none`, `selective` (norms and "
-            "activation functions), `full`, or a list for each of the pinned `stages` of `{unit, count, operations}`, "
-            "as in `plan.json`; left out, the planner chooses, where memory requires it"
+            "operations whose results are recomputed before the backward instead of kept: `none`, `selective` "
+            "(norms and activation functions), `full`, or for pinned `stages` a list for each stage of `{unit, "
+            "count, operations}`, as in `plan.json`; left out, the planner recomputes where memory requires it"
         ),
     },
     CheckpointSpec: {
@@ -134,7 +145,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
             "seconds after its end until a finished job is removed, by a service or a cluster; none: it is kept"
         ),
         "activeDeadlineSeconds": (
-            "longest time from the start; without time in a queue, and from 0 again after a suspension; 0: no limit"
+            "the job fails if it takes longer than this; time in a queue does not count, and the count starts at "
+            "0 after a suspension; 0: no limit"
         ),
         "priority": "used by queues",
         "replanOnDrift": (
@@ -146,40 +158,47 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "device": "the one kind of device",
         "numNodes": "nodes",
         "devicesPerNode": "devices of each",
-        "intraNode": "link between devices of a node, at the speed of a collective there",
+        "intraNode": (
+            "link between devices of a node: the bandwidth of a device in a collective over all links of the node"
+        ),
         "interNode": "link between nodes; with `nicsPerNode` one network card",
         "links": "exceptions: `{source, target, link}` between two nodes, by number",
         "nicsPerNode": (
             "network cards of a node, which its devices share evenly; none: all messages of a node share one card, and "
             "a reduction is one ring over single links"
         ),
-        "intraNodePeer": "link between two devices of a node where it is slower than `intraNode`",
+        "intraNodePeer": "link of a message between two devices of a node, if it is slower than `intraNode`",
         "software": "properties of the trainer; the defaults describe penstock's own",
         "error": "relative error of predicted times: the interval of predictions",
         "costs": "rows measured elsewhere, which replace the device's kernels; `--costs` reads them from CSV",
     },
     KernelSpec: {
-        "productShare": "of `peakFlops`, reached by a matrix product that is large in every dimension",
-        "productEdge": "a product takes as long as one with so many more rows and columns",
-        "productDepth": "and with so much more depth",
-        "productMemoryShare": "of `memoryBandwidth`, reached by the matrices of a product",
-        "attentionShare": "of `peakFlops`, reached by fused attention forward",
-        "attentionBackwardShare": "the same backward",
-        "attentionEdge": "fused attention takes as long as with so many more keys per query",
-        "attentionDepth": "and with heads that much wider",
-        "attentionRows": "and with so many more rows of queries, over all heads",
-        "streamShare": "of `memoryBandwidth`, reached by elementwise kernels",
-        "rowShare": "of `memoryBandwidth`, reached by kernels that reduce rows: norms, softmax",
+        "productShare": "share of `peakFlops` that a matrix product reaches if it is large in every dimension",
+        "productEdge": "a product takes as long as an ideal one with this many more rows and columns",
+        "productDepth": "a product takes as long as an ideal one with this much more depth",
+        "productMemoryShare": "share of `memoryBandwidth` that the matrices of a product reach",
+        "attentionShare": "share of `peakFlops` that the forward of fused attention reaches",
+        "attentionBackwardShare": "share of `peakFlops` that the backward of fused attention reaches",
+        "attentionEdge": "fused attention takes as long as ideal attention with this many more keys per query",
+        "attentionDepth": "fused attention takes as long as ideal attention with heads that are this much wider",
+        "attentionRows": (
+            "fused attention takes as long as ideal attention with this many more rows of queries, over all heads"
+        ),
+        "streamShare": "share of `memoryBandwidth` that elementwise kernels reach",
+        "rowShare": "share of `memoryBandwidth` that kernels reach that reduce rows: norms, softmax",
         "kernelSeconds": "least time of any kernel",
     },
     SoftwareSpec: {
         "attention": "`flash` keeps no scores, `unfused` keeps them for backward",
         "dropout": "whether hidden states and attention are masked",
         "fusion": (
-            "`epilogue`: products add biases; `grouped`: bias and activation, bias, dropout and residual, and scaling, "
-            "mask and softmax are one kernel each; `none`: one kernel per operation"
+            "`epilogue`: products add biases; `grouped`: one kernel each for (bias + activation), (bias + dropout "
+            "+ residual) and (scaling + mask + softmax); `none`: one kernel per operation"
         ),
-        "fusedGradients": "whether W's products add to the gradients themselves, or further kernels do",
+        "fusedGradients": (
+            "whether the matrix products of W accumulate into the gradients directly; otherwise further kernels "
+            "add their results"
+        ),
         "gradientType": "type in which gradients are summed: `fp32` or `bf16`",
         "transfers": (
             "`overlapped`: ranks compute meanwhile; `exchanged`: they send and receive at once and wait; "
@@ -190,8 +209,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "launchSeconds": "time of the host to launch one kernel",
         "headInForward": "whether the head's F does its whole backward",
         "overlappedCollectives": (
-            "whether a backward's collectives of tensor parallelism run next to its products, as in Megatron-LM, "
-            "except the gather of the output's gradient"
+            "whether the tensor-parallel collectives of a backward overlap its matrix products, as in "
+            "Megatron-LM; the gather of the output's gradient never does"
         ),
         "recomputesOnDemand": (
             "whether recomputation runs inside of the backward that needs it, after its gradient has arrived, as in "
@@ -201,19 +220,25 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     CostRow: {
         "unit": "`embedding`, `attention`, `mlp` or `head`",
         "pass": "`F`, `I` (gradient of the input) or `W` (gradients of the weights)",
-        "tokens": "of all sequences of the micro-batch's slice",
-        "pairs": "of a query and a key that it attends to, over all sequences",
+        "tokens": "number of tokens of all sequences of the micro-batch's slice",
+        "pairs": "number of pairs of a query and a key that the query attends to, over all sequences",
         "seconds": "on one rank, collectives of tensor parallelism included",
     },
     DeviceSpec: {
         "name": "for people",
         "peakFlops": "largest number of FLOPs per second",
-        "memoryBytes": "memory of one device; a job's smaller `memoryPerRank` counts",
-        "efficiency": "achieved share of the peak by tokens at once; interpolated in log2(tokens)",
+        "memoryBytes": "memory of one device; if the job's `memoryPerRank` is smaller, that is the limit",
+        "efficiency": (
+            "pairs `[tokens, share]`: the share of `peakFlops` that is achieved with so many tokens in one pass; "
+            "interpolated in log2(tokens)"
+        ),
         "memoryBandwidth": "bytes per second",
         "constantBytes": "memory of the process before any parameter",
         "actionOverheadSeconds": "fixed cost of one action",
-        "pricePerHour": "of one device: plans then state their cost; the planner itself counts device time",
+        "pricePerHour": (
+            "price of one device, by which plans state their cost; it does not influence the choice, since "
+            "`objective: cost` counts device time"
+        ),
         "kernels": "speed of kernels by the shape of their work; if given, `efficiency` is ignored",
     },
     LinkSpec: {
