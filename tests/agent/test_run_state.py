@@ -81,7 +81,7 @@ def test_a_corrupt_file_is_named(tmp_path: Path, content: str) -> None:
     with pytest.raises(UserError) as found:
         read_state(tmp_path)
     assert found.value.where == str(state_path(tmp_path))
-    assert "delete it" in found.value.remedy
+    assert "delete the file" in found.value.remedy
 
 
 def test_the_lock_keeps_a_second_executor_out(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_token_may_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_an_unknown_token_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token", "revoke", "none", "--folder", str(folder)]) == 2
-    assert "none: is no token" in capsys.readouterr().err
+    assert "none: is not the id of a token" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["token", "list"], ["database", "upgrade"]], ids=" ".join)
@@ -120,7 +120,7 @@ class TestPasswords:
     ) -> None:
         assert main([*command, "--folder", str(folder), "--database", url]) == 2
         told = capsys.readouterr().err
-        assert "--database: holds a password" in told
+        assert "--database: contains a password" in told
         assert "PENSTOCK_DATABASE_FILE" in told
         assert "secret@" not in told
 
