@@ -521,7 +521,7 @@ def test_profiles_of_another_machine_are_refused(tmp_path: Path, capsys: Capture
     write_json(tmp_path / "p.json", local_profile().to_manifest())
     assert main(["plan", write_job(tmp_path / "job.yaml"), "--profile", "p.json"]) == 2
     error = capsys.readouterr().err
-    assert "host is build-7, here it is here" in error
+    assert "host is build-7, on this one it is here" in error
     assert "penstock profile" in error
 
 

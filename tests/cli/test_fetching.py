@@ -87,7 +87,7 @@ class TestLogs:
             assert main([command, "none"]) == 2
             told = capsys.readouterr().err
             assert "there is no job default/none" in told
-            assert "list the jobs: penstock status" in told
+            assert "list the jobs with penstock status" in told
 
 
 def test_a_log_is_followed_until_its_last_lines_have_come(
@@ -144,7 +144,7 @@ def test_what_never_comes_is_waited_for_no_longer_than_is_said(
     pauses: list[float] = []
     show_logs(client, TINY, rank=None, tail=None, follow=True, pause=pauses.append)
     assert len(pauses) == PATIENCE_LOOKS - 1
-    assert "tiny: the service has not got all lines of the job yet" in capsys.readouterr().err
+    assert "tiny: the service has not received all lines of the job yet" in capsys.readouterr().err
 
 
 def launch(service: Service, uid: str) -> None:
