@@ -154,12 +154,12 @@ def test_a_lost_rank_is_told_with_evidence_and_a_remedy() -> None:
     assert failure_lines(failed("rank 1 was killed"), said) == [
         "rank 1 was killed",
         "  MemoryError: \ufffd[31mno room",
-        "  remedy: read penstock logs tiny --rank 1; penstock retry tiny goes on from the last checkpoint",
+        "  remedy: read penstock logs tiny --rank 1; penstock retry tiny continues from the last checkpoint",
     ]
     again = failed("the attempt ended", "AttemptFailed", Phase.RECOVERING, namespace="team")
     assert failure_lines(again, ()) == [
         "the attempt ended",
-        "  remedy: read penstock logs tiny --namespace team; the job goes on by itself from the last checkpoint",
+        "  remedy: read penstock logs tiny --namespace team; the job continues from the last checkpoint",
     ]
 
 

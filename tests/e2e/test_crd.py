@@ -127,7 +127,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "dp": ({"parallelism": {"dp": 3}}, "spec.parallelism", "dp x tp x pp = 3 does not divide ranks 2"),
     "microBatch": ({"parallelism": {"microBatch": 5}}, "spec.parallelism", "more than the 4 sequences of a replica"),
     "stages": ({"parallelism": {"stages": [4, 3]}}, "spec.parallelism.stages", "hold 7 blocks, the model has 8"),
-    "thirds": ({"parallelism": {"stages": [4.3, 3.7]}}, "spec.parallelism.stages", "half of a block"),
+    "thirds": ({"parallelism": {"stages": [4.3, 3.7]}}, "spec.parallelism.stages", "multiple of half a block"),
     "slices 0": ({"parallelism": {"slices": 0}}, "spec.parallelism.slices", "greater than or equal to 1"),
     "no slices": ({"parallelism": {"slices": []}}, "spec.parallelism.slices", "at least 1 items"),
     "slices text": ({"parallelism": {"slices": "many"}}, "spec.parallelism.slices", "neither a number of slices"),

@@ -75,5 +75,5 @@ def test_jobs_wait_for_quota_are_preempted_and_come_back(queued: Installed, undi
 def test_a_queue_that_is_not_there(queued: Installed) -> None:
     job = submitted_to(queued, "nowhere", "lost", LOW, 2)
     said = job.wait_for_condition(ConditionType.ADMITTED, "queue nowhere has not admitted the job yet")
-    assert "in this namespace" in said
+    assert "check that Kueue runs" in said
     assert not job.pods()

@@ -97,7 +97,7 @@ def test_files_are_listed_and_downloaded(service: Served, finished: str, tmp_pat
     for path in map(Path, told):
         assert path.read_bytes() == (run / path.relative_to(tmp_path)).read_bytes()
     _, error = service.command("download", "finished", "job.yaml", code=2)
-    assert "job.yaml names no file" in error
+    assert "job.yaml matches no file" in error
 
 
 def test_an_exported_checkpoint_is_one_that_transformers_reads(service: Served, finished: str, tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_retry_goes_on_at_the_right_step(service: Served) -> None:
     wait_until(lambda: service.status("cut")["phase"] == "Failed")
     shown = service.command("status", "cut")[0]
     assert "was killed" in shown
-    assert "read penstock logs cut --rank 1; penstock retry cut goes on from the last checkpoint" in shown
+    assert "read penstock logs cut --rank 1; penstock retry cut continues from the last checkpoint" in shown
     page = service.client.get("/jobs/default/cut", headers={"Accept": "text/html"}).text
-    assert '<a href="#log">the log of rank 1</a>; Retry goes on from the last checkpoint.' in page
+    assert '<a href="#log">the log of rank 1</a>; Retry continues from the last checkpoint.' in page
     items = service.client.get("/v1/jobs/default/cut/checkpoints").json()["items"]
     newest = next(each for each in items if each["complete"])  # before it there may be one whose writer was killed
     assert newest["step"] % EVERY == 0
