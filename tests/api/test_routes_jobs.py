@@ -340,7 +340,7 @@ class TestIngest:
     def test_an_attempt_that_is_not_known_yet(self, shipper: TestClient, uid: str) -> None:
         records = [record.to_manifest() for record in step_records(uid, range(1), attempt=7)]
         answer = shipper.post("/v1/ingest", json={"records": records})
-        assert "again later" in problem(answer, 425, "early-attempt")["remedy"]
+        assert "again after" in problem(answer, 425, "early-attempt")["remedy"]
         assert answer.headers["Retry-After"] == "2"
 
     @pytest.mark.parametrize(
