@@ -64,13 +64,23 @@ def test_a_search_with_a_large_budget_is_as_good_as_trying_everything(chosen: di
     asked = problem(**chosen)
     fitting = everything(asked)
     if not fitting:
-        with pytest.raises(NothingFitsError):
-            search(asked, Simulated(asked), WITHOUT_MOVES)
+        check_that_only_another_order_fits(asked)
         return
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert result.ending is not Ending.BUDGET
     best = min(score(asked, each) for each in fitting)
     assert score(asked, result.best) <= 1.01 * best  # quick orders are tried here, and the search ends with better ones
+
+
+def check_that_only_another_order_fits(asked: Problem) -> None:
+    """No proposed candidate fits. A search finds none either, or one whose R was moved, which changes its bytes."""
+    try:
+        best = search(asked, Simulated(asked), WITHOUT_MOVES).best
+    except NothingFitsError:
+        return
+    assert any(best.candidate.recompute)
+    assert not isinstance(best.candidate.schedule, str)
+    assert max(best.peak_bytes) <= asked.memory_limit_bytes
 
 
 def score(asked: Problem, evaluation: Evaluation) -> int:
@@ -102,8 +112,7 @@ def test_so_it_is_where_devices_may_stay_unused(
     )
     fitting = everything(asked)
     if not fitting:
-        with pytest.raises(NothingFitsError):
-            search(asked, Simulated(asked), WITHOUT_MOVES)
+        check_that_only_another_order_fits(asked)
         return
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert score(asked, result.best) <= 1.01 * min(score(asked, each) for each in fitting)
