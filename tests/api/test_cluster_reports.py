@@ -271,7 +271,7 @@ class TestMeasurements:
         here.send(POD, [measured(uid_of(job))])
         here.turn()
         assert "profileRef" not in here.progress()
-        assert "belongs to something else" in caplog.text
+        assert "belongs to another owner" in caplog.text
 
 
 class TestWhoMayReport:

@@ -178,7 +178,7 @@ class TestEditors:
         editor = client_of(here.service, Role.EDITOR, "default")
         assert editor.post("/v1/jobs", json=job_manifest()).status_code == 201
         answer = editor.post("/v1/jobs", json=asking("other"))
-        assert (answer.status_code, "in namespace other" in answer.json()["remedy"]) == (403, True)
+        assert (answer.status_code, "--namespace other" in answer.json()["remedy"]) == (403, True)
 
     def test_none_is_made_without(self, here: OnCluster) -> None:
         admin = client_of(here.service)

@@ -144,12 +144,12 @@ def verb_of(request: Request) -> str:
 
 def forbidden(role: Role, namespace: str | None) -> Problem:
     """Return the problem of a caller without the role."""
-    place = f" in namespace {namespace}" if namespace else ""
+    place, option = (f" in namespace {namespace}", f" --namespace {namespace}") if namespace else ("", "")
     return Problem(
         kind="forbidden",
         detail=f"this operation needs the role {role}{place}",
         where="Authorization",
-        remedy=f"ask an administrator for a token: penstock token create NAME --role {role}",
+        remedy=f"ask an administrator for a token: penstock token create NAME --role {role}{option}",
     )
 
 
