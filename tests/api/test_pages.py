@@ -147,7 +147,7 @@ def test_a_lost_rank_s_first_failing_line_comes_with_a_remedy(service: Service, 
     assert [found.find(text) for text in told[:4]] == sorted(found.index(text) for text in told[:4])
     assert all(text in found for text in told)
     assert ("Retry continues" in found) == (limit == 0)
-    assert ("goes on by itself" in found) == (limit == 1)
+    assert ("the job continues from the last checkpoint" in found) == (limit == 1)
 
 
 def test_a_remedy_that_is_known_is_the_only_one(service: Service) -> None:
