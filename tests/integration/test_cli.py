@@ -30,7 +30,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
 def measured(command: Command) -> Profile:
     """The machine, measured for the tiny job and kept in the cache."""
     out, told = command("profile", tiny_job(command.folder), "--output", "json")
-    assert "kept in" in told
+    assert "wrote the profile to" in told
     return Profile.from_manifest(json.loads(out))
 
 
