@@ -185,6 +185,28 @@ def test_a_plan_that_recomputes_takes_the_bytes_and_seconds_of_its_program(chose
     assert program_of(plan).digest == program.digest
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("slices", [(16,), (4, 4, 4, 4)])
+def test_ranks_of_one_shard_may_recompute_within_a_pair(ahead: int, slices: tuple[int, ...]) -> None:
+    """They run its actions one after the other, in the search and in the Program alike."""
+    asked = problem(cluster(num_nodes=2, devices_per_node=8), model=TINY_LLAMA, ranks=16, global_batch=12)
+    stages = ((0, 1), (1, TINY_LLAMA.num_units))
+    candidate = Candidate(
+        mesh=Mesh.of_share(dp=1, tp=1, pp=2, microbatch=1, share=5),
+        stages=stages,
+        slices=slices,
+        schedule=BRAIDED,
+        recompute=random_remakes(TINY_LLAMA, stages, 5),
+        recompute_ahead=ahead,
+    )
+    judge = Simulated(asked)
+    evaluation = judge.evaluate(candidate, in_full=True)
+    program = lowered(draft_plan(judge, evaluation))
+    reference = ReferenceSimulator(program, judge.costs(candidate, owners_of(candidate)))
+    assert evaluation.slot_bytes == tuple(worker.peak for worker in reference.workers)
+    assert evaluation.step_ns == reference.makespan
+
+
 @settings(max_examples=60)
 @given(candidates())
 def test_what_is_made_again_is_not_held_meanwhile(chosen: tuple[Problem, Candidate]) -> None:

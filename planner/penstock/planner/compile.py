@@ -33,6 +33,7 @@ def schedule_of(plan: Plan) -> Schedule:
         num_remainder_slices=len(plan.remainder_slices),
         recomputed=recomputed_stages(plan.recompute),
         recompute_ahead=plan.recompute_ahead,
+        keep_pairs=plan.tp > 1,
     )
 
 
