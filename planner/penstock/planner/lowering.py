@@ -85,8 +85,7 @@ def lower(
     ``dp``, ``tp`` and ``tie`` (stages) select the reductions, ``zero`` the gathers of parameters, and ``buckets`` the
     parts in which a stage is reduced (`penstock.planner.passes.reductions`). ``num_units`` of every stage keep
     something that R recomputes (default: as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of
-    overlapped actions is one instruction. All other overlaps, and without it all of them, run their children one after
-    the other.
+    overlapped actions is one instruction. The children of all other overlaps run one after the other.
 
     Raises `UserError` if the schedule is incomplete or cannot run in its order.
     """
