@@ -56,15 +56,26 @@ TIGHT = {
 }
 """Another schedule with another micro-batch is the best here, and both are far from it alone."""
 
+ONLY_LEANER = {
+    "model": TINY_GPT2,
+    "sequence_length": 40,
+    "ranks": 2,
+    "global_batch": 2,
+    "objective": Objective.TIME,
+    "memory": 500_000,
+}
+"""Nothing that is proposed fits; with more recomputation a plan does."""
+
 
 @settings(max_examples=25)
 @given(PROBLEMS)
 @example(TIGHT)
+@example(ONLY_LEANER)
 def test_a_search_with_a_large_budget_is_as_good_as_trying_everything(chosen: dict[str, Any]) -> None:
     asked = problem(**chosen)
     fitting = everything(asked)
     if not fitting:
-        check_that_only_another_order_fits(asked)
+        check_that_only_more_recomputation_fits(asked)
         return
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert result.ending is not Ending.BUDGET
@@ -72,15 +83,18 @@ def test_a_search_with_a_large_budget_is_as_good_as_trying_everything(chosen: di
     assert score(asked, result.best) <= 1.01 * best  # quick orders are tried here, and the search ends with better ones
 
 
-def check_that_only_another_order_fits(asked: Problem) -> None:
-    """No proposed candidate fits. A search finds none either, or one whose R was moved, which changes its bytes."""
+def check_that_only_more_recomputation_fits(asked: Problem) -> None:
+    """No proposed candidate fits. A search finds none either, or one that recomputes more than was proposed or in other
+    places, which it tries where orders hold more bytes than estimated.
+    """
     try:
         best = search(asked, Simulated(asked), WITHOUT_MOVES).best
     except NothingFitsError:
         return
     assert any(best.candidate.recompute)
-    assert not isinstance(best.candidate.schedule, str)
-    assert max(best.peak_bytes) <= asked.memory_limit_bytes
+    again = Simulated(asked).evaluate(best.candidate, in_full=True)
+    assert max(again.peak_bytes) <= asked.memory_limit_bytes
+    assert again.step_ns == best.step_ns
 
 
 def score(asked: Problem, evaluation: Evaluation) -> int:
@@ -112,7 +126,7 @@ def test_so_it_is_where_devices_may_stay_unused(
     )
     fitting = everything(asked)
     if not fitting:
-        check_that_only_another_order_fits(asked)
+        check_that_only_more_recomputation_fits(asked)
         return
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert score(asked, result.best) <= 1.01 * min(score(asked, each) for each in fitting)

@@ -58,7 +58,7 @@ from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, open_transport
 from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.optimizer import AdamW
-from penstock.trainer.optimizer_step import Closing
+from penstock.trainer.optimizer_step import OptimizerStep
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
 from penstock.trainer.units.attention import Attention
@@ -346,8 +346,8 @@ def take_actions(case: Case, sharding: Sharding, shard: int) -> Tally:
     watch = _Watch(own)
     with _fake_world(case, watch):
         stages = build_stages(plan, own, shard=shard, device=CUDA, seed=0)
-        closing = cast(Closing, None)  # compute actions reduce nothing
-        own_executor = StageExecutor(plan, own, stages, closing, device=CUDA, shards=_IdleShards())
+        optimizer_step = cast(OptimizerStep, None)  # compute actions reduce nothing
+        own_executor = StageExecutor(plan, own, stages, optimizer_step, device=CUDA, shards=_IdleShards())
         with watch:
             own_executor.warm_up(own.instructions)
     return watch.tallies[BATCH]

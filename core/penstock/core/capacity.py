@@ -60,8 +60,9 @@ def lacking(demand: Demand, capacity: Demand) -> str:
 
 
 def demand_of(spec: JobSpec) -> Demand:
-    """On a CPU a rank holds as many cores as it has threads; its memory is the host's. On CUDA it holds a device, and
-    one core to drive it; its memory is the device's, and no manifest has its use of the host's.
+    """The resources of all ranks of a job. On a CPU a rank holds a core for each of its threads, and host memory. On
+    CUDA it holds a device and one core to drive it. Its memory is the device's; manifests do not state how much host
+    memory it uses.
     """
     resources = spec.resources
     if resources.device is Device.CUDA:

@@ -102,6 +102,10 @@ class Order:
         if not num_slices:
             return replace(self, num_remainder_slices=0) if self.num_remainder_slices else self
         kept = (self.microbatches < self.num_microbatches - 1) | (self.slices < num_slices)
+        return replace(self.only(kept), num_remainder_slices=num_slices)
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> Order:
+        """The order without the actions that are not ``kept`` [actions]; the other action of a pair runs alone."""
         before = np.concatenate([[0], np.cumsum(kept)])
         return replace(
             self,
@@ -111,7 +115,6 @@ class Order:
             microbatches=self.microbatches[kept],
             slices=self.slices[kept],
             parts=None if self.parts is None else self.parts[kept],
-            num_remainder_slices=num_slices,
             joined=None if self.joined is None else (self.joined & kept & np.roll(kept, -1))[kept],
         )
 

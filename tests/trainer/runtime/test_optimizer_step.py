@@ -18,7 +18,7 @@ from penstock.planner.compile import program_of
 from penstock.planner.memory import StageMemory
 from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
-from penstock.trainer.optimizer_step import Closing
+from penstock.trainer.optimizer_step import OptimizerStep
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.squared_norm import Stretch
 from tests.support.small_plans import small_model, small_plan
@@ -80,13 +80,13 @@ def sharded_plan(dp: int = 1) -> Plan:
     return replace(plan, tp=NUM_SHARDS, model=replace(plan.model, kv_heads=NUM_SHARDS // KV_COPIES))
 
 
-def closed(plan: Plan, groups: tuple[Group, ...]) -> tuple[list[FakeParameters], list[Closing]]:
+def closed(plan: Plan, groups: tuple[Group, ...]) -> tuple[list[FakeParameters], list[OptimizerStep]]:
     """Every rank after its reductions, with a loss of 5 on each."""
     mesh = Mesh.of(plan)
     fabric = Fabric(program_of(plan), mesh, 10.0)
     parameters = [FakeParameters(mesh.shard(rank)) for rank in range(mesh.num_ranks)]
-    closings = [
-        Closing(
+    optimizer_steps = [
+        OptimizerStep(
             plan,
             mesh,
             rank,
@@ -100,18 +100,18 @@ def closed(plan: Plan, groups: tuple[Group, ...]) -> tuple[list[FakeParameters],
         for rank in range(mesh.num_ranks)
     ]
 
-    def run(closing: Closing) -> None:
+    def run(optimizer_step: OptimizerStep) -> None:
         for group in groups:
             action = Action(Kind.START_REDUCE, 0, group=group)
-            closing.reduction(action, torch.full((1, 1), 5.0, dtype=torch.float64))().wait()
-        closing.step()
+            optimizer_step.reduction(action, torch.full((1, 1), 5.0, dtype=torch.float64))().wait()
+        optimizer_step.step()
 
-    threads = [threading.Thread(target=run, args=(closing,)) for closing in closings]
+    threads = [threading.Thread(target=run, args=(optimizer_step,)) for optimizer_step in optimizer_steps]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return parameters, closings
+    return parameters, optimizer_steps
 
 
 def test_shards_sum_what_they_share_and_nothing_else() -> None:
@@ -127,12 +127,12 @@ def test_shards_sum_what_they_share_and_nothing_else() -> None:
 @pytest.mark.parametrize("dp", [1, 2])
 def test_every_element_and_every_loss_counts_once(dp: int) -> None:
     groups = (Group.TP, Group.DP, Group.NORM) if dp > 1 else (Group.TP, Group.NORM)
-    _, closings = closed(sharded_plan(dp), groups)
+    _, optimizer_steps = closed(sharded_plan(dp), groups)
     shards = [10.0**shard for shard in range(NUM_SHARDS)]
     squares = sum((6 + 3) * (dp * value) ** 2 for value in shards) + 4 * (dp * 1111.0) ** 2
     squares += 9 * (dp * 11.0) ** 2 + 9 * (dp * 1100.0) ** 2
-    for closing in closings:
-        totals = closing.totals
+    for optimizer_step in optimizer_steps:
+        totals = optimizer_step.totals
         assert totals.gradient_norm == pytest.approx(squares**0.5, rel=1e-12)
         assert totals.loss_sum == 5.0 * dp
         assert totals.stop
@@ -158,7 +158,7 @@ def test_a_stage_that_shares_nothing_meets_nobody() -> None:
     plan = small_plan(pp=1)
     fabric = Fabric(program_of(plan), Mesh.of(plan), 0.05)
     own = Alone(0)
-    closing = Closing(
+    optimizer_step = OptimizerStep(
         plan,
         Mesh.of(plan),
         0,
@@ -169,5 +169,5 @@ def test_a_stage_that_shares_nothing_meets_nobody() -> None:
         stop_requested=lambda: False,
         device=CPU,
     )
-    closing.reduction(Action(Kind.START_REDUCE, 0, group=Group.TP), torch.zeros(1))().wait()
+    optimizer_step.reduction(Action(Kind.START_REDUCE, 0, group=Group.TP), torch.zeros(1))().wait()
     assert set(own.gradient_flat.tolist()) == {1.0}

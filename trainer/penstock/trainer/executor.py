@@ -24,7 +24,7 @@ from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.graphs import Graphs, Recordable, can_record
 from penstock.trainer.interpreter import Operation, nothing
-from penstock.trainer.optimizer_step import Closing
+from penstock.trainer.optimizer_step import OptimizerStep
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pair, run_pass
 from penstock.trainer.units.cross_entropy import Scale
@@ -56,14 +56,14 @@ class StageExecutor:
         plan: Plan,
         program: RankProgram,
         stages: Mapping[int, Stage],
-        closing: Closing,
+        optimizer_step: OptimizerStep,
         *,
         device: torch.device,
         shards: Shards = NO_SHARDS,
         poison: bool = False,
     ) -> None:
         self._shards = shards
-        self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
+        self._plan, self._stages, self._optimizer_step, self._poison = plan, stages, optimizer_step, poison
         self._program, self._slots = program, program.slots
         self._index_of: dict[SlotName, int] = {
             (s.kind, s.stage, s.microbatch, s.slice): index for index, s in enumerate(program.slots)
@@ -157,13 +157,13 @@ class StageExecutor:
 
     def reduction(self, instruction: Instruction) -> Callable[[], Work]:
         """Return a function that starts a reduction: of gradients, or of the vector with the norm."""
-        return self._closing.reduction(instruction.action, self.losses_MP)
+        return self._optimizer_step.reduction(instruction.action, self.losses_MP)
 
     def step(self, instruction: Instruction) -> Operation:
-        return self._closing.step
+        return self._optimizer_step.step
 
     def gather(self, instruction: Instruction) -> Callable[[], Work]:
-        return self._closing.gather(instruction.action.stage)
+        return self._optimizer_step.gather(instruction.action.stage)
 
     def evaluate(self, instruction: Instruction) -> Operation:
         """F without gradients."""

@@ -14,7 +14,7 @@ One vector is summed over all ranks. Each rank fills only its own elements, so o
 The host reads the vector at the very end of the step, after launching the optimizers. This is the only time in a step
 that the host waits for the device. The clipping factor, and the check that keeps weights unchanged if the norm is not
 finite, are computed on the device. While the device finishes the step, the host can do other work: ``meanwhile`` of
-`Closing.begin`.
+`OptimizerStep.begin`.
 
 The norm is summed exactly (`penstock.trainer.squared_norm`). It counts every element of the model once: on the shard
 that owns it, and on the first replica that has its sum. The loss counts every token once, on the first shard.
@@ -107,7 +107,7 @@ class _Tie:
     other: Tensor | None = None
 
 
-class Closing:
+class OptimizerStep:
     """Reductions and optimizer step of the stages of one rank, by stage number; ``stage_ranks`` has the rank of every
     stage.
 

@@ -27,7 +27,7 @@ from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
-from penstock.trainer.optimizer_step import Closing, Optimizer, Totals
+from penstock.trainer.optimizer_step import Optimizer, OptimizerStep, Totals
 from penstock.trainer.recorder import waits_on
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import WaitingShards
@@ -79,7 +79,7 @@ class Runtime:
         mesh = Mesh.of(plan)
         self._plan, self._transport = plan, transport
         self._program = program.ranks[mesh.pipeline_rank(rank)]
-        self._closing = Closing(
+        self._optimizer_step = OptimizerStep(
             plan,
             mesh,
             rank,
@@ -93,7 +93,7 @@ class Runtime:
         self.waits = waits_on(device)
         shards = WaitingShards(transport.shards, self.waits)
         executor = StageExecutor(
-            plan, self._program, stages, self._closing, device=device, shards=shards, poison=poison
+            plan, self._program, stages, self._optimizer_step, device=device, shards=shards, poison=poison
         )
         bind = partial(
             Interpreter, rank=rank, transport=transport, cursor=array("q", (0, 0)) if cursor is None else cursor
@@ -119,13 +119,13 @@ class Runtime:
         for instruction in instructions:
             if instruction.action.kind is Kind.START_REDUCE:
                 self._executor.reduction(instruction)().wait()
-        self._closing.warm_up()
-        self._closing.gather_all()
+        self._optimizer_step.warm_up()
+        self._optimizer_step.gather_all()
 
     def take_over_weights(self) -> None:
         """Copy the masters, which the caller has changed, to the weights that compute uses. Collective."""
-        self._closing.refresh_compute()
-        self._closing.gather_all()
+        self._optimizer_step.refresh_compute()
+        self._optimizer_step.gather_all()
 
     def without_messages(self) -> Interpreter:
         """Interpreter of the step's compute actions only, to time them while no other rank computes.
@@ -150,14 +150,14 @@ class Runtime:
         self._executor.token_ids_NS.copy_(batch.token_ids, non_blocking=True)
         self._executor.labels_NS.copy_(batch.labels, non_blocking=True)
         self._executor.scale_gradients(1.0 / batch.num_valid_tokens)
-        self._closing.begin(step, meanwhile)
+        self._optimizer_step.begin(step, meanwhile)
         self._training.run(step, recorder)
-        return self._closing.totals
+        return self._optimizer_step.totals
 
     @property
     def life_peak_bytes(self) -> int:
         """Peak of the bytes that this rank has held since its start, within and between steps."""
-        return self._closing.life_peak_bytes()
+        return self._optimizer_step.life_peak_bytes()
 
     def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
         """Summed loss, forward only, of any number of sequences of this replica and of those of all other replicas.

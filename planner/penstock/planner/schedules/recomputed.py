@@ -83,7 +83,8 @@ def with_refined_recomputation(
     word = _with_recomputations(pipeline.word(order), pipeline.stages_per_rank)
     limits = np.maximum(caps, extended.peaks(word))
     refined = min((refine(extended, word, limits, patience) for patience in PATIENCES), key=lambda run: run[0])[1]
-    return _without_empty(extended.order(refined), recomputed)
+    with_empty = extended.order(refined)
+    return with_empty.only((with_empty.kinds != RECOMPUTE) | np.isin(with_empty.stages, list(recomputed)))
 
 
 def _with_recomputations(word: Word, stages_per_rank: int) -> Word:
@@ -94,17 +95,3 @@ def _with_recomputations(word: Word, stages_per_rank: int) -> Word:
         places = row[gradients] % stages_per_rank
         rows.append(np.insert(row, gradients, R * stages_per_rank + places))
     return np.stack(rows)
-
-
-def _without_empty(order: Order, recomputed: Set[int]) -> Order:
-    """The order without R of stages that keep everything."""
-    kept = (order.kinds != RECOMPUTE) | np.isin(order.stages, list(recomputed))
-    before = np.concatenate([[0], np.cumsum(kept)])
-    return replace(
-        order,
-        offsets=before[order.offsets],
-        kinds=order.kinds[kept],
-        stages=order.stages[kept],
-        microbatches=order.microbatches[kept],
-        slices=order.slices[kept],
-    )
