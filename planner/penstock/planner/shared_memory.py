@@ -15,6 +15,7 @@ from penstock.core.sharding import Sharding
 from penstock.planner.candidate import Candidate
 from penstock.planner.problem import Problem
 from penstock.planner.stagecost import UNIT_KINDS, Integers, first_like, unit_counts
+from penstock.planner.work import MOST_BYTES
 
 
 def prefix_table(problem: Problem, candidate: Candidate) -> Integers:
@@ -26,7 +27,7 @@ def prefix_table(problem: Problem, candidate: Candidate) -> Integers:
     sharding = problem.sharding(mesh.tp)
     needed_bytes = max(prefix_bytes(model, problem.precision, *shape, sharding) for shape in shapes)
     has_attention = unit_counts(model, candidate.stages)[:, UNIT_KINDS.index(UnitKind.ATTENTION)] > 0
-    table: Integers = has_attention * np.int64(needed_bytes)
+    table: Integers = has_attention * np.int64(min(needed_bytes, MOST_BYTES))
     return table
 
 
@@ -42,7 +43,8 @@ def scratch_table(problem: Problem, candidate: Candidate) -> Integers:
         if remakes:
             stage, remade = _shortest_like(model, stage, remakes)
             table[number] = max(
-                _scratch_bytes(model, problem.precision, stage, *shape, sharding, remade) for shape in shapes
+                min(_scratch_bytes(model, problem.precision, stage, *shape, sharding, remade), MOST_BYTES)
+                for shape in shapes
             )
     return table
 
