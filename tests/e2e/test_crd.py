@@ -105,7 +105,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no tokens": (
         {"data__tokenizer": {"file": "data://corpus/t.json"}, "kubernetes__volumes": {"data/corpus": {"claim": "c"}}},
         "spec.model.vocab",
-        "the tokenizer does not say it",
+        "the tokenizer does not define it",
     ),
     "sequence 0": ({"data__sequenceLength": 0}, "spec.data.sequenceLength", "greater than or equal to 1"),
     "two tokenizers": ({"data__tokenizer": {"train": "bytes", "file": "f"}}, "spec.data.tokenizer", "exactly one"),
@@ -154,7 +154,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "reclaim": (
         {"kubernetes__volumes": {"out": {"claim": "c", "reclaim": "Delete"}}},
         "spec.kubernetes.volumes[out].reclaim",
-        "not deleted with it",
+        "an existing claim is not deleted with the job",
     ),
     "size": (
         {"kubernetes__volumes": {"out": {"template": {"size": "0"}}}},
