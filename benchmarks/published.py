@@ -338,7 +338,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 PAPERS = {
     "Without recomputation (arXiv 2401.10241)": "zero-bubble",
-    "Everything made again (arXiv 2104.04473)": "narayanan",
+    "Everything recomputed (arXiv 2104.04473)": "narayanan",
 }
 STEP_HEADER = (
     "| step | published s | simulated s | off | published GB | simulated GiB | off |",

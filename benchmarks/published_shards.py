@@ -31,7 +31,7 @@ SHARDED = dataclasses.replace(MEGATRON, overlapped_collectives=True)
 """The same with the backward's collectives next to its products, which the paper on sequence parallelism has (section
 6.2)."""
 
-MADE_AGAIN = {"attention": (Operation.ATTEND,), "full": tuple(Operation)}
+RECOMPUTED = {"attention": (Operation.ATTEND,), "full": tuple(Operation)}
 """Operations that layers recompute, by their name in the table."""
 
 
@@ -53,12 +53,12 @@ def step_row(row: Mapping[str, str]) -> Row:
         stages=stages,
         slices=(length,),
         schedule="interleaved-1f1b" if per_rank > 1 else "1f1b",
-        recompute=tuple(uniform_remakes(model, stage, MADE_AGAIN[row["recompute"]]) for stage in stages),
+        recompute=tuple(uniform_remakes(model, stage, RECOMPUTED[row["recompute"]]) for stage in stages),
     )
     evaluation = Simulated(problem).evaluate(candidate, in_full=True)
     return Row(
         paper="sequence parallelism",
-        name=f"{row['name']}, {shards_of(row)}, pp {pp}, {row['recompute']} made again",
+        name=f"{row['name']}, {shards_of(row)}, pp {pp}, {row['recompute']} recomputed",
         published=float(row["step_seconds"]),
         predicted=evaluation.step_ns / 1e9,
         predicted_gib=max(evaluation.peak_bytes) / 2**30,

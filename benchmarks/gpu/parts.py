@@ -24,7 +24,7 @@ PARTS = {
         Part(name="host", summary="the host's time for launching an action, of a narrow model"),
         Part(name="pair", summary="profile, plan and train with two ranks on one device; the same losses as with one"),
         Part(name="torch", summary="a step next to the same model in plain PyTorch"),
-        Part(name="run", summary="`penstock run` with all kept and with all made again, and a run that is resumed"),
+        Part(name="run", summary="`penstock run` without and with full recomputation, and a run that is resumed"),
         Part(name="described", summary="units of llama-8B next to what the kind of device is described to take"),
     )
 }

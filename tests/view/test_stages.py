@@ -15,7 +15,7 @@ from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.remaking import Remake
 from penstock.core.schedule import ScheduleSpec
-from penstock.view.stages import made_again, owned_units, stage_name, stages
+from penstock.view.stages import owned_units, recomputation_text, stage_name, stages
 from tests.support.sample_run import sample_model, sample_plan
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -139,16 +139,16 @@ def test_ranks_are_named_only_where_the_plan_knows_them() -> None:
     assert stage_name(sharded, 1) == "stage 1, ranks 4–7"
 
 
-def test_stages_say_what_they_make_again() -> None:
+def test_stages_name_what_they_recompute() -> None:
     full = Remake(unit=UnitKind.ATTENTION, count=2, operations=tuple(remaking(sample_model(4), UnitKind.ATTENTION)))
     norms = Remake(unit=UnitKind.ATTENTION, count=1, operations=(Operation.NORM,))
     cheap = Remake(unit=UnitKind.MLP, count=2, operations=(Operation.NORM, Operation.ACTIVATE))
     plan = dataclasses.replace(plan_of(4, [0, 7, 10], (4,)), recompute=((full, norms, cheap), ()))
     words = "everything of 2 of 3 and norms of 1 of 3 attention units, norms and activation functions of 2 of 3 MLPs"
-    assert [made_again(plan, stage) for stage in range(2)] == [words, ""]
+    assert [recomputation_text(plan, stage) for stage in range(2)] == [words, ""]
     texts = [tile.findtext(f"{SVG}title") or "" for tile in tiles(stages(plan))]
-    assert [text.endswith(f"; made again: {words}") for text in texts] == [True, False]
-    assert made_again(dataclasses.replace(plan, recompute=()), 0) == ""
+    assert [text.endswith(f"; recomputed: {words}") for text in texts] == [True, False]
+    assert recomputation_text(dataclasses.replace(plan, recompute=()), 0) == ""
 
 
 def test_slices_are_named_with_their_lengths() -> None:

@@ -61,7 +61,7 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
 tolerations:
-  # After the loss of a node: by default Kubernetes would keep the pod there for five minutes.
+  # After the loss of a node; by default Kubernetes would keep the pod bound to it for five minutes.
   - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   {{- with .tolerations }}

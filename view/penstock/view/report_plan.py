@@ -19,7 +19,7 @@ from penstock.view.gantt import MAX_SPANS, SOURCE_NAMES, gantt
 from penstock.view.markup import Markup, element, join
 from penstock.view.rows import rank_name
 from penstock.view.section import Section, left_out
-from penstock.view.stages import made_again, stage_name, stages
+from penstock.view.stages import recomputation_text, stage_name, stages
 from penstock.view.tables import card, drawing, facts, paragraphs, table
 
 WIDE: Final = 1118
@@ -35,12 +35,14 @@ def plan_section(data: ReportData) -> Section:
         return left_out("plan", "The plan", "this run has no plan; it ended before planning.")
     plan = data.plan
     picture = drawing(stages(plan, width=WIDE), stages(plan, width=NARROW))
-    return Section(anchor="plan", title="The plan", body=Markup(plan_facts(plan) + picture + _made_again(plan)))
+    return Section(anchor="plan", title="The plan", body=Markup(plan_facts(plan) + picture + _recomputation(plan)))
 
 
-def _made_again(plan: Plan) -> Markup:
+def _recomputation(plan: Plan) -> Markup:
     """The units that stages recompute before their backwards; empty where all keep everything."""
-    rows = [(stage_name(plan, stage), made_again(plan, stage) or "nothing") for stage in range(len(plan.stages))]
+    rows = [
+        (stage_name(plan, stage), recomputation_text(plan, stage) or "nothing") for stage in range(len(plan.stages))
+    ]
     if not any(plan.recompute):
         return _NONE
     return card(table(("stage", "recomputes before its backwards"), rows), title="Recomputation by stage")
@@ -277,7 +279,7 @@ def _recompute(timelines: Sequence[Timeline], tp: int) -> Markup:
         "Recomputation is hidden as far as its rank would have waited for a message in its place. "
         "The exposed part delays the gradients that its rank sends, or the end of its step."
     )
-    listing = table(("", "made again in", "hidden", "exposed", "hidden part"), rows, numbers=(1, 2, 3, 4))
+    listing = table(("", "recomputation", "hidden", "exposed", "hidden part"), rows, numbers=(1, 2, 3, 4))
     return card(listing, paragraphs([note]), title="Recomputation")
 
 

@@ -140,10 +140,10 @@ def _unit_name(plan: Plan, unit: Unit) -> str:
 
 
 def _tiles(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
-    again = made_again(plan, stage)
+    recomputed = recomputation_text(plan, stage)
     for start, length, slices in _columns(plan, frame):
         tooltip = f"stage {stage}, {slices}: tokens {start} to {start + length - 1}, attending to {start} before them"
-        tooltip += f"; made again: {again}" if again else ""
+        tooltip += f"; recomputed: {recomputed}" if recomputed else ""
         yield element(
             "rect",
             element("title", tooltip),
@@ -217,7 +217,7 @@ def owned_units(plan: Plan, stage: int) -> str:
     return ", ".join(_words(plan.model.units[first:stop], plan.head_parts))
 
 
-def made_again(plan: Plan, stage: int) -> str:
+def recomputation_text(plan: Plan, stage: int) -> str:
     """The units that a stage recomputes before its backwards, in words; empty where it keeps everything."""
     remakes = plan.recompute[stage] if plan.recompute else ()
     return remakes_text(plan.model, plan.stages[stage], remakes)

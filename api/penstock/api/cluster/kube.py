@@ -63,11 +63,11 @@ class Cluster(Protocol):
         """Apply ``progress``, the service's part of the job's status. Fails if the job has another ``version``."""
         ...
 
-    def lay(self, config_map: Mapping[str, Any]) -> Object:
+    def create_config_map(self, config_map: Mapping[str, Any]) -> Object:
         """Create the ConfigMap."""
         ...
 
-    def hold(self, lease: Mapping[str, Any]) -> Object:
+    def write_lease(self, lease: Mapping[str, Any]) -> Object:
         """Create the Lease, or replace it at its resource version."""
         ...
 
@@ -111,11 +111,11 @@ class HttpCluster(Transport):
         query = {**OWNED, "force": "true"}
         self.call("PATCH", JOBS.path(namespace, name, "status"), body=body, query=query, content_type=APPLY)
 
-    def lay(self, config_map: Mapping[str, Any]) -> Object:
+    def create_config_map(self, config_map: Mapping[str, Any]) -> Object:
         namespace = config_map["metadata"]["namespace"]
         return self.call("POST", CONFIG_MAPS.path(namespace), body=config_map, query=OWNED)
 
-    def hold(self, lease: Mapping[str, Any]) -> Object:
+    def write_lease(self, lease: Mapping[str, Any]) -> Object:
         metadata = lease["metadata"]
         if "resourceVersion" in metadata:
             return self.call("PUT", LEASES.path(metadata["namespace"], metadata["name"]), body=lease, query=OWNED)

@@ -82,7 +82,7 @@ class Lease:
         try:
             lease = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
             if lease["spec"].get("holderIdentity") == self._name:
-                self._kube.hold(self._written(lease, holder=""))
+                self._kube.write_lease(self._written(lease, holder=""))
         except KubeError as error:
             log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
 
@@ -100,7 +100,7 @@ class Lease:
         if lease is not None and not self._is_free(lease, now):
             return False
         try:
-            self._kube.hold(self._written(lease, holder=self._name))
+            self._kube.write_lease(self._written(lease, holder=self._name))
         except KubeError as error:
             if error.status != 409:  # 409: another service was faster
                 raise

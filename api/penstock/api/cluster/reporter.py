@@ -92,7 +92,7 @@ class Reporter:
         made = config_map(measurement, profile)
         metadata = made["metadata"]
         try:
-            self._kube.lay(made)
+            self._kube.create_config_map(made)
         except KubeError as error:
             if not error.is_taken:
                 raise
