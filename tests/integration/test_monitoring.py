@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def ranks_of_its_own(service: Served) -> Iterator[int]:
     port = free_port()
     run = laid_out(service.folder / "own")
     job = tiny_job(service.folder, **ENDLESS)
-    process = service.command.start("run", job, "--run-dir", run.root, "--metrics-port", str(port))
+    command = replace(service.command, environment={"XDG_STATE_HOME": str(run.root / "state")})  # two jobs on two cores
+    process = command.start("run", job, "--run-dir", run.root, "--metrics-port", str(port))
     try:
         wait_for_step(run, 1, attempt=1)
         give_way(run)

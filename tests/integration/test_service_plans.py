@@ -99,7 +99,7 @@ def test_the_command_says_what_is_wrong(service: Served, tmp_path: Path) -> None
     _, told = service.command("plan", job, "--server", url, code=2)
     assert "no fresh profile that fits the job" in told
     _, told = service.command("plan", job, "--server", url, "--run-dir", tmp_path / "run", code=2)
-    assert "--run-dir is of this machine" in told
+    assert "--run-dir uses this machine" in told
 
 
 def test_who_stops_waiting_cancels(service: Served, tmp_path: Path, large: dict[str, Any]) -> None:
