@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import NoRoomError, ProgramError
 from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
-from penstock.core.program import Channel, Instruction, Program, RankProgram, Reduction
+from penstock.core.program import Channel, Extent, Instruction, Program, RankProgram, Reduction, Slot
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Action, Group, Kind, Part
 from penstock.planner.lowering import lower
@@ -57,7 +57,13 @@ def test_a_corrupt_program_is_refused_or_harmless(case: Case, seed: int) -> None
     for _ in range(20):
         broken = corrupt(rng, program)
         try:
-            prove(broken, sizes=case.sizes, remainder_sizes=case.remainder_sizes, num_units=case.num_units)
+            prove(
+                broken,
+                sizes=case.sizes,
+                remainder_sizes=case.remainder_sizes,
+                num_units=case.num_units,
+                num_trained=case.num_trained,
+            )
         except ProgramError:
             continue
         for interleaving in range(4):
@@ -139,8 +145,13 @@ def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
 def _with_slots(program: Program, kind: SlotKind, change: Callable[[int], int]) -> Program:
     """Every slot of a kind on rank 0 with another number of bytes."""
     rank = program.ranks[0]
-    slots = tuple(replace(slot, num_bytes=change(slot.num_bytes)) if slot.kind is kind else slot for slot in rank.slots)
+    slots = tuple(_resized(slot, change(slot.num_bytes)) if slot.kind is kind else slot for slot in rank.slots)
     return replace(program, ranks=(replace(rank, slots=slots), *program.ranks[1:]))
+
+
+def _resized(slot: Slot, num_bytes: int) -> Slot:
+    (extent,) = slot.extents
+    return replace(slot, extents=(replace(extent, num_bytes=num_bytes),))
 
 
 def _freed_by(instruction: Instruction) -> Instruction:
@@ -495,12 +506,44 @@ def test_slots_at_their_word_must_not_differ_between_microbatches() -> None:
     program = lowered(TWO_MICROBATCHES)
     slots = program.ranks[0].slots
     odd = tuple(
-        replace(slot, num_bytes=128) if (slot.kind, slot.microbatch) == (SlotKind.LINEAR_INPUTS, 1) else slot
-        for slot in slots
+        _resized(slot, 128) if (slot.kind, slot.microbatch) == (SlotKind.LINEAR_INPUTS, 1) else slot for slot in slots
     )
     prove(program)
     with pytest.raises(ProgramError, match=r"acquires l@0:1.0 of 128 bytes, where 64 are needed"):
         prove(replace(program, ranks=(replace(program.ranks[0], slots=odd), program.ranks[1])))
+
+
+def _divided(program: Program, kind: SlotKind, *cuts: tuple[int, int]) -> Program:
+    """Every slot of a kind on rank 0 in extents of these bytes, each so far behind the arena's end."""
+    rank = program.ranks[0]
+    extents = tuple(Extent(rank.arena_bytes + offset, num_bytes) for offset, num_bytes in cuts)
+    slots = tuple(replace(slot, extents=extents) if slot.kind is kind else slot for slot in rank.slots)
+    grown = replace(rank, slots=slots, arena_bytes=rank.arena_bytes + 256)
+    return replace(program, ranks=(grown, *program.ranks[1:]))
+
+
+def test_a_slot_may_lie_in_several_extents() -> None:
+    program = lowered("0F0,0B0\n1F0,1B0\n", sizes=lambda *_: 128)
+    proof = prove(_divided(program, SlotKind.ACTIVATIONS, (128, 64), (0, 64)), sizes=lambda *_: 128)
+    assert proof.live_bytes == prove(program, sizes=lambda *_: 128).live_bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "cuts", "reason"),
+    [
+        (SlotKind.ACTIVATIONS, ((0, 64), (0, 64)), "overlaps a@0:0.0"),
+        (SlotKind.ACTIVATIONS, ((0, 64), (-64, 64)), "overlaps"),
+        (SlotKind.ACTIVATIONS, ((0, 64), (256, 64)), "ends past the arena's"),
+        (SlotKind.ACTIVATIONS, ((0, 128), (128, 0)), "0 bytes at offset"),
+        (SlotKind.ACTIVATIONS, ((0, 64), (96, 64)), "no aligned place"),
+        (SlotKind.ACTIVATIONS, ((0, 64),), "64 bytes, where 128 are needed"),
+        (SlotKind.OUTPUT, ((0, 64), (64, 64)), "transfers y@0:0.0, which is not one range of memory"),
+    ],
+)
+def test_every_extent_has_a_place_of_its_own(kind: SlotKind, cuts: tuple[tuple[int, int], ...], reason: str) -> None:
+    program = lowered("0F0,0B0\n1F0,1B0\n", sizes=lambda *_: 128)
+    with pytest.raises(ProgramError, match=reason):
+        prove(_divided(program, kind, *cuts), sizes=lambda *_: 128)
 
 
 def test_messages_of_unequal_size_are_refused_even_at_their_word() -> None:
@@ -511,7 +554,7 @@ def test_messages_of_unequal_size_are_refused_even_at_their_word() -> None:
 
 def test_overlapping_lives_are_refused_with_both_names() -> None:
     program = lowered("0F0,0B0\n")
-    slots = tuple(replace(slot, offset=0) for slot in program.ranks[0].slots)
+    slots = tuple(replace(slot, extents=(replace(slot.extents[0], offset=0),)) for slot in program.ranks[0].slots)
     with pytest.raises(ProgramError, match=r"0F0.0: acquires a@0:0.0, which overlaps kv@0:0 in the arena"):
         prove(replace(program, ranks=(replace(program.ranks[0], slots=slots),)))
 

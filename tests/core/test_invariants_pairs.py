@@ -101,7 +101,7 @@ def test_what_the_first_child_reads_is_not_freed_for_the_second() -> None:
     slots = list(program().ranks[1].slots)
     (pair,) = [i for i in program().ranks[1].instructions if str(i.action) == PAIR]
     of = {slots[index].microbatch: index for index in pair.reads if slots[index].kind == "x"}
-    slots[of[1]] = replace(slots[of[1]], offset=slots[of[0]].offset)
+    slots[of[1]] = replace(slots[of[1]], extents=slots[of[0]].extents)
     rank = replace(program().ranks[1], slots=tuple(slots))
     assert "overlaps" in refused(replace(program(), ranks=(program().ranks[0], rank)))
 

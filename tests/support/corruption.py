@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
+from penstock.core.program import Channel, Extent, Instruction, Program, RankProgram, Slot
 from penstock.core.schedule import Kind, Part
 
 Corruption = Callable[[random.Random, Program], Program]
@@ -145,7 +145,11 @@ def resize(rng: random.Random, program: Program) -> Program:
         return _with_rank(program, replace(rank, arena_bytes=max(0, rank.arena_bytes + change)))
     at = rng.randrange(len(rank.slots))
     slot = rank.slots[at]
-    return _with_slot(program, rank, at, replace(slot, num_bytes=max(0, slot.num_bytes + change)))
+    at_extent = rng.randrange(len(slot.extents))
+    extent = slot.extents[at_extent]
+    return _with_slot(
+        program, rank, at, _with_extent(slot, at_extent, replace(extent, num_bytes=max(0, extent.num_bytes + change)))
+    )
 
 
 def misplace(rng: random.Random, program: Program) -> Program:
@@ -155,8 +159,11 @@ def misplace(rng: random.Random, program: Program) -> Program:
         return program
     at, other = rng.randrange(len(rank.slots)), rng.randrange(len(rank.slots))
     slot = rank.slots[at]
-    offset = rng.choice([rank.slots[other].offset, slot.offset + rng.choice([-64, -8, 8, 64, 192])])
-    return _with_slot(program, rank, at, replace(slot, offset=offset))
+    at_extent = rng.randrange(len(slot.extents))
+    extent = slot.extents[at_extent]
+    elsewhere = rng.choice(rank.slots[other].extents)
+    offset = rng.choice([elsewhere.offset, extent.offset + rng.choice([-64, -8, 8, 64, 192])])
+    return _with_slot(program, rank, at, _with_extent(slot, at_extent, replace(extent, offset=offset)))
 
 
 def relabel(rng: random.Random, program: Program) -> Program:
@@ -242,3 +249,7 @@ def _with_slot(program: Program, rank: RankProgram, at: int, slot: Slot) -> Prog
     slots = list(rank.slots)
     slots[at] = slot
     return _with_rank(program, replace(rank, slots=tuple(slots)))
+
+
+def _with_extent(slot: Slot, at: int, extent: Extent) -> Slot:
+    return replace(slot, extents=(*slot.extents[:at], extent, *slot.extents[at + 1 :]))

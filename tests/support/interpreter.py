@@ -109,8 +109,9 @@ class _Rank:
 
     def view(self, slot: Slot, num_bytes: int) -> memoryview:
         """The slot's bytes, as many as the model needs there."""
-        found = self.memory[slot.offset : slot.offset + num_bytes]
-        if slot.offset < 0 or len(found) < num_bytes:
+        (extent,) = slot.extents
+        found = self.memory[extent.offset : extent.offset + num_bytes]
+        if extent.offset < 0 or len(found) < num_bytes:
             raise Crash("a slot lies outside the arena")
         return found
 

@@ -354,6 +354,7 @@ def _plans(draw: st.DrawFn) -> Plan:
         receive_ahead=draw(st.integers(1, 9)),
         late_receives=draw(st.booleans()),
         prefix_by_slice=draw(st.booleans()),
+        split_slots=draw(st.booleans()),
         placement=draw(st.sampled_from([(), tuple(reversed(range(0, dp * pp * tp, tp)))])),
         program_digest=draw(SCALARS[str]),
         profile_digest=draw(SCALARS[str]),

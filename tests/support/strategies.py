@@ -93,6 +93,12 @@ class Case:
         return sizes(kind, stage, tokens)
 
     @property
+    def num_trained(self) -> tuple[int, ...]:
+        """Units with gradients of every stage: those of its buckets, or one."""
+        buckets = self.buckets or ((),) * self.schedule.num_stages
+        return tuple(own[0].stop if own else 1 for own in buckets)
+
+    @property
     def remainder(self) -> Remainder | None:
         """The last micro-batch, where it has slices of its own."""
         return Remainder(self.remainder_sizes, self.remainder_slices) if self.remainder_slices else None

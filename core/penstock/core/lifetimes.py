@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from penstock.core.layout import ALIGNMENT_BYTES
-from penstock.core.program import Instruction, RankProgram, Slot
+from penstock.core.program import Extent, Instruction, RankProgram, Slot
 from penstock.core.schedule import Kind
 
 
@@ -57,7 +57,8 @@ class Lifetimes:
         elif kind in _WAITS:
             self._land(instruction, _WAITS[kind])
         for index in instruction.acquires:
-            self._arena.insert(self._slots[index])
+            for extent in self._slots[index].extents:
+                self._arena.insert(self._slots[index], extent)
         self._count(instruction.transient_bytes)
         if instruction.frees:
             self._free(instruction.frees, kind)
@@ -87,6 +88,8 @@ class Lifetimes:
         indices = instruction.reads + instruction.writes
         self._flights[instruction.channel, instruction.sequence, direction] = indices
         for index in indices:
+            if len(self._slots[index].extents) > 1:
+                raise ViolationError(f"transfers {self._slots[index]}, which is not one range of memory")
             self._states[index] = _IN_FLIGHT
 
     def _land(self, instruction: Instruction, direction: str) -> None:
@@ -110,7 +113,8 @@ class Lifetimes:
         for index in indices:
             self._require_live((index,), "frees")
             self._states[index] = _FREED
-            self._arena.remove(self._slots[index])
+            for extent in self._slots[index].extents:
+                self._arena.remove(extent)
             self._live_bytes -= self._slots[index].num_bytes
 
     def finish(self) -> None:
@@ -123,27 +127,27 @@ class Lifetimes:
 
 
 class _Arena:
-    """The live slots by offset. Since no two overlap, a new one can only overlap its two neighbours."""
+    """The extents of live slots by offset. Since no two overlap, a new one can only overlap its two neighbours."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._offsets: list[int] = []
-        self._live: list[Slot] = []
+        self._live: list[tuple[Extent, Slot]] = []
 
-    def insert(self, slot: Slot) -> None:
-        if slot.num_bytes <= 0 or slot.offset < 0 or slot.offset % ALIGNMENT_BYTES:
+    def insert(self, slot: Slot, extent: Extent) -> None:
+        if extent.num_bytes <= 0 or extent.offset < 0 or extent.offset % ALIGNMENT_BYTES:
             raise ViolationError(
-                f"acquires {slot}, whose {slot.num_bytes} bytes at offset {slot.offset} are no aligned place"
+                f"acquires {slot}, whose {extent.num_bytes} bytes at offset {extent.offset} are no aligned place"
             )
-        if slot.offset + slot.num_bytes > self._num_bytes:
+        if extent.stop > self._num_bytes:
             raise ViolationError(f"acquires {slot}, which ends past the arena's {self._num_bytes} bytes")
-        index = bisect_left(self._offsets, slot.offset)
-        for other in self._live[max(0, index - 1) : index + 1]:
-            if other.offset < slot.offset + slot.num_bytes and slot.offset < other.offset + other.num_bytes:
-                raise ViolationError(f"acquires {slot}, which overlaps {other} in the arena")
-        self._offsets.insert(index, slot.offset)
-        self._live.insert(index, slot)
+        index = bisect_left(self._offsets, extent.offset)
+        for other, owner in self._live[max(0, index - 1) : index + 1]:
+            if other.offset < extent.stop and extent.offset < other.stop:
+                raise ViolationError(f"acquires {slot}, which overlaps {owner} in the arena")
+        self._offsets.insert(index, extent.offset)
+        self._live.insert(index, (extent, slot))
 
-    def remove(self, slot: Slot) -> None:
-        index = bisect_left(self._offsets, slot.offset)
+    def remove(self, extent: Extent) -> None:
+        index = bisect_left(self._offsets, extent.offset)
         del self._offsets[index], self._live[index]

@@ -119,6 +119,7 @@ class Plan(Manifest):
     early as possible, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive
     occupies its device (`penstock.planner.passes.transfers`). With ``prefix_by_slice`` every slice has its own buffers
     for keys, values and their gradients, which are freed with its backward; without it a micro-batch has one of each.
+    With ``split_slots`` a slot may lie in several extents of its rank's arena (`penstock.core.extents`).
 
     ``recompute`` is the recomputation of every stage before its backward (`penstock.core.remaking`), empty if all
     stages keep everything. ``recompute_ahead`` is the distance in actions of its rank from an R to its backward, as far
@@ -145,6 +146,7 @@ class Plan(Manifest):
     receive_ahead: int = 2
     late_receives: bool = False
     prefix_by_slice: bool = False
+    split_slots: bool = False
     placement: tuple[int, ...] = ()
     remainder: int = 0
     remainder_slices: tuple[int, ...] = ()
@@ -394,7 +396,8 @@ class Plan(Manifest):
         Ranks do not need those fields, and ranks of version 0.1.0, which may run during an upgrade, reject fields that
         they do not know. So new fields for people have to be added to `confidence` as well. ``late_receives`` is
         written only for CUDA, which 0.1.0 cannot run. ``remainder``, ``head_parts``, ``recompute``,
-        ``recompute_ahead``, ``zero`` and ``prefix_by_slice`` are written only if they are used; 0.1.0 rejects them.
+        ``recompute_ahead``, ``zero``, ``prefix_by_slice`` and ``split_slots`` are written only if they are used; 0.1.0
+        rejects them.
         """
         alternatives = tuple(dataclasses.replace(alternative, speed=None) for alternative in self.alternatives)
         if self.prediction is None:

@@ -47,17 +47,34 @@ class Channel(Manifest):
 
 
 @dataclass(frozen=True, slots=True)
+class Extent(Manifest):
+    """A contiguous range of a rank's arena."""
+
+    offset: int
+    num_bytes: int
+
+    @property
+    def stop(self) -> int:
+        """The offset behind its last byte."""
+        return self.offset + self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Slot(Manifest):
-    """A buffer with a lifetime, at a fixed place in its rank's arena. ``slice`` is none for ``kv`` and ``dkv`` of a
-    whole micro-batch.
+    """Memory with a lifetime, at a fixed place in its rank's arena: one extent, or several (`penstock.core.extents`).
+    ``slice`` is none for ``kv`` and ``dkv`` of a whole micro-batch.
     """
 
     kind: SlotKind
     stage: int
     microbatch: int
     slice: int | None
-    num_bytes: int
-    offset: int = 0
+    extents: tuple[Extent, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its extents."""
+        return sum(extent.num_bytes for extent in self.extents)
 
     def __str__(self) -> str:
         part = "" if self.slice is None else f".{self.slice}"
@@ -204,7 +221,8 @@ class Program(Manifest):
         for rank in self.ranks:
             text.update(f"rank {rank.rank} {rank.arena_bytes}\n".encode())
             for slot in rank.slots:
-                text.update(f"{slot} {slot.num_bytes} {slot.offset}\n".encode())
+                places = " ".join(f"{extent.num_bytes} {extent.offset}" for extent in slot.extents)
+                text.update(f"{slot} {places}\n".encode())
             lines = "".join(f"{line}\n" for line in rank.lines())
             text.update(_AT_ONCE.sub(r"\1REDUCE\2", lines).encode())
         return text.hexdigest()

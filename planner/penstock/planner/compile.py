@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from penstock.core.buckets import stage_buckets
 from penstock.core.errors import NoRoomError, TooManyKernelsError, UserError
+from penstock.core.extents import extent_bytes
 from penstock.core.invariants import prove
 from penstock.core.layout import ALIGNMENT_BYTES, SlotKind, num_remade_units, tied_stages
 from penstock.core.model import ModelSpec
@@ -17,7 +19,7 @@ from penstock.core.remaking import Remakes
 from penstock.core.schedule import Schedule
 from penstock.core.sharding import Sharding
 from penstock.core.units import MEBIBYTE, format_bytes
-from penstock.planner.lowering import NO_TRANSIENTS, Remainder, Transients, lower, slot_sizes
+from penstock.planner.lowering import NO_TRANSIENTS, Remainder, SlotExtents, Transients, lower, slot_sizes
 from penstock.planner.passes.reductions import Buckets
 from penstock.planner.schedules.registry import from_spec
 
@@ -82,7 +84,8 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         schedule,
         _sizes(plan, plan.microbatch),
         slices=plan.slices,
-        remainder=Remainder(_sizes(plan, plan.remainder), plan.remainder_slices) if plan.remainder else None,
+        extents=_extents(plan, plan.microbatch),
+        remainder=_remainder(plan),
         receive_ahead=plan.receive_ahead,
         late_receives=plan.late_receives,
         prefix_by_slice=plan.prefix_by_slice,
@@ -140,6 +143,26 @@ def bytes_beside_slots(plan: Plan) -> list[int]:
 
 def _sizes(plan: Plan, microbatch: int) -> SlotSizes:
     return slot_sizes(plan.model, plan.precision, plan.stages, microbatch, plan.sharding, plan.remade)
+
+
+def _remainder(plan: Plan) -> Remainder | None:
+    if not plan.remainder:
+        return None
+    return Remainder(_sizes(plan, plan.remainder), plan.remainder_slices, _extents(plan, plan.remainder))
+
+
+def _extents(plan: Plan, microbatch: int) -> SlotExtents | None:
+    """The extents of slots, if the plan divides them."""
+    if not plan.split_slots:
+        return None
+    remade = plan.remade
+
+    @functools.cache
+    def num_bytes(kind: SlotKind, stage: int, tokens: int) -> tuple[int, ...]:
+        shape = (*plan.stages[stage], kind, microbatch, tokens, plan.sharding, remade[stage])
+        return extent_bytes(plan.model, plan.precision, *shape)
+
+    return num_bytes
 
 
 def _num_units(plan: Plan) -> list[int]:

@@ -391,6 +391,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         receive_ahead=judge.receive_ahead,
         late_receives=problem.late_receives,
         prefix_by_slice=problem.prefix_by_slice(candidate.slices),
+        split_slots=True,
         placement=judge.placement(mesh),
         remainder=mesh.remainder,
         remainder_slices=candidate.remainder_slices,

@@ -5,7 +5,7 @@ The passes add, in turn: order, transfers, reductions and step, slots, frees, ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -30,14 +30,19 @@ Transients = Mapping[tuple[Kind, int, int], int]
 NO_TRANSIENTS: Transients = MappingProxyType({})
 
 
+SlotExtents = Callable[[SlotKind, int, int], Sequence[int]]
+"""Bytes of a slot's extents, by the same arguments as `SlotSizes`, which has their sum."""
+
+
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """A last micro-batch that is smaller than the others: the bytes of its slots, and the lengths of its slices in
-    tokens.
+    """A last micro-batch that is smaller than the others: the bytes of its slots, the lengths of its slices in tokens,
+    and the extents of its slots.
     """
 
     sizes: SlotSizes
     slices: tuple[int, ...]
+    extents: SlotExtents | None = None
 
 
 def slot_sizes(
@@ -65,6 +70,7 @@ def lower(
     sizes: SlotSizes,
     *,
     slices: tuple[int, ...],
+    extents: SlotExtents | None = None,
     remainder: Remainder | None = None,
     receive_ahead: int,
     late_receives: bool = False,
@@ -78,7 +84,8 @@ def lower(
     transients: Transients = NO_TRANSIENTS,
     keep_pairs: bool = False,
 ) -> Program:
-    """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` if it has one.
+    """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` if it has one. Slots
+    may be divided into ``extents``; by default each is one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
     are due (`penstock.planner.passes.transfers`). With ``prefix_by_slice`` every slice has its own ``kv`` and ``dkv``.
@@ -94,9 +101,9 @@ def lower(
     ordered = find_rounds(schedule, num_units, keep_pairs=keep_pairs)
     owners = ordered.stage_ranks
     reductions = reductions_of(owners, dp=dp, tp=tp, tie=tie)
-    usual_slots = last_slots = _Slots.of(owners, sizes, slices, prefix_by_slice)
+    usual_slots = last_slots = _Slots.of(owners, sizes, slices, extents, prefix_by_slice)
     if remainder:
-        last_slots = _Slots.of(owners, remainder.sizes, remainder.slices, prefix_by_slice)
+        last_slots = _Slots.of(owners, remainder.sizes, remainder.slices, remainder.extents, prefix_by_slice)
     slots_of = partial(_last_or_usual, schedule, last_slots, usual_slots)
     drafts = [
         add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0, buckets=buckets)
@@ -106,8 +113,8 @@ def lower(
     for rank, row in enumerate(drafts):
         names = add_slots(row, lambda microbatch: slots_of(microbatch).roles, ordered.recomputed)
         lives = add_frees(row, len(names), transients, schedule.column_of)
-        num_bytes = [slots_of(name[2]).bytes_of(name) for name in names]
-        ranks.append(_rank_program(rank, names, num_bytes, *lives))
+        own_extents = [slots_of(name[2]).extents_of(name) for name in names]
+        ranks.append(_rank_program(rank, names, own_extents, *lives))
     return Program(
         ranks=tuple(ranks),
         num_stages=schedule.num_stages,
@@ -138,31 +145,40 @@ def _check_counts(
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """Slots of one micro-batch: the actions that use them, and their bytes."""
+    """Slots of one micro-batch: the actions that use them, their bytes, and those of their extents."""
 
     roles: Roles
     table: Mapping[Place, int]
+    slices: Sequence[int]
+    extents: SlotExtents | None
 
     @classmethod
-    def of(cls, stage_ranks: Sequence[int], sizes: SlotSizes, slices: Sequence[int], prefix_by_slice: bool) -> _Slots:
+    def of(
+        cls,
+        stage_ranks: Sequence[int],
+        sizes: SlotSizes,
+        slices: Sequence[int],
+        extents: SlotExtents | None,
+        prefix_by_slice: bool,
+    ) -> _Slots:
         table = slot_table(sizes, len(stage_ranks), slices, prefix_by_slice=prefix_by_slice)
-        return cls(Roles(stage_ranks, len(slices), table), table)
+        return cls(Roles(stage_ranks, len(slices), table), table, slices, extents)
 
-    def bytes_of(self, name: SlotName) -> int:
+    def extents_of(self, name: SlotName) -> Sequence[int]:
         kind, stage, _, part = name
-        return self.table.get((kind, stage, part), 0)
+        num_bytes = self.table.get((kind, stage, part), 0)
+        if self.extents is None or not num_bytes:
+            return (num_bytes,)
+        return self.extents(kind, stage, sum(self.slices) if part is None else self.slices[part])
 
 
 def _rank_program(
     rank: int,
     names: Sequence[SlotName],
-    sizes: Sequence[int],
+    sizes: Sequence[Sequence[int]],
     instructions: tuple[Instruction, ...],
     lives: list[Life],
 ) -> RankProgram:
-    offsets, arena_bytes = place(names, lives, sizes)
-    slots = [
-        Slot(*name, num_bytes=num_bytes, offset=offset)
-        for name, num_bytes, offset in zip(names, sizes, offsets, strict=True)
-    ]
+    places, arena_bytes = place(names, lives, sizes)
+    slots = [Slot(*name, extents) for name, extents in zip(names, places, strict=True)]
     return RankProgram(rank=rank, instructions=instructions, slots=tuple(slots), arena_bytes=arena_bytes)

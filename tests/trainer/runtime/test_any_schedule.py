@@ -15,6 +15,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.core.timeline import Source, Timeline
+from penstock.planner.passes import arena
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.rehearse import rehearse
 from penstock.trainer.runtime import Batch, Runtime
@@ -51,8 +52,13 @@ def test_gradients_are_right(schedule: Schedule, data: st.DataObject, family: Fa
         microbatch=1,
     )
     receive_ahead, late, by_slice = data.draw(st.integers(1, 3)), data.draw(st.booleans()), data.draw(st.booleans())
-    plan = dataclasses.replace(plan, receive_ahead=receive_ahead, late_receives=late, prefix_by_slice=by_slice)
-    run = ThreadedRun(plan)
+    split = data.draw(st.booleans())
+    plan = dataclasses.replace(
+        plan, receive_ahead=receive_ahead, late_receives=late, prefix_by_slice=by_slice, split_slots=split
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "FAR", 0.0 if split else arena.FAR)
+        run = ThreadedRun(plan)
     ids, labels = sample(plan.model.vocab, plan.global_batch, LENGTH)
     batch = Batch(token_ids=ids, labels=labels, num_valid_tokens=int((labels >= 0).sum()))
 

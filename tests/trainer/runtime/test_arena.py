@@ -11,8 +11,9 @@ from penstock.core.errors import RunError
 from penstock.core.layout import Precision, SlotKind
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.core.program import RankProgram
+from penstock.core.program import Extent, RankProgram
 from penstock.planner.compile import program_of
+from penstock.planner.passes import arena as arena_pass
 from penstock.trainer.arena import Arena
 from tests.support.small_plans import small_plan
 
@@ -23,11 +24,18 @@ def make_arena(plan: Plan, program: RankProgram) -> Arena:
     return Arena(program, plan, CPU)
 
 
-@pytest.fixture(params=[(Family.LLAMA, Precision.FP64, False), (Family.GPT2, Precision.BF16, True)])
-def plan(request: pytest.FixtureRequest) -> Plan:
-    family, precision, by_slice = request.param
+@pytest.fixture(
+    params=[
+        (Family.LLAMA, Precision.FP64, False, False),
+        (Family.GPT2, Precision.BF16, True, False),
+        (Family.LLAMA, Precision.BF16, True, True),
+    ]
+)
+def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    family, precision, by_slice, split = request.param
+    monkeypatch.setattr(arena_pass, "FAR", 0.0 if split else arena_pass.FAR)
     plan = small_plan(family=family, precision=precision, slices=(5, 1, 6), num_microbatches=3)
-    return dataclasses.replace(plan, prefix_by_slice=by_slice)
+    return dataclasses.replace(plan, prefix_by_slice=by_slice, split_slots=split)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -54,15 +62,16 @@ def test_tensors_lie_at_the_offsets_of_the_program(plan: Plan) -> None:
     program = program_of(plan).ranks[1]
     arena = make_arena(plan, program)
     start = min(
-        tensor.data_ptr() - slot.offset
+        tensor.data_ptr() - min(extent.offset for extent in slot.extents)
         for index, slot in enumerate(program.slots)
         for unit in arena.tensors(index).values()
         for tensor in unit.values()
     )
     for index, slot in enumerate(program.slots):
         firsts = [tensor.data_ptr() for unit in arena.tensors(index).values() for tensor in unit.values()]
-        assert min(firsts) == start + slot.offset
-        assert max(firsts) < start + slot.offset + slot.num_bytes
+        extents = [range(start + extent.offset, start + extent.stop) for extent in slot.extents]
+        assert all(any(pointer in extent for extent in extents) for pointer in firsts)
+        assert {extent.start for extent in extents} <= set(firsts)
         assert all(pointer % 64 == 0 for pointer in firsts)
 
 
@@ -77,6 +86,10 @@ def test_the_message_of_a_slot_is_its_hidden_state(plan: Plan) -> None:
     assert lengths == {plan.microbatch * length: part for part, length in enumerate(plan.slices)}
 
 
+def apart(one: Extent, other: Extent) -> bool:
+    return one.stop <= other.offset or other.stop <= one.offset
+
+
 def test_poison_is_nan_in_every_type_and_leaves_others_alone(plan: Plan) -> None:
     program = program_of(plan).ranks[0]
     arena = make_arena(plan, program)
@@ -89,7 +102,7 @@ def test_poison_is_nan_in_every_type_and_leaves_others_alone(plan: Plan) -> None
     untouched = [
         tensor
         for index, slot in enumerate(program.slots)
-        if slot.offset >= program.slots[poisoned].offset + program.slots[poisoned].num_bytes
+        if all(apart(one, other) for one in slot.extents for other in program.slots[poisoned].extents)
         for unit in arena.tensors(index).values()
         for tensor in unit.values()
     ]
@@ -99,6 +112,9 @@ def test_poison_is_nan_in_every_type_and_leaves_others_alone(plan: Plan) -> None
 
 def test_slots_of_another_size_are_refused(plan: Plan) -> None:
     program = program_of(plan).ranks[0]
-    slots = (dataclasses.replace(program.slots[0], num_bytes=program.slots[0].num_bytes - 64), *program.slots[1:])
+    first = program.slots[0]
+    *others, last = first.extents
+    smaller = dataclasses.replace(first, extents=(*others, Extent(last.offset, last.num_bytes - 64)))
+    slots = (smaller, *program.slots[1:])
     with pytest.raises(RunError, match=r"the Program gives .* bytes, the model's layout needs"):
         make_arena(plan, dataclasses.replace(program, slots=slots))

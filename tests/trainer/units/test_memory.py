@@ -7,10 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.layout import ALIGNMENT_BYTES, Precision, SlotKind, stage_slot_buffers, stage_slot_bytes
+from penstock.core.errors import RunError
+from penstock.core.extents import extent_bytes
+from penstock.core.layout import (
+    ALIGNMENT_BYTES,
+    NOTHING_REMADE,
+    Precision,
+    SlotKind,
+    stage_slot_buffers,
+    stage_slot_bytes,
+)
 from penstock.core.model import Family, ModelSpec
 from penstock.core.sharding import Sharding
-from penstock.trainer.units.views import slot_views
+from penstock.trainer.units.views import extent_views, slot_views
 from penstock.trainer.units.workspace import Workspace
 from tests.support.reference_model import reference_logits, reference_loss
 from tests.support.stage_pipeline import CPU, HandPipeline, evaluate
@@ -50,6 +59,33 @@ def test_slot_views_are_the_declared_buffers_without_overlap(
         assert (view.data_ptr() - memory.data_ptr()) % ALIGNMENT_BYTES == 0
         assert not view.any(), "overlaps a buffer filled before"
         view.fill_(1.0)
+
+
+def test_views_in_several_extents_are_those_of_one() -> None:
+    place = (1, 5, SlotKind.ACTIVATIONS, 2, 7, Sharding(), NOTHING_REMADE)
+    sizes = extent_bytes(LLAMA, Precision.FP32, *place)
+    assert len(sizes) > 1
+    extents = [torch.zeros(num_bytes, dtype=torch.uint8) for num_bytes in sizes]
+    divided, whole = (
+        extent_views(memory, LLAMA, Precision.FP32, *place)
+        for memory in (extents, [torch.zeros(sum(sizes), dtype=torch.uint8)])
+    )
+    assert {(unit, name): view.shape for unit, views in divided.items() for name, view in views.items()} == {
+        (unit, name): view.shape for unit, views in whole.items() for name, view in views.items()
+    }
+    for views in divided.values():
+        for view in views.values():
+            assert not view.any()
+            view.fill_(1.0)
+
+
+@pytest.mark.parametrize("change", [(-64, 64), (0, -64)])
+def test_a_buffer_that_lies_in_two_extents_is_refused(change: tuple[int, int]) -> None:
+    place = (1, 3, SlotKind.ACTIVATIONS, 2, 7, Sharding(), NOTHING_REMADE)
+    sizes = extent_bytes(LLAMA, Precision.FP32, *place)
+    extents = [torch.zeros(size + more, dtype=torch.uint8) for size, more in zip(sizes, change, strict=True)]
+    with pytest.raises(RunError, match="does not lie in one extent"):
+        extent_views(extents, LLAMA, Precision.FP32, *place)
 
 
 @pytest.mark.parametrize("spec", [LLAMA, GPT2])

@@ -12,7 +12,7 @@ from penstock.core.errors import RunError
 from penstock.core.layout import stage_slot_bytes
 from penstock.core.plan import Plan
 from penstock.core.program import RankProgram, Slot
-from penstock.trainer.units.views import slot_views
+from penstock.trainer.units.views import extent_views
 
 SlotTensors = Mapping[int, Mapping[str, Tensor]]
 """The tensors of one slot: unit index, then buffer name."""
@@ -39,10 +39,10 @@ class Arena:
         needed_bytes = stage_slot_bytes(plan.model, plan.precision, *shape)
         if slot.num_bytes != needed_bytes:
             raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed_bytes}")
-        return slot_views(self._bytes(slot), plan.model, plan.precision, *shape)
+        return extent_views(self._extents(slot), plan.model, plan.precision, *shape)
 
-    def _bytes(self, slot: Slot) -> Tensor:
-        return self._memory[slot.offset : slot.offset + slot.num_bytes]
+    def _extents(self, slot: Slot) -> list[Tensor]:
+        return [self._memory[extent.offset : extent.stop] for extent in slot.extents]
 
     def tensors(self, index: int) -> SlotTensors:
         """The tensors of the rank's slot ``index``."""
@@ -54,7 +54,8 @@ class Arena:
         """
         (unit,) = self._tensors[index].values()
         first, *others = unit.values()
-        return self._bytes(self.slots[index]) if others else first
+        (memory,) = self._extents(self.slots[index])
+        return memory if others else first
 
     def poison(self, indices: Iterable[int]) -> None:
         """Fill slots with NaN, so that a read after the end of a live range shows in the results."""

@@ -9,8 +9,10 @@ overlap share a lane, which has one offset. A family's lanes are made in several
 a period, and packed first-fit; the smallest result is kept. Then the families are stacked, and, unless that is close to
 the peak of live bytes, the lanes of all families are also packed together.
 
-A refined order repeats itself less: families peak at different times, and there are too many lanes. If lanes need more
-than `FAR` times the peak of live bytes, each slot is also placed by itself, sorted by size or by duration.
+A refined order repeats itself less: families peak at different times, and there are too many lanes. And a few slots of
+different sizes that take most of the arena, as with unequal slices, leave gaps that nothing fits into. So if lanes need
+more than `FAR` times the peak of live bytes, every extent of a slot (`penstock.core.extents`) is also placed by itself,
+first-fit in several orders.
 
 Example: slots of 256 bytes, live ranges in instructions. Family A has [0, 4), [2, 6), [4, 8) and [6, 10). The first and
 the third share a lane, and so do the second and the fourth: offsets 0 and 256. Family B has [3, 5) and [7, 9), one lane
@@ -19,7 +21,8 @@ and [1, 3), and family B [3, 5) and [4, 6), the stack would take 1,024 bytes, tw
 lanes of B take the offsets of A, since no instruction needs both families.
 
 Complexity. Lanes by size take n log n for n slots. First-fit compares m lanes pairwise by bit sets of instructions, for
-at most `MAX_LANES_TOGETHER` lanes. Slots placed one by one take n^2 log n.
+at most `MAX_LANES_TOGETHER` lanes. n extents placed one by one take n^2 steps of a compiled loop, some 10 ms for 3,000,
+and in the order of their starts n steps for each that is live at once.
 
 Rejected (ADR 0005): a caching allocator, whose peak depends on its history and is known only after a run; an offset for
 every slot in any case, which makes thousands of distinct offsets for a few per cent of an arena.
@@ -36,8 +39,10 @@ from itertools import accumulate, islice
 
 import numpy as np
 
-from penstock.core.layout import aligned
+from penstock.core.layout import ALIGNMENT_BYTES, aligned
+from penstock.core.program import Extent
 from penstock.core.roles import SlotName
+from penstock.planner.passes.arena_kernel import Ints, first_fit
 
 NUM_PERIODS = 5
 """Number of periods that are tried for a family, from the shortest possible one."""
@@ -46,7 +51,10 @@ CLOSE = 1.01
 """An arena this close to the peak of live bytes is not improved further."""
 
 FAR = 1.03
-"""Lanes that need more than so many times the peak of live bytes are compared with slots placed one by one."""
+"""Lanes that need more than so many times the peak of live bytes are compared with extents placed one by one."""
+
+MAX_EXTENTS = 3_000
+"""More extents are placed in one order only: by start, which is fast."""
 
 MAX_LANES_TOGETHER = 300
 """Packing compares lanes pairwise; with more lanes, families stay stacked."""
@@ -81,55 +89,78 @@ class Packing:
     num_bytes: int
 
 
-def place(names: Sequence[SlotName], lives: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Offsets of the slots with these names, live ranges and bytes, sorted by their starts; and the arena's bytes."""
+Places = list[tuple[Extent, ...]]
+"""The extents of every slot."""
+
+
+def place(
+    names: Sequence[SlotName], lives: Sequence[tuple[int, int]], sizes: Sequence[Sequence[int]]
+) -> tuple[Places, int]:
+    """Places of the slots with these names, live ranges and bytes of extents, sorted by their starts; and the arena's
+    bytes. Slots are divided only if the arena is smaller for it.
+    """
     tenants = [
-        Tenant(index, name, *life, aligned(num_bytes))
-        for index, (name, life, num_bytes) in enumerate(zip(names, lives, sizes, strict=True))
+        Tenant(index, name, *life, aligned(sum(extents)))
+        for index, (name, life, extents) in enumerate(zip(names, lives, sizes, strict=True))
     ]
     families: defaultdict[tuple[str, int], list[Tenant]] = defaultdict(list)
     for tenant in tenants:
         families[tenant.name[0], tenant.name[1]].append(tenant)
     high_water = _high_water(tenants)
     packing = _arrange([_pack_family(family) for family in families.values()], high_water)
-    offsets = [0] * len(tenants)
-    for lane, offset in zip(packing.lanes, packing.offsets, strict=True):
-        for tenant in lane.tenants:
-            offsets[tenant.index] = offset
-    arenas = [(packing.num_bytes, offsets)]
+    arenas = [(_places_of(packing, sizes), packing.num_bytes)]
     if packing.num_bytes > FAR * high_water:
-        arenas += [_one_by_one(tenants, order) for order in _orders(tenants)]
-    num_bytes, offsets = min(arenas, key=lambda arena: arena[0])
-    return offsets, num_bytes
+        arenas.append(_one_by_one(lives, [(sum(extents),) for extents in sizes]))
+        if sum(map(len, sizes)) > len(sizes):
+            arenas.append(_one_by_one(lives, sizes))
+    return min(arenas, key=lambda arena: arena[1])
 
 
-def _orders(tenants: Sequence[Tenant]) -> Iterator[list[int]]:
-    """Two orders of placement: by falling bytes, and by falling bytes times duration."""
-    yield sorted(range(len(tenants)), key=lambda i: (-tenants[i].num_bytes, tenants[i].start))
-    area = [(tenant.stop - tenant.start) * tenant.num_bytes for tenant in tenants]
-    yield sorted(range(len(tenants)), key=lambda i: (-area[i], tenants[i].start))
+def _places_of(packing: Packing, sizes: Sequence[Sequence[int]]) -> Places:
+    offsets = {
+        tenant.index: offset
+        for lane, offset in zip(packing.lanes, packing.offsets, strict=True)
+        for tenant in lane.tenants
+    }
+    return [(Extent(offsets[index], sum(extents)),) for index, extents in enumerate(sizes)]
 
 
-def _one_by_one(tenants: Sequence[Tenant], order: Sequence[int]) -> tuple[int, list[int]]:
-    """The bytes, and every slot's offset: in the given order, the lowest that overlaps no slot that is live at the same
-    time.
+def _one_by_one(lives: Sequence[tuple[int, int]], sizes: Sequence[Sequence[int]]) -> tuple[Places, int]:
+    """Every extent by itself, in the best of several orders, and the arena's bytes."""
+    counts = [len(extents) for extents in sizes]
+    num_bytes = np.array([size for extents in sizes for size in extents], dtype=np.int64)
+    starts, stops = np.repeat(np.array(lives, dtype=np.int64).reshape(-1, 2), counts, axis=0).T.copy()
+    aligned_bytes = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    orders = _orders_of_extents if max(counts) > 1 else _orders_of_slots
+    arenas = []
+    for order in orders(starts, stops, aligned_bytes):
+        offsets = np.zeros(len(order), dtype=np.int64)
+        arenas.append((first_fit(order, starts, stops, aligned_bytes, offsets), offsets.tolist()))
+    arena_bytes, lows = min(arenas, key=lambda arena: arena[0])
+    extents = map(Extent, lows, num_bytes.tolist())
+    return [tuple(islice(extents, count)) for count in counts], arena_bytes
+
+
+def _orders_of_slots(starts: Ints, stops: Ints, num_bytes: Ints) -> Iterator[Ints]:
+    """By falling bytes, and by falling bytes times duration. Digests of stored plans depend on these two."""
+    yield np.lexsort((starts, -num_bytes))
+    yield np.lexsort((starts, -num_bytes * (stops - starts)))
+
+
+def _orders_of_extents(starts: Ints, stops: Ints, num_bytes: Ints) -> Iterator[Ints]:
+    """By start, by falling bytes, and by distance from the instruction with most live bytes: those that are live there
+    first. Of those with equal starts or distances the one that lives longest is first.
     """
-    starts, stops, sizes = (
-        np.array([getattr(tenants[i], name) for i in order], dtype=np.int64) for name in ("start", "stop", "num_bytes")
-    )
-    lows = np.zeros(len(order), dtype=np.int64)
-    for number in range(len(order)):
-        is_concurrent = (starts[:number] < stops[number]) & (stops[:number] > starts[number])
-        low, size = lows[:number][is_concurrent], sizes[:number][is_concurrent]
-        by_offset = np.argsort(low, kind="stable")
-        low, high = low[by_offset], np.maximum.accumulate((low + size)[by_offset])
-        below = np.concatenate([[0], high])
-        gaps = np.flatnonzero(low - below[:-1] >= sizes[number])
-        lows[number] = below[gaps[0]] if len(gaps) else below[-1]
-    offsets = [0] * len(tenants)
-    for i, low in zip(order, lows.tolist(), strict=True):
-        offsets[tenants[i].index] = low
-    return int((lows + sizes).max(initial=0)), offsets
+    yield np.lexsort((-num_bytes, -stops, starts))
+    if len(starts) > MAX_EXTENTS:
+        return
+    yield np.lexsort((starts, -num_bytes))
+    changes = np.zeros(int(stops.max(initial=0)) + 1, dtype=np.int64)
+    np.add.at(changes, starts, num_bytes)
+    np.add.at(changes, stops, -num_bytes)
+    peak = int(changes.cumsum().argmax())
+    distances = np.maximum(np.maximum(starts - peak, peak - stops + 1), 0)
+    yield np.lexsort((starts - stops, distances))
 
 
 def _arrange(families: Sequence[Packing], high_water: int) -> Packing:

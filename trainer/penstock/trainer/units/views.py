@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from penstock.core.errors import RunError
 from penstock.core.layout import (
     NOTHING_REMADE,
     Buffer,
@@ -40,11 +41,36 @@ def slot_views(
     remade: Remade = NOTHING_REMADE,
 ) -> dict[int, dict[str, Tensor]]:
     """Views of one slot in ``memory`` (bytes, at least `penstock.core.layout.stage_slot_bytes` of them)."""
+    return extent_views([memory], spec, precision, first, stop, slot, batch, tokens, sharding, remade)
+
+
+def extent_views(
+    extents: Sequence[Tensor],
+    spec: ModelSpec,
+    precision: Precision,
+    first: int,
+    stop: int,
+    slot: SlotKind,
+    batch: int,
+    tokens: int,
+    sharding: Sharding = WHOLE,
+    remade: Remade = NOTHING_REMADE,
+) -> dict[int, dict[str, Tensor]]:
+    """Views of one slot that lies in several ``extents`` (bytes), which its buffers fill one after the other.
+
+    Raises `RunError` if a buffer would begin in one extent and end in another.
+    """
     views: dict[int, dict[str, Tensor]] = {}
-    offset = 0
+    remaining = iter(extents)
+    memory, offset = next(remaining, None), 0
     for unit, buffer in stage_slot_buffers(spec, first, stop, slot, batch, tokens, sharding, remade):
+        num_bytes = aligned(buffer.num_bytes(precision))
+        if memory is not None and offset == memory.numel():
+            memory, offset = next(remaining, None), 0
+        if memory is None or offset + num_bytes > memory.numel():
+            raise RunError(f"the buffer {buffer.name} of unit {unit} in slot {slot.value} does not lie in one extent")
         views.setdefault(unit, {})[buffer.name] = _view(memory, offset, buffer, precision)
-        offset += aligned(buffer.num_bytes(precision))
+        offset += num_bytes
     return views
 
 
