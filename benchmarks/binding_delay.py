@@ -181,7 +181,7 @@ def spec(name: str, epoch: int) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark and write the tables."""
-    with Cluster.started(lab.Wanted(name="binding", num_nodes=len(NODES))) as cluster:
+    with Cluster.started(lab.Spec(name="binding", num_nodes=len(NODES))) as cluster:
         results = measure(cluster)
     write_results("binding_delay", json.dumps(results), table)
     return 0

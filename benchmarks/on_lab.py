@@ -39,7 +39,7 @@ def quiet_lab(name: str, num_nodes: int = 3) -> Iterator[Cluster]:
     cores = busy_cores(SAMPLE_SECONDS)
     if cores >= MOST_CORES:
         sys.exit(f"the machine is busy: {cores:.1f} cores are used, and it has to be less than {MOST_CORES}")
-    started_lab = lab.up(lab.Wanted(name=name, num_nodes=num_nodes))
+    started_lab = lab.up(lab.Spec(name=name, num_nodes=num_nodes))
     try:
         yield of(started_lab)
     finally:

@@ -92,16 +92,16 @@ class Cluster:
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, wanted: lab.Wanted) -> Iterator[Cluster]:
+    def started(cls, spec: lab.Spec) -> Iterator[Cluster]:
         """Start a lab and end it after the block."""
-        lab.down(wanted.name)
-        made = lab.up(wanted)
+        lab.down(spec.name)
+        made = lab.up(spec)
         try:
             kubectl = [str(made.programs / "kubectl"), "--kubeconfig", str(made.kubeconfig)]
             subprocess.run([*kubectl, "apply", "--filename", CRDS], check=True)
-            yield cls(made.kubeconfig, state.folder_of(wanted.name))
+            yield cls(made.kubeconfig, state.folder_of(spec.name))
         finally:
-            lab.down(wanted.name)
+            lab.down(spec.name)
 
     def wait(self, happened: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:
         """Poll ``happened`` until it returns something other than None. Raises TimeoutError after ``seconds``."""

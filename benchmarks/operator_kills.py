@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 600.0
 
 def main() -> int:
     """Run all lives and write the table."""
-    made = lab.up(lab.Wanted(name=LAB, num_nodes=3))
+    made = lab.up(lab.Spec(name=LAB, num_nodes=3))
     try:
         with tempfile.TemporaryDirectory() as name, installed(of(made), Path(name)) as on:
             measured = submitted(on, "first")

@@ -30,7 +30,7 @@ STEADY_SECONDS = 60.0
 
 def main() -> int:
     """Run the benchmark and write the tables."""
-    with Cluster.started(lab.Wanted(name="scale", num_nodes=1, kwok=True)) as cluster:
+    with Cluster.started(lab.Spec(name="scale", num_nodes=1, kwok=True)) as cluster:
         cluster.add_fake_nodes(NODES)
         results = measure(cluster)
     write_results("operator_scale", json.dumps(results), table)

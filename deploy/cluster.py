@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from deploy import kind
-from tools.lab.__main__ import carried_out, do
+from tools.lab.__main__ import do, execute
 
 
-def carry_out(said: argparse.Namespace) -> None:
+def run_verb(options: argparse.Namespace) -> None:
     """Execute the command with kind or the lab; raises `LabError` if the user has to do something first."""
-    (kind.do if kind.fits() else do)(said)
+    (kind.do if kind.fits() else do)(options)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Execute the arguments; return the exit code, 2 if the user has to do something first."""
-    return carried_out(arguments, carry_out)
+    return execute(arguments, run_verb)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def _cluster() -> Site:
         output.say(f"using the running cluster {DEFAULT_NAME}")
         return found
     output.say("starting a cluster of two nodes: ./dev cluster up")
-    cluster.carry_out(parser().parse_args(["up"]))
+    cluster.run_verb(parser().parse_args(["up"]))
     made = site_of(DEFAULT_NAME)
     assert made is not None, "the cluster was started"
     return made

@@ -17,7 +17,7 @@ from deploy.site import Site
 from tools.lab import base_image, lab
 from tools.lab.console import run
 from tools.lab.images import DOMAIN, write_image
-from tools.lab.node import ASIDE
+from tools.lab.node import COPY_ROOT
 from tools.lab.state import State
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,7 +54,7 @@ def _given_lab(found: State) -> Images:
     names = {}
     for target, module in MODULES.items():
         names[target] = f"{DOMAIN}/{target}:{base_image.PYTHON}"
-        programs = f"{ASIDE}{sys.prefix}/bin"
+        programs = f"{COPY_ROOT}{sys.prefix}/bin"
         path = f"PATH={programs}:/usr/local/bin:/usr/bin:/bin"
         config = {
             "Env": [path, f"PYTHONPATH={_components()}", "LANG=C.UTF-8", *ENVIRONMENT],
@@ -71,7 +71,7 @@ def _given_lab(found: State) -> Images:
 
 def _components() -> str:
     """Return the path of penstock in a container that may have a separate /tmp."""
-    return ":".join(f"{ASIDE}{Path(path).parent}" for path in penstock.__path__)
+    return ":".join(f"{COPY_ROOT}{Path(path).parent}" for path in penstock.__path__)
 
 
 def _given_kind(name: str) -> Images:

@@ -159,6 +159,6 @@ def test_a_node_with_service_operator_and_a_rank_is_lost(installation: Installat
                 assert LOST not in nodes_of_programs(space).values()
             finally:
                 lab.bring_back(space.lab, LOST)
-            assert space.lab.room(LOST).programs(node.PROXY), "services lead nowhere from there"
+            assert space.lab.machine(LOST).programs(node.PROXY), "services lead nowhere from there"
     finally:
         space.kubectl("delete", "pj", job.name)

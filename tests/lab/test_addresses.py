@@ -1,4 +1,4 @@
-"""The plan of addresses: everything follows from the slot, and nothing of two labs meets."""
+"""Addresses of labs: they follow from the slot, and no two labs overlap."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.lab.addresses import MOST_NODES, RANGE, SLOTS, Addresses, free_slot, slots_by_preference
+from tools.lab.addresses import MAX_NODES, RANGE, SLOTS, Addresses, free_slot, slots_by_preference
 
 slots = st.integers(0, len(SLOTS) - 1)
-NODES = range(1, MOST_NODES + 1)
+NODES = range(1, MAX_NODES + 1)
 
 
 @given(slots)
@@ -23,7 +23,7 @@ def test_parts_of_a_lab_do_not_overlap(slot: int) -> None:
 
 
 @given(slots)
-def test_machines_have_addresses_of_their_own(slot: int) -> None:
+def test_every_machine_has_a_different_address(slot: int) -> None:
     addresses = Addresses(slot)
     machines = [addresses.host, addresses.control_plane, *(addresses.node(node) for node in NODES)]
     assert len(set(machines)) == len(machines)
@@ -37,21 +37,21 @@ def test_labs_share_nothing() -> None:
     machines = ["control-plane", *(f"node{node}" for node in NODES)]
     names = [lab.bridge for lab in labs] + [lab.port(machine) for lab in labs for machine in machines]
     assert len(set(names)) == len(names)
-    assert max(map(len, names)) <= 15  # as the kernel has it
+    assert max(map(len, names)) <= 15  # the kernel's limit
 
 
-def test_no_address_is_one_of_the_internet() -> None:
+def test_no_address_is_public() -> None:
     assert RANGE.is_private
 
 
 @given(st.text(min_size=1))
-def test_every_name_prefers_some_order_of_all_slots(name: str) -> None:
+def test_every_name_has_a_fixed_order_of_all_slots(name: str) -> None:
     order = list(slots_by_preference(name))
     assert sorted(order) == list(range(len(SLOTS)))
     assert list(slots_by_preference(name)) == order
 
 
-def test_names_differ_in_what_they_prefer() -> None:
+def test_different_names_start_at_different_slots() -> None:
     assert len({next(slots_by_preference(f"lab-{number}")) for number in range(50)}) > 8
 
 
@@ -66,7 +66,7 @@ def test_slots_with_routes_are_not_free(taken: set[int]) -> None:
 
 
 @pytest.mark.parametrize("route", ["198.18.0.0/15", "198.0.0.0/8", "198.19.255.255"])
-def test_a_route_takes_what_it_overlaps(route: str) -> None:
-    left = [slot for slot in range(len(SLOTS)) if not SLOTS[slot].overlaps(IPv4Network(route))]
-    found = free_slot("lab", [route])
-    assert found in left if left else found is None
+def test_a_slot_that_a_route_overlaps_is_not_free(route: str) -> None:
+    free = [slot for slot in range(len(SLOTS)) if not SLOTS[slot].overlaps(IPv4Network(route))]
+    slot = free_slot("lab", [route])
+    assert slot in free if free else slot is None

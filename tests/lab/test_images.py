@@ -1,4 +1,4 @@
-"""Archives of images: what containerd will read from them, and that they are always the same."""
+"""Archives of images: their content, and that they are reproducible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def content(archive: Path) -> dict[str, bytes]:
         return {name: file.read() for name, file in files if file is not None}
 
 
-def made(folder: Path, program: Path, name: str = "a.example/b:1") -> Path:
+def build_image(folder: Path, program: Path, name: str = "a.example/b:1") -> Path:
     layer_of_files(folder / "layer.tar", {"/bin/program": program})
     target = folder / "image.tar"
     write_image(target, name, folder / "layer.tar", {"Entrypoint": ["/bin/program"]})
@@ -39,15 +39,15 @@ def made(folder: Path, program: Path, name: str = "a.example/b:1") -> Path:
 
 
 def parsed(archive: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Manifest, configuration and layer."""
+    """Return manifest, configuration and layer of an archive."""
     files = content(archive)
     (manifest,) = json.loads(files["manifest.json"])
     (layer,) = manifest["Layers"]
     return manifest, json.loads(files[manifest["Config"]]), files[layer]
 
 
-def test_an_archive_names_the_image_and_what_is_in_it(tmp_path: Path, program: Path) -> None:
-    manifest, config, layer = parsed(made(tmp_path, program))
+def test_an_archive_has_the_name_and_content_of_the_image(tmp_path: Path, program: Path) -> None:
+    manifest, config, layer = parsed(build_image(tmp_path, program))
     assert manifest["RepoTags"] == ["a.example/b:1"]
     assert config["config"]["Entrypoint"] == ["/bin/program"]
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
@@ -57,25 +57,25 @@ def test_an_archive_names_the_image_and_what_is_in_it(tmp_path: Path, program: P
 
 
 def test_the_configuration_is_named_by_its_digest(tmp_path: Path, program: Path) -> None:
-    files = content(made(tmp_path, program))
+    files = content(build_image(tmp_path, program))
     (name,) = [name for name in files if name.endswith(".json") and name != "manifest.json"]
     assert name == f"{hashlib.sha256(files[name]).hexdigest()}.json"
 
 
 def test_the_same_content_gives_the_same_archive(tmp_path: Path, program: Path) -> None:
-    one = made(tmp_path, program).read_bytes()
+    first = build_image(tmp_path, program).read_bytes()
     program.touch()
-    assert made(tmp_path, program).read_bytes() == one
-    assert made(tmp_path, program, "a.example/b:2").read_bytes() != one
+    assert build_image(tmp_path, program).read_bytes() == first
+    assert build_image(tmp_path, program, "a.example/b:2").read_bytes() != first
 
 
-def test_no_archive_is_half_written(tmp_path: Path, program: Path) -> None:
+def test_a_failed_write_leaves_no_archive(tmp_path: Path, program: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_image(tmp_path / "image.tar", "a:1", tmp_path / "absent.tar", {})
     assert not (tmp_path / "image.tar").exists()
 
 
-def test_a_folder_becomes_a_layer_without_what_is_not_wanted(tmp_path: Path) -> None:
+def test_a_layer_of_a_folder_leaves_out_excluded_paths(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for name in ("usr/bin/python3", "usr/share/doc/python/README", "proc/cpuinfo", "usr/lib/a.pyc", "tmp/scratch"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def test_a_folder_becomes_a_layer_without_what_is_not_wanted(tmp_path: Path) -> 
     assert members["tmp"].mode == 0o1777
 
 
-def test_the_base_image_has_the_python_of_this_machine() -> None:
+def test_the_base_image_has_the_running_version_of_python() -> None:
     assert base_image.IMAGE.endswith(f":{base_image.PYTHON}")
     release, mirror = base_image.suite(base_image.PYTHON)
     assert release
@@ -98,8 +98,8 @@ def test_the_base_image_has_the_python_of_this_machine() -> None:
         base_image.suite("2.7")
 
 
-def test_containers_share_the_environment_and_the_repository() -> None:
-    shared = base_image.shared()
-    assert build.MODULES.parents[2] in shared
-    assert any(Path(sys.prefix).is_relative_to(folder) for folder in shared) or sys.prefix.startswith("/usr")
-    assert all(folder.is_dir() for folder in shared)
+def test_containers_mount_the_environment_and_the_repository() -> None:
+    folders = base_image.mounted_folders()
+    assert build.MODULES.parents[2] in folders
+    assert any(Path(sys.prefix).is_relative_to(folder) for folder in folders) or sys.prefix.startswith("/usr")
+    assert all(folder.is_dir() for folder in folders)

@@ -1,4 +1,4 @@
-"""What is said to helm, kubectl and Docker to have penstock on a cluster, by programs that note what they are asked."""
+"""Installation of penstock on a cluster: arguments and input of helm, kubectl and Docker, recorded by scripts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tools.lab.state import State
 IMAGES = Images(operator="o:1", service="s:1", trainer="t:1")
 
 
-class Noted:
-    """Programs whose words are kept."""
+class Recorder:
+    """Creates programs that record their arguments and input."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._log = folder, folder / "log"
@@ -36,34 +36,34 @@ class Noted:
         return str(path)
 
     def commands(self) -> list[list[str]]:
-        """The words of every call; the last of each is what came by its standard input."""
+        """Return the words of every call; the last word is its standard input."""
         return [line.split("\037") for line in self._log.read_text().splitlines()]
 
 
 @pytest.fixture
-def noted(tmp_path: Path) -> Noted:
-    return Noted(tmp_path / "programs")
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(tmp_path / "programs")
 
 
-def site(noted: Noted, folder: Path, lab: State | None = None) -> Site:
+def site(recorder: Recorder, folder: Path, lab: State | None = None) -> Site:
     return Site(
         kubeconfig=folder / "kubeconfig",
-        kubectl_program=noted.program("kubectl"),
-        helm_program=noted.program("helm"),
+        kubectl_program=recorder.program("kubectl"),
+        helm_program=recorder.program("helm"),
         volumes=folder,
         lab=lab,
     )
 
 
 def values(words: list[str]) -> dict[str, Any]:
-    """What helm was told to set."""
-    told = [words[place + 1].partition("=") for place, word in enumerate(words) if word == "--set-json"]
-    return {name: json.loads(value) for name, _, value in told}
+    """Return the chart values in the arguments of helm."""
+    settings = [words[index + 1].partition("=") for index, word in enumerate(words) if word == "--set-json"]
+    return {name: json.loads(value) for name, _, value in settings}
 
 
-def test_a_cluster_with_names_is_told_the_images_alone(noted: Noted, tmp_path: Path) -> None:
-    Installation(site=site(noted, tmp_path), images=IMAGES).install({"operator.log": "text"})
-    [words] = noted.commands()
+def test_outside_of_a_lab_the_chart_gets_only_the_images(recorder: Recorder, tmp_path: Path) -> None:
+    Installation(site=site(recorder, tmp_path), images=IMAGES).install({"operator.log": "text"})
+    [words] = recorder.commands()
     assert words[:3] == ["helm", "upgrade", "penstock"]
     assert {"--install", "--wait", "--take-ownership", "--create-namespace", "penstock-system"} <= set(words)
     assert values(words) == {
@@ -74,32 +74,34 @@ def test_a_cluster_with_names_is_told_the_images_alone(noted: Noted, tmp_path: P
     }
 
 
-def test_in_a_lab_the_service_is_known_by_its_address(noted: Noted, tmp_path: Path) -> None:
-    rooms = {"node1": Process(pid=2**30, start_ticks=1)}
-    lab = State(name="ours", slot=3, num_nodes=1, kubernetes="", rooms=rooms)
-    Installation(site=site(noted, tmp_path, lab), images=IMAGES).install({})
-    applied, words = noted.commands()
-    [place, service] = json.loads(applied[-1])["items"]
-    assert (place["kind"], place["metadata"]["name"]) == ("Namespace", "penstock-system")
+def test_in_a_lab_the_service_has_a_fixed_address(recorder: Recorder, tmp_path: Path) -> None:
+    machines = {"node1": Process(pid=2**30, start_ticks=1)}
+    lab = State(name="ours", slot=3, num_nodes=1, kubernetes="", machines=machines)
+    Installation(site=site(recorder, tmp_path, lab), images=IMAGES).install({})
+    apply, words = recorder.commands()
+    [namespace, service] = json.loads(apply[-1])["items"]
+    assert (namespace["kind"], namespace["metadata"]["name"]) == ("Namespace", "penstock-system")
     address = service["spec"]["clusterIP"]
     assert address in map(str, lab.addresses.services)
     assert values(words)["service.hosts"] == [address]
     assert values(words)["operator.env"] == [{"name": "PENSTOCK_SERVICE_URL", "value": f"http://{address}:8470"}]
 
 
-def test_kind_is_given_what_docker_builds(noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(noted.program("docker")).parent
-    noted.program("kind")
+def test_images_of_docker_are_loaded_into_kind(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(recorder.program("docker")).parent
+    recorder.program("kind")
     monkeypatch.setenv("PATH", f"{path}:/usr/bin:/bin")
-    images = own_images.given(site(noted, tmp_path), "ours")
-    asked = noted.commands()
-    built = [words[words.index("--target") + 1] for words in asked if words[0] == "docker"]
-    loaded = [words[3] for words in asked if words[:3] == ["kind", "load", "docker-image"]]
+    images = own_images.given(site(recorder, tmp_path), "ours")
+    commands = recorder.commands()
+    built = [words[words.index("--target") + 1] for words in commands if words[0] == "docker"]
+    loaded = [words[3] for words in commands if words[:3] == ["kind", "load", "docker-image"]]
     assert built == ["operator", "api", "trainer"]
     assert loaded == [images.operator, images.service, images.trainer]
 
 
-def test_a_job_keeps_what_it_mounts_beside_its_output() -> None:
+def test_a_job_keeps_its_volumes_next_to_its_output() -> None:
     claim = {"data/text": {"claim": "text"}}
     manifest = with_storage(example(kubernetes={"image": "i", "volumes": claim}))
     kubernetes = manifest["spec"]["kubernetes"]

@@ -1,4 +1,4 @@
-"""What the programs of a node are configured with."""
+"""Configuration of the programs of a node, the start of its kubelet, and the cores that it offers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.not_run import BEGINNING
 from tools.lab import node
 from tools.lab.console import LabError, wait_until
 from tools.lab.images import PAUSE
+from tools.lab.machines import Machine, require_namespaces
 from tools.lab.processes import children, command, descendants, process
-from tools.lab.rooms import Room, require
 
 FOLDER = Path("/state/node1")
 CRI = "io.containerd.grpc.v1.cri"
 
 
-def test_containerd_reads_its_configuration_and_writes_below_its_folder() -> None:
+def test_the_configuration_of_containerd_is_valid_and_below_its_folder() -> None:
     config = tomllib.loads(node.containerd_config(FOLDER))
     assert config["version"] == 2
     assert Path(config["root"]).is_relative_to(FOLDER)
@@ -35,7 +35,7 @@ def test_containerd_reads_its_configuration_and_writes_below_its_folder() -> Non
     assert cri["containerd"]["runtimes"]["runc"]["options"]["SystemdCgroup"] is False
 
 
-def test_containers_read_folders_of_the_host_and_keep_what_they_had() -> None:
+def test_containers_mount_folders_of_the_host_and_keep_their_default_mounts() -> None:
     default = {"root": {"path": "rootfs"}, "mounts": [{"destination": "/proc"}]}
     spec = node.container_spec(default, [Path("/work/.venv"), Path("/work")])
     assert spec["root"] == default["root"]
@@ -49,14 +49,14 @@ def test_containers_read_folders_of_the_host_and_keep_what_they_had() -> None:
     assert default["mounts"] == [{"destination": "/proc"}]
 
 
-def test_pods_get_addresses_of_their_node() -> None:
+def test_pods_get_addresses_of_the_subnet_of_their_node() -> None:
     config = json.loads(node.network_config(IPv4Network("198.18.2.0/24")))
     (plugin,) = config["plugins"]
     assert plugin["ipam"]["ranges"] == [[{"subnet": "198.18.2.0/24"}]]
     assert plugin["bridge"] == node.BRIDGE
 
 
-def test_kubelets_share_nothing() -> None:
+def test_kubelets_have_separate_control_groups_and_folders() -> None:
     one, other = (json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), group)) for group in ("lab-1", "lab-2"))
     assert one["cgroupRoot"] == "/lab-1"
     assert other["cgroupRoot"] == "/lab-2"
@@ -64,32 +64,32 @@ def test_kubelets_share_nothing() -> None:
     assert Path(one["volumePluginDir"]).is_relative_to(FOLDER)
 
 
-def test_a_kubelet_trusts_those_whom_the_cluster_knows() -> None:
+def test_a_kubelet_authenticates_clients_of_the_cluster() -> None:
     config = json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))
     assert config["authentication"] == {"anonymous": {"enabled": False}, "x509": {"clientCAFile": "/ca.crt"}}
     assert config["authorization"] == {"mode": "Webhook"}
 
 
-def test_names_are_unknown_at_once() -> None:
-    """Nothing of a pod listens at this address of its own, and no other address is asked."""
+def test_name_lookups_fail_immediately() -> None:
+    """The only name server is the pod itself, where no process listens."""
     assert json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))["clusterDNS"] == ["127.0.0.1"]
 
 
-def test_a_full_disk_of_this_machine_evicts_nothing() -> None:
+def test_a_full_disk_of_the_host_evicts_no_pod() -> None:
     config = json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))
     assert set(config["evictionHard"].values()) == {"0%"}
     assert config["imageGCHighThresholdPercent"] == 100
 
 
-def test_what_does_not_come_from_pods_is_answered_through_the_node() -> None:
+def test_traffic_from_outside_of_pods_is_detected_by_the_bridge() -> None:
     config = json.loads(node.proxy_config(Path("/config"), "node1"))
     assert config["detectLocalMode"] == "BridgeInterface"
     assert config["detectLocal"] == {"bridgeInterface": node.BRIDGE}
     assert config["mode"] == "nftables"
 
 
-class Ending:
-    """A room whose kubelet ends so many times before it stays."""
+class FailingMachine:
+    """Machine whose kubelet exits ``times`` times before it keeps running."""
 
     name, folder = "node1", FOLDER
 
@@ -103,17 +103,17 @@ class Ending:
         self.starts += 1
 
 
-def test_a_kubelet_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does where the runtime answers, and is not done with what it found."""
-    room = Ending(2)
-    monkeypatch.setattr(node, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(node, "listens", lambda server: bool(room.programs(node.KUBELET)))
-    node.start_kubelet(cast(Any, room), FOLDER, "127.0.0.1")
-    assert room.starts == 3
+def test_a_kubelet_that_exits_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet exits if containerd answers but is still restoring its containers."""
+    machine = FailingMachine(2)
+    monkeypatch.setattr(node, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(node, "listens", lambda server: bool(machine.programs(node.KUBELET)))
+    node.start_kubelet(cast(Any, machine), FOLDER, "127.0.0.1")
+    assert machine.starts == 3
 
 
-class Mounting:
-    """A room that notes what is run in it, and finds at a place what it mounted there."""
+class FakeMachine:
+    """Machine that records the commands run in it, and simulates mounts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,10 +124,10 @@ class Mounting:
     def run(self, *words: str | Path) -> str:
         line = tuple(map(str, words))
         if line[0] == "stat":
-            *_, folder, place = line
-            return f"1:{folder}\n1:{self.mounted.get(place, place)}\n"
+            *_, folder, mount_point = line
+            return f"1:{folder}\n1:{self.mounted.get(mount_point, mount_point)}\n"
         if line[-1] == self.refuses:
-            raise LabError("this failed")
+            raise LabError("command failed")
         self.lines.append(line)
         if line[0] == "mount":
             self.mounted[line[-1]] = line[-2]
@@ -137,8 +137,8 @@ class Mounting:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What stands for sysfs."""
+def host_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace the host's sysfs by a folder and return it."""
     folder = tmp_path / "sys"
     for name in ("cpu", "node"):
         (folder / name).mkdir(parents=True)
@@ -146,60 +146,60 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_cores_are_declared_as_sysfs_has_them_and_mounted_once(tmp_path: Path, own: Path) -> None:
-    room = Mounting(tmp_path / "room")
+def test_declared_cores_have_the_layout_of_sysfs_and_are_mounted_once(tmp_path: Path, host_sysfs: Path) -> None:
+    machine = FakeMachine(tmp_path / "machine")
     for count in (5, 3):
-        node.declare_cores(cast(Any, room), count)
-        sysfs = room.folder / "sysfs"
+        node.declare_cores(cast(Any, machine), count)
+        sysfs = machine.folder / "sysfs"
         assert sorted(path.name for path in (sysfs / "cpu").iterdir()) == [f"cpu{number}" for number in range(count)]
         assert {path.read_text() for path in sysfs.glob("cpu/*/topology/core_id")} == {f"{n}\n" for n in range(count)}
         assert not list((sysfs / "node").iterdir())
-    assert [line[-1] for line in room.lines] == [f"{own}/node", f"{own}/cpu"]
+    assert [line[-1] for line in machine.lines] == [f"{host_sysfs}/node", f"{host_sysfs}/cpu"]
 
 
-def test_declared_cores_are_taken_back_where_there_are_any(tmp_path: Path, own: Path) -> None:
-    room = Mounting(tmp_path / "room")
-    node.declare_cores(cast(Any, room), None)
-    assert room.lines == []
-    node.declare_cores(cast(Any, room), 3)
-    node.declare_cores(cast(Any, room), None)
-    assert room.mounted == {}
-    node.declare_cores(cast(Any, room), 4)
-    assert room.mounted == {f"{own}/{name}": str(room.folder / "sysfs" / name) for name in ("node", "cpu")}
+def test_a_reset_unmounts_declared_cores_if_there_are_any(tmp_path: Path, host_sysfs: Path) -> None:
+    machine = FakeMachine(tmp_path / "machine")
+    node.declare_cores(cast(Any, machine), None)
+    assert machine.lines == []
+    node.declare_cores(cast(Any, machine), 3)
+    node.declare_cores(cast(Any, machine), None)
+    assert machine.mounted == {}
+    node.declare_cores(cast(Any, machine), 4)
+    assert machine.mounted == {f"{host_sysfs}/{name}": str(machine.folder / "sysfs" / name) for name in ("node", "cpu")}
 
 
-def test_cores_that_could_not_be_mounted_are_mounted_by_the_next(tmp_path: Path, own: Path) -> None:
-    room = Mounting(tmp_path / "room")
-    room.refuses = f"{own}/cpu"
+def test_a_failed_mount_is_completed_by_the_next_call(tmp_path: Path, host_sysfs: Path) -> None:
+    machine = FakeMachine(tmp_path / "machine")
+    machine.refuses = f"{host_sysfs}/cpu"
     with pytest.raises(LabError):
-        node.declare_cores(cast(Any, room), 3)
-    assert room.mounted.keys() == {f"{own}/node"}
-    room.refuses = ""
-    node.declare_cores(cast(Any, room), 3)
-    assert [line[-1] for line in room.lines] == [f"{own}/node", f"{own}/cpu"]
+        node.declare_cores(cast(Any, machine), 3)
+    assert machine.mounted.keys() == {f"{host_sysfs}/node"}
+    machine.refuses = ""
+    node.declare_cores(cast(Any, machine), 3)
+    assert [line[-1] for line in machine.lines] == [f"{host_sysfs}/node", f"{host_sysfs}/cpu"]
 
 
-def test_a_room_s_own_programs_find_the_declared_cores_until_they_are_taken_back(tmp_path: Path, own: Path) -> None:
-    """With real mounts, in namespaces as a room has them."""
+def test_programs_of_a_machine_see_the_declared_cores_until_the_reset(tmp_path: Path, host_sysfs: Path) -> None:
+    """Real mounts, in the namespaces of a machine."""
     try:
-        require()
+        require_namespaces()
     except LabError as error:
-        pytest.skip(f"{BEGINNING}mounts of a room: {error}")
+        pytest.skip(f"{BEGINNING}mounts of a machine: {error}")
     words = ["unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc", "sleep", "300"]
     with subprocess.Popen(words) as outer:
         try:
-            wait_until(lambda: bool(children(outer.pid)), "the start of the room", 20.0)
+            wait_until(lambda: bool(children(outer.pid)), "the start of the machine", 20.0)
             (inner,) = children(outer.pid)
-            first = process(inner)
-            assert first is not None
-            wait_until(lambda: command(inner) == "sleep", "the start of the room", 20.0)
-            room = Room(name="room", folder=tmp_path / "room", first=first)
-            for count, found in ((3, 3), (5, 5), (None, 0), (2, 2), (None, 0)):
-                node.declare_cores(room, count)
-                assert len(room.run("ls", own / "cpu").split()) == found
-                assert not list((own / "cpu").iterdir())
-            assert str(own) not in room.run("cat", "/proc/self/mountinfo")
+            init = process(inner)
+            assert init is not None
+            wait_until(lambda: command(inner) == "sleep", "the start of the machine", 20.0)
+            machine = Machine(name="machine", folder=tmp_path / "machine", init=init)
+            for count, num_cores in ((3, 3), (5, 5), (None, 0), (2, 2), (None, 0)):
+                node.declare_cores(machine, count)
+                assert len(machine.run("ls", host_sysfs / "cpu").split()) == num_cores
+                assert not list((host_sysfs / "cpu").iterdir())
+            assert str(host_sysfs) not in machine.run("cat", "/proc/self/mountinfo")
         finally:
-            for each in descendants(outer.pid):
-                each.kill()
+            for descendant in descendants(outer.pid):
+                descendant.kill()
             outer.kill()

@@ -201,9 +201,9 @@ def _started(name: str) -> Cluster:
     if kind.fits():
         kind.up(argparse.Namespace(name=name, nodes=NUM_NODES, kueue=False, kwok=False))
     else:
-        wanted = lab.Wanted(name=name, num_nodes=NUM_NODES)
-        lab.fill_cache([*wanted.parts, build.KUEUE])  # which a test installs, and whose libraries are these parts' too
-        lab.up(wanted)
+        spec = lab.Spec(name=name, num_nodes=NUM_NODES)
+        lab.fill_cache([*spec.parts, build.KUEUE])  # which a test installs, and whose libraries are these parts' too
+        lab.up(spec)
     return _opened(name)
 
 

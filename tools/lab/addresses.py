@@ -1,7 +1,7 @@
-"""Addresses and interface names of a lab, all of them following from its slot and the numbers of its nodes.
+"""Addresses and interface names of a lab, which follow from its slot and the numbers of its nodes.
 
-Labs lie in 198.18.0.0/15, which RFC 2544 sets aside for tests: no network that a machine is part of uses it. Each has a
-sixteenth of it: one /24 for its machines, one for services, and one for the pods of each node.
+Labs use 198.18.0.0/15, which RFC 2544 reserves for tests, so no network of the host uses it. The subnet of each lab is
+a sixteenth of this range, its slot. It has one /24 for machines, one for services, and one for the pods of each node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv4Network
 
 RANGE = IPv4Network("198.18.0.0/15")
 SLOTS = tuple(RANGE.subnets(new_prefix=19))
-MOST_NODES = 29
+MAX_NODES = 29
 POD_PREFIX = 24
 APISERVER_PORT = 6443
 
@@ -35,7 +35,7 @@ class Addresses:
 
     @property
     def machines(self) -> IPv4Network:
-        """Where the host, the control plane and the nodes are."""
+        """Subnet of the host, the control plane and the nodes."""
         return self._parts[0]
 
     @property
@@ -43,12 +43,12 @@ class Addresses:
         return self._parts[1]
 
     def pods(self, node: int) -> IPv4Network:
-        """Where the pods of that node are."""
+        """Return the subnet of that node's pods."""
         return self._parts[1 + node]
 
     @property
     def host(self) -> IPv4Address:
-        """The bridge, which is this machine as the lab sees it."""
+        """Address of the bridge, by which the machines of the lab reach the host."""
         return self.machines[1]
 
     @property
@@ -60,31 +60,31 @@ class Addresses:
 
     @property
     def apiserver(self) -> str:
-        """The URL of the apiserver."""
+        """URL of the apiserver."""
         return f"https://{self.control_plane}:{APISERVER_PORT}"
 
     @property
     def bridge(self) -> str:
         return f"pslab{self.slot}"
 
-    def port(self, machine: str) -> str:
-        """The bridge's end of the cable to one of the lab's machines, a name of at most 15 characters."""
-        return f"pslab{self.slot}{machine.replace('node', 'n').replace('control-plane', 'cp')}"
+    def port(self, name: str) -> str:
+        """Return the name of the bridge's port to the machine ``name``. The kernel allows at most 15 characters."""
+        return f"pslab{self.slot}{name.replace('node', 'n').replace('control-plane', 'cp')}"
 
 
 def slots_by_preference(name: str) -> Iterator[int]:
-    """Every slot, the one that follows from the lab's name first."""
+    """Return all slots, starting with the one that follows from a hash of the lab's name."""
     first = hashlib.sha256(name.encode()).digest()[0]
     for step in range(len(SLOTS)):
         yield (first + step) % len(SLOTS)
 
 
-def free_slot(name: str, routed: Iterable[str]) -> int | None:
-    """The first slot that no route of this machine leads to; none when all are taken.
+def free_slot(name: str, destinations: Iterable[str]) -> int | None:
+    """Return the first slot that no route of the host overlaps, or None if all are in use.
 
-    ``routed`` are destinations as `ip route` prints them; its word `default` takes nothing.
+    ``destinations`` are those of `ip route`; its destination `default` is ignored.
     """
-    networks = [IPv4Network(each, strict=False) for each in routed if each != "default"]
+    networks = [IPv4Network(destination, strict=False) for destination in destinations if destination != "default"]
     for slot in slots_by_preference(name):
         if not any(SLOTS[slot].overlaps(network) for network in networks):
             return slot

@@ -1,7 +1,7 @@
 """The lab's base image: a minimal Debian or Ubuntu with the same minor version of Python as the running interpreter.
 
 It contains neither penstock nor PyTorch. Containers of the lab mount this project's environment at the path that it has
-on this machine (`node.container_spec`). The environment works there because the image has the same version of Python,
+on the host (`node.container_spec`). The environment works there because the image has the same version of Python,
 and system libraries of the same kind.
 """
 
@@ -24,10 +24,10 @@ SUITES = {
     "3.13": ("trixie", "http://deb.debian.org/debian"),
 }
 """By version of Python: the release that contains it, and the mirror of its packages."""
-LEFT_OUT = ("/dev/", "/proc/", "/sys/", "/run/", "/tmp/", "/var/cache/", "/var/lib/apt/lists/", "/usr/share/doc/",
+EXCLUDED = ("/dev/", "/proc/", "/sys/", "/run/", "/tmp/", "/var/cache/", "/var/lib/apt/lists/", "/usr/share/doc/",
             "/usr/share/locale/", "/usr/share/man/")  # fmt: skip
 LAYOUT = "1"
-"""Part of the cache key. Change it together with `LEFT_OUT`, so that cached layers are not reused."""
+"""Part of the cache key. Change it together with `EXCLUDED`, so that cached layers are not reused."""
 
 
 def suite(version: str) -> tuple[str, str]:
@@ -41,7 +41,7 @@ def layer() -> Path:
     """Return the image's only layer. It is built unless it is in the cache."""
     release, mirror = suite(PYTHON)
     key = cache.key_of(LAYOUT, release, *PACKAGES, architecture())
-    return cache.kept(f"python-{release}", key, lambda target: _make(target, release, mirror)) / "layer.tar"
+    return cache.get_or_build(f"python-{release}", key, lambda target: _build(target, release, mirror)) / "layer.tar"
 
 
 def write(target: Path) -> Path:
@@ -52,19 +52,18 @@ def write(target: Path) -> Path:
     return target
 
 
-def shared() -> list[Path]:
-    """Return the folders of this machine that containers of the lab mount: environment, interpreter and repository.
+def mounted_folders() -> list[Path]:
+    """Return the folders of the host that containers of the lab mount: environment, interpreter and repository.
 
     Folders below /usr are left out: the image has its own system interpreter.
     """
     interpreter = Path(sys.base_prefix).resolve()
-    own = [] if interpreter.is_relative_to("/usr") else [interpreter]
-    folders = {Path(sys.prefix), Path(__file__).resolve().parents[2], *own}
+    folders = {Path(sys.prefix), Path(__file__).resolve().parents[2], interpreter}
     return sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
 
 
-def _make(target: Path, release: str, mirror: str) -> None:
-    say(f"making the base image from {release}, about 1 min")
+def _build(target: Path, release: str, mirror: str) -> None:
+    say(f"building the base image from {release}, about 1 min")
     root = target / "root"
     options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
     run("debootstrap", *options, release, root, mirror, environ=plain_environ())
@@ -74,5 +73,5 @@ def _make(target: Path, release: str, mirror: str) -> None:
 
 
 def is_kept(path: str) -> bool:
-    """Whether the image contains this path: not the content of the folders `LEFT_OUT`, and no compiled Python."""
-    return not any(path.startswith(folder) for folder in LEFT_OUT) and not path.endswith(".pyc")
+    """Whether the image contains this path: not the content of the folders `EXCLUDED`, and no compiled Python."""
+    return not any(path.startswith(folder) for folder in EXCLUDED) and not path.endswith(".pyc")

@@ -1,4 +1,4 @@
-"""The folder that keeps what is built, each part by a key of what it was built from."""
+"""Cache of built parts: a folder per part, whose name contains a hash of the inputs of the build."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tools.lab.console import say
 
 
 def folder() -> Path:
-    """Where it lies: below the user's cache folder."""
+    """Return the folder of the cache, below the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "lab"
 
 
 def key_of(*parts: str | bytes) -> str:
-    """A short text that changes with any of the parts."""
+    """Return a short hash of the parts. It also depends on where one part ends and the next begins."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -30,14 +30,14 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the cache's one lock, under which all is built, and remove what others left half built."""
+    """Hold the lock of all builds, and remove partial results of builds that were interrupted."""
     folder().mkdir(parents=True, exist_ok=True)
     with (folder() / "lock").open("w") as lock:
         try:
@@ -50,15 +50,18 @@ def locked() -> Iterator[None]:
         yield
 
 
-def kept(name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The folder of the part ``name`` with that key; ``make`` fills a new one, which appears whole or not at all."""
+def get_or_build(name: str, key: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder of the part ``name`` with that key.
+
+    If the cache lacks it, ``build`` fills a temporary folder, which is renamed when it is complete.
+    """
     target = folder() / f"{name}-{key}"
     if target.exists():
         return target
     started = time.monotonic()
     partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder()))
     try:
-        make(partial)
+        build(partial)
         partial.chmod(0o755)
         partial.rename(target)
     finally:

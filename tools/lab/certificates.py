@@ -23,7 +23,7 @@ CLIENTS: Mapping[str, str] = {
 
 
 def make_all(folder: Path, addresses: Addresses, num_nodes: int) -> None:
-    """Make all keys and certificates below ``folder``: `X.crt` and `X.key` of each, and the pair that signs tokens."""
+    """Make all keys and certificates below ``folder``: `X.crt` and `X.key` of each, and the key pair of tokens."""
     folder.mkdir(parents=True)
     folder.chmod(0o700)
     (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
@@ -49,14 +49,14 @@ def served_names(addresses: Addresses) -> str:
 
 
 def _request(folder: Path, name: str, subject: str) -> list[str | Path]:
-    made: list[str | Path] = ["-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt"]
-    begin = ("openssl", "req", "-x509", *NEW_KEY, "-config", folder / "openssl.cnf", "-days", str(DAYS))
-    return [*begin, "-subj", subject, *made]
+    outputs: list[str | Path] = ["-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt"]
+    command = ("openssl", "req", "-x509", *NEW_KEY, "-config", folder / "openssl.cnf", "-days", str(DAYS))
+    return [*command, "-subj", subject, *outputs]
 
 
 def _authority(folder: Path, name: str) -> None:
     extensions = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,digitalSignature")
-    run(*_request(folder, name, f"/CN=lab-{name}"), *_added(extensions))
+    run(*_request(folder, name, f"/CN=lab-{name}"), *_extension_options(extensions))
 
 
 def _signed(folder: Path, name: str, subject: str, *, authority: str = "ca", serves: str = "") -> None:
@@ -65,10 +65,10 @@ def _signed(folder: Path, name: str, subject: str, *, authority: str = "ca", ser
     extensions = ["basicConstraints=critical,CA:FALSE", "keyUsage=critical,digitalSignature"]
     extensions += [f"extendedKeyUsage={usage}", *([f"subjectAltName={serves}"] if serves else [])]
     signer = ("-CA", folder / f"{authority}.crt", "-CAkey", folder / f"{authority}.key")
-    run(*_request(folder, name, subject), *signer, *_added(extensions))
+    run(*_request(folder, name, subject), *signer, *_extension_options(extensions))
 
 
-def _added(extensions: tuple[str, ...] | list[str]) -> list[str]:
+def _extension_options(extensions: tuple[str, ...] | list[str]) -> list[str]:
     return [word for extension in extensions for word in ("-addext", extension)]
 
 
@@ -79,14 +79,14 @@ def _token_keys(folder: Path) -> None:
 
 
 def kubeconfig(certificates: Path, name: str, server: str) -> str:
-    """Return the kubeconfig of the client ``name``, with embedded keys. It is JSON, and so also YAML."""
+    """Return the kubeconfig of the client ``name``, with embedded keys. It is JSON, which is valid YAML."""
 
     def embedded(file: str) -> str:
         return base64.b64encode((certificates / file).read_bytes()).decode()
 
     user = {"client-certificate-data": embedded(f"{name}.crt"), "client-key-data": embedded(f"{name}.key")}
     cluster = {"server": server, "certificate-authority-data": embedded("ca.crt")}
-    whole: dict[str, Any] = {
+    config: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "lab", "cluster": cluster}],
@@ -94,7 +94,7 @@ def kubeconfig(certificates: Path, name: str, server: str) -> str:
         "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": name}}],
         "current-context": "lab",
     }
-    return json.dumps(whole, indent=1)
+    return json.dumps(config, indent=1)
 
 
 def write_kubeconfig(path: Path, certificates: Path, name: str, server: str) -> Path:

@@ -1,4 +1,4 @@
-"""Control groups: a root for each kubelet, because two kubelets on one root would end each other's pods."""
+"""Control groups: a root group for each kubelet, because kubelets that share one would kill each other's pods."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tools.lab.console import LabError
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
-"""What a kubelet insists on."""
-PATIENCE_SECONDS = 10.0
+"""Controllers that a kubelet requires."""
+REMOVAL_SECONDS = 10.0
 
 
 def hierarchies(mounts: str) -> list[Path]:
-    """Where control groups are mounted, by the text of /proc/mounts.
+    """Return the mount points of control groups; ``mounts`` is the content of /proc/mounts.
 
-    With version 2 that is one place; with version 1 several, and possibly one of version 2 without controllers.
+    Version 2 has a single hierarchy. Version 1 has several, and possibly one of version 2 without controllers.
     """
     fields = [line.split() for line in mounts.splitlines()]
     return [Path(field[1]) for field in fields if field[2] in ("cgroup", "cgroup2")]
 
 
-def _here() -> list[Path]:
+def _mounted_hierarchies() -> list[Path]:
     return hierarchies(Path("/proc/mounts").read_text())
 
 
 def make(group: str) -> None:
-    """Make a group in every hierarchy."""
-    for hierarchy in _here():
+    """Create a group in every hierarchy."""
+    for hierarchy in _mounted_hierarchies():
         _delegate(hierarchy)
         folder = hierarchy / group
         folder.mkdir(exist_ok=True)
@@ -37,36 +37,39 @@ def make(group: str) -> None:
 
 
 def _delegate(hierarchy: Path) -> None:
-    """Version 2: let groups below the root be limited."""
+    """Enable the controllers for groups below the root, which version 2 requires."""
     controllers = hierarchy / "cgroup.controllers"
     if controllers.exists() and set(CONTROLLERS) <= set(controllers.read_text().split()):
-        (hierarchy / "cgroup.subtree_control").write_text(" ".join(f"+{each}" for each in CONTROLLERS))
+        (hierarchy / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in CONTROLLERS))
 
 
 def _inherit(hierarchy: Path, folder: Path) -> None:
-    """Version 1: a new cpuset is empty, and nothing runs in an empty one."""
+    """Copy the cpuset of the root, since a new group of version 1 has an empty one, in which no process can run."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (folder / name).exists() and not (folder / name).read_text().strip():
             (folder / name).write_text((hierarchy / name).read_text())
 
 
 def remove(group: str) -> None:
-    """Remove a group and those below it in every hierarchy, once their processes have ended."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while left := [hierarchy for hierarchy in _here() if not _removed(hierarchy / group)]:
+    """Remove a group and its descendants in every hierarchy; wait until their processes have ended."""
+    end = time.monotonic() + REMOVAL_SECONDS
+    while remaining := [hierarchy for hierarchy in _mounted_hierarchies() if not _try_remove(hierarchy / group)]:
         if time.monotonic() > end:
-            raise LabError(f"processes are left in the control group {group} of {left[0]}")
+            raise LabError(
+                f"the control group {remaining[0] / group} still has processes after {REMOVAL_SECONDS:g} s: "
+                f"end them, then run ./dev cluster down again"
+            )
         time.sleep(0.1)
 
 
-def _removed(folder: Path) -> bool:
-    """Whether the group is gone, after an attempt to remove it from below upwards."""
+def _try_remove(folder: Path) -> bool:
+    """Try to remove a group, its descendants first; return whether it no longer exists."""
     if not folder.is_dir():
         return True
-    below = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
+    groups = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     try:
-        for path in below:
-            path.rmdir()
-    except OSError:  # the kernel is not done with a process that was killed
+        for group in groups:
+            group.rmdir()
+    except OSError:  # a killed process of the group has not ended yet
         return False
     return True

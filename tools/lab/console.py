@@ -39,7 +39,7 @@ def run(
     except FileNotFoundError as error:
         raise LabError(f"{words[0]} is missing: {error}") from error
     if done.returncode != 0:
-        raise LabError(f"this failed: {shlex.join(words)}\n{tail(done.stdout + done.stderr)}")
+        raise LabError(f"command failed: {shlex.join(words)}\n{tail(done.stdout + done.stderr)}")
     return done.stdout
 
 
@@ -48,7 +48,7 @@ def wait_until(happened: Callable[[], bool], what: str, seconds: float, pause_se
     end = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > end:
-            raise LabError(f"{what}: not within {seconds:.0f} s")
+            raise LabError(f"{what}: timed out after {seconds:g} s")
         time.sleep(pause_seconds)
 
 

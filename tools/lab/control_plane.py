@@ -1,6 +1,6 @@
-"""The control plane: etcd, apiserver, controller-manager and scheduler in a room of their own.
+"""Control plane of a lab: etcd, apiserver, controller-manager and scheduler on one machine.
 
-Only the apiserver listens beyond the room, and the room's one cable leads to the lab's bridge.
+Only the apiserver accepts connections from other machines, and the machine is connected to the lab's bridge only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from tools.lab.addresses import APISERVER_PORT, Addresses
 from tools.lab.certificates import write_kubeconfig
 from tools.lab.console import LabError, wait_until
-from tools.lab.rooms import Room
+from tools.lab.machines import Machine
 
 Value = str | Path | int
 NAME = "control-plane"
@@ -21,21 +21,21 @@ APISERVER = "kube-apiserver"
 ETCD = "http://127.0.0.1:2379"
 READY_SECONDS = 60.0
 NODE_GRACE_SECONDS = 10
-SELDOM_COLLECTING = {"GOGC": "300"}
-"""Go looks for garbage whenever its heap has doubled, which took an apiserver that was busy with many jobs a quarter of
-its time (docs/log.md). On a machine with few cores memory is what there is more of.
+INFREQUENT_GC = {"GOGC": "300"}
+"""Go collects garbage whenever the heap has doubled. An apiserver with many jobs spent a quarter of its time on that
+(docs/log.md). With 300 the heap quadruples first, which spends memory to save time of the few cores.
 """
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
 def flags(values: Mapping[str, Value]) -> list[str]:
-    """Command line flags from names and values."""
+    """Return command-line flags from names and values."""
     return [f"--{name}={value}" for name, value in values.items()]
 
 
 def etcd_flags(data: Path) -> list[str]:
-    """Nothing is synced to the disk: a lab outlives no crash of its machine."""
+    """Return etcd's flags. It does not sync to the disk, since no lab survives a crash of the host."""
     peers = "http://127.0.0.1:2380"
     values: dict[str, Value] = {
         "data-dir": data,
@@ -48,7 +48,7 @@ def etcd_flags(data: Path) -> list[str]:
 
 
 def apiserver_flags(certificates: Path, addresses: Addresses) -> list[str]:
-    """Webhooks are called at their pods' addresses (`enable-aggregator-routing`): no proxy runs in this room."""
+    """Return the apiserver's flags. It calls webhooks at pod addresses, because no kube-proxy runs on this machine."""
     authority = certificates / "ca.crt"
     values: dict[str, Value] = {
         "advertise-address": str(addresses.control_plane),
@@ -85,14 +85,14 @@ def apiserver_flags(certificates: Path, addresses: Addresses) -> list[str]:
 
 
 def _client_flags(config: Path) -> dict[str, Value]:
-    """How a component of the control plane reaches the apiserver, and whom it answers."""
-    reach: dict[str, Value] = {"kubeconfig": config, "authentication-kubeconfig": config}
-    reach |= {"authorization-kubeconfig": config, "bind-address": "127.0.0.1", "leader-elect": "false"}
-    return reach | {"profiling": "false"}
+    """Return flags by which a component connects to the apiserver and authenticates its own clients."""
+    values: dict[str, Value] = {"kubeconfig": config, "authentication-kubeconfig": config}
+    values |= {"authorization-kubeconfig": config, "bind-address": "127.0.0.1", "leader-elect": "false"}
+    return values | {"profiling": "false"}
 
 
 def controller_manager_flags(certificates: Path, config: Path) -> list[str]:
-    """A node is given up soon after its kubelet fell silent."""
+    """Return the controller-manager's flags. It marks a node NotReady `NODE_GRACE_SECONDS` after the last heartbeat."""
     values: dict[str, Value] = {
         "node-monitor-grace-period": f"{NODE_GRACE_SECONDS}s",
         "node-monitor-period": "1s",
@@ -109,40 +109,40 @@ def scheduler_flags(config: Path) -> list[str]:
     return flags(_client_flags(config))
 
 
-def start(room: Room, programs: Path, certificates: Path, addresses: Addresses) -> None:
-    """Start all of it; raises `LabError` with a component's last words when it does not come up."""
+def start(machine: Machine, programs: Path, certificates: Path, addresses: Addresses) -> None:
+    """Start all components; raises `LabError` with the last log lines if the apiserver does not get ready."""
     server = addresses.apiserver
-    room.start(programs / "etcd", etcd_flags(room.folder / "etcd"))
-    start_apiserver(room, programs, certificates, addresses)
+    machine.start(programs / "etcd", etcd_flags(machine.folder / "etcd"))
+    start_apiserver(machine, programs, certificates, addresses)
     configs = {
-        name: write_kubeconfig(room.folder / f"{name}.kubeconfig", certificates, name, server)
+        name: write_kubeconfig(machine.folder / f"{name}.kubeconfig", certificates, name, server)
         for name in ("kube-controller-manager", "kube-scheduler")
     }
     manager = configs["kube-controller-manager"]
-    room.start(programs / "kube-controller-manager", controller_manager_flags(certificates, manager))
-    room.start(programs / "kube-scheduler", scheduler_flags(configs["kube-scheduler"]))
+    machine.start(programs / "kube-controller-manager", controller_manager_flags(certificates, manager))
+    machine.start(programs / "kube-scheduler", scheduler_flags(configs["kube-scheduler"]))
 
 
-def start_apiserver(room: Room, programs: Path, certificates: Path, addresses: Addresses) -> None:
-    """Start it alone and wait until it answers; raises `LabError` with its last words when it does not."""
-    room.start(programs / APISERVER, apiserver_flags(certificates, addresses), SELDOM_COLLECTING)
-    _wait(room, certificates, addresses.apiserver)
+def start_apiserver(machine: Machine, programs: Path, certificates: Path, addresses: Addresses) -> None:
+    """Start the apiserver and wait until it is ready; raises `LabError` with its last log lines if it is not."""
+    machine.start(programs / APISERVER, apiserver_flags(certificates, addresses), INFREQUENT_GC)
+    _wait_until_ready(machine, certificates, addresses.apiserver)
 
 
-def _wait(room: Room, certificates: Path, server: str) -> None:
+def _wait_until_ready(machine: Machine, certificates: Path, server: str) -> None:
     try:
         wait_until(lambda: ready(certificates, server), "the apiserver", READY_SECONDS)
     except LabError as error:
-        raise LabError(f"{error}\n{room.log_tail('etcd')}\n{room.log_tail(APISERVER)}") from error
+        raise LabError(f"{error}\n{machine.log_tail('etcd')}\n{machine.log_tail(APISERVER)}") from error
 
 
 def ready(certificates: Path, server: str) -> bool:
-    """Whether the apiserver answers that it is ready."""
+    """Whether the apiserver reports that it is ready."""
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     context.load_cert_chain(certificates / "admin.crt", certificates / "admin.key")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(f"{server}/readyz", timeout=2) as answer:
-            return bool(answer.status == 200)
+        with opener.open(f"{server}/readyz", timeout=2) as response:
+            return bool(response.status == 200)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""A lab's life: up, down, what is going on in it, and what is done to its nodes."""
+"""Start, stop and inspect a lab, and change or fail its nodes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tools.lab import addons, base_image, build, cache, cgroups, network, node, packages, rooms, state, volumes
+from tools.lab import addons, base_image, build, cache, cgroups, machines, network, node, packages, state, volumes
 from tools.lab import control_plane as plane
-from tools.lab.addresses import MOST_NODES, RANGE, Addresses, free_slot
+from tools.lab.addresses import MAX_NODES, RANGE, Addresses, free_slot
 from tools.lab.certificates import make_all, write_kubeconfig
 from tools.lab.console import LabError, plain_environ, run, say, wait_until
+from tools.lab.machines import Machine
 from tools.lab.state import State
 
 READY_SECONDS = 60.0
-MOST_CORES = 1024
+MAX_CORES = 1024
 NAMES = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 NODE_PROGRAMS = (*node.RUNTIME, *node.KUBELET)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What `up` is asked for."""
+class Spec:
+    """Requested lab: its name, its number of nodes, and its optional parts."""
 
     name: str = state.DEFAULT_NAME
     num_nodes: int = 2
@@ -39,18 +40,22 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if not NAMES.fullmatch(self.name):
-            raise LabError(f"'{self.name}' is no name for a lab: small letters, digits and dashes, at most 32")
-        if not 1 <= self.num_nodes <= MOST_NODES:
-            raise LabError(f"a lab has 1 to {MOST_NODES} nodes, not {self.num_nodes}")
+            raise LabError(
+                f"'{self.name}' is not a valid name of a lab: use 1 to 32 lower-case letters, digits and dashes, with "
+                f"no dash at either end"
+            )
+        if not 1 <= self.num_nodes <= MAX_NODES:
+            raise LabError(f"a lab has 1 to {MAX_NODES} nodes, not {self.num_nodes}")
 
     @property
     def parts(self) -> list[build.Part]:
+        """The parts to build for this lab."""
         optional = [(self.kueue, build.KUEUE), (self.kwok, build.KWOK)]
-        return [build.KUBERNETES, build.HELM, build.JOBSET, *(part for wanted, part in optional if wanted)]
+        return [build.KUBERNETES, build.HELM, build.JOBSET, *(part for is_requested, part in optional if is_requested)]
 
 
 def fill_cache(parts: list[build.Part]) -> None:
-    """Build what is not in the cache, the base image too, and drop what only building needed."""
+    """Build the parts and the base image that the cache lacks, then remove Go's caches, which only a build needs."""
     packages.require()
     with cache.locked():
         missing = [part for part in parts if not build.is_built(part)]
@@ -58,274 +63,277 @@ def fill_cache(parts: list[build.Part]) -> None:
             build.built(part)
         base_image.layer()
         if missing:
-            build.forget_go()
+            build.remove_go_caches()
 
 
-def up(wanted: Wanted) -> State:
-    """Start a lab and return when its nodes are ready; whatever fails, nothing of it is left."""
+def up(spec: Spec) -> State:
+    """Start a lab and return when its nodes are ready. After an error nothing of it remains."""
     _require_root()
-    rooms.require()
-    _require_new(wanted.name)
-    fill_cache(wanted.parts)
+    machines.require_namespaces()
+    _require_unused_name(spec.name)
+    fill_cache(spec.parts)
     started = time.monotonic()
-    lab = _begin(wanted)
+    lab = _reserve(spec)
     try:
-        lab = _populate(lab)
-        _complete(lab, wanted)
+        lab = _start_machines(lab)
+        _start_kubernetes(lab, spec)
+        _install_addons(lab, spec)
     except BaseException:
-        down(wanted.name)
+        down(spec.name)
         raise
-    say(f"{wanted.name} is up after {time.monotonic() - started:.0f} s: export KUBECONFIG={lab.kubeconfig}")
+    say(f"{spec.name} is up after {time.monotonic() - started:.0f} s: export KUBECONFIG={lab.kubeconfig}")
     return lab
 
 
-def _require_new(name: str) -> None:
+def _require_unused_name(name: str) -> None:
     if name in state.names():
-        raise LabError(f"the lab {name} is up already: ./dev cluster status, or down")
+        raise LabError(f"the lab {name} is already up: use it (./dev cluster status), or stop it (./dev cluster down)")
 
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise LabError("the lab makes network interfaces and mounts, which only root may: sudo ./dev cluster ...")
+        raise LabError("the lab creates network interfaces and mounts, which needs root: sudo ./dev cluster ...")
 
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    """Labs begin and end one after the other: they choose slots, and share folders that rooms cover."""
+    """Serialize the start and end of labs, which choose free slots and share the mount points of machines."""
     state.labs().mkdir(parents=True, exist_ok=True)
     with (state.labs() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _note() -> Path:
-    """Where the folders are noted that were made for the rooms of all labs."""
+def _mountpoints_record() -> Path:
+    """Return the path of the file that lists the folders created for the machines of all labs."""
     return state.labs() / "mountpoints"
 
 
-def _begin(wanted: Wanted) -> State:
-    """The lab's folder, slot and mount points; from here on `down` knows it."""
+def _reserve(spec: Spec) -> State:
+    """Create the lab's folder, slot and mount points. From here on `down` can remove the lab."""
     with _lock():
-        _require_new(wanted.name)
+        _require_unused_name(spec.name)
         others = [str(state.read(name).addresses.network) for name in state.names()]
-        slot = free_slot(wanted.name, [*network.routed(), *others])
+        slot = free_slot(spec.name, [*network.route_destinations(), *others])
         if slot is None:
-            raise LabError(f"there is no room for a lab in {RANGE}: ./dev cluster down --name {state.names()}")
-        folder = state.folder_of(wanted.name)
+            raise LabError(
+                f"no subnet of {RANGE} is free for another lab: stop one by ./dev cluster down --name NAME "
+                f"(running: {', '.join(state.names()) or 'none, routes of this host use them all'})"
+            )
+        folder = state.folder_of(spec.name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         kubernetes = str(build.built(build.KUBERNETES))
-        lab = State(name=wanted.name, slot=slot, num_nodes=wanted.num_nodes, kubernetes=kubernetes, rooms={})
+        lab = State(name=spec.name, slot=slot, num_nodes=spec.num_nodes, kubernetes=kubernetes, machines={})
         lab.write()
-        rooms.make_mountpoints(_note())
+        machines.make_mountpoints(_mountpoints_record())
     return lab
 
 
-def _populate(lab: State) -> State:
-    """Lay the bridge, and open every room with its cable."""
+def _start_machines(lab: State) -> State:
+    """Create the bridge, then start every machine and connect it to the bridge."""
     addresses = lab.addresses
-    network.lay_bridge(addresses)
+    network.create_bridge(addresses)
     make_all(lab.certificates, addresses, lab.num_nodes)
     write_kubeconfig(lab.kubeconfig, lab.certificates, "admin", addresses.apiserver)
-    machines = {plane.NAME: addresses.control_plane}
-    machines |= {node.name(number): addresses.node(number) for number in range(1, lab.num_nodes + 1)}
-    for machine, address in machines.items():
-        folder = lab.folder / machine
+    addresses_by_name = {plane.NAME: addresses.control_plane}
+    addresses_by_name |= {node.name(number): addresses.node(number) for number in range(1, lab.num_nodes + 1)}
+    for name, address in addresses_by_name.items():
+        folder = lab.folder / name
         folder.mkdir()
-        room = rooms.open_room(machine, folder, lab.programs / rooms.FIRST)
-        lab = replace(lab, rooms={**lab.rooms, machine: room.first})
+        machine = machines.start_machine(name, folder, lab.programs / machines.INIT_PROGRAM)
+        lab = replace(lab, machines={**lab.machines, name: machine.init})
         lab.write()
-        network.plug_in(room, address, addresses)
+        network.connect(machine, address, addresses)
     return lab
 
 
-def _complete(lab: State, wanted: Wanted) -> None:
-    addresses, control = lab.addresses, lab.room(plane.NAME)
-    network.route_host(addresses, lab.num_nodes)
-    network.route_room(control, network.pod_routes(addresses, lab.num_nodes))
-    images = [build.built(part) / "image.tar" for part in wanted.parts if part.image]
+def _start_kubernetes(lab: State, spec: Spec) -> None:
+    """Start the control plane while the nodes are prepared, then the nodes; return when they are ready."""
+    addresses, control_plane = lab.addresses, lab.machine(plane.NAME)
+    network.add_host_routes(addresses, lab.num_nodes)
+    network.add_machine_routes(control_plane, network.pod_routes(addresses, lab.num_nodes))
+    images = [build.built(part) / "image.tar" for part in spec.parts if part.image]
     images.append(base_image.write(lab.folder / "python.tar"))
     with ThreadPoolExecutor() as pool:
         nodes = range(1, lab.num_nodes + 1)
-        prepared = [pool.submit(_prepare_node, lab, number, images) for number in nodes]
-        plane.start(control, lab.programs, lab.certificates, addresses)
+        preparations = [pool.submit(_prepare_node, lab, number, images) for number in nodes]
+        plane.start(control_plane, lab.programs, lab.certificates, addresses)
         say("the control plane is ready")
-        for each in prepared:
-            each.result()
-        list(pool.map(lambda number: _join(lab, number), nodes))
+        for preparation in preparations:
+            preparation.result()
+        list(pool.map(lambda number: _start_node(lab, number), nodes))
     _wait_for_nodes(lab)
     say(f"{lab.num_nodes} nodes are ready")
     volumes.make_folders(lab.folder / "volumes")
     apply(lab, volumes.manifests(lab.folder / "volumes"))
-    _add(lab, wanted)
 
 
 def _prepare_node(lab: State, number: int, images: list[Path]) -> None:
-    """A node's configuration, runtime and images, for which no control plane is needed."""
-    room = lab.room(node.name(number))
-    cgroups.make(lab.group(room.name))
-    network.route_room(room, network.pod_routes(lab.addresses, lab.num_nodes, besides=number))
-    node.configure(room, lab.certificates, lab.addresses, number, lab.group(room.name))
-    _start_runtime(room)
+    """Do what a node needs and what does not need the control plane: configuration, containerd and images."""
+    machine = lab.machine(node.name(number))
+    cgroups.make(lab.cgroup(machine.name))
+    network.add_machine_routes(machine, network.pod_routes(lab.addresses, lab.num_nodes, exclude=number))
+    node.configure(machine, lab.certificates, lab.addresses, number, lab.cgroup(machine.name))
+    _start_runtime(machine)
     for image in images:
-        node.import_image(room, image)
+        node.import_image(machine, image)
 
 
-def _start_runtime(room: rooms.Room) -> None:
-    node.start_runtime(room, packages.program("containerd"), base_image.shared())
+def _start_runtime(machine: Machine) -> None:
+    node.start_runtime(machine, packages.program("containerd"), base_image.mounted_folders())
 
 
-def _join(lab: State, number: int) -> None:
-    room = lab.room(node.name(number))
-    _start_kubelet(lab, room)
-    node.start_proxy(room, lab.programs)
+def _start_node(lab: State, number: int) -> None:
+    machine = lab.machine(node.name(number))
+    _start_kubelet(lab, machine)
+    node.start_proxy(machine, lab.programs)
 
 
-def _start_kubelet(lab: State, room: rooms.Room) -> None:
-    node.start_kubelet(room, lab.programs, str(lab.addresses.node(int(room.name.removeprefix("node")))))
+def _start_kubelet(lab: State, machine: Machine) -> None:
+    node.start_kubelet(machine, lab.programs, str(lab.addresses.node(int(machine.name.removeprefix("node")))))
 
 
 def _wait_for_nodes(lab: State) -> None:
-    wanted = {node.name(number) for number in range(1, lab.num_nodes + 1)}
+    names = {node.name(number) for number in range(1, lab.num_nodes + 1)}
     try:
-        wait_until(lambda: wanted <= ready_nodes(lab), "ready nodes", READY_SECONDS, 0.3)
+        wait_until(lambda: names <= ready_nodes(lab), "ready nodes", READY_SECONDS, 0.3)
     except LabError as error:
-        logs = [lab.room(silent).log_tail("kubelet") for silent in sorted(wanted - ready_nodes(lab))]
+        logs = [lab.machine(unready).log_tail("kubelet") for unready in sorted(names - ready_nodes(lab))]
         raise LabError("\n".join([str(error), *logs])) from error
 
 
-def _add(lab: State, wanted: Wanted) -> None:
+def _install_addons(lab: State, spec: Spec) -> None:
     addons.install(build.JOBSET, addons.jobset_values(), lab.folder, lab.kubeconfig)
     say("JobSet is installed")
-    if wanted.kueue:
+    if spec.kueue:
         addons.install(build.KUEUE, addons.kueue_values(), lab.folder, lab.kubeconfig)
         say("Kueue is installed")
-    if wanted.kwok:
-        addons.start_kwok(lab.room(plane.NAME), lab.certificates, lab.addresses.apiserver)
-        say("kwok runs")
+    if spec.kwok:
+        addons.start_kwok(lab.machine(plane.NAME), lab.certificates, lab.addresses.apiserver)
+        say("kwok is running")
 
 
 def kubectl(lab: State, *words: str, stdin: str | None = None) -> str:
-    """What kubectl prints; raises `LabError` with what it complains about."""
+    """Run kubectl and return its stdout; raises `LabError` with its error message."""
     return run(lab.programs / "kubectl", "--kubeconfig", lab.kubeconfig, *words, stdin=stdin, environ=plain_environ())
 
 
 def apply(lab: State, manifests: list[dict[str, Any]]) -> None:
-    """Apply objects."""
-    whole = {"apiVersion": "v1", "kind": "List", "items": manifests}
-    kubectl(lab, "apply", "--server-side", "--filename", "-", stdin=json.dumps(whole))
+    """Apply manifests by server-side apply."""
+    objects = {"apiVersion": "v1", "kind": "List", "items": manifests}
+    kubectl(lab, "apply", "--server-side", "--filename", "-", stdin=json.dumps(objects))
 
 
 def ready_nodes(lab: State) -> set[str]:
-    """The nodes that the cluster holds for ready, kwok's among them."""
-    found = json.loads(kubectl(lab, "get", "nodes", "--output", "json"))["items"]
-    return {each["metadata"]["name"] for each in found if _is_ready(each)}
+    """Return the names of the nodes whose condition Ready is true, including kwok's."""
+    nodes = json.loads(kubectl(lab, "get", "nodes", "--output", "json"))["items"]
+    return {node_object["metadata"]["name"] for node_object in nodes if _is_ready(node_object)}
 
 
-def _is_ready(found: dict[str, Any]) -> bool:
-    conditions = found["status"].get("conditions", ())
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+def _is_ready(node_object: dict[str, Any]) -> bool:
+    conditions = node_object["status"].get("conditions", ())
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def down(name: str) -> None:
-    """End a lab without a trace; one that does not exist is none."""
+    """Stop a lab and remove everything of it; does nothing if there is no lab of that name."""
     _require_root()
     if name not in state.names():
         shutil.rmtree(state.folder_of(name), ignore_errors=True)
         return
     lab = state.read(name)
-    for machine in lab.rooms:
-        lab.room(machine).close()
-    network.take_up_bridge(lab.addresses)
-    for machine in lab.rooms:
-        cgroups.remove(lab.group(machine))
+    for name in lab.machines:
+        lab.machine(name).stop()
+    network.remove_bridge(lab.addresses)
+    for name in lab.machines:
+        cgroups.remove(lab.cgroup(name))
     with _lock():
         shutil.rmtree(lab.folder)
         if not state.names():
-            rooms.remove_mountpoints(_note())
+            machines.remove_mountpoints(_mountpoints_record())
 
 
-def kill(lab: State, machine: str) -> None:
-    """Lose a node: its kubelet and its containerd end at once, its containers go on."""
-    _node(lab, machine).kill(NODE_PROGRAMS)
+def kill(lab: State, name: str) -> None:
+    """Kill the kubelet and containerd of a node; its containers keep running, as on a node that is cut off."""
+    _node(lab, name).kill(NODE_PROGRAMS)
 
 
-def crash(lab: State, machine: str) -> None:
-    """Lose a node as by its power: all that runs there ends at once, pods included. `bring_back` starts it again."""
-    _node(lab, machine).empty()
+def crash(lab: State, name: str) -> None:
+    """Kill all processes of a node, its pods included, as a power failure does. `bring_back` restarts the node."""
+    _node(lab, name).kill_all()
 
 
-def bring_back(lab: State, machine: str) -> None:
-    """Start what `kill` or `crash` ended, and return when it runs; what runs already stays."""
-    room = _node(lab, machine)
-    if not room.programs(node.RUNTIME):
-        _start_runtime(room)
-    if not room.programs(node.KUBELET):
-        _start_kubelet(lab, room)
-    if not room.programs(node.PROXY):
-        node.start_proxy(room, lab.programs)
+def bring_back(lab: State, name: str) -> None:
+    """Restart the programs that `kill` or `crash` ended, and return when all programs of the node run."""
+    machine = _node(lab, name)
+    if not machine.programs(node.RUNTIME):
+        _start_runtime(machine)
+    if not machine.programs(node.KUBELET):
+        _start_kubelet(lab, machine)
+    if not machine.programs(node.PROXY):
+        node.start_proxy(machine, lab.programs)
     programs = (node.RUNTIME, node.KUBELET, node.PROXY)
-    wait_until(lambda: all(map(room.programs, programs)), f"the programs of {machine}", READY_SECONDS)
+    wait_until(lambda: all(map(machine.programs, programs)), f"the programs of {name}", READY_SECONDS)
 
 
 def restart_apiserver(lab: State) -> None:
-    """End it by SIGKILL and start it again; what it knows is etcd's.
+    """Kill the apiserver and start it again. Its state is in etcd, which keeps running.
 
-    Its port is given back a moment after the process has gone from the table, on a busy machine.
+    On a busy host the kernel frees the port a moment after the process has ended.
     """
-    room = lab.room(plane.NAME)
-    room.kill((plane.APISERVER,))
+    machine = lab.machine(plane.NAME)
+    machine.kill((plane.APISERVER,))
     server = lab.addresses.apiserver
-    wait_until(lambda: not network.listens(server), f"the end of who listens at {server}", READY_SECONDS)
-    plane.start_apiserver(room, lab.programs, lab.certificates, lab.addresses)
+    wait_until(lambda: not network.listens(server), f"a free port at {server}", READY_SECONDS)
+    plane.start_apiserver(machine, lab.programs, lab.certificates, lab.addresses)
 
 
-def shape(lab: State, machine: str, rate: str) -> None:
-    """Let a node's card be as fast as ``rate`` says, `none` for no limit."""
+def shape(lab: State, name: str, rate: str) -> None:
+    """Limit a node's link to ``rate``, such as `100mbit`; `none` removes the limit."""
     limit = None if rate == "none" else network.bits_per_second(rate)
-    network.shape(_node(lab, machine), lab.addresses, limit)
+    network.shape(_node(lab, name), lab.addresses, limit)
 
 
-def declare_cores(lab: State, machine: str, count: int | None) -> None:
-    """Let a node offer so many cores to pods, whatever this machine has, or None: what it has; its pods go on.
+def declare_cores(lab: State, name: str, count: int | None) -> None:
+    """Set the number of cores that a node offers to pods, or reset it to that of the host; running pods keep running.
 
-    Pods that ask for more than the machine has share it, as the pods of all nodes do in any case.
+    A node may offer more cores than the host has: the pods of all nodes share the host's cores.
     """
-    if count is not None and not 1 <= count <= MOST_CORES:
-        raise LabError(f"a node offers 1 to {MOST_CORES} cores, not {count}")
-    room = _node(lab, machine)
-    node.declare_cores(room, count)
-    room.kill(node.KUBELET)
-    _start_kubelet(lab, room)
+    if count is not None and not 1 <= count <= MAX_CORES:
+        raise LabError(f"a node offers 1 to {MAX_CORES} cores, not {count}")
+    machine = _node(lab, name)
+    node.declare_cores(machine, count)
+    machine.kill(node.KUBELET)
+    _start_kubelet(lab, machine)
 
 
-def set_link(lab: State, machine: str, wanted: str) -> None:
-    """Pull a node's cable, or plug it in."""
-    network.set_link(_node(lab, machine), lab.addresses, wanted)
+def set_link(lab: State, name: str, link_state: str) -> None:
+    """Set a node's link `up` or `down`."""
+    network.set_link(_node(lab, name), lab.addresses, link_state)
 
 
 def load(lab: State, archive: Path) -> None:
-    """Give every node the images of an archive."""
+    """Import the images of an archive into every node."""
     if not archive.is_file():
-        raise LabError(f"{archive} is no file: write one with `docker save`")
+        raise LabError(f"there is no file {archive}: write one with `docker save`")
     for number in range(1, lab.num_nodes + 1):
-        node.import_image(lab.room(node.name(number)), archive.resolve())
+        node.import_image(lab.machine(node.name(number)), archive.resolve())
 
 
-def _node(lab: State, machine: str) -> rooms.Room:
-    if machine == plane.NAME:
-        raise LabError("the control plane is no node")
-    return lab.room(machine)
+def _node(lab: State, name: str) -> Machine:
+    """Return the machine of a node; raises `LabError` for the control plane and for names that no node has."""
+    if name == plane.NAME:
+        raise LabError(f"the {plane.NAME} is not a node: use {node.name(1)} or another node")
+    return lab.machine(name)
 
 
 def status(lab: State) -> str:
-    """The lab in a few lines: where it is, and each of its machines."""
+    """Describe the lab in a few lines: its addresses, its kubeconfig and the state of each node."""
     addresses: Addresses = lab.addresses
     lines = [f"{lab.name}: {addresses.apiserver}, {addresses.network}", f"export KUBECONFIG={lab.kubeconfig}"]
     ready = ready_nodes(lab) if plane.ready(lab.certificates, addresses.apiserver) else set()
     lines += [f"kubectl is {lab.programs / 'kubectl'}"]
-    for machine in lab.rooms:
-        if machine == plane.NAME:
-            continue
-        lines.append(f"{machine}: {'ready' if machine in ready else 'not ready'}")
+    nodes = [name for name in lab.machines if name != plane.NAME]
+    lines += [f"{name}: {'ready' if name in ready else 'not ready'}" for name in nodes]
     return "\n".join(lines)

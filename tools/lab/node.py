@@ -1,4 +1,4 @@
-"""A node: containerd, kubelet and kube-proxy in a room of their own, and the configuration of each."""
+"""Node of a lab: containerd, kubelet and kube-proxy on one machine, and their configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tools.lab.addresses import Addresses
 from tools.lab.certificates import write_kubeconfig
 from tools.lab.console import LabError, wait_until
 from tools.lab.images import PAUSE
+from tools.lab.machines import Machine
 from tools.lab.network import listens
-from tools.lab.rooms import Room
 
 SOCKET = "/run/containerd/containerd.sock"
 PLUGINS = "/usr/lib/cni"
@@ -23,13 +23,15 @@ RUNTIME = ("containerd",)
 KUBELET = ("kubelet",)
 PROXY = ("kube-proxy",)
 KUBELET_PORT = 10250
-ASIDE = "/mnt"
-"""No volume of a pod covers what is there, as one for /tmp does with a repository below /tmp."""
+COPY_ROOT = "/mnt"
+"""Containers have the shared folders below this path, too. A volume of a pod can hide a folder at its own path: one at
+/tmp hides a repository below /tmp.
+"""
 
 SYSFS = "/sys/devices/system"
 START_SECONDS = 30.0
-LOOK_SECONDS = 0.5
-EVICT_NEVER = dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available"), "0%")
+RETRY_SECONDS = 0.5
+NO_EVICTION = dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available"), "0%")
 
 
 def name(node: int) -> str:
@@ -37,7 +39,7 @@ def name(node: int) -> str:
 
 
 def containerd_config(folder: Path) -> str:
-    """Its TOML. Root may lack CAP_SYS_RESOURCE, hence `restrict_oom_score_adj`."""
+    """Return containerd's configuration. Root may lack CAP_SYS_RESOURCE, hence `restrict_oom_score_adj`."""
     runtime = 'plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc'
     return f"""version = 2
 root = "{folder / "containerd"}"
@@ -71,35 +73,36 @@ SystemdCgroup = false
 
 
 def container_spec(default: dict[str, Any], shared: Sequence[Path]) -> dict[str, Any]:
-    """What every container is made from: containerd's own specification, and some of the host's folders to read.
+    """Return the specification of every container: containerd's default, with folders of the host mounted read-only.
 
-    Images of the lab need not hold this project then, nor PyTorch: both are where they are on this machine, and once
-    more below `ASIDE`.
+    So images of the lab contain neither this project nor PyTorch. Both are at the same paths as on the host, and again
+    below `COPY_ROOT`.
     """
     mounts = [
         {
-            "destination": f"{place}{path}",
+            "destination": f"{root}{path}",
             "source": str(path),
             "type": "bind",
             "options": ["rbind", "ro", "nosuid", "nodev"],
         }
-        for place in ("", ASIDE)
+        for root in ("", COPY_ROOT)
         for path in shared
     ]
     return default | {"mounts": [*default["mounts"], *mounts]}
 
 
 def network_config(pods: IPv4Network) -> str:
-    """CNI: a bridge within the node, addresses counted up from the node's part."""
+    """Return the CNI configuration: a bridge in the node, and pod addresses in order from the node's subnet."""
     ipam = {"type": "host-local", "ranges": [[{"subnet": str(pods)}]], "routes": [{"dst": "0.0.0.0/0"}]}
     bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "hairpinMode": True, "ipam": ipam}
     return json.dumps({"cniVersion": "1.0.0", "name": "lab", "plugins": [bridge]}, indent=1)
 
 
-def kubelet_config(folder: Path, authority: Path, group: str) -> str:
-    """Its JSON. Silence is noticed soon, and nothing is evicted because this machine's disk is full.
+def kubelet_config(folder: Path, authority: Path, cgroup: str) -> str:
+    """Return the kubelet's configuration: frequent heartbeats, and no eviction when the host's disk is full.
 
-    Nothing answers at the address for names, which programs learn at once; without one every pod gets a warning.
+    Nothing listens at the address of the cluster's DNS, so that lookups fail immediately; without an address every pod
+    gets a warning event.
     """
     config: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -107,12 +110,12 @@ def kubelet_config(folder: Path, authority: Path, group: str) -> str:
         "authentication": {"anonymous": {"enabled": False}, "x509": {"clientCAFile": str(authority)}},
         "authorization": {"mode": "Webhook"},
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{group}",
+        "cgroupRoot": f"/{cgroup}",
         "clusterDNS": ["127.0.0.1"],
         "clusterDomain": "cluster.local",
         "containerRuntimeEndpoint": f"unix://{SOCKET}",
         "enforceNodeAllocatable": [],
-        "evictionHard": EVICT_NEVER,
+        "evictionHard": NO_EVICTION,
         "failCgroupV1": False,
         "failSwapOn": False,
         "imageGCHighThresholdPercent": 100,
@@ -128,13 +131,13 @@ def kubelet_config(folder: Path, authority: Path, group: str) -> str:
     return json.dumps(config, indent=1)
 
 
-def proxy_config(config: Path, node: str) -> str:
-    """Its JSON. What comes from outside of the pods is answered through the node that it came to."""
+def proxy_config(kubeconfig: Path, node: str) -> str:
+    """Return kube-proxy's configuration. Replies to traffic from outside of pods return through the receiving node."""
     return json.dumps(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "clientConnection": {"kubeconfig": str(config)},
+            "clientConnection": {"kubeconfig": str(kubeconfig)},
             "conntrack": {"maxPerCore": 0},
             "detectLocal": {"bridgeInterface": BRIDGE},
             "detectLocalMode": "BridgeInterface",
@@ -147,16 +150,16 @@ def proxy_config(config: Path, node: str) -> str:
     )
 
 
-def configure(room: Room, certificates: Path, addresses: Addresses, node: int, group: str) -> None:
-    """Write every file that the node's programs read, but the specification of containers."""
-    folder = room.folder
+def configure(machine: Machine, certificates: Path, addresses: Addresses, node: int, cgroup: str) -> None:
+    """Write the configuration of the node's programs, all but the container specification."""
+    folder = machine.folder
     (folder / "cni").mkdir()
     write_kubeconfig(folder / "kubelet.kubeconfig", certificates, name(node), addresses.apiserver)
     proxy = write_kubeconfig(folder / "kube-proxy.kubeconfig", certificates, "kube-proxy", addresses.apiserver)
     texts = {
         "containerd.toml": containerd_config(folder),
         "cni/lab.conflist": network_config(addresses.pods(node)),
-        "kubelet.json": kubelet_config(folder, certificates / "ca.crt", group),
+        "kubelet.json": kubelet_config(folder, certificates / "ca.crt", cgroup),
         "kube-proxy.json": proxy_config(proxy, name(node)),
         "resolv.conf": "",
     }
@@ -164,63 +167,65 @@ def configure(room: Room, certificates: Path, addresses: Addresses, node: int, g
         (folder / file).write_text(text)
 
 
-def start_runtime(room: Room, containerd: Path, shared: Sequence[Path]) -> None:
-    """Start containerd and wait until it answers; raises `LabError` with its last words if it does not."""
-    spec = room.folder / "container.json"
+def start_runtime(machine: Machine, containerd: Path, shared: Sequence[Path]) -> None:
+    """Start containerd and wait until it answers; raises `LabError` with its last log lines if it does not."""
+    spec = machine.folder / "container.json"
     if not spec.exists():
-        default = json.loads(room.run("ctr", "oci", "spec"))
+        default = json.loads(machine.run("ctr", "oci", "spec"))
         spec.write_text(json.dumps(container_spec(default, shared)))
-    room.start(containerd, ["--config", str(room.folder / "containerd.toml"), "--log-level", "warn"])
-    _wait_for(room, "containerd", lambda: _answers(room))
+    machine.start(containerd, ["--config", str(machine.folder / "containerd.toml"), "--log-level", "warn"])
+    _wait_for(machine, "containerd", lambda: _runtime_answers(machine))
 
 
-def _answers(room: Room) -> bool:
+def _runtime_answers(machine: Machine) -> bool:
     try:
-        room.run("ctr", "--address", SOCKET, "--connect-timeout", "1s", "version")
+        machine.run("ctr", "--address", SOCKET, "--connect-timeout", "1s", "version")
     except LabError:
         return False
     return True
 
 
-def start_kubelet(room: Room, programs: Path, address: str) -> None:
-    """Start the kubelet, which announces the node by itself, and wait until it listens.
+def start_kubelet(machine: Machine, programs: Path, address: str) -> None:
+    """Start the kubelet, which registers the node itself, and wait until it listens.
 
-    It ends if containerd answers and is not done with the containers that it found, and is started again.
+    The kubelet exits if containerd already answers but is still restoring its containers; then it is restarted.
     """
-    arguments = ["--config", str(room.folder / "kubelet.json"), "--kubeconfig", str(room.folder / "kubelet.kubeconfig")]
-    arguments += ["--node-ip", address, "--hostname-override", room.name]
+    folder = machine.folder
+    arguments = ["--config", str(folder / "kubelet.json"), "--kubeconfig", str(folder / "kubelet.kubeconfig")]
+    arguments += ["--node-ip", address, "--hostname-override", machine.name]
 
-    def stays() -> bool:
-        if not room.programs(KUBELET):
-            room.start(programs / "kubelet", arguments)
+    def start_unless_running() -> bool:
+        if not machine.programs(KUBELET):
+            machine.start(programs / "kubelet", arguments)
         return listens(f"https://{address}:{KUBELET_PORT}")
 
-    _wait_for(room, "kubelet", stays, LOOK_SECONDS)
+    _wait_for(machine, "kubelet", start_unless_running, RETRY_SECONDS)
 
 
-def _wait_for(room: Room, program: str, happened: Callable[[], bool], pause_seconds: float = 0.1) -> None:
-    """Return once it has happened; raises `LabError` with the program's last words if it does not."""
+def _wait_for(machine: Machine, program: str, condition: Callable[[], bool], pause_seconds: float = 0.1) -> None:
+    """Wait until ``condition`` holds; raises `LabError` with the program's last log lines if it does not in time."""
     try:
-        wait_until(happened, f"{program} of {room.name}", START_SECONDS, pause_seconds)
+        wait_until(condition, f"{program} of {machine.name}", START_SECONDS, pause_seconds)
     except LabError as error:
-        raise LabError(f"{error}\n{room.log_tail(program)}") from error
+        raise LabError(f"{error}\n{machine.log_tail(program)}") from error
 
 
-def declare_cores(room: Room, count: int | None) -> None:
-    """Let a kubelet that starts from now on count so many cores, whatever this machine has; None: what it has.
+def declare_cores(machine: Machine, count: int | None) -> None:
+    """Set the number of cores that a kubelet counts at its next start, or with None reset it to that of the host.
 
-    It counts folders of sysfs, by NUMA node or, where there is none, by processor. Only the room's own programs find
-    these folders there: containers mount a sysfs of their own, and the kernel divides time among what there is.
+    A kubelet counts folders of sysfs, by NUMA node or, without NUMA, by processor. Other folders are mounted over them,
+    for the machine's own programs only: each container mounts a sysfs of its own, and the kernel still schedules on the
+    cores of the host.
     """
-    for name, files in (("node", {}), ("cpu", cores(count or 0))):
-        folder, place = room.folder / "sysfs" / name, Path(SYSFS, name)
-        if not place.exists():  # a kernel without NUMA has no nodes
+    for name, files in (("node", {}), ("cpu", topology_files(count or 0))):
+        folder, mount_point = machine.folder / "sysfs" / name, Path(SYSFS, name)
+        if not mount_point.exists():  # a kernel without NUMA has no folder "node"
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        is_mounted = _is_same(room, folder, place)
+        is_mounted = _is_mounted(machine, folder, mount_point)
         if count is None:
             if is_mounted:
-                room.run("umount", "--lazy", place)
+                machine.run("umount", "--lazy", mount_point)
             continue
         for path in folder.iterdir():
             shutil.rmtree(path)
@@ -228,17 +233,17 @@ def declare_cores(room: Room, count: int | None) -> None:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
         if not is_mounted:
-            room.run("mount", "--bind", folder, place)
+            machine.run("mount", "--bind", folder, mount_point)
 
 
-def _is_same(room: Room, folder: Path, place: Path) -> bool:
-    """Whether a room finds the folder at that place, which it does as long as it is mounted there."""
-    found = room.run("stat", "--format", "%d:%i", folder, place).split()
-    return found[0] == found[1]
+def _is_mounted(machine: Machine, folder: Path, mount_point: Path) -> bool:
+    """Whether the folder is mounted there in the machine: then both paths have the same device and inode."""
+    source, target = machine.run("stat", "--format", "%d:%i", folder, mount_point).split()
+    return source == target
 
 
-def cores(count: int) -> dict[str, str]:
-    """The files by which a kubelet counts cores: all are of one processor."""
+def topology_files(count: int) -> dict[str, str]:
+    """Return the files of sysfs by which a kubelet counts cores, with their content: ``count`` cores of one socket."""
     return {
         f"cpu{number}/topology/{file}": f"{value}\n"
         for number in range(count)
@@ -246,11 +251,11 @@ def cores(count: int) -> dict[str, str]:
     }
 
 
-def start_proxy(room: Room, programs: Path) -> None:
-    """Start kube-proxy, which leads services to pods."""
-    room.start(programs / "kube-proxy", ["--config", str(room.folder / "kube-proxy.json")])
+def start_proxy(machine: Machine, programs: Path) -> None:
+    """Start kube-proxy, which forwards services to pods."""
+    machine.start(programs / "kube-proxy", ["--config", str(machine.folder / "kube-proxy.json")])
 
 
-def import_image(room: Room, archive: Path) -> None:
-    """Give the node an image from an archive as `docker save` writes it."""
-    room.run("ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "import", "--all-platforms", archive)
+def import_image(machine: Machine, archive: Path) -> None:
+    """Import an image into the node from an archive in the format of `docker save`."""
+    machine.run("ctr", "--address", SOCKET, "--namespace", "k8s.io", "images", "import", "--all-platforms", archive)

@@ -23,19 +23,19 @@ NEEDED = {
     "openssl": "openssl",
     "debootstrap": "debootstrap",
 }
-"""By a program of each: a name on the PATH, or a path."""
+"""Maps a program of each package, its name on the PATH or its path, to the package."""
 
 
 def program(name: str) -> Path:
-    """Where a program of them is; raises `LabError` if it is not there."""
-    found = shutil.which(name, path=plain_environ()["PATH"])
-    if found is None:
+    """Return the path of a needed program; raises `LabError` if it is not installed."""
+    path = shutil.which(name, path=plain_environ()["PATH"])
+    if path is None:
         raise LabError(f"{name} is missing: sudo apt-get install {NEEDED[name]}")
-    return Path(found)
+    return Path(path)
 
 
 def missing() -> list[str]:
-    """The packages whose programs are not there."""
+    """Return the names of the needed packages that are not installed, sorted."""
     path = plain_environ()["PATH"]
     absent = {
         package
@@ -46,20 +46,20 @@ def missing() -> list[str]:
 
 
 def require() -> None:
-    """Install what is missing; raises `LabError` with the line to run where this may not or does not work."""
+    """Install the missing packages; raises `LabError` with the command to run if the user is not root or it fails."""
     absent = missing()
     if not absent:
         return
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *absent]
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise LabError(f"the lab needs packages of this system: sudo {shlex.join(command)}")
+        raise LabError(f"the lab needs Debian packages that are not installed: sudo {shlex.join(command)}")
     say(shlex.join(command))
     done = _quietly(command)
-    if done.returncode != 0:  # the package lists may be missing or old
+    if done.returncode != 0:  # the package lists may be missing or outdated
         _quietly(["apt-get", "update"])
         done = _quietly(command)
     if missing():
-        raise LabError(f"this failed: {shlex.join(command)}\n{tail(done.stdout)}")
+        raise LabError(f"command failed: {shlex.join(command)}\n{tail(done.stdout)}")
 
 
 def _quietly(command: list[str]) -> subprocess.CompletedProcess[str]:

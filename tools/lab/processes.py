@@ -1,4 +1,4 @@
-"""Processes by id and start time, so that a reused id is never taken for the old process."""
+"""Processes identified by PID and start time, so that a reused PID is never mistaken for the old process."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-COMMAND_LENGTH = 15  # what the kernel keeps of a name
+COMMAND_LENGTH = 15  # the kernel truncates names to this length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process of this machine: its number and when it started, in ticks of the kernel's clock since boot."""
+    """Process of the host: its PID, and its start time in clock ticks since boot."""
 
     pid: int
     start_ticks: int
 
     @property
     def alive(self) -> bool:
-        found = _stat(self.pid)
-        return found is not None and found[0] != "Z" and int(found[19]) == self.start_ticks
+        fields = _stat(self.pid)
+        return fields is not None and fields[0] != "Z" and int(fields[19]) == self.start_ticks
 
     def kill(self) -> None:
-        """End it at once, if it is still there."""
+        """Send SIGKILL if the process still runs."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What /proc/PID/stat holds after the name, which may hold blanks: the state first (`man 5 proc`)."""
+    """Return the fields of /proc/PID/stat after the name, which may contain spaces: the state first (`man 5 proc`)."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -41,43 +41,46 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def process(pid: int) -> Process | None:
-    """That process as it is now; none if there is none."""
-    found = _stat(pid)
-    return None if found is None else Process(pid=pid, start_ticks=int(found[19]))
+    """Return the process that has this PID now, if there is one."""
+    fields = _stat(pid)
+    return None if fields is None else Process(pid=pid, start_ticks=int(fields[19]))
 
 
 def children(pid: int) -> list[int]:
-    """The processes that it started and that are left."""
-    return [each for each in pids() if (found := _stat(each)) is not None and int(found[1]) == pid]
+    """Return the PIDs of the running child processes."""
+    return [child for child in pids() if (fields := _stat(child)) is not None and int(fields[1]) == pid]
 
 
 def descendants(pid: int) -> list[Process]:
-    """The children of a process, and theirs. In a process namespace those of its first process are all but that one."""
-    found, waiting = [], children(pid)
-    while waiting:
-        pid = waiting.pop()
-        found.append(process(pid))
-        waiting += children(pid)
-    return [each for each in found if each is not None and each.alive]
+    """Return the child processes, their child processes, and so on.
+
+    The descendants of a PID namespace's init process are all other processes of that namespace.
+    """
+    candidates, unvisited = [], children(pid)
+    while unvisited:
+        pid = unvisited.pop()
+        candidates.append(process(pid))
+        unvisited += children(pid)
+    return [candidate for candidate in candidates if candidate is not None and candidate.alive]
 
 
-def named(inside: Process, names: Collection[str]) -> list[Process]:
-    """The processes of those names in the process namespace of another, none of those in namespaces below it."""
-    space = _namespace(inside.pid)
-    wanted = {name[:COMMAND_LENGTH] for name in names}
-    found = [process(pid) for pid in pids() if command(pid) in wanted and _namespace(pid) == space]
-    return [each for each in found if each is not None and each.alive]
+def find_by_name(init: Process, names: Collection[str]) -> list[Process]:
+    """Return the processes with one of these names in the PID namespace of ``init``, without nested namespaces."""
+    namespace = _pid_namespace(init.pid)
+    kernel_names = {name[:COMMAND_LENGTH] for name in names}
+    candidates = [process(pid) for pid in pids() if command(pid) in kernel_names and _pid_namespace(pid) == namespace]
+    return [candidate for candidate in candidates if candidate is not None and candidate.alive]
 
 
 def command(pid: int) -> str:
-    """What it runs, as the kernel names it; empty if there is none."""
+    """Return the kernel's name of the program that the process runs, or "" if there is no such process."""
     try:
         return (PROC / str(pid) / "comm").read_text().rstrip("\n")
     except OSError:
         return ""
 
 
-def _namespace(pid: int) -> str | None:
+def _pid_namespace(pid: int) -> str | None:
     try:
         return str((PROC / str(pid) / "ns" / "pid").readlink())
     except OSError:

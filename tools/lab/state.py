@@ -1,4 +1,4 @@
-"""State of a running lab: a folder with a JSON file, which lists the lab's rooms (namespaces, `tools.lab.rooms`)."""
+"""State of a running lab: a folder with a JSON file, which lists the lab's machines (`tools.lab.machines`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from tools.lab.addresses import Addresses
 from tools.lab.console import LabError
 from tools.lab.control_plane import NAME as CONTROL_PLANE
+from tools.lab.machines import Machine
 from tools.lab.processes import Process
-from tools.lab.rooms import Room
 
 DEFAULT_NAME = "penstock"
 FILE = "lab.json"
@@ -20,7 +20,7 @@ FILE = "lab.json"
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A lab: its name, its slot (`tools.lab.addresses`), its number of nodes, and the first process of each room.
+    """A lab: its name, its slot (`tools.lab.addresses`), its number of nodes, and the init process of each machine.
 
     ``kubernetes`` is the folder of its Kubernetes programs.
     """
@@ -29,7 +29,7 @@ class State:
     slot: int
     num_nodes: int
     kubernetes: str
-    rooms: Mapping[str, Process]
+    machines: Mapping[str, Process]
 
     @property
     def addresses(self) -> Addresses:
@@ -51,19 +51,19 @@ class State:
     def programs(self) -> Path:
         return Path(self.kubernetes)
 
-    def room(self, machine: str) -> Room:
-        """Return the room of a machine; raises `LabError` if the lab has no machine of that name."""
-        if machine not in self.rooms:
-            nodes = ", ".join(name for name in self.rooms if name != CONTROL_PLANE)
-            raise LabError(f"the lab {self.name} has no node '{machine}': one of {nodes}")
-        return Room(name=machine, folder=self.folder / machine, first=self.rooms[machine])
+    def machine(self, name: str) -> Machine:
+        """Return the machine with that name; raises `LabError` if the lab has none."""
+        if name not in self.machines:
+            nodes = ", ".join(machine for machine in self.machines if machine != CONTROL_PLANE)
+            raise LabError(f"the lab {self.name} has no node '{name}': use one of {nodes}")
+        return Machine(name=name, folder=self.folder / name, init=self.machines[name])
 
-    def group(self, machine: str) -> str:
-        """Return the name of the control group that contains a node's pods."""
-        return f"penstock-lab-{self.name}-{machine}"
+    def cgroup(self, name: str) -> str:
+        """Return the name of the control group that contains the pods of the node ``name``."""
+        return f"penstock-lab-{self.name}-{name}"
 
     def write(self) -> None:
-        """Write the state to the file of the lab, atomically."""
+        """Write the state to the lab's file, atomically."""
         partial = self.folder / f"{FILE}.partial"
         partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
         partial.rename(self.folder / FILE)
@@ -86,13 +86,13 @@ def names() -> list[str]:
 def read(name: str) -> State:
     """Return the state of the lab with that name; raises `LabError` if there is none."""
     try:
-        found = json.loads((folder_of(name) / FILE).read_text())
+        fields = json.loads((folder_of(name) / FILE).read_text())
     except FileNotFoundError:
-        raise LabError(f"there is no lab {name}: ./dev cluster up") from None
+        raise LabError(f"there is no lab {name}: start it by ./dev cluster up --name {name}") from None
     return State(
-        name=found["name"],
-        slot=found["slot"],
-        num_nodes=found["num_nodes"],
-        kubernetes=found["kubernetes"],
-        rooms={machine: Process(**process) for machine, process in found["rooms"].items()},
+        name=fields["name"],
+        slot=fields["slot"],
+        num_nodes=fields["num_nodes"],
+        kubernetes=fields["kubernetes"],
+        machines={machine: Process(**process) for machine, process in fields["machines"].items()},
     )

@@ -1,4 +1,4 @@
-"""Static volumes behind claims: folders of this machine, which every node of a lab sees."""
+"""Static persistent volumes: folders of the host, which every node of a lab can mount."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ CAPACITY = "100Gi"
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:
-    """Two storage classes and their volumes, the first class for what many nodes write, the second for one."""
-    found = [_storage_class(name) for name in MODES]
+    """Return the manifests of two storage classes and their volumes: one for many writing nodes, one for one node."""
+    objects = [_storage_class(name) for name in MODES]
     for name in MODES:
-        found += [_volume(f"{name}-{number}", name, folder) for number in range(1, VOLUMES_PER_CLASS + 1)]
-    return found
+        objects += [_volume(f"{name}-{number}", name, folder) for number in range(1, VOLUMES_PER_CLASS + 1)]
+    return objects
 
 
 def make_folders(folder: Path) -> None:
-    """The folders behind the volumes; pods of any user may write there."""
+    """Create the folders of the volumes, writable by pods of any user."""
     for name in MODES:
         for number in range(1, VOLUMES_PER_CLASS + 1):
             path = folder / f"{name}-{number}"
