@@ -1,4 +1,4 @@
-"""The `dev` script: its decisions, and its messages where the machine lacks something."""
+"""The `dev` script: its decisions, and its errors if the machine lacks a requirement."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def workspace() -> Any:
 
 
 class TestMembers:
-    def test_a_member_brings_all_that_it_needs(self) -> None:
+    def test_a_member_needs_its_dependencies(self) -> None:
         assert environments.needed_members(["penstock-trainer"], workspace().members) == ["core", "planner", "trainer"]
 
-    def test_an_extra_brings_more(self) -> None:
+    def test_an_extra_adds_dependencies(self) -> None:
         members = workspace().members
         assert environments.needed_members(["penstock-cli"], members) == ["core", "planner", "cli"]
         assert environments.needed_members(["penstock-cli", "penstock-cli[serve]"], members) == [
@@ -70,24 +70,24 @@ class TestMembers:
         ]
 
     def test_environments(self) -> None:
-        found = environments.read_workspace().members
-        assert environments.needed_members(environments.FULL.members, found) == list(found)
-        assert environments.needed_members(environments.CORE.members, found) == ["core", "planner"]
+        members = environments.read_workspace().members
+        assert environments.needed_members(environments.FULL.members, members) == list(members)
+        assert environments.needed_members(environments.CORE.members, members) == ["core", "planner"]
         operator = environments.OPERATOR.members
-        assert environments.needed_members(operator, found) == ["core", "planner", "kube", "operator"]
+        assert environments.needed_members(operator, members) == ["core", "planner", "kube", "operator"]
         assert IMAGES["operator"] == operator
 
     def test_every_member_is_installed_by_its_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Or the installer would ask an index for it, where somebody else may have its name."""
-        asked: list[list[str]] = []
+        """Otherwise the installer would download it from an index, where another project may have its name."""
+        calls: list[list[str]] = []
 
         def install(environment: object, arguments: list[str]) -> bool:
-            asked.append(arguments)
+            calls.append(arguments)
             return True
 
         monkeypatch.setattr(installation, "install", install)
         installation.install_packages(environments.CORE, workspace())
-        assert asked == [["--editable", "./core", "--editable", "./planner", "pytest"]]
+        assert calls == [["--editable", "./core", "--editable", "./planner", "pytest"]]
 
 
 class TestKey:
@@ -95,19 +95,19 @@ class TestKey:
         keys = {environments.environment_key(environments.FULL, workspace(), b"a==1") for _ in range(2)}
         assert len(keys) == 1
 
-    def test_changes_with_all_that_is_installed(self) -> None:
+    def test_changes_with_everything_that_is_installed(self) -> None:
         changed = [workspace() for _ in range(5)]
         changed[0].members["core"]["project"]["dependencies"].append("scipy")
         changed[1].members["trainer"]["project"]["dependencies"].append("tokenizers")
         changed[2].members["planner"]["project"]["version"] = "2"
         changed[3].members["cli"]["project"]["scripts"] = {"penstock": "penstock.cli.main:main"}
         changed[4].root["dependency-groups"]["test"].append("hypothesis")
-        keys = [environments.environment_key(environments.FULL, each, b"a==1") for each in [workspace(), *changed]]
+        keys = [environments.environment_key(environments.FULL, other, b"a==1") for other in [workspace(), *changed]]
         keys.append(environments.environment_key(environments.FULL, workspace(), b"a==2"))
         keys.append(environments.environment_key(environments.CORE, workspace(), b"a==1"))
         assert len(set(keys)) == len(keys)
 
-    def test_changes_with_the_interpreter_and_the_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_changes_with_the_interpreter_and_the_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = {environments.environment_key(environments.FULL, workspace(), b"")}
         for owner, attribute in ((sys, "base_prefix"), (environments, "ROOT")):
             with monkeypatch.context() as patch:
@@ -154,7 +154,7 @@ class TestMissingVenvPackage:
         command = machine.venv_package_command("/usr/bin/python3.11", release, is_root=True)
         assert command == ["apt-get", "install", "-y", VENV_PACKAGE]
 
-    def test_others_are_told_to_use_sudo(self) -> None:
+    def test_other_users_get_a_command_with_sudo(self) -> None:
         command = machine.venv_package_command("/usr/bin/python3", DEBIAN, is_root=False)
         assert command == ["sudo", "apt-get", "install", "-y", VENV_PACKAGE]
 
@@ -162,7 +162,7 @@ class TestMissingVenvPackage:
         ("executable", "release"),
         [("/usr/bin/python3", FEDORA), ("/usr/bin/python3", ""), ("/opt/bin/python3", DEBIAN)],
     )
-    def test_no_package_for_a_python_of_another_kind(self, executable: str, release: str) -> None:
+    def test_other_pythons_have_no_package(self, executable: str, release: str) -> None:
         with pytest.raises(SetupError, match="has no ensurepip") as caught:
             machine.venv_package_command(executable, release, is_root=True)
         assert caught.value.exit_code == 2
@@ -180,26 +180,26 @@ class TestMissingVenvPackage:
         assert capsys.readouterr() == ("", "sudo apt-get install -y python3-venv\n")
 
     def test_root_refreshes_the_package_lists_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A new container has empty lists: the first try fails, update, the second helps."""
-        ran: list[str] = []
+        """A new container has empty package lists: the first installation fails, the one after the update succeeds."""
+        commands: list[str] = []
 
         def fake_run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-            ran.append(" ".join(command))
-            return subprocess.CompletedProcess(command, returncode=100 if len(ran) == 1 else 0)
+            commands.append(" ".join(command))
+            return subprocess.CompletedProcess(command, returncode=100 if len(commands) == 1 else 0)
 
-        monkeypatch.setattr(machine, "has_ensurepip", lambda: len(ran) == 3)
+        monkeypatch.setattr(machine, "has_ensurepip", lambda: len(commands) == 3)
         monkeypatch.setattr(machine, "venv_package_command", lambda *_: ["apt-get", "install", "-y", "python3-venv"])
         monkeypatch.setattr(os, "geteuid", lambda: 0)
         monkeypatch.setattr(subprocess, "run", fake_run)
         machine.require_ensurepip()
-        assert ran == ["apt-get install -y python3-venv", "apt-get update", "apt-get install -y python3-venv"]
+        assert commands == ["apt-get install -y python3-venv", "apt-get update", "apt-get install -y python3-venv"]
 
 
 class TestDisk:
     def test_enough(self) -> None:
         assert machine.disk_message(8 * machine.GIGABYTE, 8 * machine.GIGABYTE, Path("/home")) is None
 
-    def test_too_little_says_where_how_much_and_what_to_do(self) -> None:
+    def test_the_error_has_the_folder_the_sizes_and_a_remedy(self) -> None:
         message = machine.disk_message(8 * machine.GIGABYTE, int(1.26 * machine.GIGABYTE), Path("/home/me"))
         assert message is not None
         assert "/home/me has 1.3 GB free" in message
@@ -216,7 +216,7 @@ class TestDisk:
         assert "about 2 GB" in capsys.readouterr().err
 
     @pytest.mark.parametrize("variable", ["UV_CACHE_DIR", "XDG_CACHE_HOME"])
-    def test_cache_folder_that_is_yet_to_be_made(
+    def test_cache_folder_that_does_not_exist_yet(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
     ) -> None:
         monkeypatch.delenv("UV_CACHE_DIR", raising=False)
@@ -241,16 +241,16 @@ class TestTorchBuild:
         assert installation.choose_torch(nvidia) == build
         assert "PyTorch" in capsys.readouterr().err
 
-    def test_an_index_that_is_not_there_does_not_answer(self) -> None:
+    def test_an_unreachable_index_does_not_answer(self) -> None:
         assert machine.answers("http://127.0.0.1:9") is False
 
 
 class TestDemoFolder:
-    def test_numbers_go_on_from_the_highest(self) -> None:
+    def test_numbers_continue_from_the_highest(self) -> None:
         assert verbs.next_run_folder([]) == "runs/demo/1"
         assert verbs.next_run_folder(["1", "2", "10", "notes"]) == "runs/demo/11"
 
-    def test_names_stay_free(self) -> None:
+    def test_names_are_never_repeated(self) -> None:
         taken: list[str] = []
         for _ in itertools.repeat(None, 12):
             taken.append(Path(verbs.next_run_folder(taken)).name)
@@ -259,10 +259,10 @@ class TestDemoFolder:
 
 class TestDemoOnACluster:
     def test_is_another_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        became: list[list[str]] = []
+        executed: list[list[str]] = []
 
         def become(command: list[str]) -> None:
-            became.append(command)
+            executed.append(command)
             sys.exit(0)
 
         monkeypatch.setattr(verbs, "ensure", lambda _: None)
@@ -270,11 +270,11 @@ class TestDemoOnACluster:
         for arguments in (["--cluster"], ["--fast"]):
             with pytest.raises(SystemExit):
                 main(["demo", *arguments])
-        assert became[0] == ["python", "-m", "deploy.demonstration"]
-        assert became[1][:2] == ["penstock", "demo"]
-        assert became[1][-1] == "--fast"
+        assert executed[0] == ["python", "-m", "deploy.demonstration"]
+        assert executed[1][:2] == ["penstock", "demo"]
+        assert executed[1][-1] == "--fast"
 
-    def test_takes_nothing_else(self) -> None:
+    def test_takes_no_further_arguments(self) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "deploy.demonstration", "--steps"],
             cwd=ROOT,
@@ -289,7 +289,7 @@ class TestDemoOnACluster:
 class TestTests:
     @pytest.fixture
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-        """What pytest is started with; the last of them replaces this program."""
+        """Record the started commands; the last one replaces this process."""
         commands: list[list[str]] = []
         monkeypatch.setattr(verbs, "ensure", lambda environment: None)
 
@@ -306,18 +306,18 @@ class TestTests:
         return commands
 
     @pytest.mark.parametrize("arguments", [[], ["--random-order-seed=7", "--exitfirst"]])
-    def test_options_alone_select_nothing(self, arguments: list[str], commands: list[list[str]]) -> None:
+    def test_options_alone_run_all_tests(self, arguments: list[str], commands: list[list[str]]) -> None:
         with pytest.raises(SystemExit):
             main(["test", *arguments])
         *small, rest = commands
-        begun = ["python", "-m", "pytest", *arguments]
-        assert all(command[: len(begun)] == begun for command in commands)
-        folders = [each.tests for each in environments.SMALL]
+        prefix = ["python", "-m", "pytest", *arguments]
+        assert all(command[: len(prefix)] == prefix for command in commands)
+        folders = [environment.tests for environment in environments.SMALL]
         assert [tuple(command[-2:]) for command in small] == folders
-        assert rest[-4:] == [f"--ignore={folder}" for each in folders for folder in each]
+        assert rest[-4:] == [f"--ignore={folder}" for pair in folders for folder in pair]
 
     @pytest.mark.parametrize("arguments", [["tests/core"], ["-k", "slices"], ["--exitfirst", "tests/core"]])
-    def test_arguments_select(self, arguments: list[str], commands: list[list[str]]) -> None:
+    def test_arguments_select_tests(self, arguments: list[str], commands: list[list[str]]) -> None:
         with pytest.raises(SystemExit):
             main(["test", *arguments])
         assert commands == [["python", "-m", "pytest", *arguments]]
@@ -336,7 +336,7 @@ class TestBenchmarks:
     def test_unknown_name(self) -> None:
         done = run_dev("bench", "no_such_benchmark")
         assert done.returncode == 2
-        assert done.stderr == "no benchmark no_such_benchmark: `./dev bench --list` shows those there are.\n"
+        assert done.stderr == "unknown benchmark no_such_benchmark: `./dev bench --list` lists all benchmarks\n"
 
     def test_list_needs_no_environment(self) -> None:
         done = run_dev("bench", "--list")
@@ -356,13 +356,13 @@ class TestCommandLine:
     def test_unknown_verb(self) -> None:
         done = run_dev("tset")
         assert done.returncode == 2
-        assert done.stderr == f"no verb tset: one of {', '.join(verbs.VERBS)}.\n"
+        assert done.stderr == f"unknown verb tset: use one of {', '.join(verbs.VERBS)}\n"
 
     @pytest.mark.parametrize("verb", ["setup", "check", "clean"])
     def test_unwanted_arguments_are_refused(self, verb: str) -> None:
         done = run_dev(verb, "--fast", "a b")
         assert done.returncode == 2
-        assert done.stderr == f"./dev {verb} takes no arguments, not: --fast 'a b'\n"
+        assert done.stderr == f"./dev {verb} takes no arguments, got: --fast 'a b'\n"
 
     def test_works_from_any_folder(self, tmp_path: Path) -> None:
         assert run_dev("bench", "--list", cwd=tmp_path).returncode == 0
@@ -379,17 +379,17 @@ class TestProcesses:
 
     def test_environment_of_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET"):
-            monkeypatch.setenv(name, "/astray")
+            monkeypatch.setenv(name, "/elsewhere")
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         environ = verbs.work_environ(environments.FULL)
         assert "PYTHONDONTWRITEBYTECODE" not in environ
-        assert "/astray" not in environ.values()
+        assert "/elsewhere" not in environ.values()
         assert environ["OMP_NUM_THREADS"] == "1"
         assert environ["PATH"].split(os.pathsep)[0] == str(ROOT / ".venv" / "bin")
 
-    def test_what_is_installed_is_compiled(self) -> None:
-        """Or every process that needs torch compiles it again, and takes three times as long to start."""
+    def test_installed_packages_have_bytecode(self) -> None:
+        """Otherwise every process that imports torch would compile it, and take three times as long to start."""
         import torch
 
         assert Path(importlib.util.cache_from_source(torch.__file__)).exists()
@@ -398,16 +398,16 @@ class TestProcesses:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(installation, "ROOT", tmp_path)
-        waits: list[int] = []
+        operations: list[int] = []
 
         def flock(_: object, operation: int) -> None:
-            waits.append(operation)
+            operations.append(operation)
             if operation & fcntl.LOCK_NB:
                 raise BlockingIOError
 
         monkeypatch.setattr(fcntl, "flock", flock)
         with installation.setup_lock():
-            assert waits == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
+            assert operations == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
         assert "another ./dev" in capsys.readouterr().err
 
     def test_the_lock_is_held_and_released(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ class TestProcesses:
         with (tmp_path / ".venv.lock").open("w") as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def test_pip_takes_over_where_uv_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pip_is_used_if_uv_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         programs: list[str] = []
 
         def fake_run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -430,33 +430,33 @@ class TestProcesses:
         assert installation.install(environments.FULL, ["numpy"])
         assert programs == ["uv", "python"]
 
-    def test_clean_spares_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_clean_keeps_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (installation, verbs):
             monkeypatch.setattr(module, "ROOT", tmp_path)
         for folder in (".venv/bin", ".venv-core", ".mypy_cache", "view/penstock/__pycache__", "runs/demo/1"):
             (tmp_path / folder).mkdir(parents=True)
         assert main(["clean"]) == 0
-        left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir())
-        assert left == ["runs", "runs/demo", "runs/demo/1", "view", "view/penstock"]
+        remaining = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir())
+        assert remaining == ["runs", "runs/demo", "runs/demo/1", "view", "view/penstock"]
 
 
 def run_of_two_workers(folder: Path, tests: str) -> str:
-    """What pytest says to these tests."""
+    """Return the output of pytest with two workers for the given tests."""
     (folder / "test_these.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *verbs.TWO_WORKERS, "."]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
 
 
 def test_tests_of_a_group_share_a_worker(tmp_path: Path) -> None:
-    """They share fixtures that take long to make; xdist and pytest of some versions lose the groups without a word."""
+    """They share expensive fixtures; some versions of xdist and pytest silently ignore the groups."""
     marked = (
         "import pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('n', range(3))\ndef test(n): pass\n"
     )
-    said = run_of_two_workers(tmp_path, marked)
-    assert "test_these.py::test[2]@one" in said, said
+    output = run_of_two_workers(tmp_path, marked)
+    assert "test_these.py::test[2]@one" in output, output
 
 
-DYING = """
+CRASHING = """
 import os, pytest
 
 @pytest.mark.parametrize("n", range(60))
@@ -467,5 +467,5 @@ def test(n):
 
 
 def test_a_worker_that_crashes_ends_the_run(tmp_path: Path) -> None:
-    said = run_of_two_workers(tmp_path, DYING)
-    assert "crashed while running 'test_these.py::test[17]'" in said, said
+    output = run_of_two_workers(tmp_path, CRASHING)
+    assert "crashed while running 'test_these.py::test[17]'" in output, output

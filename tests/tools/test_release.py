@@ -1,4 +1,4 @@
-"""`./dev release`: one command writes the version, wherever it stands."""
+"""`./dev release`: one command writes the version into every file that has it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER = "7.8.9"
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The files that have a version, in another place."""
+    """Copy the files that have a version into a temporary folder."""
     files = [Path(member, "pyproject.toml") for member in members()]
     for file in [*files, release.CHART / "Chart.yaml", release.CHART / "values.yaml"]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def test_the_version_is_written_everywhere_and_nothing_else_changes(copy: Path) 
         assert path.read_text() == text.replace(core.__version__, OTHER)
 
 
-def test_it_may_be_written_again(copy: Path) -> None:
+def test_a_second_run_changes_no_file(copy: Path) -> None:
     before = {path: path.read_text() for path in copy.rglob("*.*")}
     assert release.write(core.__version__, copy) == []
     release.write(OTHER, copy)
@@ -42,12 +42,12 @@ def test_it_may_be_written_again(copy: Path) -> None:
     assert {path: path.read_text() for path in before} == before
 
 
-def test_members_ask_for_the_new_version_of_each_other(copy: Path) -> None:
+def test_members_require_the_new_version_of_each_other(copy: Path) -> None:
     release.write(OTHER, copy)
     lines = (copy / "agent" / "pyproject.toml").read_text().splitlines()
-    asked = [Requirement(line.strip(' ",')) for line in lines if line.strip().startswith('"penstock-')]
-    assert len(asked) == 3
-    assert {str(requirement.specifier) for requirement in asked} == {f"=={OTHER}"}
+    requirements = [Requirement(line.strip(' ",')) for line in lines if line.strip().startswith('"penstock-')]
+    assert len(requirements) == 3
+    assert {str(requirement.specifier) for requirement in requirements} == {f"=={OTHER}"}
 
 
 @pytest.mark.parametrize("arguments", [[], ["0.2"], ["v0.2.0"], ["0.2.0rc1"], ["0.2.0", "0.3.0"], ["--help"]])

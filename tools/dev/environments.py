@@ -1,4 +1,4 @@
-"""The virtual environments of this repository: what has to be in each, and whether it already is."""
+"""Virtual environments of the repository: their contents, and whether an existing one is up to date."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?")
-"""The name at the begin of a requirement, and its extras."""
-INSTALLING = {
+"""Name at the start of a requirement, and its extras."""
+INSTALLER_SETTINGS = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    "UV_COMPILE_BYTECODE": "1",  # as pip does; else every process compiles torch itself, which takes seconds
+    "UV_COMPILE_BYTECODE": "1",  # as pip does; otherwise every process would compile torch, which takes seconds
     "UV_PYTHON_DOWNLOADS": "never",
     "UV_SYSTEM_CERTS": "true",
 }
-"""Settings of uv and pip, unless the user's own say otherwise."""
+"""Default environment variables of uv and pip; the user's take precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A virtual environment: some members of the workspace, editable, with what they need, and a dependency group.
+    """Virtual environment: editable members of the workspace with their dependencies, and a dependency group.
 
-    ``tests`` are folders of tests that run there, and so without anything else.
+    ``tests`` are the folders of tests that run in it, to prove that they need no other member.
     """
 
     folder: str
@@ -48,7 +48,7 @@ class Environment:
 
     @property
     def marker(self) -> Path:
-        """Written last, so that an interrupted installation never looks finished."""
+        """File written last, so that an interrupted installation never counts as finished."""
         return self.path / ".dev-key"
 
 
@@ -64,14 +64,14 @@ SMALL = (CORE, OPERATOR)
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """The repository's pyproject.toml, and that of each member by its folder."""
+    """Parsed pyproject.toml of the repository, and of each member by its folder."""
 
     root: Mapping[str, Any]
     members: Mapping[str, Mapping[str, Any]]
 
 
 def group_requirements(groups: Mapping[str, Sequence[Any]], name: str) -> list[str]:
-    """The requirements of a dependency group, included groups expanded (PEP 735)."""
+    """Return the requirements of a dependency group, with included groups expanded (PEP 735)."""
     requirements: list[str] = []
     for entry in groups[name]:
         if isinstance(entry, str):
@@ -89,32 +89,33 @@ def read_workspace() -> Workspace:
 
 
 def needed_members(requirements: Sequence[str], members: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The folders of the members that these requirements install, which need each other by name and extra."""
+    """Return the folders of the members that these requirements install, directly or as dependencies of members."""
     projects = {member["project"]["name"]: member["project"] for member in members.values()}
-    waiting, needed = list(requirements), set[tuple[str, str]]()
-    while waiting:
-        match = REQUIREMENT.match(waiting.pop())
+    unresolved, needed = list(requirements), set[tuple[str, str]]()
+    while unresolved:
+        match = REQUIREMENT.match(unresolved.pop())
         if match is None or match[1] not in projects:
             continue
         project = projects[match[1]]
         extras = (match[2] or "").split(",")
-        wanted = {"": project["dependencies"], **project.get("optional-dependencies", {})}
-        for part in {"", *extras} - {part for name, part in needed if name == match[1]}:
-            needed.add((match[1], part))
-            waiting += wanted[part]
+        dependencies = {"": project["dependencies"], **project.get("optional-dependencies", {})}
+        for extra in {"", *extras} - {extra for name, extra in needed if name == match[1]}:
+            needed.add((match[1], extra))
+            unresolved += dependencies[extra]
     return [folder for folder, member in members.items() if (member["project"]["name"], "") in needed]
 
 
 def environment_key(environment: Environment, workspace: Workspace, constraints: bytes) -> str:
-    """Changes whenever the installed environment would: members, dependencies, interpreter, the repository's place.
+    """Hash of everything that determines the installed environment.
 
-    All that a member says of itself is among what is installed, its version and programs too.
+    These are the constraints, the dependency group, the complete pyproject.toml of the members (their version and
+    scripts are installed, too), the interpreter, and the path of the repository.
     """
     folders = needed_members(environment.members, workspace.members)
     parts = {
         "constraints": hashlib.sha256(constraints).hexdigest(),
         "group": group_requirements(workspace.root["dependency-groups"], environment.group),
-        "installing": INSTALLING,
+        "installing": INSTALLER_SETTINGS,
         "members": {folder: workspace.members[folder] for folder in folders},
         "python": [platform.python_version(), sys.base_prefix],
         "root": str(ROOT),
@@ -123,11 +124,11 @@ def environment_key(environment: Environment, workspace: Workspace, constraints:
 
 
 def is_current(marker_text: str | None, key: str, nvidia: bool) -> bool:
-    """Whether a finished environment fits; one with CPU wheels no longer does once there is a GPU."""
+    """Whether a finished environment is up to date. With a GPU, one with PyTorch's CPU build is not."""
     if marker_text is None:
         return False
-    found_key, _, build = marker_text.strip().partition(" ")
-    return found_key == key and not (nvidia and build == "cpu")
+    installed_key, _, build = marker_text.strip().partition(" ")
+    return installed_key == key and not (nvidia and build == "cpu")
 
 
 def read_marker(environment: Environment) -> str | None:

@@ -1,4 +1,4 @@
-"""Makes the environments, by uv or else by pip."""
+"""Creation of the virtual environments with uv, or with pip if uv fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tools.dev.console import SetupError, say
 from tools.dev.environments import (
     FULL,
-    INSTALLING,
+    INSTALLER_SETTINGS,
     ROOT,
     Environment,
     Workspace,
@@ -30,14 +30,14 @@ from tools.dev.environments import (
 from tools.dev.machine import GIGABYTE, INTERPRETER, answers, has_nvidia, require_disk_space, require_ensurepip
 
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-DISK_BYTES = {"cpu": 2 * GIGABYTE, "cuda": 8 * GIGABYTE}  # by PyTorch build, for everything in .venv
-PLANNED = ("deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175b-cluster.yaml")
-"""A job whose planning runs every compiled loop."""
+DISK_BYTES = {"cpu": 2 * GIGABYTE, "cuda": 8 * GIGABYTE}  # by build of PyTorch, for everything in .venv
+WARM_UP_JOB = ("deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175b-cluster.yaml")
+"""Arguments of `penstock plan`, whose planning compiles every inner loop."""
 
 
 @contextlib.contextmanager
 def setup_lock() -> Iterator[None]:
-    """Holds the repository's one setup lock; a second `dev` waits for the first."""
+    """Hold the repository's setup lock; a second `./dev` waits for the first."""
     with (ROOT / ".venv.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,9 +48,9 @@ def setup_lock() -> Iterator[None]:
 
 
 def clean_environ() -> dict[str, str]:
-    """The environment without what would lead another interpreter astray."""
-    astray = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "PIP_TARGET", "PIP_USER", "PIP_PREFIX"}
-    return {name: value for name, value in os.environ.items() if name not in astray}
+    """Return the process environment without variables that would redirect another interpreter."""
+    redirecting = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "PIP_TARGET", "PIP_USER", "PIP_PREFIX"}
+    return {name: value for name, value in os.environ.items() if name not in redirecting}
 
 
 def run_quietly(*command: str | Path) -> bool:
@@ -59,59 +59,59 @@ def run_quietly(*command: str | Path) -> bool:
 
 
 def install(environment: Environment, arguments: Sequence[str]) -> bool:
-    """Install with uv, which shares files between clones, or else with pip; both show their own progress."""
+    """Install with uv, which shares files between clones, or with pip if uv fails; both print their progress."""
     uv = [str(FULL.path / "bin" / "uv"), "pip", "install", "--python", str(environment.python)]
     pip = [str(FULL.python), "-m", "pip", "--python", str(environment.python), "install"]
-    environ = {**INSTALLING, **clean_environ()}
+    environ = {**INSTALLER_SETTINGS, **clean_environ()}
     for installer in (uv, pip):
         command = [*installer, "--constraint", "constraints.txt", *arguments]
         with contextlib.suppress(FileNotFoundError):
             if subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode == 0:
                 return True
-            say(f"this failed: {shlex.join(command)}")
+            say(f"command failed: {shlex.join(command)}")
     return False
 
 
 def choose_torch(nvidia: bool) -> str:
-    """Which build of PyTorch to install, "cpu" or "cuda", and say so.
+    """Return the build of PyTorch to install, "cpu" or "cuda", and print the choice.
 
-    The package index has CUDA builds for Linux, gigabytes larger and of no use without a device.
+    For Linux the package index has only CUDA builds, which are gigabytes larger and useless without a GPU.
     """
     if nvidia:
-        say("NVIDIA device found: PyTorch with CUDA, from the package index")
+        say("NVIDIA device found: installing PyTorch with CUDA from the package index")
         return "cuda"
     if answers(CPU_WHEELS):
-        say("no NVIDIA device: PyTorch's CPU wheels")
+        say("no NVIDIA device: installing PyTorch's CPU wheels")
         return "cpu"
-    say("no NVIDIA device, but PyTorch's CPU wheels cannot be reached: PyTorch as the package index has it")
+    say(f"no NVIDIA device, but {CPU_WHEELS} does not answer: installing the larger PyTorch of the package index")
     return "cuda"
 
 
 def build_full(key: str, workspace: Workspace, nvidia: bool) -> None:
-    """Make .venv from nothing, PyTorch's CPU build apart because it lies in an index of its own.
+    """Create .venv. PyTorch's CPU build is installed separately, because it has a separate index.
 
-    Raises SetupError when the machine lacks something or the packages cannot be installed.
+    Raises SetupError if the machine lacks a requirement or the packages cannot be installed.
     """
     require_ensurepip()
     torch = choose_torch(nvidia)
-    if read_marker(FULL) is None:  # made before, its files lie in the download cache
+    if read_marker(FULL) is None:  # after an earlier setup the files are in the download cache
         require_disk_space(DISK_BYTES[torch])
     make_venv(FULL)
     if not run_quietly(FULL.python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "uv"):
-        say("uv could not be installed: pip will do, only slower")
-    say("installing; PyTorch is large, so the first download can take minutes")
+        say("could not install uv: installing with pip, which is slower")
+    say("installing packages; PyTorch is large, so the first download can take minutes")
     if torch == "cpu" and not install(FULL, ["--no-deps", "--index-url", CPU_WHEELS, "torch"]):
         torch = "cuda"
     install_packages(FULL, workspace)
-    say("compiling the planner's inner loops, once")
-    run_quietly(FULL.path / "bin" / "penstock", "plan", *PLANNED)
+    say("compiling the planner's inner loops")
+    run_quietly(FULL.path / "bin" / "penstock", "plan", *WARM_UP_JOB)
     FULL.marker.write_text(f"{key} {torch}\n")
 
 
 def build_small(environment: Environment, key: str, workspace: Workspace) -> None:
-    """Make one of the others from nothing with the installer of .venv.
+    """Create an environment other than .venv, with the installer of .venv.
 
-    Raises SetupError when the packages cannot be installed.
+    Raises SetupError if the packages cannot be installed.
     """
     make_venv(environment, "--without-pip")
     install_packages(environment, workspace)
@@ -119,23 +119,23 @@ def build_small(environment: Environment, key: str, workspace: Workspace) -> Non
 
 
 def make_venv(environment: Environment, *options: str) -> None:
-    say(f"making {environment.folder} with Python {platform.python_version()}")
+    say(f"creating {environment.folder} with Python {platform.python_version()}")
     shutil.rmtree(environment.path, ignore_errors=True)
     if not run_quietly(INTERPRETER, "-m", "venv", *options, environment.path):
-        raise SetupError(f"`{INTERPRETER} -m venv {environment.folder}` failed, as said above.", 3)
+        raise SetupError(f"`{INTERPRETER} -m venv {environment.folder}` failed: fix the error above, then retry", 3)
 
 
 def install_packages(environment: Environment, workspace: Workspace) -> None:
-    """Every member is named by its folder, so that no index is asked for one."""
+    """Install members from their folders, so that the installer never requests one from an index."""
     requirements = group_requirements(workspace.root["dependency-groups"], environment.group)
     folders = needed_members(environment.members, workspace.members)
     editable = [word for folder in folders for word in ("--editable", f"./{folder}")]
     if not install(environment, [*editable, *requirements]):
-        raise SetupError("the packages could not be installed, as said above: is the package index reachable?", 3)
+        raise SetupError("could not install the packages (error above): check that the package index is reachable", 3)
 
 
 def ensure(environment: Environment) -> None:
-    """Make an environment unless a fitting one is there."""
+    """Create an environment unless an up-to-date one exists."""
     workspace = read_workspace()
     key = environment_key(environment, workspace, (ROOT / "constraints.txt").read_bytes())
     nvidia = has_nvidia()

@@ -1,4 +1,4 @@
-"""What `./dev` does, verb by verb. Most become another program in `.venv`."""
+"""Verbs of `./dev`. Most execute another program of `.venv`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tools.dev.environments import FULL, ROOT, SMALL, Environment
 from tools.dev.installation import clean_environ, ensure, setup_lock
 
 TWO_WORKERS = ("-n", "2", "--dist", "loadgroup", "--max-worker-restart", "0")
-"""Workers of pytest. Tests of a group share one. A crashed worker ends the run, or xdist would wait forever."""
+"""Options of pytest: two workers, and tests of a group share one. A crashed worker ends the run; otherwise xdist would
+wait forever.
+"""
 CACHES = (".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 CHECKS: dict[str, tuple[str, ...]] = {
     "lint": ("ruff", "check", "--quiet"),
@@ -28,10 +30,10 @@ CHECKS: dict[str, tuple[str, ...]] = {
 
 
 def work_environ(environment: Environment) -> dict[str, str]:
-    """The process environment for work in an environment: its programs first, one thread per process.
+    """Return the process environment of an environment's programs: they are first on PATH, with one thread per process.
 
-    Compiled modules are kept, also where the user has none written: ranks, and pods of a cluster on this machine, load
-    the same ones again and again.
+    Bytecode is always cached, even if the user disabled it: each rank, and each pod of a cluster on this machine, loads
+    the same modules.
     """
     environ = clean_environ()
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -47,7 +49,7 @@ def run(command: Sequence[str], environment: Environment = FULL) -> int:
 
 
 def become(command: Sequence[str]) -> NoReturn:
-    """Turn into the command, so that signals and the exit code are its own."""
+    """Replace this process by the command, which then receives the signals and determines the exit code."""
     program = str(FULL.path / "bin" / command[0])
     sys.stdout.flush()
     os.chdir(ROOT)
@@ -62,7 +64,7 @@ def setup(arguments: Sequence[str]) -> int:
 
 
 def next_run_folder(existing: Sequence[str]) -> str:
-    """The first free number of runs/demo, as every demo is a run of its own."""
+    """Return the folder in runs/demo with the next number, since every demo is a separate run."""
     taken = [int(name) for name in existing if name.isdecimal()]
     return f"runs/demo/{max(taken, default=0) + 1}"
 
@@ -70,14 +72,16 @@ def next_run_folder(existing: Sequence[str]) -> str:
 def demo(arguments: Sequence[str]) -> int:
     ensure(FULL)
     if "--cluster" in arguments:
-        become(["python", "-m", "deploy.demonstration", *(each for each in arguments if each != "--cluster")])
+        become(
+            ["python", "-m", "deploy.demonstration", *(argument for argument in arguments if argument != "--cluster")]
+        )
     demos = ROOT / "runs" / "demo"
     folder = next_run_folder([path.name for path in demos.iterdir()] if demos.is_dir() else [])
     become(["penstock", "demo", "deploy/examples/stdlib-llama.yaml", "--folder", folder, *arguments])
 
 
 def test(arguments: Sequence[str]) -> int:
-    """Those of the smaller environments first, then everything else with all members."""
+    """Run the tests of the smaller environments first, then all other tests with all members."""
     ensure(FULL)
     pytest = ["python", "-m", "pytest"]
     if not all(argument.startswith("--") for argument in arguments):
@@ -85,11 +89,11 @@ def test(arguments: Sequence[str]) -> int:
     pytest += arguments
     for environment in SMALL:
         ensure(environment)
-        say(f"{', '.join(environment.tests)}, with {', '.join(environment.members)} alone")
+        say(f"{', '.join(environment.tests)}, with {', '.join(environment.members)} only")
         code = run([*pytest, *TWO_WORKERS, *environment.tests], environment)
         if code != 0:
             return code
-    say("everything else")
+    say("all other tests")
     become([*pytest, *TWO_WORKERS, *(f"--ignore={folder}" for small in SMALL for folder in small.tests)])
 
 
@@ -111,13 +115,13 @@ def cluster(arguments: Sequence[str]) -> int:
 
 
 def benchmarks(folder: Path) -> dict[str, str]:
-    """The benchmark modules of a folder, those with a `main`, and the first line of what each says of itself."""
-    found = {}
+    """Return the modules of a folder that have a `main`, with the first line of their docstring."""
+    summaries = {}
     for path in sorted(folder.glob("*.py")):
         module = ast.parse(path.read_text())
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in module.body):
-            found[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
-    return found
+            summaries[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
+    return summaries
 
 
 def bench(arguments: Sequence[str]) -> int:
@@ -128,7 +132,7 @@ def bench(arguments: Sequence[str]) -> int:
         return 0
     unknown = [name for name in arguments if name not in known]
     if unknown:
-        raise SetupError(f"no benchmark {', '.join(unknown)}: `./dev bench --list` shows those there are.")
+        raise SetupError(f"unknown benchmark {', '.join(unknown)}: `./dev bench --list` lists all benchmarks")
     ensure(FULL)
     failed = []
     for name in arguments or known:
@@ -143,8 +147,8 @@ def bench(arguments: Sequence[str]) -> int:
 
 def wheels(arguments: Sequence[str]) -> int:
     ensure(FULL)
-    here = [each if each.startswith("-") else str(Path(each).absolute()) for each in arguments]
-    become(["python", "-m", "tools.dev.wheels", *here])
+    absolute = [argument if argument.startswith("-") else str(Path(argument).absolute()) for argument in arguments]
+    become(["python", "-m", "tools.dev.wheels", *absolute])
 
 
 def release(arguments: Sequence[str]) -> int:
@@ -174,7 +178,7 @@ def clean(arguments: Sequence[str]) -> int:
 
 def refuse_arguments(verb: str, arguments: Sequence[str]) -> None:
     if arguments:
-        raise SetupError(f"./dev {verb} takes no arguments, not: {shlex.join(arguments)}")
+        raise SetupError(f"./dev {verb} takes no arguments, got: {shlex.join(arguments)}")
 
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {

@@ -1,7 +1,7 @@
-"""`./dev wheels FOLDER`: every member of the workspace as a wheel, and a constraint for pip and uv.
+"""`./dev wheels FOLDER`: build a wheel of every member of the workspace, and a constraints file for pip and uv.
 
-The distributions' names are not registered on the public index, and another project may take one. So nothing asks an
-index for them: the constraint names the wheel of each member by its place, and an installation has no other choice:
+The distributions' names are not registered on the public index, so another project may register one. The constraints
+file pins each member to the URL of its wheel, so that an installation never downloads a member from an index:
 
     pip install --constraint FOLDER/penstock.txt penstock-cli penstock-agent penstock-trainer
 
@@ -20,12 +20,12 @@ CONSTRAINT = "penstock.txt"
 
 
 def members() -> list[Path]:
-    """The folders of the workspace's members."""
+    """Return the folders of the workspace's members."""
     return [ROOT / folder for folder in read_workspace().members]
 
 
 def build(folder: Path) -> Path:
-    """Make the wheels in the folder, in place of older ones; the file of the constraint."""
+    """Build the wheels in the folder, replacing older ones; return the path of the constraints file."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("penstock_*.whl"):
@@ -41,9 +41,9 @@ def build(folder: Path) -> Path:
 
 
 def main() -> int:
-    """Make them in the folder that is named."""
+    """Build the wheels in the folder of the command line."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print("./dev wheels takes the folder to put the wheels into, and nothing else", file=sys.stderr)
+        print("./dev wheels takes one folder for the wheels: for example ./dev wheels dist", file=sys.stderr)
         return 2
     constraint = build(Path(sys.argv[1]))
     print(f"pip install --constraint {constraint} penstock-cli")
