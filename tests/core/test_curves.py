@@ -50,7 +50,7 @@ def test_an_envelope_has_the_least_greatest_mean_and_last_of_its_steps(values: l
 @example(count=1_000_000, place=0.5170001)
 @example(count=MAX_POINTS + 1, place=0.9999)
 def test_a_spike_of_one_step_is_in_the_chart_at_every_length(count: int, place: float) -> None:
-    """Points of several steps are joined again, as the service does with its roll-ups."""
+    """Points of several steps are merged, as the service does with its roll-ups."""
     spike = int(count * place)
     rolled = [
         CurvePoint(first, 0, 1.0, 1.0, 9.0 if first <= spike < first + 256 else 1.0, 1.0, min(256, count - first))

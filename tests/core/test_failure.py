@@ -55,10 +55,10 @@ def test_lines_that_show_none(line: str) -> None:
     assert read_failure(KILLED, [line]).evidence == ""
 
 
-def test_what_the_message_says_already_is_not_said_twice() -> None:
+def test_evidence_that_the_message_contains_is_left_out() -> None:
     message = "rank 0 failed in step 2 at 0F1.0: OutOfMemoryError: CUDA out of memory"
     assert read_failure(message, ["torch.OutOfMemoryError: CUDA out of memory"]).evidence == ""
 
 
-def test_nothing_said_is_nothing_told() -> None:
+def test_an_empty_message_without_lines_is_an_empty_failure() -> None:
     assert read_failure("", ()) == Failure(what="")

@@ -68,7 +68,7 @@ def test_launches_go_on_side_by_side_while_they_fit(launches: Launches) -> None:
     assert launches.holdings() == []
 
 
-def test_one_that_does_not_fit_is_told_what_is_missing_and_who_has_it(launches: Launches) -> None:
+def test_the_refusal_of_a_launch_names_the_missing_resources_and_their_holders(launches: Launches) -> None:
     with launches.held("run directory /r", Demand(cores=3, memory_bytes=12 * GIBIBYTE)):
         mistake = refusal(launches, Demand(cores=2, memory_bytes=6 * GIBIBYTE))
     assert mistake.where == "this machine"
@@ -79,7 +79,7 @@ def test_one_that_does_not_fit_is_told_what_is_missing_and_who_has_it(launches: 
     assert "wait" in mistake.remedy
 
 
-def test_one_that_is_alone_may_ask_for_more_than_there_is(launches: Launches) -> None:
+def test_a_single_launch_may_request_more_than_the_machine_has(launches: Launches) -> None:
     with launches.held("one", Demand(cores=8, memory_bytes=64 * GIBIBYTE)):
         refusal(launches, Demand(cores=1))
 
@@ -111,10 +111,10 @@ def test_launches_of_one_job_are_not_counted(launches: Launches) -> None:
     st.integers(1, 8),
     st.integers(1, 30),
 )
-def test_those_that_go_on_together_fit_or_there_is_one(
+def test_concurrent_launches_fit_or_there_is_only_one(
     demands: list[tuple[int, int]], cores: int, memory_bytes: int
 ) -> None:
-    """And one is refused only if it does not fit."""
+    """A launch is refused only if it does not fit."""
     capacity = Demand(cores=cores, memory_bytes=memory_bytes)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         launches = Launches(Path(folder), Machine(cores=cores, memory_bytes=memory_bytes), CPUS)
@@ -137,7 +137,7 @@ def test_those_that_go_on_together_fit_or_there_is_one(
 # Devices
 
 
-def test_each_launch_has_devices_of_its_own(on_devices: Launches) -> None:
+def test_launches_get_separate_devices(on_devices: Launches) -> None:
     with (
         on_devices.held("one", Demand(cuda_devices=1)) as one,
         on_devices.held("two", Demand(cuda_devices=2)) as two,
@@ -152,7 +152,7 @@ def test_each_launch_has_devices_of_its_own(on_devices: Launches) -> None:
         assert three == ("0",)
 
 
-def test_devices_that_were_given_already_are_held_if_they_are_free(on_devices: Launches) -> None:
+def test_devices_chosen_by_the_caller_are_held_if_they_are_free(on_devices: Launches) -> None:
     with on_devices.held("a service's", Demand(cuda_devices=1), devices=("1",)) as given:
         assert given == ("1",)
         assert on_devices.devices_of(on_devices.holdings()) == ("1",)
@@ -184,7 +184,7 @@ def test_devices_that_no_driver_lists_have_one_launch(launches: Launches) -> Non
 # Processes
 
 
-def test_what_a_killed_process_held_is_free(launches: Launches, tmp_path: Path) -> None:
+def test_resources_of_a_killed_process_are_free(launches: Launches, tmp_path: Path) -> None:
     folder = tmp_path / "launches"
     command = [sys.executable, "-c", HOLD, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -198,7 +198,7 @@ def test_what_a_killed_process_held_is_free(launches: Launches, tmp_path: Path) 
         assert len(list(folder.glob("*.json"))) == 1
 
 
-def test_of_those_that_start_together_only_as_many_do_as_fit(launches: Launches) -> None:
+def test_of_simultaneous_launches_only_those_that_fit_start(launches: Launches) -> None:
     outcomes: list[bool] = []
     all_tried, begin = threading.Barrier(8), threading.Barrier(8)
 
@@ -228,7 +228,7 @@ def test_a_launch_that_cannot_be_read_is_named(launches: Launches, tmp_path: Pat
         assert str(path) in holding.what
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(UserError, match=r"cannot be written(.|\n)*XDG_STATE_HOME"),
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         pass
 
 
-def test_what_is_held_is_read_back() -> None:
+def test_holdings_are_read_back() -> None:
     holding = Holding(
         pid=1, what="a run", cores=2, cuda_devices=1, memory_bytes=3, cpus=(0, 1), devices=("0",), uid="u"
     )

@@ -1,4 +1,4 @@
-"""The graph of a unit's buffers: it says what there is, from what it is made, and what making it again takes."""
+"""Graph of a unit's buffers: which buffers exist, their inputs, and the operations that recompute them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ NORM, PROJECT, ATTEND, ACTIVATE, OUTPUT = (
 
 @pytest.mark.parametrize("spec", [LLAMA, GPT2])
 def test_what_recomputation_does_of_a_unit(spec: ModelSpec) -> None:
-    """All of F if the output is wanted; the head keeps nothing, so nothing of it is made again."""
+    """All operations of F if the output is needed. The head keeps no buffer, so none is recomputed."""
     expected = {
         UnitKind.EMBEDDING: (Operation.EMBED,),
         UnitKind.ATTENTION: (NORM, PROJECT, ATTEND, OUTPUT),

@@ -95,7 +95,7 @@ def running(**changes: Any) -> Executor:
     return executor
 
 
-def test_an_undisturbed_life() -> None:
+def test_the_phases_of_a_job_without_failures() -> None:
     executor = running()
     executor.observe(attempt_state=AttemptState.SUCCEEDED)
     executor.settle()
@@ -110,7 +110,7 @@ def test_an_undisturbed_life() -> None:
     assert executor.seen.attempt_gone
 
 
-def test_a_fresh_profile_is_not_measured_again() -> None:
+def test_a_fresh_profile_is_reused() -> None:
     executor = Executor(spec())
     executor.observe(profile=Step.DONE)
     executor.settle()
@@ -152,26 +152,26 @@ def queued(**changes: Any) -> Cluster:
 
 
 class TestAttemptsThatWaitForTheirPlace:
-    def test_an_undisturbed_life(self) -> None:
+    def test_the_phases_of_a_job_without_failures(self) -> None:
         cluster = queued()
         cluster.observe(attempt_state=AttemptState.READY)
         cluster.settle()
         assert cluster.phases == [Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING]
 
-    def test_a_fresh_profile_is_not_measured_again(self) -> None:
+    def test_a_fresh_profile_is_reused(self) -> None:
         cluster = queued()
         cluster.observe(attempt_state=AttemptState.READY, profile=Step.DONE)
         cluster.settle()
         assert cluster.phases == [Phase.QUEUED, Phase.PLANNING, Phase.BINDING, Phase.RUNNING]
 
-    def test_one_that_fails_before_it_had_a_place_counts_as_a_failure(self) -> None:
+    def test_a_failure_before_placement_counts_as_a_failure(self) -> None:
         cluster = queued()
         cluster.observe(attempt_state=AttemptState.FAILED)
         cluster.settle()
         assert (cluster.seen.phase, cluster.seen.failures) == (Phase.RECOVERING, 1)
 
     @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.READY, AttemptState.RUNNING])
-    def test_a_disruption_is_nobody_s_failure(self, state: AttemptState) -> None:
+    def test_a_disruption_does_not_count_as_a_failure(self, state: AttemptState) -> None:
         cluster = queued()
         cluster.observe(attempt_state=state)
         cluster.settle()
@@ -179,7 +179,7 @@ class TestAttemptsThatWaitForTheirPlace:
         cluster.settle()
         assert (cluster.seen.phase, cluster.seen.failures, len(cluster.launches)) == (Phase.QUEUED, 0, 2)
 
-    def test_suspension_deletes_what_waits(self) -> None:
+    def test_suspension_deletes_a_waiting_attempt(self) -> None:
         cluster = queued()
         cluster.job = spec(runPolicy__suspend=True)
         cluster.settle()
@@ -201,7 +201,7 @@ class TestAttemptsThatWaitForTheirPlace:
     @pytest.mark.parametrize(
         ("short_since", "node_lost_since", "shrinks_at"), [(10.0, None, 130.0), (10.0, 5.0, 65.0), (90.0, 5.0, 90.0)]
     )
-    def test_an_elastic_one_shrinks_to_what_has_a_place(
+    def test_an_elastic_job_shrinks_to_its_placed_ranks(
         self, short_since: float, node_lost_since: float | None, shrinks_at: float
     ) -> None:
         cluster = queued(resources__ranks=4, resources__minRanks=2)
@@ -212,7 +212,7 @@ class TestAttemptsThatWaitForTheirPlace:
         assert [launch.ranks for launch in cluster.launches] == [4, 3]
         assert cluster.seen.failures == 0
 
-    def test_what_others_ahead_of_it_want_is_given_back_soon(self) -> None:
+    def test_places_that_jobs_ahead_need_are_given_back_soon(self) -> None:
         cluster = queued(resources__ranks=4)
         cluster.observe(placement_since=10.0, placed_ranks=2, gives_way_to="job b")
         due = 10.0 + life.GIVE_WAY_SECONDS
@@ -222,7 +222,7 @@ class TestAttemptsThatWaitForTheirPlace:
         assert decision == life.SetPhase(Phase.RECOVERING, "GaveWay", message)
 
     @pytest.mark.parametrize(("placed", "followed"), [(1, False), (0, True), (3, True)])
-    def test_what_stands_still_for_long_is_given_up(self, placed: int, followed: bool) -> None:
+    def test_an_attempt_placed_in_part_for_too_long_gives_up_its_places(self, placed: int, followed: bool) -> None:
         cluster = queued(resources__ranks=4)
         cluster.observe(placement_since=10.0, placed_ranks=placed, followed=followed, holders="held by job b")
         due = 10.0 + life.PLACED_IN_PART_SECONDS
@@ -231,12 +231,12 @@ class TestAttemptsThatWaitForTheirPlace:
         message = f"{placed} of 4 ranks have a place after 120 s; held by job b"
         assert decision == life.SetPhase(Phase.RECOVERING, "PlacedInPart", message)
 
-    def test_what_holds_nothing_and_is_waited_for_by_nobody_waits(self) -> None:
+    def test_an_attempt_without_places_waits_while_no_other_job_needs_them(self) -> None:
         cluster = queued(resources__ranks=4)
         cluster.observe(placement_since=10.0)
         assert decide(cluster.job, cluster.seen, 1e6) == []
 
-    def test_it_is_tried_again_after_a_pause_and_in_its_turn(self) -> None:
+    def test_a_job_that_gave_up_its_places_retries_after_a_pause_and_in_its_turn(self) -> None:
         cluster = queued(resources__ranks=4)
         cluster.observe(phase=Phase.RECOVERING, places_given_up_at=200.0, places_waited_seconds=200.0, jitter=0.0)
         cluster.observe(attempt_gone=True, attempt_state=AttemptState.NONE)
@@ -251,7 +251,7 @@ class TestAttemptsThatWaitForTheirPlace:
         assert len(cluster.launches) == launches + 1
 
     @pytest.mark.parametrize(("least", "feasible"), [(None, 3), (3, 2), (2, 4)])
-    def test_others_wait(self, least: int | None, feasible: int) -> None:
+    def test_a_job_that_cannot_shrink_waits(self, least: int | None, feasible: int) -> None:
         elastic = {} if least is None else {"resources__minRanks": least}
         cluster = queued(resources__ranks=4, **elastic)
         cluster.observe(short_since=0.0, feasible_ranks=feasible)
@@ -319,7 +319,7 @@ def test_an_attempt_that_never_takes_a_step_is_given_time_to_begin() -> None:
     assert decide(executor.job, executor.seen, 129.0) == [life.Wait(130.0)]
 
 
-def test_an_attempt_that_nobody_can_tell_of_does_not_stall() -> None:
+def test_an_attempt_without_progress_reports_does_not_count_as_stalled() -> None:
     executor = running()
     executor.observe(last_step_at=None, training_since=None)
     assert decide(executor.job, executor.seen, 1e9) == []
@@ -368,7 +368,7 @@ def test_a_plan_that_fits_nowhere_fails_at_once() -> None:
     assert executor.phases == [Phase.FAILED]
 
 
-def test_an_elastic_job_shrinks_when_all_ranks_are_long_in_coming() -> None:
+def test_an_elastic_job_shrinks_when_ranks_stay_pending() -> None:
     executor = Executor(spec(resources={"ranks": 4, "minRanks": 2}), Observed())
     executor.observe(feasible_ranks=3)
     executor.settle()
@@ -377,7 +377,7 @@ def test_an_elastic_job_shrinks_when_all_ranks_are_long_in_coming() -> None:
     assert executor.launches[-1].ranks == 3
 
 
-def test_it_grows_back_only_at_a_checkpoint_that_pays() -> None:
+def test_a_job_grows_back_only_at_a_checkpoint_and_if_it_pays() -> None:
     executor = running(resources={"ranks": 4, "minRanks": 2})
     executor.observe(attempt_ranks=3, feasible_ranks=4, capacity_stable_since=0.0, last_step_at=300.0)
     assert not _stops(executor, 300.0)
@@ -391,7 +391,7 @@ def test_it_grows_back_only_at_a_checkpoint_that_pays() -> None:
     assert next_one == life.SetPhase(Phase.RECOVERING, "Grow", "stopped after a checkpoint")
 
 
-def test_what_drifts_for_long_makes_room_for_another_measurement_where_that_is_wanted_and_pays() -> None:
+def test_a_job_with_lasting_drift_stops_for_a_new_profile_if_allowed_and_worthwhile() -> None:
     executor = running(runPolicy__replanOnDrift=True)
     executor.observe(drifted_since=100.0, last_step_at=5000.0)
     due = 100.0 + life.REPLAN_AFTER_DRIFT_SECONDS
@@ -473,7 +473,7 @@ TIMES = st.none() | st.floats(0, 1000)
     st.booleans(),
     st.floats(0, 2000),
 )
-def test_decisions_are_legal_whatever_is_seen(seen: Observed, suspend: bool, now: float) -> None:
+def test_decisions_are_legal_for_every_observation(seen: Observed, suspend: bool, now: float) -> None:
     policy = {"suspend": suspend, "activeDeadlineSeconds": 500, "replanOnDrift": True}
     job = spec(runPolicy=policy, resources={"ranks": 4, "minRanks": 2})
     for decision in decide(job, seen, now):

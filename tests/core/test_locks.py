@@ -47,27 +47,27 @@ def test_a_lock_is_free_once_its_holder_was_killed(tmp_path: Path) -> None:
         assert lock.take(), "it is taken once and held on to"
 
 
-def test_a_lock_that_was_let_go_of_is_free(tmp_path: Path) -> None:
+def test_a_released_lock_is_free(tmp_path: Path) -> None:
     with closing(Lock(tmp_path / "lock", "first")) as lock:
         assert lock.take()
     with closing(Lock(tmp_path / "lock", "second")) as lock:
         assert lock.take()
 
 
-def test_two_of_one_process_exclude_each_other(tmp_path: Path) -> None:
+def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     with closing(Lock(tmp_path / "lock", "first")) as first, closing(Lock(tmp_path / "lock", "second")) as second:
         assert first.take()
         assert not second.take()
 
 
-def test_who_is_alone_says_so_to_others(tmp_path: Path) -> None:
+def test_the_error_names_the_holder(tmp_path: Path) -> None:
     with alone(tmp_path / "lock", "here", "go away"), pytest.raises(UserError) as found:  # noqa: SIM117
         with alone(tmp_path / "lock", "here", "go away"):
             pass
     assert str(found.value) == f"here: is in use by process {os.getpid()}\n  remedy: go away"
 
 
-def test_a_machine_has_a_lock_of_its_own_also_in_a_shared_home(tmp_path: Path) -> None:
+def test_machines_that_share_a_home_have_separate_locks(tmp_path: Path) -> None:
     paths = [machine_lock_path({}, tmp_path, machine) for machine in ("one", "two")]
     assert paths == [tmp_path / ".local" / "state" / "penstock" / f"executor-{name}.lock" for name in ("one", "two")]
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}

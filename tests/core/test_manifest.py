@@ -110,8 +110,8 @@ def test_pins_divide_a_number_of_ranks_that_the_job_may_have() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_the_loss_of_a_run_that_diverged_can_be_told(loss: float) -> None:
-    told = StepMetrics(
+def test_a_loss_that_is_not_finite_round_trips(loss: float) -> None:
+    metrics = StepMetrics(
         step=1,
         loss=loss,
         step_seconds=1.0,
@@ -121,7 +121,7 @@ def test_the_loss_of_a_run_that_diverged_can_be_told(loss: float) -> None:
         peak_bytes=1,
         validation_loss=loss,
     )
-    assert str(StepMetrics.from_manifest(told.to_manifest())) == str(told)
+    assert str(StepMetrics.from_manifest(metrics.to_manifest())) == str(metrics)
 
 
 def test_a_missing_section_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Whatever core can write it reads again, from JSON and from YAML."""
+"""Every manifest that core writes can be read from JSON and from YAML."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_types_are_found() -> None:
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a_manifest_survives_both_text_forms(cls: type[Manifest], data: Any) -> None:
-    told = data.draw(valid(cls))
-    written = told.to_manifest()
-    assert cls.from_manifest(json.loads(json.dumps(written))) == told
-    assert cls.from_manifest(yamltext.load(yamltext.dump(written))) == told
+    original = data.draw(valid(cls))
+    written = original.to_manifest()
+    assert cls.from_manifest(json.loads(json.dumps(written))) == original
+    assert cls.from_manifest(yamltext.load(yamltext.dump(written))) == original

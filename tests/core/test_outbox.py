@@ -39,7 +39,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     assert second.progress == Progress(step=3, num_steps=9, phase="Running", last_checkpoint=2)
 
 
-def test_numbers_go_on_after_a_restart_and_begin_anew_in_another_attempt(tmp_path: Path) -> None:
+def test_sequence_numbers_continue_after_a_restart_and_start_at_zero_in_a_new_attempt(tmp_path: Path) -> None:
     for _ in range(3):
         box = opened(tmp_path)
         log(box, "hello")

@@ -70,7 +70,7 @@ def test_a_plan_survives_its_text_form(text: Any) -> None:
     assert read.digest == plan.digest
 
 
-def test_what_follows_from_a_plan() -> None:
+def test_derived_values_of_a_plan() -> None:
     plan = sound_plan(dp=3, placement=(0, 1, 2, 3, 4, 5))
     assert (plan.num_ranks, plan.sequence_length, plan.global_batch) == (6, 8, 6)
 
@@ -132,7 +132,7 @@ def test_ranks_of_0_1_0_read_the_plan_that_ranks_are_given() -> None:
     assert Plan.with_confidence(given, {}) == plan.for_ranks
 
 
-def test_ranks_are_given_no_explanation() -> None:
+def test_the_plan_for_ranks_has_no_explanation() -> None:
     plan = explained_plan()
     given = plan.for_ranks.to_manifest()
     assert unknown_fields(given, *OF_A_PLAN) == set()
@@ -141,7 +141,7 @@ def test_ranks_are_given_no_explanation() -> None:
 
 
 @pytest.mark.parametrize("given", [[], {}, {"prediction": []}, {"prediction": None}, None])
-def test_parts_that_are_no_plan_are_refused(given: Any) -> None:
+def test_fields_that_are_not_a_plan_are_refused(given: Any) -> None:
     with pytest.raises(UserError):
         Plan.with_confidence(given, {"lowSeconds": 1.0})
 
@@ -212,7 +212,7 @@ def test_a_timeline_sums_up_its_events() -> None:
     assert timeline.bubble.text == "55.0 % on average, 70.0 % on rank 1"
 
 
-def test_what_ranks_lose_is_said_once_where_all_lose_the_same() -> None:
+def test_equal_losses_of_all_ranks_are_stated_once() -> None:
     assert Lost.of([1, 1], 4).text == "25.0 % on every rank"
     assert (Lost.of([], 4), Lost.of([3], 0)) == (Lost(mean=0, worst=0, rank=0),) * 2
 
@@ -287,7 +287,7 @@ def test_money_is_shown_for_people(amount: float, text: str) -> None:
 
 
 @pytest.mark.parametrize("pin", Recompute)
-def test_a_plan_knows_the_pin_of_what_it_makes_again(pin: Recompute) -> None:
+def test_a_plan_has_the_pin_of_its_recomputation(pin: Recompute) -> None:
     plan = small_plan(pp=2, head_parts=2)
     remakes = tuple(uniform_remakes(plan.model, stage, pin.operations) for stage in plan.stages)
     plan = replace(plan, recompute=remakes)
@@ -342,7 +342,7 @@ def test_pins_are_of_layers_and_a_schedule_that_says_it_all_needs_none() -> None
     assert {each.unit for each in full_remakes(divided, (0, divided.num_units))} == set(UnitKind)
 
 
-def test_recomputations_of_a_schedule_of_which_nothing_is_said_are_older() -> None:
+def test_a_schedule_with_recomputation_but_no_policy_is_from_an_older_version() -> None:
     csv = ScheduleSpec(generator=CSV, text="0F0.0,0R0.0,0B0.0\n1F0.0,1B0.0\n")
     plan = small_plan(pp=2, slices=(4,))
     stages = plan.stages

@@ -57,7 +57,7 @@ def test_a_place_that_is_none_is_refused(change: dict[str, int], where: str) -> 
 
 
 @given(st.text(max_size=6000), st.lists(st.text(max_size=800), max_size=14))
-def test_a_report_always_has_room_and_keeps_its_numbers(message: str, last_words: list[str]) -> None:
+def test_a_report_always_fits_and_keeps_its_numbers(message: str, last_words: list[str]) -> None:
     report = replace(failed(message, *last_words), refused=True, last_checkpoint=40, done=3, total=9)
     text = termination_message(report)
     assert len(text.encode()) <= MOST_REPORT_BYTES
@@ -69,7 +69,7 @@ def test_a_short_report_is_whole() -> None:
     assert read(termination_message(report)) == report
 
 
-def test_the_newest_of_the_last_words_stay_and_the_message_is_whole() -> None:
+def test_the_newest_log_lines_and_the_whole_message_are_kept() -> None:
     words = tuple(f"{number} " + "x" * 290 for number in range(20))
     found = read(termination_message(failed("no", *words)))
     assert found.message == "no"

@@ -32,9 +32,9 @@ def test_a_profile_of_the_job_s_model_serves() -> None:
 
 
 def test_one_that_measured_operations_without_products_serves_as_one_that_did_not() -> None:
-    again = tuple(dataclasses.replace(each, kind=Kind.R) for each in FITTING.units if each.kind is Kind.F)
+    recomputations = tuple(dataclasses.replace(each, kind=Kind.R) for each in FITTING.units if each.kind is Kind.F)
     assert not any(each.kind is Kind.R for each in FITTING.units)
-    assert unfit(dataclasses.replace(FITTING, units=FITTING.units + again), SPEC, MODEL) is None
+    assert unfit(dataclasses.replace(FITTING, units=FITTING.units + recomputations), SPEC, MODEL) is None
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ PROGRAM = lowered(SPLIT_BACKWARD, slices=(3, 5), dp=True, tie=(0, 1))
 @pytest.mark.parametrize("program", [PROGRAM, lowered(TWO_MICROBATCHES)], ids=["split", "full"])
 @pytest.mark.parametrize("text", [json.dumps, yamltext.dump], ids=["json", "yaml"])
 def test_a_program_survives_its_text_form(program: Program, text: Any) -> None:
-    again = Program.from_manifest(yamltext.load(text(program.to_manifest())))
-    assert again == program
-    assert again.digest == program.digest
-    assert prove(again) == prove(program)
+    parsed = Program.from_manifest(yamltext.load(text(program.to_manifest())))
+    assert parsed == program
+    assert parsed.digest == program.digest
+    assert prove(parsed) == prove(program)
 
 
 def test_actions_are_written_as_their_text() -> None:

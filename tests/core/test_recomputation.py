@@ -57,7 +57,7 @@ def test_a_message_without_a_send_that_took_time_arrives_when_it_was_made() -> N
     assert recompute_times(timeline(*late))[0].hidden_ns == 6
 
 
-def test_the_last_stage_hides_nothing_though_its_rank_waits_afterwards() -> None:
+def test_the_last_stage_hides_nothing_although_its_rank_waits_afterwards() -> None:
     """Its gradient is sent later by all of R, whatever the rank does then."""
     found = recompute_times(
         timeline(
@@ -123,7 +123,7 @@ def test_stages_on_one_rank_wait_for_no_message_of_each_other() -> None:
     assert found == (RecomputeTime(exposed_ns=7),)
 
 
-def test_replicas_and_shards_have_neighbours_of_their_own() -> None:
+def test_hidden_time_depends_on_the_same_replica_and_shard_only() -> None:
     """Two replicas of a pipeline of two: the second one's gradient is later by 5."""
     one, other = hand_made(103), hand_made(108)
     moved = (replace(event, rank=event.rank + 2) for event in other.events)
@@ -133,7 +133,7 @@ def test_replicas_and_shards_have_neighbours_of_their_own() -> None:
     assert [each.hidden_ns for each in recompute_times(timeline(*shards, num_ranks=4))] == [3, 8, 0, 0]
 
 
-def test_nothing_is_said_of_steps_without_recomputation() -> None:
+def test_a_step_without_recomputation_has_no_summary() -> None:
     pair = compute(0, "(0F1.0;0B0.0)OVERLAP_F_B", 0, 5)
     assert recompute_times(timeline(compute(0, "0F0.0", 0, 5), pair)) == ()
     assert over_ranks(()) == RecomputeTime()
@@ -172,7 +172,7 @@ def simulated(text: str, costs: Costs, num_slices: int) -> Timeline:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.sampled_from([0, 40, 4000]))
-def test_what_is_exposed_is_what_the_step_takes_longer(
+def test_exposed_recomputation_is_the_time_by_which_the_step_is_longer(
     seed: int, num_slices: int, num_microbatches: int, split: bool, delay: int
 ) -> None:
     """Nothing waits for the backwards of the first rank, so its R lengthens the step by what is exposed alone."""
@@ -200,7 +200,7 @@ IN_PARTS = "0F0,0R0[0],0F1,0R0[1:3],0B0,0R1[0:3],0B1\n1F0,1R0,1B0,1F1,1R1,1B1\n"
 @pytest.mark.parametrize("delay", [0, 25])
 @pytest.mark.parametrize("text", [LOOPED, IN_PARTS])
 @given(seed=st.integers(0, 2**32))
-def test_hidden_and_exposed_are_all_that_is_made_again(text: str, delay: int, seed: int) -> None:
+def test_hidden_and_exposed_time_sum_to_all_recomputation(text: str, delay: int, seed: int) -> None:
     num_stages = 4 if text is LOOPED else 2
     costs = random_costs(random.Random(seed), 2, num_stages, 1)
     found = simulated(text, replace(costs, transfer_ns=costs.transfer_ns + delay), 1)

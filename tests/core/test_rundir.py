@@ -81,7 +81,7 @@ def test_writers_at_the_same_time_leave_one_of_their_texts(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_text_that_cannot_be_put_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     with pytest.raises(OSError, match="file"):
         write_atomically(tmp_path / "file", "text")
@@ -93,7 +93,7 @@ def test_no_metrics_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", range(1, 40))
-def test_a_line_cut_short_is_passed_over_and_spoils_none_that_follows(tmp_path: Path, kept: int) -> None:
+def test_a_truncated_line_is_skipped_and_the_following_are_read(tmp_path: Path, kept: int) -> None:
     run = RunDir(tmp_path)
     written(run, metrics(0), metrics(1))
     with run.metrics.open("a") as file:
@@ -104,7 +104,7 @@ def test_a_line_cut_short_is_passed_over_and_spoils_none_that_follows(tmp_path: 
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[]", b"7", b"nonsense", b'{"step": 1, "colour": "red"}', b"\xff\x00"])
-def test_a_damaged_line_costs_its_own_step_alone_and_is_named(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_loses_only_its_step_and_is_reported(tmp_path: Path, line: bytes) -> None:
     """A bit that flips on the disk must not cost the report of a run that trained to its end."""
     run = RunDir(tmp_path)
     written(run, metrics(0))
@@ -116,7 +116,7 @@ def test_a_damaged_line_costs_its_own_step_alone_and_is_named(tmp_path: Path, li
     assert re.search(r"metrics.jsonl:2 is no entry, and is left out", damaged)
 
 
-def test_a_flipped_bit_is_damage_to_what_it_names(tmp_path: Path) -> None:
+def test_a_flipped_bit_counts_as_damage(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     line = metrics_line(metrics(0))
     run.metrics.write_text(line.replace("attempt", "attumpt") + line.replace('"step": 0', '"step": "0"'))
@@ -136,7 +136,7 @@ def test_complete_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[st
     assert path.read_text() == "".join(f"{line}\n" for line in lines)
 
 
-def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+def test_files_round_trip(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
     run.job.write_text(yamltext.dump(example()))
@@ -169,7 +169,7 @@ def test_a_durable_file_is_on_the_disk_before_its_name_is(
     assert order == ([".file", "rename", "folder"] if durable else ["rename"])
 
 
-def test_writing_again_replaces(tmp_path: Path) -> None:
+def test_a_second_write_replaces_the_first(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for text in ("long and old", "new"):
         write_atomically(path, text)
@@ -177,7 +177,7 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for read, path in ((run.read_job, run.job), (run.read_plan, run.plan), (run.read_profile, run.profile)):
         with pytest.raises(UserError, match="No such file") as caught:
@@ -202,7 +202,7 @@ def test_a_broken_field_is_named_with_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["file", "read-only"])
-def test_a_place_that_cannot_be_written(tmp_path: Path, obstacle: str) -> None:
+def test_a_run_directory_that_cannot_be_created_is_an_error(tmp_path: Path, obstacle: str) -> None:
     blocked = tmp_path / "blocked"
     if obstacle == "file":
         blocked.touch()

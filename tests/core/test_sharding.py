@@ -108,12 +108,12 @@ def test_addends_are_what_all_shards_hold_and_copied_heads(drawn: tuple[ModelSpe
 @pytest.mark.parametrize("unit", UnitKind)
 @pytest.mark.parametrize("kind", [Kind.F, Kind.I, Kind.W])
 def test_sums_are_replaced_by_a_scatter_and_a_gather_of_as_many_bytes(unit: UnitKind, kind: Kind) -> None:
-    """By arXiv 2205.05198, section 4.2.2; W gathers again what was kept by tokens; the embedding has no sum in I."""
+    """Section 4.2.2 of arXiv 2205.05198. W gathers a second time; the embedding has no sum in I."""
     assert unit_collectives(unit, kind, WHOLE) == ()
     summed = unit_collectives(unit, kind, Sharding(4, sequence_parallel=False))
     divided = Counter(unit_collectives(unit, kind, Sharding(4)))
     assert divided[Collective.SCATTER] == len(summed)
     assert divided[Collective.SUM] == 0
-    again = {(UnitKind.ATTENTION, Kind.W), (UnitKind.MLP, Kind.W), (UnitKind.EMBEDDING, Kind.I)}
+    gathers_twice = {(UnitKind.ATTENTION, Kind.W), (UnitKind.MLP, Kind.W), (UnitKind.EMBEDDING, Kind.I)}
     first = unit is UnitKind.EMBEDDING and kind is Kind.F
-    assert divided[Collective.GATHER] == len(summed) - first + ((unit, kind) in again)
+    assert divided[Collective.GATHER] == len(summed) - first + ((unit, kind) in gathers_twice)

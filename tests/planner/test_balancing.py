@@ -62,7 +62,7 @@ def test_many_stages_are_no_less_even_than_without_an_eye_for_the_head(
         assert rank_loads(unit_ns, bounds, owners).max() <= rank_loads(unit_ns, headed, owners).max()
 
 
-def test_a_part_for_every_rank_evens_them_where_moving_units_does_not() -> None:
+def test_a_head_part_per_rank_balances_ranks_that_moving_units_cannot() -> None:
     """Eight ranks along a V: a stage of four layers each, and then a part each of a head as long as a layer."""
     owners, unit_ns = (*range(8), *reversed(range(8))), [330, 670] * 32 + [115] * 8
     moved = evened_bounds(unit_ns, balanced_bounds(unit_ns, 16), owners)

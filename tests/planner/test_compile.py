@@ -52,7 +52,7 @@ def test_shards_sum_exactly_where_a_gradient_is_shared(tp: int, sequence_paralle
     assert starts == (set(range(len(plan.stages))) if is_shared else set())
 
 
-def test_an_imported_schedule_is_the_plans_own() -> None:
+def test_a_plan_keeps_its_imported_schedule() -> None:
     recipe = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3)
     plan = small_plan(schedule=recipe, num_stages=4, num_microbatches=2, precision=Precision.FP32)
     assert schedule_of(plan).to_csv() == recipe.text
@@ -60,7 +60,7 @@ def test_an_imported_schedule_is_the_plans_own() -> None:
 
 
 @pytest.mark.parametrize("asked", [problem(pp=2), measured_problem(pp=2), problem(pp=2, schedule="zbv")])
-def test_a_plan_is_realised_within_what_it_predicted_and_in_no_byte_less(asked: Problem) -> None:
+def test_a_program_fits_into_its_predicted_memory_and_not_into_a_byte_less(asked: Problem) -> None:
     plan = decide(asked).plan
     assert plan.prediction is not None
     needed = max(plan.prediction.peak_bytes)
@@ -71,13 +71,13 @@ def test_a_plan_is_realised_within_what_it_predicted_and_in_no_byte_less(asked: 
     assert "allow 1Mi" in caught.value.remedy
 
 
-def test_a_long_plan_is_held_against_its_limit_where_it_is_first_realised() -> None:
+def test_the_memory_of_a_long_plan_is_checked_when_it_is_compiled() -> None:
     decision = decide(problem(sequence_length=64, global_batch=64, micro_batch=1, pp=2, slices=16, schedule="zb-h1"))
     assert decision.program is None
-    told = decision.plan.prediction
-    assert told is not None
+    prediction = decision.plan.prediction
+    assert prediction is not None
     arena = program_of(decision.plan).ranks[0].arena_bytes
-    needed = told.peak_bytes[0] - told.slot_bytes[0] + arena
+    needed = prediction.peak_bytes[0] - prediction.slot_bytes[0] + arena
     with pytest.raises(UserError, match="the plan needs"):
         fitting_program_of(decision.plan, needed - 1)
 

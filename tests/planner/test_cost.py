@@ -127,7 +127,7 @@ RING_PASSES = {Collective.GATHER: 1, Collective.SCATTER: 1, Collective.SUM: 2}
     st.sampled_from(PASSES),
     st.integers(1, 2000),
 )
-def test_a_pass_takes_its_collectives_besides_what_a_shard_computes(
+def test_the_time_of_a_pass_is_the_compute_of_a_shard_and_its_collectives(
     model: ModelSpec, tp: int, sequence_parallel: bool, unit: UnitKind, kind: Kind, tokens: int
 ) -> None:
     """Against the same device with a network that takes no time; the head's F adds a small gather for each chunk."""
@@ -251,7 +251,7 @@ def test_the_optimizer_moves_every_state_once() -> None:
     assert narrow.optimizer_seconds(1000) == pytest.approx(1000 * (16 + 12 + 2) / DEVICE.memory_bandwidth)
 
 
-def test_only_the_head_needs_room_beyond_its_slots() -> None:
+def test_only_the_head_needs_transient_memory() -> None:
     cost = described(tp=2, sequence_parallel=False)
     assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 2, 8, 0) == 16 * 64 * 8 // 2
     assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 8, 1024, 0) == HEAD_CHUNK_TOKENS * 64 * 8 // 2
@@ -259,7 +259,7 @@ def test_only_the_head_needs_room_beyond_its_slots() -> None:
     assert cost.slowdown(UnitKind.MLP, Kind.F) == 1.0
 
 
-def test_gathered_hidden_states_and_scattered_addends_need_room() -> None:
+def test_gathered_hidden_states_and_scattered_addends_need_transient_memory() -> None:
     """15 tokens are 16 rows of 32 floats; I finds ``dy`` gathered in its slot."""
     cost, gathered = described(tp=2), 16 * 32 * 4
     for unit in (UnitKind.ATTENTION, UnitKind.MLP):

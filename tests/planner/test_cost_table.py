@@ -105,7 +105,7 @@ def test_a_plan_by_a_table_asks_nothing_else_of_the_device() -> None:
         for device in (cluster().device, slow)
     )
     assert fast.for_ranks == dataclasses.replace(slowed.for_ranks, reasons=fast.reasons)
-    assert fast.reasons[1:] == slowed.reasons[1:], "the first tells the utilization"
+    assert fast.reasons[1:] == slowed.reasons[1:], "the first has the utilization"
     assert fast.prediction is not None
     assert slowed.prediction is not None
     speed = slowed.prediction.speed

@@ -66,25 +66,30 @@ def test_equal_problems_have_equal_plans(chosen: dict[str, Any]) -> None:
 
 
 def test_the_parts_of_a_prediction_add_up() -> None:
-    told = decide(problem(ranks=4, global_batch=4), QUICK).plan.prediction
-    assert told is not None
-    parts = (told.compute_seconds, told.bubble_seconds, told.communication_seconds, told.reduction_seconds)
-    assert sum(parts) + told.optimizer_seconds == pytest.approx(told.step_seconds, rel=1e-9)
+    prediction = decide(problem(ranks=4, global_batch=4), QUICK).plan.prediction
+    assert prediction is not None
+    parts = (
+        prediction.compute_seconds,
+        prediction.bubble_seconds,
+        prediction.communication_seconds,
+        prediction.reduction_seconds,
+    )
+    assert sum(parts) + prediction.optimizer_seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
 
 
 def test_a_prediction_s_bubble_is_that_of_its_simulated_step() -> None:
     """The mean over ranks and the worst of them; the parts of the step are of the busiest, which waits least."""
     wanted = problem(ranks=4, global_batch=4, pp=4, schedule="1f1b", slices=1, micro_batch=1)
     plan = decide(wanted, QUICK).plan
-    told, timeline = plan.prediction, simulated(plan, cluster()).timeline
-    assert told is not None
-    assert told.bubble is not None
-    assert told.waiting is not None
-    assert told.bubble.to_manifest() == pytest.approx(timeline.bubble.to_manifest())
-    busiest = told.bubble_seconds / told.step_seconds
-    assert busiest <= told.waiting.mean <= told.waiting.worst <= told.bubble.worst
-    assert busiest < told.waiting.worst
-    assert f"waiting {told.waiting.range_text}" in plan.reasons[1]
+    prediction, timeline = plan.prediction, simulated(plan, cluster()).timeline
+    assert prediction is not None
+    assert prediction.bubble is not None
+    assert prediction.waiting is not None
+    assert prediction.bubble.to_manifest() == pytest.approx(timeline.bubble.to_manifest())
+    busiest = prediction.bubble_seconds / prediction.step_seconds
+    assert busiest <= prediction.waiting.mean <= prediction.waiting.worst <= prediction.bubble.worst
+    assert busiest < prediction.waiting.worst
+    assert f"waiting {prediction.waiting.range_text}" in plan.reasons[1]
 
 
 def predicted(**changes: Any) -> Prediction:
@@ -98,11 +103,11 @@ def predicted(**changes: Any) -> Prediction:
 
 
 def test_a_prediction_of_described_hardware_is_as_far_off_as_the_description_says() -> None:
-    told = decide(problem(), QUICK).plan.prediction
-    assert told is not None
-    assert told.low_seconds == pytest.approx((1 - cluster().error) * told.step_seconds)
-    assert told.high_seconds == pytest.approx((1 + cluster().error) * told.step_seconds)
-    assert told.warnings == ()
+    prediction = decide(problem(), QUICK).plan.prediction
+    assert prediction is not None
+    assert prediction.low_seconds == pytest.approx((1 - cluster().error) * prediction.step_seconds)
+    assert prediction.high_seconds == pytest.approx((1 + cluster().error) * prediction.step_seconds)
+    assert prediction.warnings == ()
 
 
 def test_the_interval_widens_with_what_measurements_spread() -> None:
@@ -202,7 +207,7 @@ def test_a_schedule_that_devices_would_hang_in_is_refused_before_anything_is_sea
 
 
 def test_a_plan_that_devices_would_hang_in_is_the_user_s_to_change() -> None:
-    """At the start of a rank it was an error of its own, which was tried again."""
+    """At the start of a rank it was an internal error, which was retried."""
     plan = decide(problem_from_cluster(crossed(HUB, "cpu"), cluster(num_nodes=3)), QUICK).plan
     fitting_program_of(plan, 2**30)
     with pytest.raises(UserError, match="may be kernel 16 that waits for its peer") as caught:
@@ -214,7 +219,7 @@ def test_a_plan_that_devices_would_hang_in_is_the_user_s_to_change() -> None:
 def test_receives_are_posted_late_where_they_occupy_the_device(device: str, late: bool) -> None:
     """At the start of a step rank 0 posted the receives of its first gradients, whose kernels spun through the warm-up.
 
-    The planner simulates, proves and measures the memory of the Program that every rank makes of the plan again.
+    The planner simulates, proves and measures the memory of the same Program that every rank compiles from the plan.
     """
     spec = job(ranks=2, global_batch=4, pp=2, micro_batch=1, schedule="1f1b")
     spec = dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, device=Device(device)))
@@ -394,10 +399,10 @@ CLASHES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("pinned", "told"), CLASHES)
-def test_pins_that_clash_are_one_clear_error(pinned: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("pinned", "message"), CLASHES)
+def test_pins_that_clash_are_one_clear_error(pinned: dict[str, Any], message: str) -> None:
     described = cluster(num_nodes=6, devices_per_node=2)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         decide(problem(described, **{"global_batch": 2, **pinned}), QUICK)
     assert caught.value.where.startswith("spec.parallelism") or caught.value.where == "schedule"
     assert caught.value.remedy

@@ -93,7 +93,7 @@ def test_the_recipe_of_a_candidate_is_the_order_that_was_simulated(data: st.Data
     assert judge.order(recipe).same_as(judge.order(found))
 
 
-def test_zb_without_room_for_its_stash_is_judged_by_the_bytes_of_its_leanest_order() -> None:
+def test_zb_without_memory_for_its_stash_has_the_bytes_of_its_leanest_order() -> None:
     mesh = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=2)
     candidate = Candidate(mesh=mesh, stages=((0, 5), (5, 10)), slices=(8, 8), schedule="zb")
     tight = Simulated(problem(memory=1000))

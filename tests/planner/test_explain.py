@@ -46,8 +46,8 @@ def reasons(about: Problem, found: Result, chosen: Evaluation, place: int = 1) -
 def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     found = result()
     best = found.best
-    told = reasons(problem_with(), found, best)
-    label, parts, slices, *shards, memory, time_limit, memory_limit, pinned, effort, floor = told
+    plan_reasons = reasons(problem_with(), found, best)
+    label, parts, slices, *shards, memory, time_limit, memory_limit, pinned, effort, floor = plan_reasons
     assert len(shards) == (best.candidate.mesh.tp > 1)
     assert label.startswith(best.candidate.label)
     assert re.search(r" per step, [\d,]+ tokens/s per device, MFU [\d.]+ %$", label)
@@ -88,14 +88,14 @@ def test_one_device_per_rank_is_planned_the_same_whatever_shards_would_do() -> N
     assert other.shards_text == ""
 
 
-def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
+def test_alternatives_are_of_different_kinds_and_state_how_much_slower_they_are() -> None:
     found = result()
-    told = alternatives(problem_with(), found, found.best)
-    assert 1 <= len(told) <= MOST_ALTERNATIVES
-    labels = [each.label for each in told]
+    listed = alternatives(problem_with(), found, found.best)
+    assert 1 <= len(listed) <= MOST_ALTERNATIVES
+    labels = [each.label for each in listed]
     assert len(set(labels)) == len(labels)
     assert found.best.candidate.label not in labels
-    for each in told:
+    for each in listed:
         if each.step_seconds is None:
             assert re.fullmatch(r"takes at least .* \([\d.]+ % slower\), whatever its order", each.reason)
             continue
@@ -139,16 +139,16 @@ def test_one_is_called_one(num_microbatches: int, num_slices: int, label: str) -
     assert label_of(mesh, num_slices, "zb") == label
 
 
-def test_what_was_rejected_says_what_it_lacks() -> None:
+def test_rejected_candidates_state_the_missing_memory() -> None:
     found = result(memory=400_000)
-    told = alternatives(problem_with(400_000), found, found.best)
-    rejected = [each for each in told if each.reason.startswith("needs")]
+    listed = alternatives(problem_with(400_000), found, found.best)
+    rejected = [each for each in listed if each.reason.startswith("needs")]
     too_large = [each for each in found.too_large if max(each.peak_bytes) > 400_000]
     assert len(rejected) == min(len(too_large), MOST_REJECTED)
     for each in rejected:
         assert each.peak_bytes is not None
         assert each.peak_bytes > 400_000
-    lacking = [each for each in told if each.reason.startswith("no stages fit")]
+    lacking = [each for each in listed if each.reason.startswith("no stages fit")]
     assert len(lacking) == min(len({each.candidate.label for each in found.shortages}), MOST_REJECTED)
     assert len(lacking) == len({each.label for each in lacking})
     assert rejected or lacking
@@ -160,12 +160,12 @@ def test_a_pinned_single_slice_is_called_pinned_and_nothing_else() -> None:
     assert reasons(pinned, found, found.best)[2] == "sequences are not sliced: pinned"
 
 
-def test_slices_are_told_as_they_are() -> None:
-    """Not as a fall from the longest to the shortest, which they may not be."""
+def test_slices_are_listed_in_order() -> None:
+    """Not as a range from the longest to the shortest: pinned slices may have any order."""
     pinned = problem(ranks=4, global_batch=4, slices=(3, 8, 5))
     found = decide(pinned, WIDE).result
-    told = reasons(pinned, found, found.best)[2]
-    assert told.startswith("3 slices of 3, 8, 5 tokens, as pinned, over ")
+    slices_reason = reasons(pinned, found, found.best)[2]
+    assert slices_reason.startswith("3 slices of 3, 8, 5 tokens, as pinned, over ")
 
 
 def test_a_search_that_ended_at_its_budget_claims_no_more() -> None:
@@ -207,32 +207,35 @@ def test_the_explanation_says_the_same_as_data() -> None:
     decision = decide(about, WIDE)
     prediction = decision.plan.prediction
     assert prediction is not None
-    told = prediction.explanation
-    assert told is not None
-    assert Explanation.from_manifest(told.to_manifest()) == told
-    assert told.pinned == ("pp 2", "slices 3/8/5")
-    assert f"pinned: {', '.join(told.pinned)}" in decision.plan.reasons
-    assert set(told.limits) < set(decision.plan.reasons)
-    assert told.search is not None
-    assert (told.search.ending, told.search.candidates) == (decision.result.ending.value, decision.result.num_judged)
-    assert told.search.floor_seconds is not None
-    assert told.search.floor_seconds <= prediction.step_seconds
-    assert told.parts is not None
-    assert sum(part.mean for _, part in told.parts.named) == pytest.approx(1.0)
-    assert told.parts.waiting == prediction.waiting
+    explanation = prediction.explanation
+    assert explanation is not None
+    assert Explanation.from_manifest(explanation.to_manifest()) == explanation
+    assert explanation.pinned == ("pp 2", "slices 3/8/5")
+    assert f"pinned: {', '.join(explanation.pinned)}" in decision.plan.reasons
+    assert set(explanation.limits) < set(decision.plan.reasons)
+    assert explanation.search is not None
+    assert (explanation.search.ending, explanation.search.candidates) == (
+        decision.result.ending.value,
+        decision.result.num_judged,
+    )
+    assert explanation.search.floor_seconds is not None
+    assert explanation.search.floor_seconds <= prediction.step_seconds
+    assert explanation.parts is not None
+    assert sum(part.mean for _, part in explanation.parts.named) == pytest.approx(1.0)
+    assert explanation.parts.waiting == prediction.waiting
     busiest = prediction.compute_seconds / prediction.step_seconds
-    assert told.parts.compute.worst == pytest.approx(busiest)
+    assert explanation.parts.compute.worst == pytest.approx(busiest)
 
 
 def test_memory_is_called_a_limit_only_where_a_faster_plan_needs_more() -> None:
     found = result(memory=600_000)
     about = problem_with(600_000)
     faster = [each for each in found.too_large if each.step_ns < found.best.step_ns]
-    told = explained(about, found, found.best).explanation.limits[-1]
-    assert told.startswith("memory is a limit: ") == bool(faster)
+    limit = explained(about, found, found.best).explanation.limits[-1]
+    assert limit.startswith("memory is a limit: ") == bool(faster)
     large = replace(found.best, step_ns=found.best.step_ns // 2, peak_bytes=(700_000,) * 4)
-    told = explained(about, replace(found, too_large=(large,)), found.best).explanation.limits[-1]
-    assert told == f"memory is a limit: {large.candidate.label} is 50.0 % faster, but needs 684 KiB of 586 KiB"
+    limit = explained(about, replace(found, too_large=(large,)), found.best).explanation.limits[-1]
+    assert limit == f"memory is a limit: {large.candidate.label} is 50.0 % faster, but needs 684 KiB of 586 KiB"
 
 
 def test_the_best_plans_are_distinct_and_in_the_order_of_their_predictions() -> None:
@@ -269,14 +272,14 @@ def recomputation(plan: Plan) -> str:
 
 
 def more_work(plan: Plan) -> float:
-    """What the simulator charges for R as a share of all other compute."""
+    """Return the simulated time of R as a share of all other compute."""
     events = [event for event in simulated(plan, cluster()).timeline.events if event.activity is Activity.COMPUTE]
-    again = sum(event.duration_ns for event in events if "R" in event.action)
-    return again / (sum(event.duration_ns for event in events) - again)
+    recomputation_ns = sum(event.duration_ns for event in events if "R" in event.action)
+    return recomputation_ns / (sum(event.duration_ns for event in events) - recomputation_ns)
 
 
 EARLIER = r"(?:begun up to \d actions? before its backward|in earlier waits of its ranks than those for gradients)"
-AGAIN = (
+RECOMPUTATION = (
     r"recomputation: (.*), which do not fit in (\d) MiB: ([\d.]+) % more work"
     rf"(?:, {EARLIER})?; (.*)"
 )
@@ -285,46 +288,46 @@ AGAIN = (
 @pytest.mark.parametrize(
     ("mebibytes", "rest"), [(8, r"the best plan found without recomputation takes .*, [\d.]+ % slower"), (4, "")]
 )
-def test_a_plan_says_what_it_makes_again_and_why(mebibytes: int, rest: str) -> None:
+def test_a_plan_states_what_it_recomputes_and_why(mebibytes: int, rest: str) -> None:
     decision = decide(crowded(mebibytes), WIDE)
     plan = decision.plan
-    told = re.fullmatch(AGAIN, recomputation(plan))
-    assert told
-    assert int(told[2]) == mebibytes
-    assert float(told[3]) == pytest.approx(100 * more_work(plan), abs=0.1)
-    assert told[1] == _made_again(crowded(mebibytes), decision.chosen.candidate)
-    assert re.fullmatch(rest or "no plan found without recomputation fits", told[4])
+    match = re.fullmatch(RECOMPUTATION, recomputation(plan))
+    assert match
+    assert int(match[2]) == mebibytes
+    assert float(match[3]) == pytest.approx(100 * more_work(plan), abs=0.1)
+    assert match[1] == _made_again(crowded(mebibytes), decision.chosen.candidate)
+    assert re.fullmatch(rest or "no plan found without recomputation fits", match[4])
     keeping = [each for each in plan.alternatives if "recomputes" not in each.label and each.step_seconds is not None]
     assert bool(keeping) == bool(rest)
     assert all("slower" in each.reason or "needs" in each.reason for each in keeping)
 
 
 @pytest.mark.parametrize("pin", [Recompute.SELECTIVE, Recompute.FULL])
-def test_what_is_pinned_is_said_to_be_pinned(pin: Recompute) -> None:
+def test_pinned_recomputation_is_called_pinned(pin: Recompute) -> None:
     plan = decide(crowded(400, recompute=pin, pp=2, dp=2, schedule="1f1b"), WIDE).plan
     text = rf"recomputation: (.*): pinned, ([\d.]+) % more work(?:, {EARLIER})?"
-    told = re.fullmatch(text, recomputation(plan))
-    assert told
-    assert float(told[2]) == pytest.approx(100 * more_work(plan), abs=0.1)
-    assert ("norms and activation functions of" in told[1]) == (pin is Recompute.SELECTIVE)
-    assert ("everything of " in told[1]) == (pin is Recompute.FULL)
+    match = re.fullmatch(text, recomputation(plan))
+    assert match
+    assert float(match[2]) == pytest.approx(100 * more_work(plan), abs=0.1)
+    assert ("norms and activation functions of" in match[1]) == (pin is Recompute.SELECTIVE)
+    assert ("everything of " in match[1]) == (pin is Recompute.FULL)
     assert any(reason.startswith("pinned: ") and f"recompute {pin.value}" in reason for reason in plan.reasons)
 
 
-def test_an_imported_schedule_has_its_own_recomputation() -> None:
+def test_recomputation_of_an_imported_schedule_is_attributed_to_it() -> None:
     schedule = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=2, recompute=True)
     plan = decide(problem(ranks=2, global_batch=2, dp=1, pp=2, tp=1, schedule=schedule), WIDE).plan
     assert re.search(r": part of the imported schedule, [1-9][\d.]* % more work$", recomputation(plan))
 
 
-def test_nothing_is_said_of_recomputation_where_there_is_none() -> None:
+def test_a_plan_without_recomputation_does_not_mention_it() -> None:
     for pinned in ({}, {"recompute": Recompute.NONE}):
         plan = decide(crowded(400, pp=2, dp=2, schedule="1f1b", **pinned), WIDE).plan
         assert not any("recomputation" in reason for reason in plan.reasons)
 
 
 @pytest.mark.parametrize("pin", [Recompute.NONE, Recompute.SELECTIVE])
-def test_a_pin_that_leaves_too_little_room_is_the_first_to_go(pin: Recompute) -> None:
+def test_a_recomputation_pin_that_exceeds_memory_is_the_first_remedy(pin: Recompute) -> None:
     """At 4 MiB only recomputation helps, at 1 MiB nothing does."""
     with pytest.raises(UserError, match="nothing fits") as caught:
         decide(crowded(4, recompute=pin), WIDE)
@@ -338,7 +341,7 @@ NORMS, ALL = (Operation.NORM,), tuple(remaking(DEEP, UnitKind.MLP))
 
 
 @pytest.mark.parametrize(
-    ("policies", "told"),
+    ("policies", "text"),
     [
         ("aa", "all 2 stages recompute norms of both MLPs"),
         (" a", "stage 1 recomputes norms of both MLPs"),
@@ -352,7 +355,7 @@ NORMS, ALL = (Operation.NORM,), tuple(remaking(DEEP, UnitKind.MLP))
         ("aabb", "stages 0 to 1 recompute norms of the MLP; stages 2 to 3 recompute everything of the MLP"),
     ],
 )
-def test_policies_are_told_stage_by_stage_unless_many_differ(policies: str, told: str) -> None:
+def test_policies_are_listed_by_stage_unless_many_differ(policies: str, text: str) -> None:
     per_stage = 4 // len(policies)
     count = min(per_stage, 2)
     norms = Remake(unit=UnitKind.MLP, count=count, operations=NORMS)
@@ -365,7 +368,7 @@ def test_policies_are_told_stage_by_stage_unless_many_differ(policies: str, told
         schedule="1f1b",
         recompute=tuple({"a": (norms,), "b": mixed, " ": ()}[each] for each in policies),
     )
-    assert _made_again(crowded(400), candidate) == told
+    assert _made_again(crowded(400), candidate) == text
 
 
 def test_one_alternative_keeps_everything() -> None:

@@ -78,7 +78,7 @@ def affine(b: int, n: int, c: int) -> float:
     return 1e-5 + 1e-6 * b * n + 1e-8 * b * (n * c + n * (n + 1) / 2)
 
 
-def test_the_report_tells_the_error_on_points_that_took_no_part() -> None:
+def test_the_report_has_the_error_on_held_out_points() -> None:
     cost = whole(affine, lambda b, n, c: 1.25 * affine(b, n, c))
     reports = {(report.unit, report.kind): report for report in cost.reports}
     attention, other = reports[UnitKind.ATTENTION, Kind.F], reports[UnitKind.MLP, Kind.F]
@@ -119,7 +119,7 @@ def test_a_time_of_zero_is_refused() -> None:
         measured_cost(profile((*profile().units, measured(UnitKind.MLP, Kind.F, seconds=0.0))))
 
 
-def test_each_degree_of_tensor_parallelism_is_fitted_to_its_own_records() -> None:
+def test_each_degree_of_tensor_parallelism_is_fitted_to_its_records() -> None:
     transients = tuple(
         TransientRecord(unit=UnitKind.MLP, kind=Kind.F, batch=1, length=16, prefix=0, num_bytes=1000 // tp, tp=tp)
         for tp in (1, 2)
@@ -139,7 +139,7 @@ def test_each_degree_of_tensor_parallelism_is_fitted_to_its_own_records() -> Non
         measured_cost(both, 4)
 
 
-def test_each_number_of_parts_of_the_head_is_fitted_to_its_own_records() -> None:
+def test_each_number_of_head_parts_is_fitted_to_its_records() -> None:
     """All else is the same in all of them; F is what a whole head's is not."""
     parts = tuple(
         measured(UnitKind.HEAD, kind, seconds=seconds * 1e-6, head_parts=2)

@@ -79,7 +79,7 @@ def test_two_ranks_with_a_head_of_70_percent_gain_a_quarter() -> None:
     assert step_seconds(whole.plan) >= 1.25 * step_seconds(free.plan)
 
 
-def test_a_plan_with_parts_says_so_and_is_simulated_again_alike() -> None:
+def test_a_plan_with_head_parts_states_them_and_simulates_to_the_same_time() -> None:
     found = decided(**FIXED, schedule="1f1b")
     plan, problem_ = found.plan, shared(**FIXED, schedule="1f1b")
     assert plan.model == HEAVY.divided(plan.head_parts)
@@ -88,8 +88,8 @@ def test_a_plan_with_parts_says_so_and_is_simulated_again_alike() -> None:
     assert candidate_of(plan).head_parts == plan.head_parts
     assert found.chosen.candidate.label.endswith(plan.head_text)
     assert any(f"the head is in {plan.head_parts} parts of the vocabulary, on ranks 0 and 1" in r for r in plan.reasons)
-    again = Simulated(problem_, plan.receive_ahead).evaluate(candidate_of(plan), in_full=True)
-    assert again.step_ns == found.chosen.step_ns
+    simulated = Simulated(problem_, plan.receive_ahead).evaluate(candidate_of(plan), in_full=True)
+    assert simulated.step_ns == found.chosen.step_ns
     assert Plan.from_manifest(plan.to_manifest()) == plan
 
 

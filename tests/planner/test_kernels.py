@@ -83,7 +83,7 @@ def layer_seconds(cost: KernelTimes, work: Work) -> float:
 def test_at_both_ideal_roofs_a_step_takes_its_flops_at_the_peak(model: ModelSpec) -> None:
     work = Work.of(2, 512, 0)
     pairs = model.layers * 4 * model.hidden * 2 * (512 * 513 / 2)
-    recomputed = 0.5 * pairs  # backward of fused attention computes the scores again: 2.5 times the forward, not 2
+    recomputed = 0.5 * pairs  # backward of fused attention recomputes the scores: 2.5 times the forward, not 2
     expected = (step_flops(model, 2, 512) + recomputed) / FREE_MEMORY.peak_flops
     assert layer_seconds(times(model), work) == pytest.approx(expected, rel=1e-6)
 
@@ -205,7 +205,9 @@ def test_a_sequence_in_slices_never_takes_less_than_whole(
 
 
 @given(MODELS, KINDS, st.integers(1, 4), st.integers(1, 4096))
-def test_what_a_stack_does_besides_takes_time(model: ModelSpec, device: DeviceSpec, batch: int, length: int) -> None:
+def test_extra_work_of_a_software_stack_takes_time(
+    model: ModelSpec, device: DeviceSpec, batch: int, length: int
+) -> None:
     work = Work.of(batch, length, 0)
 
     def whole(**changes: object) -> float:

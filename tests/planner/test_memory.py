@@ -65,7 +65,7 @@ def test_stages_have_the_layouts_bytes(
     st.integers(0, 2**32),
     st.data(),
 )
-def test_what_stages_make_again_has_the_layouts_bytes(
+def test_recomputed_slots_have_the_bytes_of_the_layout(
     model: ModelSpec,
     precision: Precision,
     batch: int,
@@ -74,7 +74,7 @@ def test_what_stages_make_again_has_the_layouts_bytes(
     seed: int,
     data: st.DataObject,
 ) -> None:
-    """Any operations of any units, also of parts of the head; nothing is lost: both slots hold what one did."""
+    """For any operations of any units and head parts: the kept and the recomputed slot have the bytes of one slot."""
     cuts = data.draw(st.sets(st.integers(1, model.num_units - 1)))
     stages = tuple(itertools.pairwise((0, *sorted(cuts), model.num_units)))
     recompute = data.draw(st.sampled_from([random_remakes(model, stages, seed), *fixed_remakes(model, stages)]))
@@ -83,22 +83,22 @@ def test_what_stages_make_again_has_the_layouts_bytes(
     remade = [remade_of(model, *each) for each in zip(stages, recompute, strict=True)]
     for slot in SlotKind:
         assert memory.slot_bytes(slot, tokens).tolist() == [
-            [stage_slot_bytes(model, precision, *stage, slot, batch, count, sharding, again) for count in tokens]
-            for stage, again in zip(stages, remade, strict=True)
+            [stage_slot_bytes(model, precision, *stage, slot, batch, count, sharding, units) for count in tokens]
+            for stage, units in zip(stages, remade, strict=True)
         ]
-    for slot, again in REMADE_SLOTS.items():
-        assert (memory.together_bytes((slot, again), tokens) == kept.slot_bytes(slot, tokens)).all()
+    for slot, recomputed in REMADE_SLOTS.items():
+        assert (memory.together_bytes((slot, recomputed), tokens) == kept.slot_bytes(slot, tokens)).all()
     assert (memory.state_bytes == kept.state_bytes).all()
 
 
 def fixed_remakes(model: ModelSpec, stages: Stages) -> list[tuple[Remakes, ...]]:
-    """Those that jobs can pin."""
+    """Return the policies that jobs can pin."""
     return [tuple(uniform_remakes(model, stage, pin.operations) for stage in stages) for pin in Recompute]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_what_megatron_keeps_goes_with_the_operations_that_make_it(tp: int) -> None:
-    """With all of them made again a layer keeps its keys and values, and with attention alone no scores."""
+def test_recomputed_operations_release_the_buffers_that_megatron_keeps(tp: int) -> None:
+    """With full recomputation a layer keeps only keys and values; with that of attention alone it keeps no scores."""
     length = 256
     model = ModelSpec(family=Family.GPT2, layers=1, hidden=256, heads=8, vocab=128, positions=length)
     kept = StageMemory(
@@ -121,7 +121,7 @@ def test_what_megatron_keeps_goes_with_the_operations_that_make_it(tp: int) -> N
 
 
 def remade_bytes(layers: int, *, on_demand: bool) -> tuple[int, int]:
-    """What stays from F to backward in a stage of so many layers that make everything again, and what comes back."""
+    """Return the bytes kept from F to backward, and the recomputed bytes, of a stage with full recomputation."""
     model = ModelSpec(family=Family.GPT2, layers=layers, hidden=256, heads=8, vocab=128, positions=256)
     stages = ((0, 1), (1, model.num_units - 1), (model.num_units - 1, model.num_units))
     memory = StageMemory(
@@ -133,8 +133,8 @@ def remade_bytes(layers: int, *, on_demand: bool) -> tuple[int, int]:
         sequence_length=256,
         recompute=tuple(full_remakes(model, stage) for stage in stages),
     )
-    kept, again = (memory.together_bytes(tuple(slots), [256]) for slots in (REMADE_SLOTS, REMADE_SLOTS.values()))
-    return int(kept[1, 0]), int(again[1, 0])
+    kept, recomputed = (memory.together_bytes(tuple(slots), [256]) for slots in (REMADE_SLOTS, REMADE_SLOTS.values()))
+    return int(kept[1, 0]), int(recomputed[1, 0])
 
 
 @pytest.mark.parametrize("layers", [2, 3, 7])

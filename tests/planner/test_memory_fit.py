@@ -77,9 +77,7 @@ def test_a_plan_is_found_whenever_any_partition_fits(chosen: dict[str, Any], pla
 
 @settings(max_examples=40)
 @given(PROBLEMS, st.floats(0, 1))
-def test_a_plan_is_found_whenever_any_partition_fits_with_everything_made_again(
-    chosen: dict[str, Any], place: float
-) -> None:
+def test_a_plan_is_found_if_any_partition_fits_with_full_recomputation(chosen: dict[str, Any], place: float) -> None:
     roomy = problem(**chosen)
     judge = Simulated(roomy)
     full = {fully_recomputed(roomy, each) for each in every_candidate(roomy)}
@@ -92,8 +90,10 @@ def test_a_plan_is_found_whenever_any_partition_fits_with_everything_made_again(
 
 @settings(max_examples=40)
 @given(PROBLEMS.filter(lambda chosen: chosen["schedule"] is not None), st.floats(0, 1), st.data())
-def test_ranks_make_again_what_they_lack(chosen: dict[str, Any], place: float, data: st.DataObject) -> None:
-    """Nothing where they lack nothing, and never more than everything, under orders that do not depend on that."""
+def test_ranks_recompute_as_much_as_their_memory_requires(
+    chosen: dict[str, Any], place: float, data: st.DataObject
+) -> None:
+    """They recompute nothing if all buffers fit, for schedules whose order does not depend on recomputation."""
     roomy = problem(**chosen)
     outline = data.draw(st.sampled_from([each for each in outlines(roomy) if each.head_parts == 1]))
     judge = Simulated(roomy)
@@ -169,14 +169,14 @@ def test_more_memory_changes_nothing_where_the_balanced_stages_fit() -> None:
     assert offered(problem(**chosen, memory=needed - 1), outline) != [roomy]
 
 
-def test_an_order_that_is_told_its_room_is_offered_stages_for_little_room_and_for_that_of_h1() -> None:
+def test_a_schedule_with_a_memory_limit_is_offered_stages_for_its_least_memory_and_for_that_of_zb_h1() -> None:
     chosen: dict[str, Any] = {"ranks": 4, "global_batch": 8, "pp": 4, "micro_batch": 1, "slices": 1, "schedule": "zb"}
     roomy = problem(**chosen)
     (outline,) = outlines(roomy)
     plain = peak(Simulated(roomy), dataclasses.replace(offered_one(roomy, outline), schedule="zb-h1"))
     tight = problem(**chosen, memory=plain - 1)
-    told = [each for each in offered(tight, outline) if isinstance(each, Candidate)]
-    assert len(told) == len({each.stages for each in told}) > 0
+    candidates = [candidate for candidate in offered(tight, outline) if isinstance(candidate, Candidate)]
+    assert len(candidates) == len({candidate.stages for candidate in candidates}) > 0
 
 
 def offered_one(asked: Problem, outline: Outline) -> Candidate:

@@ -53,7 +53,7 @@ SHORT = 5
 
 @pytest.mark.parametrize("number", range(SHORT))
 def test_no_pinned_recomputation_and_no_less_memory_gives_a_faster_plan(number: int) -> None:
-    """Where memory is short, and refused is nothing that fits with everything made again."""
+    """Jobs with little memory: no plan that fits with full recomputation is missed."""
     chance = random.Random(f"{SEED} short {number}")
     spec, cluster = tight_job(chance)
     free, roomy = (planned(with_memory(spec, part), cluster) for part in (1.0, 1.25))
@@ -64,13 +64,13 @@ def test_no_pinned_recomputation_and_no_less_memory_gives_a_faster_plan(number: 
 
 
 def with_memory(spec: JobSpec, part: float) -> JobSpec:
-    """The job with so many times the memory."""
+    """Return the job with its memory multiplied by ``part``."""
     memory = round(part * spec.resources.memory_per_rank)
     return dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, memory_per_rank=memory))
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_what_fits_makes_nothing_again_and_just_below_something_fits(number: int) -> None:
+def test_a_plan_that_fits_recomputes_nothing_and_a_plan_exists_just_below_its_memory(number: int) -> None:
     chance = random.Random(f"{SEED} spare {number}")
     spec, cluster = tight_job(chance, dataclasses.replace(SHORT_OF_MEMORY, models=SHORT_OF_MEMORY.models[:3]))
     limit = cluster.device.memory_bytes
@@ -105,8 +105,8 @@ def test_no_plan_is_slower_with_more_devices_or_faster_links(number: int) -> Non
     assert [*wrong, *slower_with_more(free, faster, "faster links", TOLERATED)] == [], (SEED, number)
 
 
-def test_its_own_fields_pinned_give_no_faster_plan() -> None:
-    """They did, by 1 %: boundaries that were moved for a quick order suited the best order less."""
+def test_pinning_the_fields_of_a_plan_gives_no_faster_plan() -> None:
+    """They once did, by 1 %: stage boundaries were tuned for a quick schedule and suited the best one less."""
     spec, cluster = random_job(random.Random("or-b 14"))
     free = planned(spec, cluster)
     assert free is not None

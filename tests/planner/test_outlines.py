@@ -94,7 +94,7 @@ def test_schedules_that_share_a_memory_hold_as_much_as_alone(schedule: str, zero
         assert [memories.relief(schedule, zero, place) for place in range(3)] == alone.reliefs(asked, work, mesh)
 
 
-def test_more_memory_leaves_estimates_alone_where_no_order_is_told_its_room() -> None:
+def test_more_memory_does_not_change_estimates_of_schedules_without_a_memory_limit() -> None:
     for schedule in ("1f1b", "zb-h1", "gpipe"):
         small, large = (
             outlines(problem(ranks=4, global_batch=4, schedule=schedule, memory=memory)) for memory in (10**6, 2**30)
@@ -102,7 +102,7 @@ def test_more_memory_leaves_estimates_alone_where_no_order_is_told_its_room() ->
         assert small == large
 
 
-def test_the_guide_tells_the_numbers_of_its_example() -> None:
+def test_the_guide_has_the_numbers_of_its_example() -> None:
     examples = ROOT / "deploy" / "examples"
     job, cluster = (
         yamltext.load((examples / name).read_text(), name) for name in ("gpt3-175b.yaml", "gpt3-175b-cluster.yaml")
@@ -116,5 +116,5 @@ def test_the_guide_tells_the_numbers_of_its_example() -> None:
     for number in (len(list(meshes(asked))), len(found), len(roomy)):
         assert f" {number:,}" in guide
     assert f"that is {first.estimate_ns / 1e9:.1f} s, the least of all" in guide
-    told = [reason for reason in plan.reasons if "not sliced" not in reason]
-    assert " ".join(told) in guide
+    quoted = [reason for reason in plan.reasons if "not sliced" not in reason]
+    assert " ".join(quoted) in guide

@@ -123,7 +123,7 @@ def test_segments_hold_all_that_an_action_takes(sequence_parallel: bool, slices:
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_parts_of_a_head_have_their_own_collectives(sequence_parallel: bool) -> None:
+def test_head_parts_have_separate_collectives(sequence_parallel: bool) -> None:
     """F of a part gathers and sums, I of all but the last adds the rows of targets, W gathers."""
     one = problem(8, 4, sequence_parallel=sequence_parallel)
     stages = ((0, 12), (12, 24), (24, 33), (33, 34), (34, 35), (35, 36))
@@ -285,8 +285,8 @@ def test_a_pair_needs_the_memory_of_both() -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 8])
-def test_room_counts_what_the_simulator_counts(tp: int) -> None:
-    """A candidate that takes all memory is offered, and none that needs one byte more than there is."""
+def test_memory_estimates_equal_those_of_the_simulator(tp: int) -> None:
+    """A candidate that needs exactly the memory is offered, one that needs a byte more is not."""
     one = problem(tp, 4)
     plan = candidate(one, tp, 4)
     needed = max(Simulated(one).evaluate(plan).peak_bytes)
@@ -324,18 +324,18 @@ def test_no_step_with_pairs_is_below_the_floor() -> None:
     assert floor <= decision.plan.prediction.step_seconds
 
 
-def test_the_planner_takes_pairs_where_they_win() -> None:
+def test_the_planner_chooses_pairs_where_they_are_faster() -> None:
     chosen = decided(8, 2, 64)
     assert chosen.schedule.generator == BRAIDED
     best = min(seconds(decided(8, 2, 64, schedule)) for schedule in PLAIN)
     assert best > 1.05 * seconds(chosen)
-    again = simulated(chosen, cluster_of(device_kind("h100"), 2))
-    assert again.makespan_ns == pytest.approx(1e9 * seconds(chosen), abs=1)
-    assert any("OVERLAP" in event.action for event in again.timeline.events)
+    simulation = simulated(chosen, cluster_of(device_kind("h100"), 2))
+    assert simulation.makespan_ns == pytest.approx(1e9 * seconds(chosen), abs=1)
+    assert any("OVERLAP" in event.action for event in simulation.timeline.events)
 
 
 @pytest.mark.parametrize(("tp", "pp", "num_sequences"), [(1, 8, 64), (8, 4, 8)])
-def test_the_planner_takes_none_where_they_lose(tp: int, pp: int, num_sequences: int) -> None:
+def test_the_planner_chooses_no_pairs_where_they_are_slower(tp: int, pp: int, num_sequences: int) -> None:
     """One shard hides nothing; and few micro-batches do not make up for the longer warm-up."""
     chosen = decided(tp, pp, num_sequences)
     assert chosen.schedule.generator != BRAIDED
@@ -343,8 +343,8 @@ def test_the_planner_takes_none_where_they_lose(tp: int, pp: int, num_sequences:
 
 
 @pytest.mark.parametrize("num_slices", [1, 4])
-def test_what_a_few_layers_hide_is_what_a_stage_of_them_hides(num_slices: int) -> None:
-    """Within a twentieth of all: a stage has the same layers more often."""
+def test_a_few_layers_hide_the_same_share_as_a_stage_of_them(num_slices: int) -> None:
+    """Within 5 % of the total time, since a stage repeats the same layers."""
     one = problem(8, 1)
     slices = equal_slices(4096, num_slices)
     plan = dataclasses.replace(candidate(one, 8, 1), stages=((1, 33),), slices=slices)
@@ -358,8 +358,8 @@ def test_what_a_few_layers_hide_is_what_a_stage_of_them_hides(num_slices: int) -
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", BRAIDED])
-def test_timelines_tell_how_long_ranks_wait_for_their_shards(schedule: str) -> None:
-    """All collectives of an action, less what a pair hides of both."""
+def test_timelines_have_the_time_that_ranks_wait_for_their_shards(schedule: str) -> None:
+    """The time is that of all collectives of an action, minus the part that a pair hides."""
     one = problem(8, 2, num_sequences=6, schedule=schedule, micro_batch=1, slices=2)
     plan = decide(one).plan
     timeline = simulated(plan, cluster_of(device_kind("h100"), 2)).timeline

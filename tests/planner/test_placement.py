@@ -198,8 +198,8 @@ def test_a_plan_is_never_slower_than_in_the_default_order(described: ClusterSpec
     if plan.prediction.step_seconds == best.step_ns / 1e9:
         assert plan.placement == decision.judge.placement(mesh)
     placed_judge = Simulated(asked, plan.receive_ahead, lambda mesh: plan.placement)
-    again = placed_judge.evaluate(dataclasses.replace(best.candidate, schedule=plan.schedule), in_full=True)
-    assert again.step_ns / 1e9 == plan.prediction.step_seconds
+    evaluation = placed_judge.evaluate(dataclasses.replace(best.candidate, schedule=plan.schedule), in_full=True)
+    assert evaluation.step_ns / 1e9 == plan.prediction.step_seconds
 
 
 @pytest.mark.parametrize(("factor", "batch"), [(10.0, 4), (60.0, 4), (60.0, 8)])

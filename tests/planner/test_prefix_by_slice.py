@@ -96,7 +96,7 @@ def test_keys_are_not_freed_before_the_backward_of_their_slice() -> None:
         prove(edited(program, early))
 
 
-def test_a_slot_of_the_whole_micro_batch_is_refused_where_slices_have_their_own() -> None:
+def test_a_slot_of_the_whole_micro_batch_is_refused_where_slices_have_separate_slots() -> None:
     whole = lowered(SPLIT_BACKWARD)
     with pytest.raises(ProgramError):
         prove(replace(whole, prefix_by_slice=True), sizes=one_line_each)
@@ -104,7 +104,7 @@ def test_a_slot_of_the_whole_micro_batch_is_refused_where_slices_have_their_own(
         prove(replace(by_slice(), prefix_by_slice=False), sizes=one_line_each)
 
 
-def test_the_digest_tells_both_apart() -> None:
+def test_the_digests_of_both_differ() -> None:
     assert by_slice().digest != lowered(SPLIT_BACKWARD).digest
 
 

@@ -60,7 +60,7 @@ def planned(
     recomputes: bool = True,
     on_demand: bool = False,
 ) -> Plan:
-    """A plan of one block per stage, all of which make everything again but the last one."""
+    """Return a plan of one block per stage with full recomputation in all stages except the last."""
     model = ModelSpec(family=Family.LLAMA, layers=num_ranks, hidden=64, heads=4, vocab=128)
     blocks = (1.0,) * num_ranks
     *earlier, _ = pinned_stages(blocks, model.num_units)

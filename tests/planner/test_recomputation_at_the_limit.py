@@ -47,7 +47,7 @@ def peak_bytes(plan: Plan | None) -> int:
 
 
 @pytest.mark.parametrize("pins", [{"schedule": "1f1b"}, {"schedule": "1f1b", "slices": 1}, {"schedule": "zb"}])
-def test_only_what_does_not_fit_is_made_again(pins: dict[str, Any]) -> None:
+def test_only_buffers_that_do_not_fit_are_recomputed(pins: dict[str, Any]) -> None:
     roomy = planned(ROOMY, **pins)
     at_its_peak = planned(peak_bytes(roomy), **pins)
     assert at_its_peak is not None

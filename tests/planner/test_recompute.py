@@ -1,4 +1,4 @@
-"""What stages make again, and where they are cut: against exact solutions, of an integer program and by brute force."""
+"""Choice of recomputation and stage boundaries, against exact solutions by an integer program and by brute force."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_many_layers(among: Savings, layers: int, share: float) -> None:
 
 
 @given(savings(), st.integers(1, 40), st.floats(0, 1))
-def test_the_first_units_of_a_kind_run_the_most_again(among: Savings, layers: int, share: float) -> None:
-    """Each operation by as many units as were chosen, together where that can be: few groups, none empty."""
+def test_the_first_units_of_a_kind_recompute_the_most(among: Savings, layers: int, share: float) -> None:
+    """Each operation is recomputed by the chosen number of units, in few groups, none of which is empty."""
     needed = share * layers * sum(each.num_bytes for each in among)
     chosen = cheapest(among, dict.fromkeys(OF_LAYERS, layers), needed)
     assert chosen is not None
@@ -105,7 +105,7 @@ def test_the_first_units_of_a_kind_run_the_most_again(among: Savings, layers: in
         assert all(set(after.operations) < set(before.operations) for before, after in itertools.pairwise(of_kind))
 
 
-def test_nothing_is_made_again_where_nothing_is_needed() -> None:
+def test_nothing_is_recomputed_if_no_memory_is_needed() -> None:
     free = Saving(unit=UnitKind.MLP, operation=Operation.OUTPUT, num_bytes=10, duration_ns=0)
     assert cheapest((free,), {UnitKind.MLP: 3}, 0.0) == ()
     assert cheapest((free,), {UnitKind.MLP: 3}, -5.0) == ()
@@ -115,16 +115,18 @@ def test_nothing_is_made_again_where_nothing_is_needed() -> None:
 
 @st.composite
 def cuts(draw: st.DrawFn, most_units: int = 10) -> Cut:
-    """Attentions and MLPs in turn, between an embedding and a head, whose units hold and take what they give up and
-    more, since what is made again was made before; ranks in front hold more micro-batches.
+    """Draw alternating attentions and MLPs between an embedding and a head.
+
+    Each unit holds at least the bytes, and takes at least the time, of its recomputed operations, since it ran them
+    before. Earlier ranks hold more micro-batches.
     """
     count, num_stages = draw(st.integers(3, most_units)), draw(st.integers(1, 3))
     among = draw(savings())
     inner = [OF_LAYERS[place % 2] for place in range(count - 2)]
     kinds = [UnitKind.EMBEDDING, *inner, UnitKind.HEAD]
     given_up = {kind: sum(each.num_bytes for each in among if each.unit is kind) for kind in UnitKind}
-    again_ns = {kind: sum(each.duration_ns for each in among if each.unit is kind) for kind in UnitKind}
-    more_ns = {kind: draw(st.integers(1, 1000)) + 2 * sum(again_ns.values()) for kind in UnitKind}
+    recomputed_ns = {kind: sum(each.duration_ns for each in among if each.unit is kind) for kind in UnitKind}
+    more_ns = {kind: draw(st.integers(1, 1000)) + 2 * sum(recomputed_ns.values()) for kind in UnitKind}
     more_bytes = {kind: draw(st.integers(0, 1000)) for kind in UnitKind}
     state_bytes = {kind: draw(st.integers(0, 3000)) for kind in UnitKind}
     in_flight = [each / 8 for each in sorted(draw(st.integers(8, 32)) for _ in range(num_stages))][::-1]
@@ -151,8 +153,10 @@ def brute_stage_ns(cut: Cut, stage: int, first: int, stop: int) -> float:
     lacking -= cut.limit_bytes[stage]
     needed = max(lacking / cut.regained[stage], 0)
     counts = {kind: sum(cut.kinds[unit] is kind for unit in units) for kind in OF_LAYERS}
-    again = least_ns(cut.savings, counts, needed)
-    return math.inf if again is None else float(sum(cut.unit_ns[units.start : units.stop]) + cut.exposed[stage] * again)
+    recomputed_ns = least_ns(cut.savings, counts, needed)
+    if recomputed_ns is None:
+        return math.inf
+    return float(sum(cut.unit_ns[units.start : units.stop]) + cut.exposed[stage] * recomputed_ns)
 
 
 def all_bounds(num_units: int, num_stages: int) -> Iterator[tuple[int, ...]]:
@@ -161,15 +165,15 @@ def all_bounds(num_units: int, num_stages: int) -> Iterator[tuple[int, ...]]:
 
 
 def slowest(cut: Cut, bounds: Sequence[int]) -> float:
-    """The longest stage with what it is said to make again, one on each rank."""
+    """Return the time of the longest stage with its recomputation, for one stage per rank."""
     longest, stages = 0.0, tuple(itertools.pairwise(bounds))
     together = cut.remakes_of_ranks(stages, range(len(stages)))
     assert together is not None
     for stage, (first, stop) in enumerate(stages):
         remakes = together[stage] if together else ()
-        num_bytes, again = of_remakes(remakes, cut.savings)
+        num_bytes, recomputed_ns = of_remakes(remakes, cut.savings)
         assert num_bytes >= float(cut.needed_bytes(stage, first, stop)) - 1e-6
-        longest = max(longest, int(cut.unit_ns[first:stop].sum()) + cut.exposed[stage] * again)
+        longest = max(longest, int(cut.unit_ns[first:stop].sum()) + cut.exposed[stage] * recomputed_ns)
     return longest
 
 
@@ -261,7 +265,7 @@ def test_hidden_recomputation_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("num_stages", [4, 16])
-def test_a_rank_with_room_makes_nothing_again(num_stages: int) -> None:
+def test_a_rank_with_enough_memory_recomputes_nothing(num_stages: int) -> None:
     saving = Saving(unit=UnitKind.MLP, operation=Operation.OUTPUT, num_bytes=1, duration_ns=0)
     cut = Cut(
         savings=(saving,),

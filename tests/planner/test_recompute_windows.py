@@ -31,7 +31,7 @@ from tests.support.remaking import random_remakes
 
 @st.composite
 def candidates(draw: st.DrawFn) -> tuple[Problem, Candidate]:
-    """Any schedule on two to four ranks, with random operations of random units made again."""
+    """Draw a schedule on two to four ranks that recomputes random operations of random units."""
     asked = problem(
         cluster(num_nodes=2, devices_per_node=8),
         model=draw(st.sampled_from([TINY_LLAMA, TINY_GPT2])),

@@ -131,7 +131,7 @@ def test_no_slice_is_longer_than_the_longest_of_the_others(
 
 @pytest.mark.parametrize("schedule", BUILT_IN)
 def test_a_plan_with_a_smaller_last_micro_batch_is_what_was_simulated(schedule: str) -> None:
-    """Its Program, proved and laid out, takes the predicted time; a rank makes the same schedule again."""
+    """The compiled Program takes the predicted time, and a rank derives the same schedule from the plan."""
     asked = problem(
         cluster(num_nodes=2, devices_per_node=1), ranks=2, global_batch=10, micro_batch=4, dp=1, slices=3,
         sequence_length=48, schedule=schedule,
@@ -145,8 +145,10 @@ def test_a_plan_with_a_smaller_last_micro_batch_is_what_was_simulated(schedule: 
     hardware = cluster(num_nodes=2, devices_per_node=1)
     shown = simulated(plan, hardware)
     assert shown.makespan_ns == to_nanoseconds(plan.prediction.step_seconds) == decision.chosen.step_ns
-    again = Simulated(problem_of(plan, hardware), plan.receive_ahead, placement_of(plan)).evaluate(candidate_of(plan))
-    assert again.step_ns == decision.chosen.step_ns
+    evaluation = Simulated(problem_of(plan, hardware), plan.receive_ahead, placement_of(plan)).evaluate(
+        candidate_of(plan)
+    )
+    assert evaluation.step_ns == decision.chosen.step_ns
     assert schedule_of(plan).num_remainder_slices == len(plan.remainder_slices)
 
 

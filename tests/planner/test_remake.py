@@ -149,8 +149,8 @@ def test_norm_and_activation_take_their_bytes_and_their_kernels() -> None:
     np.testing.assert_allclose(remake_seconds(cost, LLAMA, UnitKind.ATTENTION, WORK, SELECTIVE), norm, rtol=1e-12)
 
 
-def test_shards_norm_their_own_rows_and_activate_their_own_columns() -> None:
-    """Without any collective, whatever the network."""
+def test_each_shard_recomputes_norms_of_its_rows_and_activations_of_its_columns() -> None:
+    """Recomputation needs no collective, so the network does not matter."""
     cost = described(LLAMA, SIMPLE, NO_LAUNCH, Sharding(2))
     norm = 1e-6 + np.ceil(WORK.tokens / 2) * 2 * LLAMA.hidden * 2 / (0.25 * 1e9)
     activate = 1e-6 + WORK.tokens * 3 * (LLAMA.ffn_hidden // 2) * 2 / (0.5 * 1e9)
@@ -260,8 +260,8 @@ def test_the_embedding_takes_its_pass() -> None:
 
 @pytest.mark.parametrize("device", [SIMPLE, DEVICE])
 @pytest.mark.parametrize("part", [0, 1])
-def test_a_part_of_the_head_makes_half_of_its_pass_again(part: int, device: DeviceSpec) -> None:
-    """The norm, or what takes its place, and the logits; without the norm's output less."""
+def test_a_head_part_recomputes_half_of_its_pass(part: int, device: DeviceSpec) -> None:
+    """It recomputes the norm, or its copy, and the logits; without the output of the norm it takes less time."""
     model = LLAMA.divided(2)
     cost = described(model, device, NO_LAUNCH, Sharding())
     half = cost.unit_seconds(UnitKind.HEAD, Kind.F, WORK) / 2
@@ -275,7 +275,7 @@ def test_a_part_of_the_head_makes_half_of_its_pass_again(part: int, device: Devi
 
 
 def test_a_stage_is_its_units_and_the_last_output_is_left_out() -> None:
-    """Embedding, attention, MLP: the MLP's output goes to the next stage, which holds it."""
+    """Embedding, attention, MLP: the next stage holds the output of the MLP."""
     cost, spec = DESCRIBED.cost_of(1), DESCRIBED.model
     until = remake_until_ns(cost, spec, (0, 3), SLICES, 2, remade_of(spec, (0, 3), full_remakes(spec, (0, 3))))
     kinds = (UnitKind.EMBEDDING, UnitKind.ATTENTION)
@@ -286,8 +286,8 @@ def test_a_stage_is_its_units_and_the_last_output_is_left_out() -> None:
     assert not until[0].any()
 
 
-def test_units_of_a_stage_may_run_different_operations_again() -> None:
-    """The first MLP its activation, the second everything but its output, which is never read; no attention."""
+def test_units_of_a_stage_may_recompute_different_operations() -> None:
+    """The first MLP recomputes its activation, the second all but its unused output, and attention nothing."""
     cost, spec, stage = DESCRIBED.cost_of(1), DESCRIBED.model, (1, 5)
     remakes = (
         Remake(unit=UnitKind.MLP, count=1, operations=(Operation.ACTIVATE,)),
@@ -303,7 +303,7 @@ def test_units_of_a_stage_may_run_different_operations_again() -> None:
     np.testing.assert_allclose(np.diff(until, axis=0), 1e9 * np.stack(seconds), atol=1)
 
 
-def test_units_behind_the_last_one_that_is_named_run_nothing_again() -> None:
+def test_units_after_the_last_named_one_recompute_nothing() -> None:
     cost, spec = DESCRIBED.cost_of(1), DESCRIBED.model
     until = remake_until_ns(cost, spec, (1, 5), SLICES, 2, (frozenset(SELECTIVE),))
     assert until.shape == (5, 2)

@@ -1,4 +1,4 @@
-"""A plan simulated again says what it predicted, wherever its ranks were placed."""
+"""The simulation of a plan equals its prediction for every placement of its ranks."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ def test_1f1b_and_h1_hold_what_they_say() -> None:
 @given(schedules())
 def test_an_order_is_its_schedule(schedule: Schedule) -> None:
     order = from_schedule(schedule)
-    again = to_schedule(order)
-    assert from_schedule(again).same_as(order)
-    assert order.num_actions == sum(len(actions) for actions in again.ranks)
+    schedule = to_schedule(order)
+    assert from_schedule(schedule).same_as(order)
+    assert order.num_actions == sum(len(actions) for actions in schedule.ranks)
     assert tuple(order.stage_ranks) == schedule.stage_ranks
 
 
@@ -250,9 +250,10 @@ def test_pairs_of_an_installed_schedule_are_recorded_where_they_can_begin_togeth
     schedule, _ = parse_schedule(f"{first}\n1F0,(1B0;1F1)OVERLAP_F_B,(1B1;1F2)OVERLAP_F_B,1B2\n")
     install(monkeypatch, mine=lambda inputs: schedule)
     inputs = ScheduleInputs(num_ranks=2, num_microbatches=3, num_slices=1)
-    again = from_spec(to_spec("mine", inputs), num_ranks=2, num_microbatches=3, num_slices=1)
-    assert sum(action.is_pair for actions in again.ranks for action in actions) == num_pairs
-    assert [list(flatten(actions)) for actions in again.ranks] == [list(flatten(actions)) for actions in schedule.ranks]
+    parsed = from_spec(to_spec("mine", inputs), num_ranks=2, num_microbatches=3, num_slices=1)
+    assert sum(action.is_pair for actions in parsed.ranks for action in actions) == num_pairs
+    parsed_actions, expected = ([list(flatten(actions)) for actions in source.ranks] for source in (parsed, schedule))
+    assert parsed_actions == expected
 
 
 def test_a_built_in_name_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:

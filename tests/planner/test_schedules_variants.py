@@ -326,7 +326,7 @@ PUBLISHED = list(csv.DictReader((ROOT / "tests" / "fixtures" / "published_orders
     [row for row in PUBLISHED if int(row["ranks"]) * int(row["microbatches"]) <= 64 or row["forward"] == "4959"],
     ids=lambda row: "-".join([row["order"], row["ranks"], row["stages_per_rank"], row["microbatches"]]),
 )
-def test_published_orders_are_not_faster_at_their_own_memory(row: dict[str, str]) -> None:
+def test_published_schedules_are_not_faster_at_their_memory(row: dict[str, str]) -> None:
     family = INTERLEAVED if "interleaved" in row["order"] else ZBV
     shape = (int(row["ranks"]), int(row["stages_per_rank"]), int(row["microbatches"]), 1)
     times = (int(row["forward"]), int(row["input"]), int(row["weight"]), int(row["transfer"]))

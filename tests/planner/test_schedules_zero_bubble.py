@@ -98,7 +98,7 @@ def test_more_memory_never_makes_the_choice_slower_than_h1() -> None:
         assert makespan_ns(inputs, zb(inputs)) <= makespan_ns(inputs, zb_h1(inputs))
 
 
-def test_without_room_for_h1_a_leaner_order_is_taken() -> None:
+def test_without_memory_for_h1_a_leaner_order_is_used() -> None:
     inputs = equal_inputs(4, 6, 2, (5, 9, 4), caps=(2,) * 4)
     assert ZB.best(inputs).variant != H1
     assert (peak_stash(inputs, zb(inputs)) == 2).all()
@@ -135,7 +135,7 @@ def long_context(num_ranks: int, num_microbatches: int, num_slices: int, cap: in
     )
 
 
-def test_half_as_much_memory_again_is_worth_a_third_of_h1s_bubble() -> None:
+def test_half_more_memory_saves_a_third_of_the_bubble_of_h1() -> None:
     """16 ranks, 8 micro-batches, 8 slices: the share over the busiest rank's work falls from 19 % to 11 %."""
     inputs = long_context(16, 8, 8, cap=34)
     work = 8 * int(sum(cost_table(inputs, name)[0].sum() for name in ("forward_ns", "input_ns", "weight_ns")))

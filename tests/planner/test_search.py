@@ -213,7 +213,7 @@ class Diary(Reporter):
         (self.fitting if fits else self.too_large).append(evaluation.candidate)
 
 
-def test_the_reporter_is_told_of_every_step() -> None:
+def test_the_reporter_gets_every_step() -> None:
     asked, diary = problem(ranks=4, global_batch=4, memory=500_000), Diary()
     result = search(asked, Simulated(asked), WITHOUT_MOVES, diary)
     assert len(diary.meshes) == result.num_outlines

@@ -108,9 +108,9 @@ PUT_OFF = {("zbv", 1), ("interleaved-1f1b", 1), ("interleaved-1f1b", 2)}
 @pytest.mark.parametrize(
     ("name", "receive_ahead"), [pair for pair in product(BUILT_IN, (1, 2, 4)) if pair not in PUT_OFF]
 )
-def test_generated_orders_wait_directly_before_they_send_again(name: str, receive_ahead: int) -> None:
-    """Lowering may put a wait off where it could block forever; in schedules made here it never could, but where
-    several stages per rank have few messages under way.
+def test_generated_orders_wait_directly_before_their_next_send(name: str, receive_ahead: int) -> None:
+    """Lowering may postpone a wait that could block forever. In generated schedules no wait could, except with several
+    stages per rank and few messages in flight.
     """
     order = find(name).generate(shape(4, 5, 3, name))
     linked = link_order(order, receive_ahead)

@@ -104,7 +104,7 @@ def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
 
 @settings(max_examples=60)
 @given(cases(), seeds)
-def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> None:
+def test_the_search_and_the_timeline_agree(case: Case, seed: int) -> None:
     program = case.lower()
     costs = costs_of(random.Random(seed), program, case.buckets)
     found = simulate(program, costs)

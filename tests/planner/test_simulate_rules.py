@@ -228,7 +228,7 @@ def test_messages_that_leave_by_one_card_share_it(
     assert took[1] == pytest.approx(expected[1], abs=1)
 
 
-def test_a_sender_waits_for_room_at_its_receiver() -> None:
+def test_a_sender_waits_for_a_free_slot_at_its_receiver() -> None:
     """receive_ahead 1: the second message may only leave when the first is being consumed."""
     compute = np.zeros((5, 2, 1), dtype=np.int64)
     compute[0, :, 0] = (1, 10)

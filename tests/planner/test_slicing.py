@@ -268,7 +268,7 @@ def test_one_stage_is_not_sliced_and_equals_have_the_fewest_slices() -> None:
     assert slicing == Slicing(lengths=(64,), slice_ns=(64,))
 
 
-def test_tokens_left_over_belong_to_the_last_slice_and_are_paid_for() -> None:
+def test_remaining_tokens_belong_to_the_last_slice_and_add_to_its_cost() -> None:
     problem = _model_problem(fixed_ns=0, token_ns=100, pair_ns=0, sequence_length=1021, quantum=8)
     for slicing in balanced_slicings(problem)[:20]:
         assert sum(slicing.lengths) == 1021
@@ -276,7 +276,7 @@ def test_tokens_left_over_belong_to_the_last_slice_and_are_paid_for() -> None:
         assert slicing.slice_ns == tuple(100 * length for length in slicing.lengths)
 
 
-def test_limits_that_allow_nothing_give_nothing() -> None:
+def test_limits_that_no_slicing_meets_give_none() -> None:
     cost_ns = np.ones((5, 5), dtype=np.int64)
     for limits in ({"min_slice_length": 5}, {"max_slice_length": 1, "max_slices": 3}, {"max_slice_length": 0}):
         problem = SlicingProblem(cost_ns=cost_ns, sequence_length=4, quantum=1, **limits)
@@ -284,7 +284,7 @@ def test_limits_that_allow_nothing_give_nothing() -> None:
         assert best_flush_slicing(problem, num_microbatches=1, num_stages=2) is None
 
 
-def test_a_slice_longer_than_the_limit_by_its_left_over_tokens_is_not_used() -> None:
+def test_a_slice_that_exceeds_the_limit_by_the_remaining_tokens_is_not_used() -> None:
     problem = SlicingProblem(cost_ns=np.ones((4, 4), dtype=np.int64), sequence_length=11, quantum=3, max_slice_length=6)
     assert [slicing.lengths for slicing in balanced_slicings(problem)] == [(6, 5), (3, 3, 5)]
 

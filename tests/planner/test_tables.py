@@ -87,7 +87,7 @@ def test_gradients_of_copied_key_value_heads_are_summed_by_those_that_hold_them(
     )
 
 
-def test_gradients_of_norms_are_summed_over_all_shards_where_each_has_its_own_tokens() -> None:
+def test_gradients_of_norms_are_summed_over_shards_with_sequence_parallelism() -> None:
     norms = [ring_ns(4, count * TINY_LLAMA.hidden * 4) for count in (5, 4)]
     copies = [ring_ns(2, count * 2 * 8 * TINY_LLAMA.hidden * 4) for count in (3, 1)]
     assert shards_ns(4) == pytest.approx(norms, abs=1)

@@ -96,7 +96,7 @@ def test_a_plan_without_the_memory_for_a_change_says_so() -> None:
     assert "this plan would need " in found.refusal
 
 
-def test_every_change_is_planned_again_on_request() -> None:
+def test_every_variation_is_planned_on_request() -> None:
     spec = job(ranks=4, global_batch=4)
     plan = planned(spec, cluster())
     found = searched_variations(plan, spec, cluster())
@@ -155,15 +155,15 @@ def test_the_reasons_name_what_helps_most() -> None:
     spec = job(**FIXED)
     plan = planned(spec, cluster())
     found = same_plan_variations(plan, spec, cluster())
-    told = with_variations(plan, found)
-    assert told.prediction is not None
-    assert told.prediction.explanation is not None
-    assert told.prediction.explanation.variations == found
-    assert Explanation.from_manifest(told.prediction.explanation.to_manifest()) == told.prediction.explanation
+    explained = with_variations(plan, found)
+    assert explained.prediction is not None
+    assert explained.prediction.explanation is not None
+    assert explained.prediction.explanation.variations == found
+    assert Explanation.from_manifest(explained.prediction.explanation.to_manifest()) == explained.prediction.explanation
     best = most_helpful(found)
     assert best is not None
-    assert told.reasons[-1].startswith(f"what helps most of 2 changes: {best.change}, ")
-    assert told.reasons[-1].endswith(f"({best.method.value})")
+    assert explained.reasons[-1].startswith(f"what helps most of 2 changes: {best.change}, ")
+    assert explained.reasons[-1].endswith(f"({best.method.value})")
     worse = tuple(dataclasses.replace(each, gain=-0.1) for each in found)
     assert with_variations(plan, worse).reasons[-1].startswith("none of 2 changes")
     assert with_variations(plan, ()).reasons == plan.reasons

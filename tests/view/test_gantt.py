@@ -117,7 +117,7 @@ def test_a_small_step_names_every_slice() -> None:
         assert re.split(r"[FIW]", action)[1] in shown
 
 
-def test_labels_are_of_one_form_and_shrink_with_the_room() -> None:
+def test_labels_have_one_form_that_depends_on_the_width() -> None:
     timeline = sample_timeline(sample_schedule(2, 4, 4))
     for width, pattern in ((2400, r"\d+\.\d+"), (1120, r"\d+")):
         root = parse(gantt([timeline], width=width))

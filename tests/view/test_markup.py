@@ -23,7 +23,7 @@ def test_any_text_survives_in_elements_and_attributes(text: str) -> None:
     assert len(parsed.attrib["title"]) <= len(shown)
 
 
-def test_markup_is_not_escaped_again() -> None:
+def test_markup_is_not_escaped_twice() -> None:
     assert element("p", element("b", "a < b")) == "<p><b>a &lt; b</b></p>"
     assert escape(escape("&")) == "&amp;"
 
@@ -33,7 +33,7 @@ def test_lone_surrogates_and_control_characters_are_dropped() -> None:
     assert escape("tab\tline\n") == "tab\tline\n"
 
 
-def test_names_of_attributes_become_their_own() -> None:
+def test_python_names_become_names_of_attributes() -> None:
     assert element("rect", x=1.0, class_="bar", stroke_width=0.5) == '<rect x="1" class="bar" stroke-width="0.5"/>'
 
 

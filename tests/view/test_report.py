@@ -175,8 +175,8 @@ def test_the_plan_is_explained(full: Page) -> None:
     assert {"chosen", "+1.2%", "4.71 GiB"} <= set(cells)
 
 
-def test_recomputation_is_told_by_stage_and_by_rank_where_there_is_any() -> None:
-    """The predicted step makes 4 units of time again on its first rank, of which a gradient hides 3."""
+def test_recomputation_is_shown_by_stage_and_by_rank_if_there_is_any() -> None:
+    """In the predicted step, rank 0 recomputes for 40 ns, of which a gradient hides 30 ns."""
     data = sample_report()
     assert data.plan is not None
     assert "ecomputation" not in report(data)
@@ -239,16 +239,16 @@ def test_a_doubtful_prediction_says_so_where_it_is_shown() -> None:
     assert "Warning: it was busy." in shown.texts("p")
 
 
-def test_waiting_is_told_of_all_ranks() -> None:
+def test_waiting_is_shown_for_all_ranks() -> None:
     data = sample_report()
     assert data.plan is not None
     assert data.plan.prediction is not None
-    told = dataclasses.replace(
+    prediction = dataclasses.replace(
         data.plan.prediction,
         waiting=Lost(mean=0.05, worst=0.1, rank=1),
         bubble=Lost(mean=0.2, worst=0.3, rank=1),
     )
-    shown = Page(report(dataclasses.replace(data, plan=dataclasses.replace(data.plan, prediction=told))))
+    shown = Page(report(dataclasses.replace(data, plan=dataclasses.replace(data.plan, prediction=prediction))))
     assert "Waiting for other ranks, over all ranks: 5.0 % on average, 10.0 % on rank 1." in shown.texts("p")
     assert "Bubble: 20.0 % on average, 30.0 % on rank 1." in shown.texts("p")
 
@@ -532,6 +532,6 @@ def test_where_the_difference_lies() -> None:
 
 def test_a_validation_loss_of_a_run_that_goes_on_is_not_called_its_end() -> None:
     shown = Page(report(dataclasses.replace(sample_report(), phase="Running")))
-    told = next(text for text in shown.texts("p") if "Validation" in text)
-    assert re.search(r"Validation loss is \d\.\d{3} at step [\d,]+; knowing", told)
-    assert "ended" not in told
+    validation = next(text for text in shown.texts("p") if "Validation" in text)
+    assert re.search(r"Validation loss is \d\.\d{3} at step [\d,]+; knowing", validation)
+    assert "ended" not in validation

@@ -118,7 +118,7 @@ def test_a_picture_ends_with_the_step_or_the_last_event() -> None:
 
 
 def test_a_reduction_under_way_lies_with_the_gradients() -> None:
-    """Next to the compute that goes on; what its rank waits for it is a bar of its own."""
+    """It is drawn next to the concurrent compute; the wait of its rank is a separate bar."""
     events = (
         Event(0, Activity.COMPUTE, "0W0.0", 0, 30),
         Event(0, Activity.TRANSFER, "2START_REDUCE(dp)", 10, 50),

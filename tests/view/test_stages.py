@@ -106,7 +106,7 @@ def test_names_of_stages_cover_the_model(plan: Plan) -> None:
         (17, 18, "head"),
     ],
 )
-def test_what_a_stage_owns_in_words(first: int, stop: int, words: str) -> None:
+def test_the_units_of_a_stage_in_words(first: int, stop: int, words: str) -> None:
     edges = sorted({0, first, stop, 18})
     plan = plan_of(8, edges, (64,))
     assert owned_units(plan, edges.index(first)) == words
@@ -180,4 +180,4 @@ def test_a_narrow_picture_puts_names_above_the_tiles() -> None:
     ]
     assert [node.get("x") for node in names] == ["0", "0"]
     (rest,) = [node for node in root.iter(f"{SVG}text") if node.text == "attention of 4"]
-    assert float(rest.get("y") or 0) > float(names[0].get("y") or 0), "on a line of its own"
+    assert float(rest.get("y") or 0) > float(names[0].get("y") or 0), "on a separate line"

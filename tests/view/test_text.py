@@ -38,7 +38,7 @@ def test_shading_has_the_share_of_the_time(timeline: Timeline) -> None:
         assert abs(filled - 193 * sum(e.duration_ns for e in own) / longest) <= 1 + 2 * len(own)
 
 
-def test_every_kind_has_its_own_shading() -> None:
+def test_every_kind_has_a_different_shading() -> None:
     names = ("0F0.0", "0B0.0", "0W0.0", "0R0.0")
     events = [Event(0, Activity.COMPUTE, name, 10 * i, 10 * i + 10) for i, name in enumerate(names)]
     others = (Activity.WAIT, Activity.REDUCE, Activity.STEP)
@@ -54,7 +54,7 @@ def test_every_kind_has_its_own_shading() -> None:
     ]
 
 
-def test_hidden_recomputation_is_told_in_the_heading() -> None:
+def test_hidden_recomputation_is_stated_in_the_heading() -> None:
     events = (
         Event(0, Activity.COMPUTE, "0F0.0", 0, 10),
         Event(1, Activity.COMPUTE, "1F0.0", 10, 20),
@@ -75,7 +75,7 @@ def test_a_pair_is_drawn_as_both_of_its_actions() -> None:
     assert text.splitlines()[3:] == ["F█ forward  B▓ backward"]
 
 
-def test_names_are_of_one_form_that_most_bars_have_room_for() -> None:
+def test_names_have_one_form_that_fits_most_bars() -> None:
     timeline = sample_timeline(sample_schedule(2, 1, 2))
     wide, middle, narrow = ("".join(bars(gantt_text(timeline, width))) for width in (160, 60, 24))
     assert "F0.1" in wide

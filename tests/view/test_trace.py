@@ -67,7 +67,7 @@ def test_events_of_a_track_do_not_overlap_and_the_track_has_a_name(timeline: Tim
         assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(ordered))
 
 
-def test_overlapping_transfers_get_tracks_of_their_own() -> None:
+def test_overlapping_transfers_get_separate_tracks() -> None:
     transfers = tuple(Event(1, Activity.TRANSFER, f"1SEND_F0.{i}", 10 * i, 10 * i + 25) for i in range(4))
     events = events_of(Timeline(source=Source.SIMULATED, num_ranks=2, step_ns=100, events=transfers))
     names = [e["args"]["name"] for e in phase(events, "M")]
@@ -111,7 +111,7 @@ def enclosing(complete: list[dict[str, Any]], flow: dict[str, Any]) -> dict[str,
     return found
 
 
-def test_a_transfer_nobody_waits_for_has_no_arrow() -> None:
+def test_a_transfer_that_no_action_waits_for_has_no_arrow() -> None:
     alone = Event(0, Activity.TRANSFER, "0SEND_F0.0", 0, 10)
     posted = Event(1, Activity.TRANSFER, "1POST_RECV_F0.0", 0, 1)
     before = Event(1, Activity.COMPUTE, "1F0.0", 2, 5)

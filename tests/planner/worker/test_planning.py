@@ -56,9 +56,9 @@ def test_a_tighter_limit_of_the_machine_is_kept(name: str) -> None:
     """A site may limit all processes; a limit cannot be raised, and need not be. By the old name too."""
     command = f"ulimit -v {3 * 2**20}; exec {sys.executable} -m {name}"
     question = json.dumps(Question(spec=job(), profile=profile()).to_manifest())
-    told = subprocess.run(["bash", "-c", command], input=question, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout.splitlines()[-1])["answer"]["plan"]
+    reports = subprocess.run(["bash", "-c", command], input=question, capture_output=True, text=True, check=False)
+    assert reports.returncode == 0, reports.stderr
+    assert json.loads(reports.stdout.splitlines()[-1])["answer"]["plan"]
 
 
 def test_a_described_cluster_is_planned_for() -> None:
@@ -76,14 +76,14 @@ def test_more_plans_are_answered_best_first_and_each_says_what_would_help_it() -
     assert all(each.explanation and each.explanation.variations for each in predictions)
 
 
-def test_changes_are_planned_again_on_request_each_with_progress_of_its_own() -> None:
-    told: list[Progress] = []
-    found = answer(Question(spec=job(), cluster=cluster(), what_if=True), Counter(told.append))
+def test_variations_are_planned_on_request_with_separate_progress() -> None:
+    reports: list[Progress] = []
+    found = answer(Question(spec=job(), cluster=cluster(), what_if=True), Counter(reports.append))
     assert found.plan is not None
     assert found.plan.prediction is not None
     assert found.plan.prediction.explanation is not None
     assert len(found.plan.prediction.explanation.variations) == len(CHANGES) - 1, "there is one node"
-    searches = itertools.groupby(told, key=lambda each: each.change)
+    searches = itertools.groupby(reports, key=lambda each: each.change)
     assert [next(progress).candidates for _, progress in searches] == [1] * len(CHANGES)
 
 
@@ -155,22 +155,24 @@ print('{"answer": {"what": "nothing fits"}}')
 
 
 @pytest.mark.parametrize(
-    ("deaths", "said"), [(1, "nothing fits"), (2, "nothing fits"), (3, "ended by signal 9, 3 times")]
+    ("deaths", "message"), [(1, "nothing fits"), (2, "nothing fits"), (3, "ended by signal 9, 3 times")]
 )
-def test_a_process_that_was_killed_is_started_again_and_told_apart(tmp_path: Path, deaths: int, said: str) -> None:
-    """The kernel ends what takes too much memory; that it did says nothing about the job."""
+def test_a_killed_process_is_restarted_and_reported_as_killed_after_three_times(
+    tmp_path: Path, deaths: int, message: str
+) -> None:
+    """The kernel kills processes that use too much memory, which is not an error of the job."""
     begun = tmp_path / "begun"
     begun.write_text("")
     planner = ProcessPlanner((sys.executable, "-c", DIES, str(begun), str(deaths)))
     planner.start("a", Question(spec=job()))
     found = ended(planner)
-    assert said in found.what
+    assert message in found.what
     assert ("memory" in found.remedy) == (deaths == 3)
     assert len(begun.read_text()) == min(deaths + 1, 3)
     assert not planner.busy("a")
 
 
-def test_an_answer_is_told_once() -> None:
+def test_an_answer_is_returned_once() -> None:
     planner = ProcessPlanner((sys.executable, "-c", ""))
     assert not planner.busy("a")
     planner.start("a", Question(spec=job()))
@@ -179,7 +181,7 @@ def test_an_answer_is_told_once() -> None:
     assert not planner.busy("a")
 
 
-def test_what_was_begun_is_not_begun_again(tmp_path: Path) -> None:
+def test_a_started_question_is_not_started_twice(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     planner = ProcessPlanner((sys.executable, "-c", f"open({str(begun)!r}, 'a').write('x')"))
     for _ in range(3):
@@ -188,7 +190,7 @@ def test_what_was_begun_is_not_begun_again(tmp_path: Path) -> None:
     assert begun.read_text() == "x"
 
 
-def test_what_is_cancelled_is_ended_and_forgotten() -> None:
+def test_a_cancelled_question_ends_and_leaves_no_answer() -> None:
     planner = ProcessPlanner(SLEEPS)
     planner.start("a", Question(spec=job()))
     planner.start("b", Question(spec=job()))
@@ -223,13 +225,13 @@ def test_progress_is_heard_while_it_works() -> None:
 
 
 def test_the_search_is_counted() -> None:
-    told: list[Progress] = []
-    found = answer(Question(spec=job(ranks=4), cluster=cluster()), Counter(told.append))
+    reports: list[Progress] = []
+    found = answer(Question(spec=job(ranks=4), cluster=cluster()), Counter(reports.append))
     assert found.plan is not None
     assert found.plan.prediction is not None
-    last = told[-1]
+    last = reports[-1]
     assert (last.candidates > 0, last.divisions > 0) == (True, True)
-    assert [each.candidates for each in told] == sorted(each.candidates for each in told)
+    assert [each.candidates for each in reports] == sorted(each.candidates for each in reports)
     assert last.best_step_seconds == found.plan.prediction.step_seconds
     assert last.best_speed == found.plan.speed()
     assert last.best

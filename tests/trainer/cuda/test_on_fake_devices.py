@@ -230,7 +230,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_channel_has_a_communicator_with_few_thread_blocks_and_a_stream_of_its_own(tmp_path: Path) -> None:
+def test_a_channel_has_a_separate_stream_and_a_communicator_with_few_thread_blocks(tmp_path: Path) -> None:
     variables = {**os.environ, **environment(devices=2, device_bytes=2**29, log=tmp_path)}
     variables["STORE"] = f"file://{tmp_path}/store"
     ranks = [
@@ -272,7 +272,7 @@ def test_memory_kernels_and_times_are_those_of_the_device() -> None:
 
 
 def _run(script: str, variables: Mapping[str, str], *arguments: str) -> Any:
-    """What the script printed, in a process of its own."""
+    """Run the script in a separate process and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env={**os.environ, **variables},

@@ -36,7 +36,7 @@ class Listener(Reporter):
 
 
 def documents(events: Iterable[Event]) -> list[str]:
-    """Pieces put together again."""
+    """Join the pieces."""
     whole, pieces = [], list[str]()
     for event in events:
         if event is None:

@@ -36,7 +36,7 @@ def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
-def test_every_step_gets_its_own_batch(device: torch.device) -> None:
+def test_every_step_gets_its_batch(device: torch.device) -> None:
     """Whether or not it was read ahead, and after a step that was not followed by the next one."""
     reader = Reader()
     feed = BatchFeed(reader, SHAPE, device)
@@ -61,7 +61,7 @@ def test_what_is_read_ahead_lies_in_the_other_of_two_places() -> None:
     assert len({place for pair in places for place in pair}) == 4
 
 
-def test_a_batch_that_cannot_be_read_ahead_fails_in_its_own_step() -> None:
+def test_a_batch_that_cannot_be_prefetched_fails_in_its_step() -> None:
     reader = Reader()
     feed = BatchFeed(reader, SHAPE, GPU)
     feed.take(0)

@@ -44,7 +44,7 @@ def test_a_position_does_not_depend_on_what_is_asked_with_it(size: int, seed: in
     assert np.array_equal(whole, np.concatenate(parts))
 
 
-def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+def test_seeds_and_epochs_have_different_orders() -> None:
     orders = [shuffled(positions(100 * epoch, 100), size=100, seed=seed) for seed in range(20) for epoch in range(20)]
     assert len({order.tobytes() for order in orders}) == len(orders)
 

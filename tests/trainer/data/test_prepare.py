@@ -290,10 +290,10 @@ def test_a_process_waits_for_the_one_that_prepares(corpus: str, cache: Path, tmp
     assert finish(waiting) == ["found"]
 
 
-def test_whoever_lost_the_lock_takes_what_another_host_made(
+def test_a_host_that_lost_the_lock_uses_the_data_of_another_host(
     corpus: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As happens where the connection to the folder's server broke for a while."""
+    """It happens when the connection to the file server breaks for a while."""
     expected = prepare(spec(corpus), tmp_path / "alone").folder
     build = cache_module._put
 
@@ -325,7 +325,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(corpus: str, cache: Path, monke
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-def test_a_cache_nobody_may_write_serves_what_it_has(corpus: str, cache: Path) -> None:
+def test_a_read_only_cache_serves_its_content(corpus: str, cache: Path) -> None:
     folder = prepare(spec(corpus), cache).folder
     lock = folder.with_name(folder.name + ".lock")
     lock.unlink()
@@ -385,7 +385,7 @@ def test_a_token_file_is_referred_to_and_its_tail_held_out(cache: Path, tmp_path
     assert not list(cache.rglob("*.bin"))
 
 
-def test_a_folder_of_token_files_has_its_own_validation(cache: Path, tmp_path: Path) -> None:
+def test_a_folder_of_token_files_has_validation_data(cache: Path, tmp_path: Path) -> None:
     token_file(tmp_path / "data" / "train.bin", 0, 100)
     only_train = prepare(spec(str(tmp_path / "data")), cache)
     assert len(only_train.train) == 95

@@ -87,7 +87,7 @@ def test_a_partial_folder_of_a_dead_process_is_written_over(tmp_path: Path) -> N
     assert sorted(path.name for path in folder.iterdir()) == ["__0_0.distcp", "index.json", MANIFEST]
 
 
-def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
+def test_the_same_step_can_be_saved_twice(tmp_path: Path) -> None:
     checkpoint.verify(save(tmp_path))
     checkpoint.verify(save(tmp_path))
     assert steps(tmp_path) == [(1, 5)]
@@ -190,7 +190,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert steps(tmp_path) == [(1, 15), (1, 10)]
 
 
-def test_an_attempt_prunes_earlier_ones_only_after_its_own_commit(
+def test_an_attempt_prunes_earlier_checkpoints_only_after_it_committed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (5, 10):

@@ -94,7 +94,7 @@ def test_an_index_may_be_missing_or_nonsense(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/b", "", ".hidden", ".."])
-def test_a_manifest_lists_files_of_its_own_folder_only(folder: Path, name: str) -> None:
+def test_a_manifest_lists_only_files_of_its_folder(folder: Path, name: str) -> None:
     rewrite(folder, {"files": [{"name": name, "numBytes": 1, "sha256": ""}]})
     with pytest.raises(UserError, match="is no name of a file of a checkpoint"):
         checkpoint.verify(folder)
@@ -201,7 +201,7 @@ def test_damaged_metadata_is_refused_or_says_what_it_said(
 
 
 def test_records_take_nothing_from_the_classes_they_stand_for(tmp_path: Path) -> None:
-    """An old index can set attributes of its own records; of torch's classes it reaches none."""
+    """An old index can set attributes of its records, but none of torch's classes."""
     content = (FOLDER / "a1" / f"step-{STEP}" / ".metadata").read_bytes()
     names = {name for code, name, _ in pickletools.genops(content) if code.name == "SHORT_BINUNICODE"}
     assert {"Metadata", "_StorageInfo", "PosixPath"} <= names

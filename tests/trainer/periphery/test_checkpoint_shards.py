@@ -364,7 +364,7 @@ def test_any_replicas_and_shards_read_what_any_others_wrote(
 
 
 def _stored(path: Path, parameter: Parameter, box: Box, memory_rc: torch.Tensor) -> StoredTensor:
-    """A part written to a file of its own, as the index describes it."""
+    """Write a part to a separate file, as the index describes it."""
     offsets, sizes = box.chunk(parameter.shape)
     torch.save(memory_rc.reshape(sizes).clone(), path)
     part = checkpoint_index.part_of(parameter.shape, offsets, sizes)

@@ -155,7 +155,7 @@ def test_all_files_have_the_mode_that_the_user_s_mask_gives(tmp_path: Path, mask
     assert set(modes.values()) == {0o666 & ~mask}
 
 
-def test_exporting_again_replaces(tmp_path: Path) -> None:
+def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
     spec = small_model(Family.LLAMA)
     folder = stored(tmp_path, spec, random_weights(spec))
     for _ in range(2):

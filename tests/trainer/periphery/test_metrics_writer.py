@@ -28,7 +28,7 @@ def metrics_writer(run: RunDir, plan: Plan, attempt: int = 1) -> MetricsWriter:
     return MetricsWriter(run, local_job(), plan, attempt, None)
 
 
-def test_every_attempt_tells_once_which_profile_its_plan_is_made_from(run: RunDir) -> None:
+def test_every_attempt_records_the_profile_of_its_plan_once(run: RunDir) -> None:
     planned = dataclasses.replace(small_plan(), profile_digest="5eed")
     for attempt in (1, 2):
         with metrics_writer(run, planned, attempt):
@@ -37,13 +37,13 @@ def test_every_attempt_tells_once_which_profile_its_plan_is_made_from(run: RunDi
         assert (record.kind, record.profile_digest) == (RecordKind.PROFILE, "5eed")
 
 
-def test_a_plan_for_described_hardware_has_no_profile_to_tell(run: RunDir) -> None:
+def test_a_plan_for_described_hardware_records_no_profile(run: RunDir) -> None:
     with metrics_writer(run, small_plan()):
         pass
     assert read_records(run.outbox / "a1-rank-0.jsonl") == []
 
 
-def test_corrupt_checkpoints_are_told_loudly(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corrupt_checkpoints_are_warnings(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_writer(run, small_plan()) as writer:
         writer.began(Restored(step=40, corrupt=("a1/step-80 is corrupt: x", "a1/step-60 is corrupt: y")))
     warnings = run.warnings.read_text().splitlines()
@@ -55,7 +55,7 @@ def test_corrupt_checkpoints_are_told_loudly(run: RunDir, capsys: pytest.Capture
     assert capsys.readouterr().out.splitlines() == [f"WARNING: {text}" for text in warnings]
 
 
-def test_what_began_as_it_should_is_no_news(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_from_an_intact_checkpoint_writes_no_warning(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     with metrics_writer(run, small_plan()) as writer:
         writer.began(Restored(step=40))
     assert not run.warnings.exists()

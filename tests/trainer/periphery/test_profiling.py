@@ -95,7 +95,7 @@ def test_ranks_share_a_machine_by_its_boot_whatever_nodes_are_called() -> None:
     assert fullest_host((0, 1, 1)) == 1
 
 
-def test_very_many_names_are_told_apart_in_few_characters() -> None:
+def test_many_names_differ_within_a_few_characters() -> None:
     names = [joined_name([Place(f"node-{k}-{salt}", "") for k in range(99)]) for salt in "ab"]
     assert all(len(name) <= MOST_NAME_CHARACTERS + 20 for name in names)
     assert names[0] != names[1]
@@ -155,7 +155,7 @@ def test_no_part_of_a_line_is_negative_and_none_would_be_better(seconds: list[fl
 
 
 class FakeChannel:
-    """A line whose exchanges take what ``seconds`` says of (attempt, size, count), on a clock of its own."""
+    """Link with a fake clock, whose exchanges take ``seconds`` (attempt, size, count)."""
 
     peer = 1
 
@@ -193,7 +193,7 @@ def test_a_link_is_measured_once_if_it_makes_sense() -> None:
     assert record.latency_seconds == pytest.approx(1e-4, rel=0.05)
 
 
-def test_a_link_whose_times_fall_is_measured_again() -> None:
+def test_a_link_whose_times_fall_is_remeasured() -> None:
     """As on a busy machine, where round trips took longer than rows of two MiB."""
     record, channel = link(lambda attempt, size, count: (5e-3 if attempt == 1 and count == 1 else 0) + size / 1e9)
     assert (channel.attempts, record.bounded) == (2, False)

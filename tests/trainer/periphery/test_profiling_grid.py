@@ -92,7 +92,7 @@ def test_held_out_points_lie_between_used_ones(length: int, global_batch: int) -
 
 
 @pytest.mark.parametrize("length", [64, 256, 1024, 4096])
-def test_attention_inside_a_slice_can_be_told_from_the_matrices(length: int) -> None:
+def test_attention_inside_a_slice_can_be_separated_from_the_matrices(length: int) -> None:
     """That takes equal numbers of tokens in one and in several sequences."""
     used = [point for point in dense(length, 4) if not point.held_out and not point.prefix]
     single = {point.tokens for point in used if point.batch == 1}

@@ -61,7 +61,7 @@ def test_corrupt_ones_are_passed_over_and_set_aside(tmp_path: Path, damaged: str
     assert [text.partition(" is corrupt: ")[0] for text in restored.corrupt] == ["a1/step-15", "a2/step-10"]
     assert all(damaged in text for text in restored.corrupt)
     assert steps(tmp_path) == [(1, 10), (1, 5)]
-    assert restore(tmp_path) == Restored(step=10), "who comes again need not look at them"
+    assert restore(tmp_path) == Restored(step=10), "the next attempt does not look at them"
 
 
 def test_corrupt_ones_count_among_those_that_are_kept_no_more(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_one_that_vanishes_makes_way_for_the_one_it_was_removed_for(
     assert list((tmp_path / "a1").iterdir()) == [], "nothing was set aside"
 
 
-def test_an_attempt_gives_up_where_they_vanish_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_gives_up_if_checkpoints_keep_vanishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 10, keep=1)
     living_on(tmp_path, monkeypatch, 99)
     with pytest.raises(RunError, match="vanish while they are read: another attempt works there"):
         restore(tmp_path)
 
 
-def test_what_vanished_for_good_is_not_taken_for_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vanished_checkpoint_does_not_become_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model may hold half of it by then."""
     folder = save(tmp_path, 10)
 

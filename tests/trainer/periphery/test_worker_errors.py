@@ -1,4 +1,4 @@
-"""Errors of a rank that a retry would meet again: the user has to fix them, and end the job at once."""
+"""Errors of a rank that a retry cannot fix: they end the job at once, and the user has to act."""
 
 from __future__ import annotations
 

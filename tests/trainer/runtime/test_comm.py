@@ -47,7 +47,7 @@ def test_shards_are_neighbours() -> None:
     assert mesh.copies(23) == (22, 23)
 
 
-def test_shards_have_groups_of_their_own() -> None:
+def test_shards_have_separate_groups() -> None:
     """Two replicas of two ranks of two shards; rank = 4 replica + 2 stage + shard."""
     plan = replace(small_plan(family=Family.GPT2, dp=2, pp=2), tp=2)
     mesh = Mesh.of(plan)
@@ -64,7 +64,7 @@ def test_shards_have_groups_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("kv_heads", "copies"), [(1, [(0, 1, 2, 3)]), (2, [(0, 1), (2, 3)]), (4, [])])
-def test_shards_with_copies_of_heads_have_groups_besides(kv_heads: int, copies: list[tuple[int, ...]]) -> None:
+def test_shards_with_copied_heads_have_additional_groups(kv_heads: int, copies: list[tuple[int, ...]]) -> None:
     plan = small_plan(pp=1)
     plan = replace(plan, tp=4, model=replace(plan.model, kv_heads=kv_heads))
     names = dict.fromkeys(name for name in group_names(program_of(plan), Mesh.of(plan)) if name.purpose == "tp")
@@ -84,7 +84,7 @@ def test_every_channel_has_a_group_in_every_replica() -> None:
     ]
 
 
-def test_both_kinds_of_message_between_two_ranks_have_groups_of_their_own() -> None:
+def test_both_kinds_of_message_between_two_ranks_have_separate_groups() -> None:
     schedule = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=1, num_slices=3)
     program = program_of(small_plan(pp=2, num_stages=4, schedule=schedule))
     names = [name for name in group_names(program, Mesh(dp=1, pp=2)) if name.purpose in ("F", "B")]

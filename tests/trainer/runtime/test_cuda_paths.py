@@ -40,7 +40,7 @@ def test_messages_have_nccl_alone_and_all_ranks_can_also_meet_on_the_host(monkey
     assert [ranks for ranks, _ in others] == [[0, 1]] * 2 + [[2, 3]] * 2 + [[0, 1], [2, 3]] + [[0, 2], [1, 3]]
 
 
-def test_every_rank_has_a_device_of_its_own() -> None:
+def test_ranks_have_separate_devices() -> None:
     assert [own_device(rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     with pytest.raises(UserError, match=r"rank 2 has no device of its own: 2 can be seen(.|\n)*remedy"):
         own_device(2, 2)

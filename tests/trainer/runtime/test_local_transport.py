@@ -60,7 +60,7 @@ def test_another_size_is_refused_on_both_sides() -> None:
             work.wait()
 
 
-def test_replicas_have_channels_of_their_own() -> None:
+def test_replicas_have_separate_channels() -> None:
     fabric = make_fabric(dp=2)
     here, there = torch.zeros(1), torch.zeros(1)
     works = [fabric.transport(1).post_recv(CHANNEL, here), fabric.transport(3).post_recv(CHANNEL, there)]

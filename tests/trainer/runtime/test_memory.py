@@ -16,7 +16,7 @@ LARGE = 256 * MIB
 
 
 def _measure(connection: Connection[Any, Any]) -> None:
-    """In a process of its own, since the mark is the whole process's."""
+    """Run in a separate process, since the high-water mark is that of the whole process."""
     before = held_bytes(CPU)
     large = torch.ones(LARGE, dtype=torch.uint8)
     held = peak_bytes(CPU)

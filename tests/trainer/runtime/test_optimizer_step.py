@@ -153,7 +153,7 @@ def test_the_planner_counts_what_gradients_are_packed_into(family: Family, seque
     assert memory.packed_gradient_bytes.tolist() == [max(packed)]
 
 
-def test_a_stage_that_shares_nothing_meets_nobody() -> None:
+def test_a_stage_without_shared_parameters_communicates_with_no_rank() -> None:
     """With no other shard in sight, its reduction over tp is over at once."""
     plan = small_plan(pp=1)
     fabric = Fabric(program_of(plan), Mesh.of(plan), 0.05)

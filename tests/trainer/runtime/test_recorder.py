@@ -126,7 +126,7 @@ def test_recorded_steps_are_consistent(worker_pool: WorkerPool, pp: int, dp: int
 
 
 @POOLED
-def test_recorded_steps_tell_how_long_ranks_wait_for_their_shards(worker_pool: WorkerPool) -> None:
+def test_recorded_steps_have_the_time_that_ranks_wait_for_their_shards(worker_pool: WorkerPool) -> None:
     """Every F, I and W of a block has collectives; other instructions have none."""
     plan = dataclasses.replace(small_plan(schedule="zb-h1", pp=2, num_microbatches=2, slices=(5, 7)), tp=2)
     program = program_of(plan)

@@ -111,7 +111,7 @@ def compared_with_an_all_reduce(me: PoolRank, plan: Plan, program: Program) -> t
 
 @POOLED
 def test_two_replicas_have_the_bits_of_an_all_reduce_and_no_copy_of_it(worker_pool: WorkerPool) -> None:
-    """Of 64 MiB: two rounds and a thread, where gloo's own reduce-scatter would take as much again."""
+    """Of 64 MiB: two rounds and a thread, where gloo's reduce-scatter would take another 64 MiB."""
     plan = small_plan(dp=2, pp=1, zero=1)
     program = program_of(plan)
     worker_pool.connect(plan, program)

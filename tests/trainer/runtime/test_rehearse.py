@@ -149,7 +149,7 @@ def test_a_message_that_was_waited_for_is_not_caught_up_with() -> None:
     assert time.waited == [10, 10]
 
 
-def test_a_message_that_was_there_takes_no_time_of_its_own() -> None:
+def test_a_message_that_has_arrived_takes_no_time() -> None:
     time = FakeTime()
     pace = time.pace()
     pace.spend(10)
@@ -166,7 +166,7 @@ def test_a_wait_is_never_short(duration_ns: int) -> None:
     assert time.perf_counter_ns() - start >= duration_ns
 
 
-def test_every_action_waits_for_its_own_time_and_messages_have_their_size() -> None:
+def test_every_action_takes_its_duration_and_messages_have_their_size() -> None:
     program = program_of(small_plan(pp=1, slices=(3, 1, 2)))
     (own,) = program.ranks
     time = FakeTime()

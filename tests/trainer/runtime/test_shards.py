@@ -132,7 +132,7 @@ def torchs_own(me: PoolRank, mesh: Mesh) -> list[list[float]]:
 
 @POOLED
 @pytest.mark.parametrize("tp", [2, 4])
-def test_torchs_own_collectives_give_the_same_results(worker_pool: WorkerPool, tp: int) -> None:
+def test_the_collectives_of_torch_give_the_same_results(worker_pool: WorkerPool, tp: int) -> None:
     mesh = Mesh(dp=1, tp=tp, pp=1)
     worker_pool.open(program_of(small_plan(pp=1)), mesh)
     weight = sum(range(1, tp + 1))
@@ -185,7 +185,7 @@ def test_temporaries_are_those_that_the_planner_counts(worker_pool: WorkerPool, 
     assert worker_pool.run(memory_taken, mesh, num_ranks=tp) == [counted] * tp
 
 
-def test_temporaries_grow_and_are_used_again() -> None:
+def test_temporary_buffers_grow_and_are_reused() -> None:
     temporaries = Temporaries()
     small = temporaries.take(8)
     temporaries.give_back(small)

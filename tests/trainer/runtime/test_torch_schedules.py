@@ -55,7 +55,7 @@ def dumped(pool: WorkerPool, name: str, form: str, path: Path) -> str:
 @pytest.mark.xdist_group("worker-pool")
 @pytest.mark.parametrize("form", [COMPUTE_ONLY, WITH_COMMUNICATION])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_torch_s_own_schedules_run(worker_pool: WorkerPool, tmp_path: Path, name: str, form: str) -> None:
+def test_schedules_of_torch_run(worker_pool: WorkerPool, tmp_path: Path, name: str, form: str) -> None:
     text = dumped(worker_pool, name, form, tmp_path / "schedule.csv")
     schedule, warnings = parse_schedule(text)
     assert (len(schedule.ranks), schedule.num_stages) == (NUM_RANKS, NUM_STAGES)

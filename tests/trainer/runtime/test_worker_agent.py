@@ -62,7 +62,7 @@ def lines_of(folder: Path, rank: int) -> list[str]:
     return path.read_text().split()
 
 
-def test_ranks_share_what_was_loaded_and_are_modules_of_their_own(tmp_path: Path) -> None:
+def test_ranks_share_preloaded_modules_and_run_as_separate_main_modules(tmp_path: Path) -> None:
     ranks = launched(tmp_path, "-v", "x", preloaded=TRAINING)
     assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
     first, second = lines_of(tmp_path, 0), lines_of(tmp_path, 1)
@@ -137,7 +137,7 @@ def test_a_rank_that_is_done_ends_when_another_fails(tmp_path: Path, device: Dev
     assert not any(Path(f"/proc/{pid}").exists() for pid in (done, failing))
 
 
-def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     outcome = launched(tmp_path, preloaded="no_such_module").wait(PATIENCE_SECONDS)
     assert outcome is not None
     assert outcome.failure is not None

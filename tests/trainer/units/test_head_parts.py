@@ -267,7 +267,7 @@ def test_the_weight_gradient_in_bf16_widens_the_probabilities_of_one_chunk(monke
     assert sorted(seen) == [1, 1, *[HEAD_CHUNK_TOKENS] * 4]
 
 
-def test_a_forward_that_leaves_nothing_has_room_for_the_probabilities_of_one_chunk() -> None:
+def test_a_forward_without_kept_probabilities_has_scratch_memory_for_one_chunk() -> None:
     spec = ModelSpec(family=Family.LLAMA, layers=1, hidden=8, heads=2, vocab=4096, ffn_hidden=8).divided(2)
     tokens = 4 * HEAD_CHUNK_TOKENS
     needed = scratch_bytes(spec, Precision.FP32, 3, 4, 1, tokens)

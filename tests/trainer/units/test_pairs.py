@@ -86,13 +86,13 @@ def taking(workspace: Workspace, value: int, keep: Callable[[bool], None]) -> Pa
     keep(bool((first == value).all()))
 
 
-def test_each_pass_has_a_lane_of_its_own() -> None:
+def test_passes_have_separate_memory() -> None:
     workspace, kept = Workspace(256, CPU, second_bytes=128), list[bool]()
     run_pair(taking(workspace, 1, kept.append), taking(workspace, 2, kept.append), LoggingShards(), workspace.enter)
     assert kept == [True, True]
     assert workspace.num_bytes == 384
     assert workspace.peak_bytes == 256
-    workspace.take(16, dtype=torch.float32)  # in the first lane again
+    workspace.take(16, dtype=torch.float32)  # in the memory of the first pass
     workspace.enter(1)
     with pytest.raises(MemoryError, match="holds 128 bytes, an action needs 192"):
         workspace.take(16, dtype=torch.float32)

@@ -39,7 +39,7 @@ def random_tensors(
 
 
 def in_pieces(tensor: Tensor, sizes: list[int], axis: int) -> list[Tensor]:
-    """Copies, each in memory of its own."""
+    """Return copies in separate memory."""
     return [piece.clone() for piece in torch.split(tensor, sizes, dim=axis)]
 
 
