@@ -70,7 +70,7 @@ def test_a_head_part_per_rank_balances_ranks_that_moving_units_cannot() -> None:
     assert rank_loads(unit_ns, shared_head_bounds(unit_ns, 8, owners), owners).max() == 4115
 
 
-def test_a_heavy_head_is_looked_at_in_more_parts_as_long_as_each_step_helps() -> None:
+def test_a_heavy_head_is_tried_in_more_parts_while_each_step_helps() -> None:
     asked = problem(model=HEAVY)
     found = degrees(asked, 2)
     assert found[0] == 1
@@ -85,7 +85,7 @@ def test_a_heavy_head_is_looked_at_in_more_parts_as_long_as_each_step_helps() ->
     assert all(1.01 * after <= before for before, after in itertools.pairwise(loads))
 
 
-def test_a_light_head_and_a_single_rank_are_left_alone() -> None:
+def test_a_light_head_and_a_single_rank_have_no_head_parts() -> None:
     assert degrees(problem(model=TINY_LLAMA), 2) == (1,)
     assert degrees(problem(model=HEAVY), 1) == (1,)
 
@@ -160,7 +160,7 @@ def test_pins_that_cannot_be_say_why(pinned: dict[str, object], where: str, what
     assert what in mistake.value.what
 
 
-def test_hardware_that_knows_whole_heads_alone_says_so() -> None:
+def test_hardware_without_measured_head_parts_is_an_error() -> None:
     asked = dataclasses.replace(
         problem(model=HEAVY, head_parts=4), head_degrees=lambda tp: (1, 2), profile_digest="measured"
     )

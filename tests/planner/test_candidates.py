@@ -63,7 +63,7 @@ PINS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-def test_every_pin_is_obeyed_alone() -> None:
+def test_every_single_pin_is_obeyed() -> None:
     for pinned, holds in PINS:
         found = proposed(problem(ranks=4, global_batch=4, **pinned))
         assert found, pinned

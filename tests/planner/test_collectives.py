@@ -21,7 +21,7 @@ def topology(*group_sizes: int, between: Link = OUT) -> GroupTopology:
     return GroupTopology(inside=IN, between=between, group_sizes=group_sizes)
 
 
-def test_one_device_has_nothing_to_exchange() -> None:
+def test_one_device_has_no_collectives() -> None:
     assert topology(1).all_reduce_seconds(1e9) == 0.0
 
 

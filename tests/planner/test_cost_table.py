@@ -43,7 +43,7 @@ def table(
     return tuple(rows)
 
 
-def test_every_row_comes_out_as_it_is() -> None:
+def test_costs_at_the_rows_are_those_of_the_rows() -> None:
     rows = table((1, 5, 16), lambda unit, n, pairs: 1.0 + n**1.5 + pairs**0.5)
     times = table_times(rows)
     for row in rows:
@@ -52,7 +52,7 @@ def test_every_row_comes_out_as_it_is() -> None:
 
 
 @given(st.integers(4, 16), st.integers(0, 60))
-def test_what_is_linear_is_met_between_rows_and_at_any_prefix(length: int, prefix: int) -> None:
+def test_linear_costs_are_exact_between_rows_and_at_any_prefix(length: int, prefix: int) -> None:
     work = Work.of(1, length, prefix)
     seconds = table_times(table()).unit_seconds(UnitKind.MLP, Kind.F, work)
     assert float(seconds) == pytest.approx(affine(UnitKind.MLP, length, 0))

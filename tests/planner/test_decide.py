@@ -110,7 +110,7 @@ def test_a_prediction_of_described_hardware_is_as_far_off_as_the_description_say
     assert prediction.warnings == ()
 
 
-def test_the_interval_widens_with_what_measurements_spread() -> None:
+def test_the_interval_widens_with_the_spread_of_measurements() -> None:
     def width(found: Prediction) -> float:
         assert found.low_seconds is not None
         assert found.high_seconds is not None
@@ -312,7 +312,7 @@ LIMITED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("pinned", LIMITED)
 @pytest.mark.parametrize("memory", [1000, 600_000])
-def test_what_is_said_to_be_enough_memory_is(pinned: dict[str, Any], memory: int) -> None:
+def test_the_suggested_memory_is_enough(pinned: dict[str, Any], memory: int) -> None:
     wide = dataclasses.replace(TINY_LLAMA, hidden=128)
 
     def limited(limit: int) -> Problem:

@@ -136,7 +136,7 @@ def test_orders_have_no_bound_where_they_are_formulas_or_ranks_slow_each_other_d
     assert Simulated(measured_problem(ranks=4, slowdown=1.7)).order_bound(candidate) is None
 
 
-def test_a_step_that_is_never_simulated_in_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_never_simulated_in_full_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "MOST_SIMULATED_ACTIONS", 0)
     described = cluster(num_nodes=4, devices_per_node=1)
     asked = problem(described, ranks=4, global_batch=4000, micro_batch=1, pp=4, slices=2, schedule="zb")

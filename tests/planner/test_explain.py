@@ -202,7 +202,7 @@ def test_the_reason_of_another_is_the_difference_of_the_parts() -> None:
     assert _slower(other, best) == "25.0 % slower: waiting +25.0 %"
 
 
-def test_the_explanation_says_the_same_as_data() -> None:
+def test_the_explanation_has_the_same_facts_as_data() -> None:
     about = problem(ranks=4, global_batch=4, pp=2, slices=(3, 8, 5))
     decision = decide(about, WIDE)
     prediction = decision.plan.prediction

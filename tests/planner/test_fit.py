@@ -60,7 +60,7 @@ def test_tokens_below_the_grid_lie_on_its_first_line_and_beyond_it_go_on_in_prop
     assert float(fit.seconds(Work.of(4, 64, 0))) == pytest.approx(4 * 74e-6)
 
 
-def test_together_is_fitted_apart_from_alone() -> None:
+def test_concurrent_and_single_measurements_are_fitted_separately() -> None:
     found = [measured(UnitKind.MLP, Kind.F, length=n, slowdown=1.5) for n in (8, 16)]
     assert float(fit_records(found, together=True).seconds(Work.of(1, 12, 0))) == pytest.approx(18e-6)
     assert float(fit_records(found, together=False).seconds(Work.of(1, 12, 0))) == pytest.approx(12e-6)
@@ -88,7 +88,7 @@ def test_the_report_has_the_error_on_held_out_points() -> None:
     assert math.isnan(other.held_out_error)
 
 
-def test_held_out_points_leave_the_fit_alone() -> None:
+def test_held_out_points_do_not_change_the_fit() -> None:
     kept, disturbed = whole(affine), whole(affine, lambda b, n, c: 99.0)
     for b, n, c in itertools.product((1, 2), (8, 50), (0, 60)):
         expected = kept.unit_seconds(UnitKind.ATTENTION, Kind.F, Work.of(b, n, c))
@@ -218,7 +218,7 @@ def test_each_half_of_a_sum_takes_half_its_time_where_sums_alone_were_measured()
     assert cost.reduce_scatter_seconds(150, [0]) == 0.0
 
 
-def test_each_collective_takes_what_was_measured_of_it() -> None:
+def test_each_collective_takes_its_measured_time() -> None:
     records = tuple(
         CollectiveRecord(num_ranks=2, num_bytes=n, seconds=n * per_byte, spread=0.0, collective=collective)
         for collective, per_byte in ((Collective.SUM, 1.0), (Collective.SCATTER, 2.0), (Collective.GATHER, 3.0))

@@ -42,7 +42,7 @@ def planned(recompute: Recompute | None) -> Plan:
 
 
 @pytest.mark.parametrize("pin", [Recompute.NONE, Recompute.SELECTIVE])
-def test_what_keeps_too_much_is_refused_with_the_remedy_of_the_page(pin: Recompute) -> None:
+def test_a_job_that_exceeds_memory_gets_the_remedy_of_the_guide(pin: Recompute) -> None:
     with pytest.raises(UserError, match=r"nothing fits in 74\.5 GiB per rank") as caught:
         planned(pin)
     assert f"remedy {caught.value.remedy}\n" in GUIDE.read_text()

@@ -277,7 +277,7 @@ def test_a_head_in_parts_is_never_cheaper_than_whole(
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("gradients", GradientType)
-def test_where_memory_takes_all_of_the_time_a_part_takes_what_it_reads_and_writes(
+def test_a_memory_bound_part_takes_the_time_of_its_reads_and_writes(
     parts: int, tp: int, gradients: GradientType
 ) -> None:
     """In bytes, of whole hidden states: products with their matrices, streams of T tokens, gradients read and added."""

@@ -146,7 +146,7 @@ def _program(make: Generator, num_ranks: int, num_microbatches: int, slices: tup
 @pytest.mark.parametrize(
     ("make", "mean", "worst"), [(gpipe, 1.01, 1.02), (one_f_one_b, 1.055, 1.1), (zb_h1, 1.065, 1.12)]
 )
-def test_the_arena_is_close_to_what_lives_at_once(
+def test_the_arena_is_close_to_the_peak_of_live_bytes(
     make: Generator, mean: float, worst: float, pipeline: tuple[int, int, tuple[int, ...]]
 ) -> None:
     _, proof = _program(make, *pipeline)

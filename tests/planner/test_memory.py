@@ -169,7 +169,7 @@ def test_tensor_parallelism_divides_what_it_splits(model: ModelSpec, tp: int) ->
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("model", DIVIDED)
-def test_what_shards_sum_is_what_several_of_them_hold(model: ModelSpec, sharding: Sharding) -> None:
+def test_shards_sum_gradients_of_the_parameters_that_several_hold(model: ModelSpec, sharding: Sharding) -> None:
     """Element by element: of a parameter that is not divided every shard holds all, and has only its tokens' gradient
     where hidden states are divided by tokens; of what is divided some hold the same rows.
     """

@@ -186,7 +186,7 @@ def offered_one(asked: Problem, outline: Outline) -> Candidate:
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, None])
-def test_one_byte_less_than_the_least_is_said_to_be_too_little(recompute: Recompute | None) -> None:
+def test_one_byte_less_than_the_least_memory_is_refused(recompute: Recompute | None) -> None:
     chosen: dict[str, Any] = {"ranks": 2, "global_batch": 4, "micro_batch": 1, "pp": 2, "slices": (8, 8)}
     roomy = problem(**chosen, schedule="1f1b")
     tried = every_candidate(roomy) if recompute else (fully_recomputed(roomy, each) for each in every_candidate(roomy))

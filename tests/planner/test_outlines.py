@@ -81,7 +81,7 @@ def test_pins_are_obeyed() -> None:
 
 @pytest.mark.parametrize("schedule", [*BUILT_IN, "of another package"])
 @pytest.mark.parametrize("zero", [0, 1])
-def test_schedules_that_share_a_memory_hold_as_much_as_alone(schedule: str, zero: int) -> None:
+def test_schedules_with_shared_memory_estimates_have_the_same_as_separately(schedule: str, zero: int) -> None:
     asked = problem(ranks=4, global_batch=12, sequence_length=40)
     for mesh in meshes(asked):
         work = UnitWork.of(asked, mesh.tp, mesh.microbatch, [equal_slices(40, count) for count in (1, 2, 4)])

@@ -191,7 +191,7 @@ def test_pairs_survive_files_and_objects() -> None:
 
 
 @pytest.mark.parametrize("at", [0, -1])
-def test_a_text_whose_marks_are_no_pairs_is_refused(at: int) -> None:
+def test_a_schedule_whose_marks_are_not_pairs_is_refused(at: int) -> None:
     order = find(BRAIDED).generate(shape(2, 4, 1, BRAIDED))
     assert order.joined is not None
     joined = order.joined.copy()

@@ -45,19 +45,19 @@ def test_the_described_device_s_price_comes_before_the_job_s() -> None:
     assert [each and each.per_hour for each in found] == [10.0, 6.0, 6.0]
 
 
-def test_without_a_price_nothing_is_said() -> None:
+def test_without_a_price_there_is_no_cost() -> None:
     assert cost_of(plan_of(1.0), priced(0.0)) is None
 
 
 @pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])
-def test_what_is_no_price_is_refused(price: float) -> None:
+def test_invalid_prices_are_refused(price: float) -> None:
     with pytest.raises(UserError, match="pricePer"):
         priced(price)
     with pytest.raises(UserError, match="pricePer"):
         dataclasses.replace(DEVICE, price_per_hour=price)
 
 
-def test_without_a_prediction_nothing_is_said() -> None:
+def test_without_a_prediction_there_is_no_cost() -> None:
     assert cost_of(dataclasses.replace(sample_plan(), prediction=None), priced(3.0)) is None
 
 

@@ -202,7 +202,7 @@ def test_no_other_stages_and_policies_are_faster(cut: Cut) -> None:
 
 @settings(max_examples=150)
 @given(cuts())
-def test_what_stages_take_lies_between_what_is_known_without_a_search(cut: Cut) -> None:
+def test_the_time_of_stages_lies_between_its_bounds(cut: Cut) -> None:
     """Parts of units take no longer, and greedy choices at least as long; all are infinite for the same stages, but for
     roundings of what is needed.
     """

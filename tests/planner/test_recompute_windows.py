@@ -59,7 +59,7 @@ def candidates(draw: st.DrawFn) -> tuple[Problem, Candidate]:
 
 @settings(max_examples=20)
 @given(candidates())
-def test_what_is_exposed_is_what_the_timeline_says(chosen: tuple[Problem, Candidate]) -> None:
+def test_exposed_recomputation_is_that_of_the_timeline(chosen: tuple[Problem, Candidate]) -> None:
     asked, candidate = chosen
     judge = Simulated(asked)
     evaluation = judge.evaluate(candidate, in_full=True)

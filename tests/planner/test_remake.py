@@ -208,7 +208,7 @@ def test_where_launching_takes_longer_operations_take_their_launches() -> None:
 # Measured ones
 
 
-def test_norm_and_activation_take_what_was_measured() -> None:
+def test_norm_and_activation_take_their_measured_time() -> None:
     """A microsecond per token in all of F, a tenth of it for the norm, a quarter for the norm and the activation."""
     cost = measured_cost(profile(units_at(1) + with_selective(1.6e-6, 4e-6)))
     each = WORK.tokens * 1e-6

@@ -86,7 +86,7 @@ def held_slices(order: Order, rank: int, *, until: Kind) -> int:
     return peak
 
 
-def test_1f1b_and_h1_hold_what_they_say() -> None:
+def test_1f1b_and_h1_hold_the_stated_number_of_micro_batches() -> None:
     """K + S - 1 - rank slices under 1F1B and K + S - 1 under H1 (token-level: Seq1F1B, arXiv 2406.03488)."""
     for num_ranks, num_slices in product((1, 2, 4, 6), (1, 2, 4)):
         pipeline = shape(num_ranks, 12, num_slices)

@@ -59,7 +59,7 @@ def test_a_long_order_grows_by_rounds_and_keeps_within_its_target(name: str, var
 
 
 @pytest.mark.parametrize("name", sorted(LONG))
-def test_a_frontier_says_what_a_long_order_holds(name: str) -> None:
+def test_the_best_of_a_frontier_respects_the_caps_of_a_long_order(name: str) -> None:
     inputs = equal_inputs(LONG[name], (100, 110, 80, 5), caps=(60,) * LONG[name][0])
     order = FAMILIES[name].order(FAMILIES[name].best(inputs))
     assert (peak_stash(inputs, order) <= 60).all()

@@ -153,7 +153,7 @@ def test_devices_stay_unused_only_for_steps_that_are_shorter_by_more_than_a_litt
 
 @settings(max_examples=15)
 @given(PROBLEMS.filter(lambda chosen: chosen["memory"] == 2**30))
-def test_moves_only_improve_and_keep_what_is_found_fitting(chosen: dict[str, Any]) -> None:
+def test_moves_only_improve_and_keep_fitting_plans(chosen: dict[str, Any]) -> None:
     asked = problem(**chosen)
     judge = Simulated(asked)
     result, seeds = search(asked, judge), search(asked, judge, WITHOUT_MOVES)
@@ -278,7 +278,7 @@ def assert_not_behind_h1(asked: Problem) -> None:
     assert max(plain.peak_bytes) > asked.memory_limit_bytes or best.step_ns <= plain.step_ns
 
 
-def test_moves_shift_one_boundary_and_leave_pins_alone() -> None:
+def test_moves_shift_one_boundary_and_keep_pins() -> None:
     asked = problem(cluster(), ranks=2, global_batch=2)
     mesh = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=2)
     candidate = Candidate(mesh=mesh, stages=((0, 1), (1, 10)), slices=(8, 4, 4), schedule="1f1b")

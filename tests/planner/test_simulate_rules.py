@@ -88,14 +88,14 @@ def test_in_between_the_slowdown_is_linear_in_the_number_of_ranks() -> None:
 # Transfers
 
 
-def test_compute_goes_on_while_a_message_travels() -> None:
+def test_compute_continues_while_a_message_is_in_flight() -> None:
     costs = equal_costs(2, 1, 10, 10, 0, transfer=10)
     found = simulate_arrays(parse("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"), costs)
     assert found.makespan_ns == 10 + 10 + 10 + 10 + 10 + 10 + 10 + 10
     assert found.communication_ns.tolist() == [10, 20]
 
 
-def test_blocking_ranks_compute_nothing_while_messages_travel() -> None:
+def test_blocking_ranks_do_not_compute_while_messages_are_in_flight() -> None:
     """Rank 0 sends after both forwards; rank 1 waits for the first, and spends the time of the second after it."""
     costs = dataclasses.replace(equal_costs(2, 1, 10, 10, 0, transfer=10), is_blocking=True)
     found = simulate_arrays(parse("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"), costs)

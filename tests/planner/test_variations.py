@@ -63,7 +63,7 @@ def test_faster_links_are_all_links() -> None:
         assert after.latency_seconds == before.latency_seconds
 
 
-def test_nothing_changed_gives_the_predicted_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_change_gives_the_predicted_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a gain is of the change alone, for schedules that follow from their shape and such that were recorded."""
     monkeypatch.setattr(variations, "FASTER", 1.0)
     for schedule in ("1f1b", "zb", "zbv"):
@@ -86,7 +86,7 @@ def test_twice_the_microbatches_fill_the_pipeline_once() -> None:
     assert found.gain == pytest.approx(2 * plan.prediction.step_seconds / found.step_seconds - 1)
 
 
-def test_a_plan_without_the_memory_for_a_change_says_so() -> None:
+def test_a_variation_that_exceeds_memory_is_marked() -> None:
     fixed = FIXED | {"schedule": "gpipe", "slices": 1}
     plan = planned(job(**fixed), cluster())
     assert plan.prediction is not None
@@ -128,7 +128,7 @@ def test_a_search_that_finds_less_than_the_plan_at_hand_gives_way_to_it() -> Non
         (job(), profile(), "sequences twice as long", "run penstock profile"),
     ],
 )
-def test_a_change_that_cannot_be_says_why(
+def test_an_impossible_variation_has_a_reason(
     spec: JobSpec, hardware: ClusterSpec | Profile, change: str, refusal: str
 ) -> None:
     found = by_change(searched_variations(planned(spec, hardware), spec, hardware))[change]
@@ -144,14 +144,14 @@ def test_longer_sequences_are_planned_with_as_many_positions() -> None:
     assert found.step_seconds is not None
 
 
-def test_nothing_is_said_of_nodes_that_were_not_measured() -> None:
+def test_there_is_no_variation_for_nodes_that_were_not_measured() -> None:
     found = by_change(searched_variations(planned(job(), profile()), job(), profile()))
     assert not {"one node more", "one node fewer"} & found.keys()
     one = cluster(num_nodes=1)
     assert "one node fewer" not in by_change(searched_variations(planned(job(), one), job(), one))
 
 
-def test_the_reasons_name_what_helps_most() -> None:
+def test_the_reasons_name_the_best_variation() -> None:
     spec = job(**FIXED)
     plan = planned(spec, cluster())
     found = same_plan_variations(plan, spec, cluster())

@@ -42,7 +42,7 @@ def test_no_finer_round_step_would_do(span: float, most: int) -> None:
     assert span / (step / finer) > most * (1 - 1e-9)
 
 
-def test_nothing_to_divide_has_the_tick_zero() -> None:
+def test_an_empty_range_has_the_tick_zero() -> None:
     assert round_ticks(0, 10) == (0.0,)
     assert round_step(-1, 10) == 1.0
 

@@ -69,7 +69,7 @@ def test_loss_shows_training_validation_and_baseline() -> None:
     assert found["unigram baseline 6.40"]["x"] == [1, 120]
 
 
-def test_loss_leaves_out_what_was_not_measured() -> None:
+def test_the_loss_chart_leaves_out_missing_values() -> None:
     plain = curves_of(dataclasses.replace(m, validation_loss=None) for m in METRICS)
     assert list(traces(charts.loss(plain))) == ["training"]
     assert charts.loss(RunCurves(), 6.4)["data"] == []
@@ -86,7 +86,7 @@ def test_points_of_several_steps_have_a_band_from_least_to_greatest() -> None:
     assert len(charts.envelope(RUN.curves["loss"], name="training", colour="series-1")) == 1
 
 
-def test_step_time_leaves_rare_outliers_outside_and_says_so() -> None:
+def test_the_step_time_chart_clips_rare_outliers_and_states_it() -> None:
     slow = curves_of((dataclasses.replace(METRICS[0], step_seconds=4.0), *METRICS[1:])).curves["step_seconds"]
     layout = charts.step_time(slow, 0.23)["layout"]
     assert layout["yaxis"]["range"][1] < 400

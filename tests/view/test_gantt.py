@@ -127,7 +127,7 @@ def test_labels_have_one_form_that_depends_on_the_width() -> None:
     assert not [n for n in parse(gantt([timeline], width=320)).iter(f"{SVG}text") if n.get("class") == "on"]
 
 
-def test_what_labels_say() -> None:
+def test_the_text_of_labels() -> None:
     action = Action(Kind.F, 0, 3, 2)
     assert [labels.text(action) for labels in Labels] == ["3.2", "2", ""]
     assert Labels.FULL.text(Action(Kind.STEP, 0)) == ""
@@ -144,7 +144,7 @@ def test_micro_batches_take_turns_in_four_shades() -> None:
     assert [bar.get("class", "").split()[-1] for bar in bars] == ["m0", "m1", "m2", "m3", "m0", "m1"]
 
 
-def test_every_span_says_what_it_is() -> None:
+def test_every_span_has_a_description() -> None:
     timeline = sample_timeline(sample_schedule(2, 1, 2))
     tooltips = [node.text or "" for node in parse(gantt([timeline])).iter(f"{SVG}title")]
     for event in timeline.events:
@@ -164,7 +164,7 @@ def test_gathered_bars_are_divided_by_kind() -> None:
     assert all(abs(parts[2] - 2 * parts[0]) < 5 for parts in heights)
 
 
-def test_the_legend_holds_what_the_picture_holds() -> None:
+def test_the_legend_lists_the_kinds_in_the_chart() -> None:
     shown = texts(parse(gantt([sample_timeline(sample_schedule(2, 2, 2))])))
     assert {"F forward", "I input gradient", "W weight gradient", "shade: micro-batch", "optimizer", "waiting"} <= set(
         shown
@@ -231,12 +231,12 @@ def test_no_script_no_reference_no_clock() -> None:
     assert "prefers-color-scheme:dark" in picture
 
 
-def test_the_picture_is_named_for_those_who_do_not_see_it() -> None:
+def test_the_chart_has_an_accessible_name() -> None:
     root = parse(gantt([one_rank(step_ns=5_000_000)]))
     assert root.get("role") == "img"
     assert root.get("aria-label") == "Predicted step on 1 rank: 5.00 ms, bubble 100.0 % on every rank."
 
 
-def test_nothing_to_draw_is_an_error() -> None:
+def test_an_empty_timeline_is_an_error() -> None:
     with pytest.raises(ValueError, match="no timeline"):
         gantt([])

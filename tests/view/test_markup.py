@@ -12,7 +12,7 @@ from penstock.view.markup import Markup, element, escape, join, number
 
 
 @given(st.text())
-def test_any_text_survives_in_elements_and_attributes(text: str) -> None:
+def test_any_text_round_trips_in_elements_and_attributes(text: str) -> None:
     parsed = ET.fromstring(element("p", text, title=text))
     kept = escape(text)
     assert "<" not in kept

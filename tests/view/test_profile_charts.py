@@ -52,7 +52,7 @@ def test_memory_stacks_the_parts_of_every_rank() -> None:
     assert measured["x"] == [(memory.measured_bytes or 0) / 2**20 for memory in RANKS]
 
 
-def test_memory_without_measurement_shows_the_prediction_alone() -> None:
+def test_memory_without_measurement_shows_only_the_prediction() -> None:
     ranks = [dataclasses.replace(rank, measured_bytes=None) for rank in RANKS]
     assert {trace["type"] for trace in profile_charts.memory(ranks)["data"]} == {"bar"}
     half = profile_charts.memory([RANKS[0], ranks[1]])["data"][-1]

@@ -125,7 +125,7 @@ def test_the_headline_compares_prediction_and_measurement(full: Page) -> None:
     assert "tokens/s" in full.texts("small")
 
 
-def test_nothing_is_fetched_from_anywhere(text: str, full: Page) -> None:
+def test_a_report_loads_no_external_resource(text: str, full: Page) -> None:
     rest = without_plotly(text)
     assert len(rest) < 400_000
     references = [
@@ -205,7 +205,7 @@ def test_recomputation_is_shown_by_stage_and_by_rank_if_there_is_any() -> None:
         assert words[place : place + 4] == ["40.0 ns", "30.0 ns", "10.0 ns", "75.0%"]
 
 
-def test_a_plan_says_when_receives_are_posted() -> None:
+def test_the_plan_section_states_when_receives_are_posted() -> None:
     plan = dataclasses.replace(sample_plan(), receive_ahead=4)
     late = dataclasses.replace(plan, late_receives=True)
     assert "posted late" not in plan_facts(plan)
@@ -229,7 +229,7 @@ def test_the_parts_of_a_step_are_listed(full: Page) -> None:
     assert sum(flexes) == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_doubtful_prediction_says_so_where_it_is_shown() -> None:
+def test_a_doubtful_prediction_is_marked_where_it_is_shown() -> None:
     data = sample_report()
     assert data.plan is not None
     assert data.plan.prediction is not None
@@ -260,7 +260,7 @@ def test_the_parts_are_shown_over_all_ranks_where_they_are_known(full: Page) -> 
     assert "mean" not in full.texts("th")
 
 
-def test_what_would_help_says_how_it_was_computed(full: Page) -> None:
+def test_variations_state_how_they_were_computed(full: Page) -> None:
     shown = Page(report(dataclasses.replace(sample_report(), plan=explained_plan())))
     cells = shown.texts("td")
     assert "What would help" in shown.texts("h3")
@@ -337,7 +337,7 @@ def test_the_drawn_steps_have_their_speeds_in_words(full: Page) -> None:
     assert not any("MFU" in text for text in (*full.texts("p"), *full.texts("figcaption"), *full.texts("th")))
 
 
-def test_a_run_that_took_no_step_says_what_was_predicted() -> None:
+def test_a_run_without_steps_shows_the_prediction() -> None:
     plan = explained_plan()
     speed = plan.speed()
     assert speed is not None
@@ -357,7 +357,7 @@ def test_sampled_text_shows_its_prompt_once(full: Page) -> None:
     assert any(words.startswith("_get_value(self") for words in full.texts("pre"))
 
 
-def test_an_empty_run_says_what_is_missing_and_why() -> None:
+def test_an_empty_run_states_what_is_missing_and_why() -> None:
     text = report(EMPTY)
     shown = Page(text)
     assert shown.texts("h2") == TITLES
@@ -382,7 +382,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_each_missing_part_leaves_out_its_section_alone(name: str) -> None:
+def test_each_missing_part_leaves_out_only_its_section(name: str) -> None:
     change, reasons = MISSING[name]
     shown = Page(report(dataclasses.replace(sample_report(), **change)))  # type: ignore[arg-type]
     assert shown.texts("h2") == TITLES
@@ -400,7 +400,7 @@ def test_a_plan_written_by_hand_has_no_reasons_to_show() -> None:
     assert "the plan carries no reasons" in sentence
 
 
-def test_one_timeline_alone_is_drawn_with_a_word_of_explanation() -> None:
+def test_a_single_timeline_is_drawn_with_an_explanation() -> None:
     data = sample_report()
     alone = Page(report(dataclasses.replace(data, measured=None)))
     assert any("only the prediction is shown" in words for words in alone.texts("p"))
@@ -419,7 +419,7 @@ def test_links_without_a_fit_and_a_fit_without_links_are_shown() -> None:
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>\"'&\x00\ud800"
 
 
-def test_whatever_the_data_say_they_stay_text() -> None:
+def test_markup_in_data_is_escaped() -> None:
     data = sample_report()
     assert data.plan is not None
     assert data.profile is not None
@@ -495,7 +495,7 @@ def test_the_headline_s_numbers_fall_back_to_the_timelines() -> None:
         ({"plan": None, "predicted": None}, "no prediction"),
     ],
 )
-def test_a_tile_without_its_other_half_says_so(change: dict[str, object], note: str) -> None:
+def test_a_tile_states_which_value_is_missing(change: dict[str, object], note: str) -> None:
     shown = Page(report(dataclasses.replace(sample_report(), **change)))  # type: ignore[arg-type]
     assert note in shown.texts("dd")
 
@@ -519,7 +519,7 @@ def test_the_model_is_a_sentence() -> None:
     )
 
 
-def test_where_the_difference_lies() -> None:
+def test_the_difference_by_part_of_the_step() -> None:
     data = sample_report()
     assert data.predicted is not None
     slower = dataclasses.replace(data.predicted, source=Source.MEASURED, step_ns=data.predicted.step_ns + 50_000_000)
@@ -530,7 +530,7 @@ def test_where_the_difference_lies() -> None:
     )
 
 
-def test_a_validation_loss_of_a_run_that_goes_on_is_not_called_its_end() -> None:
+def test_the_validation_loss_of_a_running_run_is_not_called_final() -> None:
     shown = Page(report(dataclasses.replace(sample_report(), phase="Running")))
     validation = next(text for text in shown.texts("p") if "Validation" in text)
     assert re.search(r"Validation loss is \d\.\d{3} at step [\d,]+; knowing", validation)

@@ -117,7 +117,7 @@ def test_a_picture_ends_with_the_step_or_the_last_event() -> None:
     assert end_ns(Timeline(source=Source.MEASURED, num_ranks=1, step_ns=0, events=())) == 0
 
 
-def test_a_reduction_under_way_lies_with_the_gradients() -> None:
+def test_a_running_reduction_is_drawn_with_the_gradients() -> None:
     """It is drawn next to the concurrent compute; the wait of its rank is a separate bar."""
     events = (
         Event(0, Activity.COMPUTE, "0W0.0", 0, 30),

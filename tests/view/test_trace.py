@@ -119,7 +119,7 @@ def test_a_transfer_that_no_action_waits_for_has_no_arrow() -> None:
     assert not phase(events_of(timeline), "s")
 
 
-def test_an_overlap_uses_what_its_children_need() -> None:
+def test_an_overlap_uses_the_inputs_of_its_children() -> None:
     sent = Event(0, Activity.TRANSFER, "0SEND_F1.0", 0, 5)
     user = Event(1, Activity.COMPUTE, "(1B0.0;1F1.0)OVERLAP_F_B", 6, 9)
     timeline = Timeline(source=Source.MEASURED, num_ranks=2, step_ns=9, events=(sent, user))
@@ -127,7 +127,7 @@ def test_an_overlap_uses_what_its_children_need() -> None:
     assert arrow["ts"] == 0.0075
 
 
-def test_an_overlap_says_the_place_of_each_of_its_actions() -> None:
+def test_an_overlap_has_the_position_of_each_of_its_actions() -> None:
     pair = Event(1, Activity.COMPUTE, "(1B0.1;1F3.0)OVERLAP_F_B", 6, 9)
     (event,) = phase(events_of(Timeline(source=Source.MEASURED, num_ranks=2, step_ns=9, events=(pair,))), "X")
     expected = {"stage": [1, 1], "microbatch": [0, 3], "slice": [1, 0], "overlapped": ["1B0.1", "1F3.0"]}

@@ -92,7 +92,7 @@ def explained(plan: Plan, hardware: Profile | ClusterSpec) -> Plan:
     return with_variations(plan, same_plan_variations(plan, job(), hardware))
 
 
-def test_what_does_not_fit_is_said_with_place_and_remedy() -> None:
+def test_a_job_that_does_not_fit_gets_an_error_with_field_and_remedy() -> None:
     found = answer_to(job(memory=2_000))
     assert found.plan is None
     assert "nothing fits" in found.what
@@ -257,7 +257,7 @@ def test_time_runs_by_the_clock_that_was_given() -> None:
     assert (found.what, bool(found.remedy), planner.busy("a")) == ("planning took over 10 s", True, False)
 
 
-def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
+def test_a_process_ends_after_its_parent(tmp_path: Path) -> None:
     """A killed service or command leaves no planning process, even if a search reports no progress for long."""
     (tmp_path / "question").write_text(json.dumps(Question(spec=job(), profile=profile()).to_manifest()))
     program = f"""

@@ -41,7 +41,7 @@ def _result(folder: Path, part: str) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN: says what happens without a GPU")
-def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path) -> None:
+def test_without_a_gpu_it_prints_that_and_runs_nothing(tmp_path: Path) -> None:
     done = _battery(tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("./dev gpu cannot run here: PyTorch finds no NVIDIA GPU and driver.\n")

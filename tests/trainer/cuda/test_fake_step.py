@@ -15,7 +15,7 @@ CASES = list(all_cases())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_step_on_cuda_does_what_the_table_says(case: Case) -> None:
+def test_a_step_on_cuda_makes_the_calls_of_the_table(case: Case) -> None:
     """Also refuses a change that was not reviewed: ``python -m tests.support.fake_step`` rewrites the table."""
     step = take_step(case)
     _check_whatever_the_version(case, step)
@@ -38,11 +38,11 @@ def _check_whatever_the_version(case: Case, step: Step) -> None:
             assert tally.types <= {"float32" if case.precision is Precision.FP32 else "bfloat16"}
 
 
-def test_a_version_without_a_table_is_said_and_never_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_without_a_table_is_skipped_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_step, "torch_minor", lambda: "2.999")
     monkeypatch.delenv("PENSTOCK_REQUIRE", raising=False)
     with pytest.raises(pytest.skip.Exception, match=r"NOT RUN: no table for torch 2\.999"):
-        test_a_step_on_cuda_does_what_the_table_says(CASES[0])
+        test_a_step_on_cuda_makes_the_calls_of_the_table(CASES[0])
 
 
 def test_the_table_has_every_case_and_no_other() -> None:

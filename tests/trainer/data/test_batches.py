@@ -56,7 +56,7 @@ def test_an_epoch_predicts_every_token_of_whole_windows_once(count: int, sequenc
     step=st.integers(0, 1000),
     seed=st.integers(0, 2**63),
 )
-def test_samples_do_not_depend_on_who_reads_them(
+def test_samples_do_not_depend_on_the_reading_rank(
     dp: int, micro_batch: int, num_microbatches: int, step: int, seed: int
 ) -> None:
     global_batch = dp * micro_batch * num_microbatches

@@ -49,7 +49,7 @@ def test_every_step_gets_its_batch(device: torch.device) -> None:
     assert reader.steps == [0, 1, 2, 7, 8] if device == CPU else [0, 1, 2, 3, 7, 8, 9]
 
 
-def test_what_is_read_ahead_lies_in_the_other_of_two_places() -> None:
+def test_a_prefetched_batch_uses_the_other_of_two_buffers() -> None:
     feed = BatchFeed(Reader(), SHAPE, GPU)
     places = []
     for step in range(6):

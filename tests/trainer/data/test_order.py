@@ -37,7 +37,7 @@ def test_every_epoch_holds_every_window_once(size: int, seed: int, epoch: int) -
 
 
 @given(size=st.integers(1, 300), seed=SEEDS, first=st.integers(0, 10**6), split=st.integers(0, 64))
-def test_a_position_does_not_depend_on_what_is_asked_with_it(size: int, seed: int, first: int, split: int) -> None:
+def test_a_position_does_not_depend_on_the_requested_range(size: int, seed: int, first: int, split: int) -> None:
     whole = shuffled(positions(first, 64), size=size, seed=seed)
     parts = [shuffled(positions(first, split), size=size, seed=seed)]
     parts.append(shuffled(positions(first + split, 64 - split), size=size, seed=seed))

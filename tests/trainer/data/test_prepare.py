@@ -210,7 +210,7 @@ def check_mended(corpus: str, cache: Path, name: str, harm: Callable[[Path], Non
     assert warning.startswith("prepared data is damaged and made again: ")
 
 
-def test_what_a_killed_preparation_left_is_no_obstacle(corpus: str, cache: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_preparation_are_no_obstacle(corpus: str, cache: Path, tmp_path: Path) -> None:
     folder = prepare(spec(corpus), cache).folder
     whole = contents(folder)
     folder.rename(folder.with_name(folder.name + ".tmp"))

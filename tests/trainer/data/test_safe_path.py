@@ -54,7 +54,7 @@ def test_links_within_a_folder_are_followed(folder: Path) -> None:
     assert scan(find_corpus(str(folder))).documents == 2
 
 
-def test_what_is_named_itself_may_be_a_link(folder: Path) -> None:
+def test_the_named_path_may_be_a_symbolic_link(folder: Path) -> None:
     named = {"folder": folder, "secret.txt": folder.parent / "secret.txt"}
     for name, meant in named.items():
         link = folder.parent / f"link-to-{name}"

@@ -39,7 +39,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("tokenizer", [BPE, ByteTokenizer()])
 @given(text=UTF8_TEXT | st.sampled_from(["", SEPARATOR, f"a{SEPARATOR}b", "\0\x7f\n\r\t "]))
-def test_text_survives_and_forges_no_separator(tokenizer: Tokenizer, text: str) -> None:
+def test_text_round_trips_and_cannot_contain_a_separator(tokenizer: Tokenizer, text: str) -> None:
     ids = ids_of(tokenizer, text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.separator not in ids

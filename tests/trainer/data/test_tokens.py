@@ -69,7 +69,7 @@ def test_a_limit_in_bytes_is_whole_tokens(token_file: Path, limit_bytes: int | N
     assert read_header(token_file).limit_count(limit_bytes) == count
 
 
-def test_an_unfinished_file_is_no_token_file(token_file: Path) -> None:
+def test_an_unfinished_file_is_refused(token_file: Path) -> None:
     with TokenWriter(token_file, vocab=100) as writer:
         writer.append(np.arange(3))
     with pytest.raises(UserError, match=r"tokens\.bin\.json: cannot be read: No such file"):
@@ -125,7 +125,7 @@ def test_a_malformed_header_is_refused(token_file: Path, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3", '"text"'])
-def test_a_header_that_is_no_header_is_refused(token_file: Path, content: str) -> None:
+def test_an_invalid_header_is_refused(token_file: Path, content: str) -> None:
     header_path(token_file).write_text(content)
     with pytest.raises(UserError, match="is not a token file's header"):
         open_tokens(token_file)
@@ -155,7 +155,7 @@ def test_npy_of_anything_else_is_refused(tmp_path: Path, array: Any, reason: str
         read_npy(tmp_path / "ids.npy")
 
 
-def test_a_file_that_is_no_npy_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids.npy").write_bytes(b"not an array")
     with pytest.raises(UserError, match=r"ids\.npy: is not a \.npy file"):
         read_npy(tmp_path / "ids.npy")

@@ -34,7 +34,7 @@ def steps(root: Path) -> list[tuple[int, int]]:
     return [(found.attempt, found.step) for found in checkpoint.find_checkpoints(root)]
 
 
-def test_everything_comes_back_to_the_last_bit(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_every_bit(tmp_path: Path) -> None:
     folder = save(tmp_path)
     expected = stored_tensors(MODEL, ALL)
     tensors = blank(expected)
@@ -142,7 +142,7 @@ def test_missing_and_truncated_files_are_named(tmp_path: Path, name: str) -> Non
         checkpoint.read_weights(path.parent)
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no readable manifest.json \(No such file or directory\)"):
         checkpoint.verify(tmp_path)
     (tmp_path / MANIFEST).write_text("{")
@@ -168,7 +168,7 @@ def test_another_model_is_refused_by_name(tmp_path: Path, change: dict[str, obje
         checkpoint.load(folder, {}, dataclasses.replace(MODEL, **change))  # type: ignore[arg-type]
 
 
-def test_a_llama_may_go_on_with_longer_sequences(tmp_path: Path) -> None:
+def test_a_llama_may_continue_with_longer_sequences(tmp_path: Path) -> None:
     folder = save(tmp_path)
     assert checkpoint.load(folder, {}, dataclasses.replace(MODEL, positions=128)).step == 5
 
@@ -251,7 +251,7 @@ def test_an_earlier_attempt_whose_unfinished_checkpoint_was_removed_says_who_did
     assert checkpoint.verify(latest[0]).step == 10
 
 
-def test_what_is_half_removed_does_not_look_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partly_removed_checkpoint_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, step=5, keep=1)
     monkeypatch.setattr("penstock.trainer.checkpoint.shutil.rmtree", lambda *_, **__: None)
     save(tmp_path, step=10, keep=1)

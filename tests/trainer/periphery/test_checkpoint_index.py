@@ -179,13 +179,13 @@ def test_planted_code_is_refused_in_any_protocol_and_place(tmp_path: Path, proto
         pickle.dumps({"state_dict_metadata": {}}),
     ],
 )
-def test_what_is_no_metadata_is_corrupt(tmp_path: Path, content: bytes) -> None:
+def test_invalid_metadata_is_corrupt(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(FailedError, match="is corrupt"):
         old_index(content, tmp_path)
 
 
 @given(st.data())
-def test_damaged_metadata_is_refused_or_says_what_it_said(
+def test_damaged_metadata_is_refused_or_has_the_same_content(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Whatever the bytes, nothing but the index comes of them."""
@@ -200,7 +200,7 @@ def test_damaged_metadata_is_refused_or_says_what_it_said(
     assert all(isinstance(stored, StoredTensor) for parts in index.values() for stored in parts)
 
 
-def test_records_take_nothing_from_the_classes_they_stand_for(tmp_path: Path) -> None:
+def test_records_have_no_attributes_of_the_classes_they_replace(tmp_path: Path) -> None:
     """An old index can set attributes of its records, but none of torch's classes."""
     content = (FOLDER / "a1" / f"step-{STEP}" / ".metadata").read_bytes()
     names = {name for code, name, _ in pickletools.genops(content) if code.name == "SHORT_BINUNICODE"}

@@ -61,7 +61,7 @@ def index_of(folder: Path) -> list[dict[str, Any]]:
 
 @settings(max_examples=40)
 @given(models(), st.data())
-def test_any_number_of_shards_reads_what_any_other_wrote(
+def test_any_number_of_shards_reads_checkpoints_of_any_other(
     tmp_path_factory: pytest.TempPathFactory, model: ModelSpec, data: st.DataObject
 ) -> None:
     written_by, read_by = (data.draw(st.sampled_from(degrees(model))) for _ in range(2))
@@ -91,7 +91,7 @@ def test_a_shard_of_a_joint_projection_holds_its_heads_of_each() -> None:
     assert common == {tuple(range(6, 12)): [*range(6, 12)], (15, 16, 17): [15, 16, 17], (21,): [21]}
 
 
-def test_one_shard_writes_what_whole_tensors_are_written_as(tmp_path: Path) -> None:
+def test_one_shard_writes_the_same_files_as_whole_tensors(tmp_path: Path) -> None:
     """To the last byte: an index that divides nothing is that of earlier versions."""
     tensors = stored_tensors(MODEL, ALL)
     folders = [
@@ -332,7 +332,7 @@ def stretches(
 
 @settings(max_examples=40)
 @given(models(), st.data())
-def test_any_replicas_and_shards_read_what_any_others_wrote(
+def test_any_replicas_and_shards_read_checkpoints_of_any_others(
     tmp_path_factory: pytest.TempPathFactory, model: ModelSpec, data: st.DataObject
 ) -> None:
     """Stretches begin and end anywhere in a row; written parts have every element once."""

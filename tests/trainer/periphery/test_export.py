@@ -172,7 +172,7 @@ def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert caught.value.remedy
 
 
-def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
     spec = small_model(Family.LLAMA)
     folder = stored(tmp_path, spec, random_weights(spec))
     with file_size_limit(4096), pytest.raises(UserError, match=r"model: cannot be written: .*File too large"):

@@ -18,7 +18,7 @@ def raised_by(size: int) -> BaseException:
 
 
 @pytest.mark.parametrize("size", [2**55, 2**62])
-def test_what_pytorch_cannot_allocate_on_any_machine_is_a_mistake(size: int) -> None:
+def test_an_allocation_that_pytorch_can_make_on_no_machine_is_a_user_error(size: int) -> None:
     """The larger one overflows an integer."""
     mistake = impossible_allocation(raised_by(size), CAPACITY)
     assert mistake is not None
@@ -26,7 +26,7 @@ def test_what_pytorch_cannot_allocate_on_any_machine_is_a_mistake(size: int) -> 
     assert "retry" in mistake.remedy
 
 
-def test_what_numpy_cannot_allocate_is_one_too() -> None:
+def test_an_allocation_that_numpy_can_make_on_no_machine_is_a_user_error() -> None:
     with pytest.raises(MemoryError) as caught:
         np.empty(2**57, dtype=np.float64)
     assert impossible_allocation(caught.value, CAPACITY) is not None
@@ -40,7 +40,7 @@ def test_what_numpy_cannot_allocate_is_one_too() -> None:
         ("Unable to allocate 512. MiB for an array with shape (1,)", 0.5),
     ],
 )
-def test_what_would_fit_alone_may_succeed_later(text: str, wanted: float) -> None:
+def test_an_allocation_that_would_fit_alone_may_be_retried(text: str, wanted: float) -> None:
     error = RuntimeError(text)
     assert impossible_allocation(error, int(wanted * 2**30)) is None
     assert impossible_allocation(error, int(wanted * 2**30) - 1) is not None

@@ -103,7 +103,7 @@ def test_every_schedule_that_passes_finishes_when_rehearsed(worker_pool: WorkerP
     assert sum(event.activity.value == "compute" for event in timeline.events) == mesh.dp * num_compute
 
 
-def test_a_plan_says_how_far_receives_run_ahead() -> None:
+def test_a_plan_has_the_number_of_receives_posted_ahead() -> None:
     """The property above varies it. This test shows that it matters."""
     plans: list[Plan] = [dataclasses.replace(small_plan(num_microbatches=3), receive_ahead=n) for n in (1, 3)]
     arenas = [ThreadedRun(plan).program.ranks[1].arena_bytes for plan in plans]

@@ -19,7 +19,7 @@ from tests.support.small_plans import small_plan
 GPU = torch.device("cuda", 0)
 
 
-def test_messages_have_nccl_alone_and_all_ranks_can_also_meet_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_use_only_nccl_and_all_ranks_share_a_host_group(monkeypatch: pytest.MonkeyPatch) -> None:
     if not dist.is_nccl_available():
         missing("fakecuda", "torch is not its CUDA build: it has no settings of NCCL")
     made: list[tuple[list[int], str]] = []

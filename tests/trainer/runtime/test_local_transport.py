@@ -45,7 +45,7 @@ def test_nothing_is_buffered() -> None:
     work.wait()
 
 
-def test_a_posted_receive_lets_the_sender_go_on() -> None:
+def test_a_posted_receive_lets_the_sender_continue() -> None:
     fabric = make_fabric(timeout_seconds=0.05)
     fabric.transport(1).post_recv(CHANNEL, torch.zeros(1))
     fabric.transport(0).send(CHANNEL, torch.ones(1)).wait()

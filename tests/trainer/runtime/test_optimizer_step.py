@@ -114,7 +114,7 @@ def closed(plan: Plan, groups: tuple[Group, ...]) -> tuple[list[FakeParameters],
     return parameters, optimizer_steps
 
 
-def test_shards_sum_what_they_share_and_nothing_else() -> None:
+def test_shards_sum_only_gradients_of_shared_parameters() -> None:
     parameters, _ = closed(sharded_plan(), (Group.TP, Group.NORM))
     for shard, own in enumerate(parameters):
         assert own.gradients["norm"].tolist() == [1111.0] * 4

@@ -70,7 +70,7 @@ def test_evaluation_gives_the_loss_of_whole_micro_batches() -> None:
     assert whole == own
 
 
-def test_training_goes_on_after_an_evaluation() -> None:
+def test_training_continues_after_an_evaluation() -> None:
     run = ThreadedRun(both(small_plan(slices=LONG, num_microbatches=2))[1])
     plan = run.plan
     ids, labels = sample(plan.model.vocab, plan.global_batch, plan.sequence_length)

@@ -136,7 +136,7 @@ def with_a_failing_peer(me: PoolRank, plan: Plan, program: Program) -> str:
 
 
 @POOLED
-def test_what_fails_meanwhile_fails_the_wait(worker_pool: WorkerPool) -> None:
+def test_a_failure_of_the_collective_is_raised_by_the_wait(worker_pool: WorkerPool) -> None:
     plan = small_plan(dp=2, pp=1, zero=1)
     program = program_of(plan)
     worker_pool.connect(plan, program)

@@ -55,7 +55,7 @@ def prediction(program: Program) -> Timeline:
     return Timeline(source=Source.SIMULATED, num_ranks=len(program.ranks), step_ns=0, events=tuple(events))
 
 
-def test_what_is_predicted_of_a_rank() -> None:
+def test_the_prediction_of_a_rank() -> None:
     events = (
         Event(0, Activity.COMPUTE, "0F0.0", 0, 5),
         Event(1, Activity.WAIT, "1WAIT_RECV_F0.0", 0, 6),

@@ -120,7 +120,7 @@ def test_cuda_ranks_can_use_cuda(tmp_path: Path, preloaded: str) -> None:
     assert first[2] == second[2] == str(ranks.pid)
 
 
-def test_nothing_is_loaded_that_was_not_asked_for(tmp_path: Path) -> None:
+def test_only_requested_modules_are_loaded(tmp_path: Path) -> None:
     assert launched(tmp_path).wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
     assert lines_of(tmp_path, 0)[0] == "False"
 

@@ -49,7 +49,7 @@ def run(first: tuple[int, ...], second: tuple[int, ...]) -> list[str]:
     return shards.log
 
 
-def test_what_one_asks_for_is_under_way_while_the_other_computes() -> None:
+def test_collectives_of_one_pass_run_while_the_other_computes() -> None:
     assert run((1, 2), (11, 12)) == [
         *("a", "start 1", "b", "start 11"),
         *("wait 1", "a", "start 2", "wait 11", "b", "start 12"),
@@ -57,11 +57,11 @@ def test_what_one_asks_for_is_under_way_while_the_other_computes() -> None:
     ]
 
 
-def test_a_pass_that_only_lets_the_other_go_on_waits_for_nothing() -> None:
+def test_a_pass_that_only_yields_waits_for_no_collective() -> None:
     assert run((0, 1), (11,)) == ["a", "b", "start 11", "a", "start 1", "wait 11", "b", "wait 1", "a"]
 
 
-def test_the_longer_pass_goes_on_alone() -> None:
+def test_the_longer_pass_continues_alone() -> None:
     assert run((), (11, 12)) == ["a", "b", "start 11", "wait 11", "b", "start 12", "wait 12", "b"]
 
 

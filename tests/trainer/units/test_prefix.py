@@ -51,7 +51,7 @@ def in_pieces(tensor: Tensor, sizes: list[int], axis: int) -> list[Tensor]:
     repeat=st.integers(1, 2),
     fresh=st.booleans(),
 )
-def test_pieces_give_what_one_piece_gives(
+def test_pieces_give_the_same_result_as_one_piece(
     sizes: list[int], keys_at_once: int, plain: bool, repeat: int, fresh: bool
 ) -> None:
     backend = PlainAttention(CPU, torch.float64, 64) if plain else CpuFlash(torch.float64, 64)

@@ -235,7 +235,7 @@ def test_the_workspace_is_exactly_as_large_as_declared(
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("tp", [2, 4])
-def test_what_all_shards_hold_whole_gets_the_same_bits(spec: ModelSpec, tp: int) -> None:
+def test_replicated_parameters_get_the_same_bits_on_all_shards(spec: ModelSpec, tp: int) -> None:
     """So that weights which are not reduced over shards never drift apart."""
     sharding = Sharding(tp, sequence_parallel=False)
     pipeline = ShardedPipeline(spec, sharding, [0, 3, 6], [0, 5, 12], precision=Precision.BF16)

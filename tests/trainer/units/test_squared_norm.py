@@ -36,7 +36,7 @@ def test_limbs_add_up_exactly_in_any_order(numbers: list[float], chance: object)
 
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan])
-def test_a_sum_that_is_none_stays_none(wrong: float) -> None:
+def test_a_sum_that_is_not_a_number_stays_so(wrong: float) -> None:
     norm = SquaredNorm([], CPU)
     assert not norm.total(limbs_of(torch.tensor([1.0, wrong], dtype=torch.float64))).isfinite()
 

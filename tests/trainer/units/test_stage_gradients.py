@@ -57,7 +57,7 @@ def check_against_reference(pipeline: HandPipeline, ids: Tensor, labels: Tensor,
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("head_parts", [1, 2])
 @pytest.mark.parametrize("precision", [Precision.FP64, Precision.BF16])
-def test_a_scale_that_lies_on_the_device_does_what_a_number_does(
+def test_a_scale_on_the_device_has_the_effect_of_a_number(
     spec: ModelSpec, head_parts: int, precision: Precision
 ) -> None:
     """A power of two rounds nothing, so that gradients have the same bits wherever it is multiplied in."""
