@@ -12,7 +12,7 @@ from penstock.core.model import UnitKind
 HEADER = "unit,pass,tokens,pairs,seconds\n"
 
 
-def test_columns_may_stand_in_any_order_and_lines_be_empty() -> None:
+def test_columns_have_any_order_and_empty_lines_are_ignored() -> None:
     rows = parse_cost_table("seconds, unit,pass,tokens,pairs\n\n0.5,mlp,W,16,136\n", "t.csv")
     assert rows == (CostRow(unit=UnitKind.MLP, pass_=Pass.W, tokens=16, pairs=136, seconds=0.5),)
     assert rows[0].to_manifest() == {"unit": "mlp", "pass": "W", "tokens": 16, "pairs": 136, "seconds": 0.5}
@@ -34,13 +34,13 @@ def test_columns_may_stand_in_any_order_and_lines_be_empty() -> None:
         (HEADER + "mlp,F,1,1,-1\n", "t.csv, line 2.seconds: -1.0 is negative"),
     ],
 )
-def test_a_mistake_is_said_with_its_line(text: str, message: str) -> None:
+def test_an_error_has_its_line(text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_cost_table(text, "t.csv")
     assert message in str(caught.value)
 
 
-def test_all_mistakes_are_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(UserError) as caught:
         parse_cost_table(HEADER + "mlp,F,1,1,x\nmlp,F,1,1,1\nmlp,G,1,1,1\n", "t.csv")
     assert [mistake.where for mistake in mistakes_in(caught.value)] == ["t.csv, line 2, seconds", "t.csv, line 4.pass"]

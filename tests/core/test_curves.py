@@ -69,7 +69,7 @@ def test_a_mean_weighs_points_by_their_steps() -> None:
     assert found.mean == pytest.approx(1.01)
 
 
-def test_a_diverged_step_hides_no_other() -> None:
+def test_a_diverged_step_does_not_hide_others() -> None:
     (found,) = thinned(points([1.0, math.nan, 3.0, math.inf]), 1)
     assert (found.min, found.mean, found.max, found.count) == (1.0, 2.0, 3.0, 4)
     assert found.last == math.inf
@@ -101,7 +101,7 @@ def test_a_long_run_s_ends_are_exact() -> None:
 
 
 @pytest.mark.parametrize("count", [1, WARM_UP_STEPS, WARM_UP_STEPS + 1, 100, MEDIAN_STEPS + WARM_UP_STEPS + 9])
-def test_what_is_usual_is_a_median_of_single_steps_after_warm_up(count: int) -> None:
+def test_typical_values_are_medians_of_single_steps_after_warm_up(count: int) -> None:
     values = [float(step % 10 == 0) + step * 1e-6 for step in range(count)]
     found = usual(values)
     assert found is not None
@@ -110,6 +110,6 @@ def test_what_is_usual_is_a_median_of_single_steps_after_warm_up(count: int) -> 
     assert found.origin == ("median of 1 step" if len(chosen) == 1 else f"median of {len(chosen):,} steps")
 
 
-def test_a_run_without_steps_has_nothing_usual() -> None:
+def test_a_run_without_steps_has_no_typical_values() -> None:
     assert usual([]) is None
     assert not curves_of([])

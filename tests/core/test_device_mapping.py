@@ -36,7 +36,7 @@ def test_over_hosts_devices_without_work_follow_in_order() -> None:
     assert ranks_of_devices((3, 1), 5) == (2, 1, 3, 0, 4)
 
 
-def test_over_hosts_a_device_that_is_not_there_is_refused() -> None:
+def test_over_hosts_a_missing_device_is_refused() -> None:
     with pytest.raises(UserError, match=r"plan.placement: puts a rank on device 4, and here are 4"):
         ranks_of_devices((0, 4), 4)
 

@@ -13,7 +13,7 @@ from penstock.core.errors import UserError
 EXPECTED = {"v100-16", "v100-32", "a100-40", "a100-80", "l40s", "h100", "h100-pcie", "h200", "b200", "gb200", "mi300x"}
 
 
-def test_the_kinds_that_ship() -> None:
+def test_the_built_in_kinds() -> None:
     assert set(device_kinds()) == EXPECTED
 
 

@@ -19,7 +19,7 @@ TRACEBACK = (
 )
 
 
-def test_a_message_alone_is_what_happened() -> None:
+def test_a_message_alone_is_the_failure() -> None:
     assert read_failure(KILLED) == Failure(what=KILLED, rank=1)
 
 
@@ -51,7 +51,7 @@ def test_lines_that_show_a_failure(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["step 4 of 10", "UserWarning: slow", "0 errors", "the killer feature", ""])
-def test_lines_that_show_none(line: str) -> None:
+def test_lines_that_show_no_failure(line: str) -> None:
     assert read_failure(KILLED, [line]).evidence == ""
 
 

@@ -20,7 +20,7 @@ def test_round_trip_to_the_millisecond(milliseconds: int) -> None:
     assert parse_instant(text, "at") == pytest.approx(milliseconds / 1000, abs=1e-6)
 
 
-def test_what_kubernetes_writes() -> None:
+def test_timestamps_of_kubernetes_are_parsed() -> None:
     assert parse_instant("1970-01-01T00:01:00Z", "at") == 60.0
     assert parse_instant("1970-01-01T01:01:00.5+01:00", "at") == 60.5
 
@@ -33,7 +33,7 @@ def test_none_stays_none() -> None:
 @pytest.mark.parametrize(
     "value", ["yesterday", 12, "2026-13-01T00:00:00Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00+14:00"]
 )
-def test_what_is_no_instant_is_refused_with_its_place(value: object) -> None:
+def test_an_invalid_instant_is_refused_with_its_field(value: object) -> None:
     with pytest.raises(UserError) as caught:
         parse_instant(value, "status.startedAt")
     assert caught.value.where == "status.startedAt"

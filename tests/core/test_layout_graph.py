@@ -28,7 +28,7 @@ ORDER = list(Operation)
 
 
 @given(SPECS, st.sampled_from(UnitKind), st.integers(1, 3), st.integers(1, 7))
-def test_every_buffer_is_made_from_what_is_there_before_it(
+def test_every_buffer_is_computed_from_earlier_buffers(
     spec: ModelSpec, kind: UnitKind, batch: int, tokens: int
 ) -> None:
     """Names are unique, and inputs are given, of an earlier operation, or of the same one in backward."""
@@ -98,7 +98,7 @@ NORM, PROJECT, ATTEND, ACTIVATE, OUTPUT = (
 
 
 @pytest.mark.parametrize("spec", [LLAMA, GPT2])
-def test_what_recomputation_does_of_a_unit(spec: ModelSpec) -> None:
+def test_the_operations_that_recompute_a_unit(spec: ModelSpec) -> None:
     """All operations of F if the output is needed. The head keeps no buffer, so none is recomputed."""
     expected = {
         UnitKind.EMBEDDING: (Operation.EMBED,),

@@ -70,5 +70,5 @@ def test_a_device_has_one_address_by_number_and_by_uuid(
     assert addresses_of(names, driver) == expected
 
 
-def test_without_a_driver_names_stay(tmp_path: Path) -> None:
+def test_without_a_driver_device_names_are_kept(tmp_path: Path) -> None:
     assert addresses_of(("0", "GPU-aa11"), tmp_path / "none") == ("0", "GPU-aa11")

@@ -20,7 +20,7 @@ from penstock.core.units import parse_bytes, quantity
 from tests.support.manifests import example
 
 
-def test_the_designs_example_is_read_as_it_is_written() -> None:
+def test_the_example_of_the_design_is_read() -> None:
     job = PipelineJob.from_manifest(example())
     assert job.spec.model == ModelSpec(family=Family.LLAMA, layers=8, hidden=256, heads=8, kv_heads=4, vocab=4096)
     assert job.spec.training.optimizer.learning_rate == 1e-3
@@ -28,7 +28,7 @@ def test_the_designs_example_is_read_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("text", [lambda m: json.dumps(m), yamltext.dump], ids=["json", "yaml"])
-def test_a_job_survives_its_text_form(text: Any) -> None:
+def test_a_job_round_trips(text: Any) -> None:
     changes = {"parallelism": {"slices": [512, 256, 256], "stages": [4.5, 3.5]}, "model__vocab": 1000}
     job = PipelineJob.from_manifest(example(**changes))
     assert PipelineJob.from_manifest(yamltext.load(text(job.to_manifest()))) == job
@@ -98,7 +98,7 @@ BUILT_WRONG: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("build", "where"), BUILT_WRONG, ids=[where for _, where in BUILT_WRONG])
-def test_what_is_no_number_is_refused_also_where_nothing_is_read(build: Callable[[], object], where: str) -> None:
+def test_not_a_number_is_refused_in_every_field(build: Callable[[], object], where: str) -> None:
     with pytest.raises(UserError) as caught:
         build()
     assert caught.value.where == where

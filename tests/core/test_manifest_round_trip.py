@@ -26,7 +26,7 @@ def test_the_types_are_found() -> None:
 @pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__qualname__)
 @settings(max_examples=20)
 @given(data=st.data())
-def test_a_manifest_survives_both_text_forms(cls: type[Manifest], data: Any) -> None:
+def test_a_manifest_round_trips_by_json_and_yaml(cls: type[Manifest], data: Any) -> None:
     original = data.draw(valid(cls))
     written = original.to_manifest()
     assert cls.from_manifest(json.loads(json.dumps(written))) == original

@@ -45,7 +45,7 @@ def test_the_examples_fit(path: Any) -> None:
 
 
 @given(st.data())
-def test_what_it_refuses_is_refused_by_reading(data: st.DataObject) -> None:
+def test_manifests_that_the_schema_refuses_are_refused_by_reading(data: st.DataObject) -> None:
     document = copy.deepcopy(example(parallelism={"slices": [512, 512], "schedule": "zb"}))
     for _ in range(data.draw(st.integers(1, 2))):
         *parents, name = data.draw(st.sampled_from(sorted(places(document), key=str)))
@@ -63,7 +63,7 @@ def test_what_it_refuses_is_refused_by_reading(data: st.DataObject) -> None:
             PipelineJob.from_manifest(document)
 
 
-def test_it_says_what_is_required_and_what_is_assumed() -> None:
+def test_the_schema_has_required_fields_and_defaults() -> None:
     schema = job_schema()
     spec = schema["properties"]["spec"]
     assert (schema["required"], spec["required"]) == (
@@ -92,5 +92,5 @@ def undescribed(schema: dict[str, Any], path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("schema", [job_schema(), dataclass_schema(ClusterSpec)], ids=["job", "cluster"])
-def test_every_field_says_what_it_means(schema: dict[str, Any]) -> None:
+def test_every_field_has_a_description(schema: dict[str, Any]) -> None:
     assert list(undescribed(schema)) == []

@@ -28,7 +28,7 @@ def path_of(folder: Path) -> Path:
     return folder / "a1-rank-0.jsonl"
 
 
-def test_records_come_back(tmp_path: Path) -> None:
+def test_records_round_trip(tmp_path: Path) -> None:
     box = opened(tmp_path)
     log(box, "first\nsecond")
     box.put(RecordKind.PROGRESS, progress=Progress(step=3, num_steps=9, phase="Running", last_checkpoint=2))
@@ -54,7 +54,7 @@ def test_sequence_numbers_continue_after_a_restart_and_start_at_zero_in_a_new_at
 
 @settings(max_examples=30)
 @given(st.data())
-def test_a_line_cut_short_costs_only_itself(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_truncated_line_loses_only_its_record(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("outbox")
     box = opened(folder)
     for message in ("one", "two", "three"):
@@ -103,5 +103,5 @@ def test_a_record_larger_than_the_file_may_be_is_kept_alone(tmp_path: Path) -> N
     assert [record.sequence for record in read_records(path_of(tmp_path))][-1] == 2
 
 
-def test_nothing_there_is_nothing_to_read(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert read_records(tmp_path / "missing.jsonl") == []

@@ -63,7 +63,7 @@ def sound_plan(**changes: Any) -> Plan:
 
 
 @pytest.mark.parametrize("text", [json.dumps, yamltext.dump], ids=["json", "yaml"])
-def test_a_plan_survives_its_text_form(text: Any) -> None:
+def test_a_plan_round_trips(text: Any) -> None:
     plan = sound_plan()
     read = Plan.from_manifest(yamltext.load(text(plan.to_manifest())))
     assert read == plan
@@ -175,7 +175,7 @@ def sound_cluster(**changes: Any) -> ClusterSpec:
     return ClusterSpec(**(fields | changes))
 
 
-def test_a_cluster_survives_its_text_form_and_numbers_devices_by_node() -> None:
+def test_a_cluster_round_trips_and_numbers_devices_by_node() -> None:
     cluster = sound_cluster()
     assert ClusterSpec.from_manifest(yamltext.load(yamltext.dump(cluster.to_manifest()))) == cluster
     assert [cluster.node_of(device) for device in range(cluster.num_devices)] == [0] * 4 + [1] * 4
@@ -242,7 +242,7 @@ METRICS = StepMetrics(
         {"kind": RecordKind.PROFILE, "profile_digest": "abc"},
     ],
 )
-def test_a_record_survives_its_text_form(content: dict[str, Any]) -> None:
+def test_a_record_round_trips(content: dict[str, Any]) -> None:
     record = Record(uid="u", attempt=1, source="rank-0", sequence=4, recorded_at=1.5, **content)
     assert Record.from_manifest(json.loads(json.dumps(record.to_manifest()))) == record
 

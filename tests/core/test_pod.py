@@ -27,7 +27,7 @@ def failed(message: str = "", *last_words: str) -> AttemptReport:
     return AttemptReport(state=AttemptState.FAILED, message=message, last_words=last_words)
 
 
-def test_a_binding_survives_its_text_form() -> None:
+def test_a_binding_round_trips() -> None:
     assert PodBinding.from_manifest(json.loads(json.dumps(BINDING.to_manifest()))) == BINDING
 
 
@@ -50,7 +50,7 @@ def test_no_epoch_meets_where_the_one_before_did() -> None:
         ({"epoch": -1}, "epoch"),
     ],
 )
-def test_a_place_that_is_none_is_refused(change: dict[str, int], where: str) -> None:
+def test_an_invalid_place_is_refused(change: dict[str, int], where: str) -> None:
     with pytest.raises(UserError) as caught:
         replace(BINDING, **change)  # type: ignore[arg-type]
     assert caught.value.where == where

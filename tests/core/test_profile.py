@@ -31,13 +31,13 @@ def test_an_older_record_is_read_and_written_as_it_was() -> None:
     assert record.to_manifest() == BEFORE
 
 
-def test_both_spreads_survive() -> None:
+def test_both_spreads_round_trip() -> None:
     record = dataclasses.replace(UnitRecord.from_manifest(BEFORE), together_spread=0.2)
     assert UnitRecord.from_manifest(record.to_manifest()) == record
     assert (record.spread, record.together_spread) == (0.1, 0.2)
 
 
-def test_what_was_measured_of_one_device_per_rank_says_nothing_of_shards() -> None:
+def test_a_profile_of_one_device_per_rank_has_no_shards() -> None:
     """So one that was measured before there were several keeps its digest."""
     measured = profile()
     assert not {"sequenceParallel", "onlyTp"} & measured.to_manifest().keys()
@@ -52,7 +52,7 @@ def test_a_profile_of_one_machine_names_no_hosts() -> None:
     assert "hosts" not in profile().to_manifest()
 
 
-def test_hosts_survive_and_are_as_many_as_ranks() -> None:
+def test_hosts_round_trip_and_are_as_many_as_ranks() -> None:
     measured = profile(num_ranks=3, hosts=(0, 1, 1))
     assert Profile.from_manifest(measured.to_manifest()) == measured
     with pytest.raises(UserError, match="hosts: names the machines of 2 ranks of 3"):
@@ -63,7 +63,7 @@ def test_a_quiet_machine_gives_no_warning() -> None:
     assert profile(load=1.4).warnings == ()
 
 
-def test_a_busy_machine_and_links_that_were_not_fitted_are_said() -> None:
+def test_a_busy_machine_and_links_that_were_not_fitted_give_warnings() -> None:
     one, other = profile().links
     busy, links = profile(load=3.91, links=(one, dataclasses.replace(other, bounded=True, error=0.8))).warnings
     assert "busy" in busy
@@ -77,6 +77,6 @@ def test_a_busy_machine_and_links_that_were_not_fitted_are_said() -> None:
     ("latency", "speed", "is_physical"),
     [(1e-5, 1e9, True), (0.0, 1e12, True), (1e-5, 1e15, False), (-1e-6, 1e9, False), (1e-5, 0.0, False)],
 )
-def test_a_link_is_one_that_could_be(latency: float, speed: float, is_physical: bool) -> None:
+def test_a_link_is_physical_if_its_values_are_possible(latency: float, speed: float, is_physical: bool) -> None:
     link = dataclasses.replace(profile().links[0], latency_seconds=latency, bytes_per_second=speed)
     assert link.is_physical is is_physical

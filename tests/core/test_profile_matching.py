@@ -31,7 +31,7 @@ def test_a_profile_of_the_job_s_model_serves() -> None:
     assert unfit(FITTING, SPEC, MODEL) is None
 
 
-def test_one_that_measured_operations_without_products_serves_as_one_that_did_not() -> None:
+def test_a_profile_serves_with_or_without_operations_that_are_not_products() -> None:
     recomputations = tuple(dataclasses.replace(each, kind=Kind.R) for each in FITTING.units if each.kind is Kind.F)
     assert not any(each.kind is Kind.R for each in FITTING.units)
     assert unfit(dataclasses.replace(FITTING, units=FITTING.units + recomputations), SPEC, MODEL) is None
@@ -50,7 +50,9 @@ def test_one_that_measured_operations_without_products_serves_as_one_that_did_no
         ),
     ],
 )
-def test_another_does_not_and_says_why(changes: dict[str, Any], reason: str) -> None:
+def test_a_profile_of_another_subject_does_not_serve_and_the_reason_is_stated(
+    changes: dict[str, Any], reason: str
+) -> None:
     assert reason in (unfit(dataclasses.replace(FITTING, **changes), SPEC, MODEL) or "")
 
 
@@ -64,7 +66,7 @@ def with_shards(**changes: Any) -> Profile:
 
 @pytest.mark.parametrize("measured", [FITTING, with_shards()])
 @pytest.mark.parametrize("pinned", [{}, {"tp": 1}])
-def test_what_was_measured_of_shards_serves_those_that_do_not_pin_them(measured: Profile, pinned: Any) -> None:
+def test_a_profile_of_shards_serves_jobs_that_do_not_pin_them(measured: Profile, pinned: Any) -> None:
     assert unfit(measured, job(**pinned), MODEL) is None
 
 

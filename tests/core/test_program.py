@@ -18,7 +18,7 @@ PROGRAM = lowered(SPLIT_BACKWARD, slices=(3, 5), dp=True, tie=(0, 1))
 
 @pytest.mark.parametrize("program", [PROGRAM, lowered(TWO_MICROBATCHES)], ids=["split", "full"])
 @pytest.mark.parametrize("text", [json.dumps, yamltext.dump], ids=["json", "yaml"])
-def test_a_program_survives_its_text_form(program: Program, text: Any) -> None:
+def test_a_program_round_trips(program: Program, text: Any) -> None:
     parsed = Program.from_manifest(yamltext.load(text(program.to_manifest())))
     assert parsed == program
     assert parsed.digest == program.digest
@@ -34,7 +34,7 @@ MISTAKES = [("1X0.0", "write stage, kind, micro-batch and slice"), (7, "write an
 
 
 @pytest.mark.parametrize(("action", "remedy"), MISTAKES)
-def test_what_is_no_action_is_refused_with_its_place(action: Any, remedy: str) -> None:
+def test_an_invalid_action_is_refused_with_its_field(action: Any, remedy: str) -> None:
     manifest = PROGRAM.to_manifest()
     manifest["ranks"][1]["instructions"][0]["action"] = action
     with pytest.raises(UserError) as caught:

@@ -48,7 +48,7 @@ def test_a_failure_says_why_and_a_new_life_forgets_it(tmp_path: Path) -> None:
     assert (seen.pid, seen.state, seen.error) == (3, State.STARTING, "")
 
 
-def test_a_file_cut_short_is_no_status(tmp_path: Path) -> None:
+def test_a_truncated_file_is_not_a_status(tmp_path: Path) -> None:
     path = status_path(tmp_path, 0)
     path.write_bytes(b"half")
     assert read_status(path) is None
@@ -62,7 +62,7 @@ def _die_at_the_second_action(path: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_it_outlives_a_killed_rank(tmp_path: Path) -> None:
+def test_the_status_outlives_a_killed_rank(tmp_path: Path) -> None:
     path = status_path(tmp_path, 0)
     process = multiprocessing.get_context("spawn").Process(target=_die_at_the_second_action, args=(path,))
     process.start()

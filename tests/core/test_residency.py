@@ -113,7 +113,7 @@ def swaps(program: Program) -> Iterator[Program]:
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(cases())
-def test_no_accepted_swap_of_launches_hangs_in_any_order(case: Case) -> None:
+def test_no_accepted_swap_of_launches_hangs_in_any_order_of_events(case: Case) -> None:
     program = case.lower()
     assume(sum(i.channel is not None for rank in program.ranks for i in rank.instructions) <= 12)
     num_places = max(numbers(program))

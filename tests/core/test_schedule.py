@@ -63,7 +63,7 @@ NO_ACTIONS = ["", "F3", "1X3.2", "1F.2", "1F3.", "1F3.2.1", "1START_REDUCE(all)"
 
 
 @pytest.mark.parametrize("text", [*NO_ACTIONS, "1R3.2[]", "1R3.2[-1]", "1R3.2[1:]"])
-def test_what_is_no_action_is_refused_with_its_place(text: str) -> None:
+def test_an_invalid_action_is_refused_with_its_field(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_action(text, "line 4")
     assert caught.value.where == "line 4"
@@ -82,7 +82,7 @@ def test_what_is_no_action_is_refused_with_its_place(text: str) -> None:
     ],
     ids=["deep", "nested", "long cell", "large stage", "large micro-batch", "NUL", "long"],
 )
-def test_what_no_schedule_holds_is_refused_before_it_is_built(text: str, message: str) -> None:
+def test_an_impossible_schedule_is_refused_before_it_is_built(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         parse_schedule(text)
     assert len(str(caught.value)) < 400

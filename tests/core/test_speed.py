@@ -60,7 +60,7 @@ def test_a_slower_step_is_that_much_slower() -> None:
     assert found.slowed(1.0) == found
 
 
-def test_a_table_has_columns_for_what_is_known_of_its_rows() -> None:
+def test_a_table_has_columns_for_the_known_values_of_its_rows() -> None:
     cpu, gpu = of(peak=None), of()
     both = speed_columns([gpu, None, cpu], missing="–")
     assert both.headers == ("tokens/s per device", "MFU")

@@ -45,7 +45,7 @@ def test_round_trip() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.inf, math.nan])
-def test_a_loss_that_json_cannot_say(loss: float) -> None:
+def test_a_loss_that_json_cannot_represent(loss: float) -> None:
     written = JobProgress(attempt=1, loss=loss).to_manifest()
     assert isinstance(written["loss"], str)
     read = JobProgress.from_manifest(written).loss

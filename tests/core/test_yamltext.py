@@ -46,7 +46,7 @@ TEXTS = st.text(max_size=8) | st.text("0123456789-+.:_eExXobTZ yYnNofFOn~=<", ma
 
 
 @given(st.lists(TEXTS, max_size=20))
-def test_texts_come_back_from_both_versions(texts: list[str]) -> None:
+def test_strings_round_trip_with_both_versions(texts: list[str]) -> None:
     written = yamltext.dump({"texts": texts, **dict.fromkeys(texts)})
     assert yamltext.load(written) == {"texts": texts, **dict.fromkeys(texts)}
     older = YAML(typ="safe", pure=True)
