@@ -1,4 +1,4 @@
-"""What a job may use of a cluster: the default, what extends it, and that every reason is named."""
+"""Policy for jobs on a cluster: the default, its extensions, and errors that name every reason."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_many_holders_are_counted(launches: Launches) -> None:
 
 
 def test_launches_on_other_processors_leave_cores_alone(tmp_path: Path) -> None:
-    """As with taskset. Memory is everybody's."""
+    """Cores are limited as by taskset; memory is shared by all launches."""
     one, other = (Launches(tmp_path, Machine(cores=2, memory_bytes=GIBIBYTE), cpus) for cpus in ((0, 1), (2, 3)))
     with one.held("one", Demand(cores=2, memory_bytes=GIBIBYTE)), other.held("other", Demand(cores=2)):
         assert "of memory of which" in refusal(other, Demand(memory_bytes=1)).what

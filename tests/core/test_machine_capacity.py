@@ -1,4 +1,4 @@
-"""What this machine has, as launches and the service count it."""
+"""Capacity of the machine, as launches and the service count it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ INFORMATION = (
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Path:
-    """As the driver lists three devices; of the last it says nothing."""
+    """Write the driver's list of three devices, without details of the last."""
     for minor, (address, uuid) in enumerate([("0000:19:00.0", "GPU-aa11"), ("0000:03:00.0", "GPU-bb22")]):
         (tmp_path / address).mkdir()
         (tmp_path / address / "information").write_text(INFORMATION.format(uuid, minor))

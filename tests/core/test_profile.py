@@ -25,7 +25,7 @@ BEFORE = {
 
 
 def test_an_older_record_is_read_and_written_as_it_was() -> None:
-    """So an older profile keeps its digest, too."""
+    """An older profile keeps its digest."""
     record = UnitRecord.from_manifest(BEFORE)
     assert record.together_spread is None
     assert record.to_manifest() == BEFORE
@@ -38,7 +38,7 @@ def test_both_spreads_round_trip() -> None:
 
 
 def test_a_profile_of_one_device_per_rank_has_no_shards() -> None:
-    """So one that was measured before there were several keeps its digest."""
+    """A profile that was measured before this field existed keeps its digest."""
     measured = profile()
     assert not {"sequenceParallel", "onlyTp"} & measured.to_manifest().keys()
     assert measured.tp_degrees == (1,)
@@ -48,7 +48,7 @@ def test_a_profile_of_one_device_per_rank_has_no_shards() -> None:
 
 
 def test_a_profile_of_one_machine_names_no_hosts() -> None:
-    """So one that was measured before there were several keeps its digest."""
+    """A profile that was measured before this field existed keeps its digest."""
     assert "hosts" not in profile().to_manifest()
 
 

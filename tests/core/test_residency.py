@@ -128,7 +128,7 @@ def test_no_accepted_swap_of_launches_hangs_in_any_order_of_events(case: Case) -
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb", "zbv"])
 @pytest.mark.parametrize("pp", [2, 3, 4])
 def test_every_generator_needs_at_most_the_stated_places(schedule: str, pp: int) -> None:
-    """And with receives posted late no more than from the start."""
+    """With receives posted late it needs no more places than with receives posted at the start."""
     plan = small_plan(schedule=schedule, pp=pp, num_microbatches=4, layers=6, dp=2)
     early, late = (program_of(replace(plan, late_receives=flag)) for flag in (False, True))
     assert max(numbers(late)) <= max(numbers(early)) <= NUM_PLACES

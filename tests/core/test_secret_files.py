@@ -10,7 +10,7 @@ from penstock.core.serialization.secret_files import write_secret
 
 
 def test_a_secret_file_is_never_readable_by_others(tmp_path: Path) -> None:
-    """Whatever the umask, also where a file that others may read lies there already."""
+    """Neither the umask nor an existing file that others may read makes a difference."""
     path = tmp_path / "new" / "service.json"
     before = os.umask(0)
     try:

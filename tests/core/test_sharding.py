@@ -1,4 +1,4 @@
-"""What shards hold covers everything, once or as often as it is copied, and is alike for all of them."""
+"""Shards together cover every element once, or as often as it is copied, and all have the same size."""
 
 from __future__ import annotations
 

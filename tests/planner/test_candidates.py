@@ -1,4 +1,4 @@
-"""What a mesh offers: valid partitions and slicings that obey what is pinned."""
+"""Candidates of a mesh: valid partitions and slicings that obey the pins."""
 
 from __future__ import annotations
 

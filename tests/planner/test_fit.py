@@ -240,7 +240,7 @@ def test_the_optimizer_goes_on_along_the_line_of_what_was_measured() -> None:
 
 @pytest.mark.parametrize("points", [[(100, 1.0)], [(100, 1.0), (200, 0.9)], [(100, 1.0), (200, 40.0)]])
 def test_no_optimizer_is_predicted_to_take_less_than_nothing(points: list[tuple[int, float]]) -> None:
-    """Whatever was measured: a small buffer that took longer than a large one, or far less than its share."""
+    """In the measurements a small buffer may take longer than a large one, or far less than its share."""
     found = tuple(OptimizerRecord(num_parameters=n, seconds=s, spread=0.0) for n, s in points)
     cost = measured_cost(profile(optimizer=found))
     seconds = [cost.optimizer_seconds(count) for count in (0, 1, 50, 200, 400, 10**11)]

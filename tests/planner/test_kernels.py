@@ -169,7 +169,7 @@ def test_hidden_states_by_tokens_never_take_longer(
 )
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_only_hidden_states_are_divided_by_tokens(unit: UnitKind, kind: Kind, width: int, tp: int) -> None:
-    """Where streams take all of the time, a shard has its part of 96 tokens' hidden states, and else the same."""
+    """For memory-bound kernels a shard has its part of the hidden states of 96 tokens, otherwise the same time."""
     streams = dataclasses.replace(FREE_MEMORY, peak_flops=1e30, memory_bandwidth=1e9)
     work = Work.of(1, 96, 0)
     own, whole = (
@@ -253,7 +253,7 @@ def test_layers_that_the_zero_bubble_authors_timed(family: str, published: tuple
 
 @given(st.integers(2, 8), st.integers(64, 4096), st.sampled_from([GPT, LLAMA]))
 def test_parts_of_a_head_do_its_products_together(parts: int, tokens: int, model: ModelSpec) -> None:
-    """Where memory takes no time, the parts of a vocabulary that divides evenly take what the whole head takes."""
+    """Without memory time, equal parts of a vocabulary together take the time of the whole head."""
     model = dataclasses.replace(model, vocab=parts * 4096)
     work = Work.of(1, tokens, 0)
     whole, divided = times(model), times(model.divided(parts))

@@ -92,7 +92,7 @@ MORE_DEVICES, FEWEST = 6, 4
 
 @pytest.mark.parametrize("number", range(MORE_DEVICES))
 def test_no_plan_is_slower_with_more_devices_or_faster_links(number: int) -> None:
-    """Where `minRanks` allows it a plan leaves devices unused that do not help."""
+    """If `minRanks` allows it, a plan leaves devices unused that would not make it faster."""
     chance = random.Random(f"{SEED} more {number}")
     spec, cluster = random_job(chance, dataclasses.replace(SMALL, devices=(4, 6, 8), models=SMALL.models[:3]))
     spec = dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, min_ranks=FEWEST))

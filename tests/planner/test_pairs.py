@@ -1,4 +1,4 @@
-"""What pairs hide: the recurrence against a clock that ticks, segments against their costs, orders, and the choice."""
+"""Pairs: the recurrence against a ticking clock, segments against their costs, schedules, and the choice."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def candidate(one: Problem, tp: int, pp: int, slices: tuple[int, ...] = (4096,))
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 @pytest.mark.parametrize("slices", [(4096,), (1500, 1300, 1296)])
 def test_segments_hold_all_that_an_action_takes(sequence_parallel: bool, slices: tuple[int, ...]) -> None:
-    """But for its fixed overhead."""
+    """The segments exclude only its fixed overhead."""
     one = problem(8, 4, sequence_parallel=sequence_parallel)
     plan = candidate(one, 8, 4, slices)
     found = collectives_of(one, plan)
@@ -202,7 +202,7 @@ def test_a_schedule_whose_marks_are_not_pairs_is_refused(at: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_long_braided_steps_repeat_themselves(seed: int) -> None:
-    """What is proved to repeat itself is what a full simulation gives."""
+    """A step proved to be periodic has the time of a full simulation."""
     rng = random.Random(seed)
     num_ranks, num_slices = rng.choice([1, 2, 4]), rng.choice([1, 2])
     costs = random_costs(rng, num_ranks, num_ranks, num_slices)
@@ -297,7 +297,7 @@ def test_memory_estimates_equal_those_of_the_simulator(tp: int) -> None:
 
 
 PLAIN = ("1f1b", "zb-h1", "zb", "zbv", "interleaved-zb")
-"""What the planner compares without pairs."""
+"""Schedules without pairs, with which the planner compares."""
 
 
 def decided(tp: int, pp: int, num_sequences: int, schedule: str | None = None) -> Plan:

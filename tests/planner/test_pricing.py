@@ -1,4 +1,4 @@
-"""What a plan costs, by numbers that can be worked out by hand."""
+"""Cost of a plan in money, with numbers computed by hand."""
 
 from __future__ import annotations
 

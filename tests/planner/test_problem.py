@@ -122,7 +122,7 @@ def test_a_profile_of_another_precision_is_refused() -> None:
 
 
 def test_devices_of_a_profile_are_where_they_were_measured() -> None:
-    """Those beyond are taken to be on the last host."""
+    """Further ranks count as ranks of the last host."""
     asked = problem_from_profile(job(ranks=5, global_batch=10), profile(num_ranks=3, hosts=(0, 1, 1)))
     assert asked.host_of(range(5)).tolist() == [0, 1, 1, 1, 1]
     assert problem_from_profile(job(), profile()).host_of([0, 1]).tolist() == [0, 0]

@@ -31,7 +31,7 @@ SHARDED = rows_of(published.DATA / "a100_shards.csv")
 
 @pytest.mark.parametrize("row", SHARDED, ids=lambda row: f"{row['name']} {row['recompute']}")
 def test_a_step_of_eight_shards_is_within_the_worst_of_the_bar(row: dict[str, str]) -> None:
-    """And fits the devices that it ran on."""
+    """The plan also fits the devices of the paper."""
     step = published_shards.step_row(row)
     assert abs(step.error) <= published.BAR["paper worst"]
     assert step.predicted_gib is not None

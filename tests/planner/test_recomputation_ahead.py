@@ -145,7 +145,7 @@ def test_recomputations_run_in_waits_where_that_is_faster() -> None:
 
 
 def test_long_steps_run_recomputations_a_fixed_distance_ahead() -> None:
-    """Those are not recorded action by action."""
+    """The actions of such steps are not recorded."""
     plan = planned(8, 2000)
     assert not plan.schedule.text
     assert plan.recompute_ahead in (0, 2, 4, 8)

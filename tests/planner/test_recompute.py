@@ -28,7 +28,7 @@ OWN = {
 
 @st.composite
 def savings(draw: st.DrawFn) -> Savings:
-    """Of some operations of both units, from hardly any bytes for much time to many for none."""
+    """Draw savings of operations of both units, from few bytes for much time to many bytes for no time."""
     pairs = [(kind, operation) for kind, operations in OWN.items() for operation in operations]
     chosen = draw(st.lists(st.sampled_from(pairs), min_size=1, unique=True))
     found = [
@@ -68,7 +68,7 @@ def num_units(remakes: Remakes, kind: UnitKind) -> int:
 @settings(max_examples=400)
 @given(savings(), st.integers(0, 4), st.integers(0, 4), st.floats(-0.1, 1.05))
 def test_the_least_time_for_what_is_needed(among: Savings, attentions: int, mlps: int, share: float) -> None:
-    """Of up to four layers, whose pieces are large; of more it is closer."""
+    """With up to four layers, where rounding to whole units has the largest effect."""
     counts = {UnitKind.ATTENTION: attentions, UnitKind.MLP: mlps}
     needed = share * sum(counts[each.unit] * each.num_bytes for each in among)
     chosen, least = cheapest(among, counts, needed), least_ns(among, counts, needed)

@@ -188,7 +188,7 @@ def test_a_prime_batch_is_nearly_as_good_per_sequence_as_the_next_smooth_one(bat
 
 
 def step_seconds(batch: int, micro_batch: int | None = None) -> float:
-    """Of the plan for four ranks."""
+    """Return the step time of the plan for four ranks."""
     asked = problem(ranks=4, global_batch=batch, sequence_length=64, micro_batch=micro_batch)
     prediction = decide(asked).plan.prediction
     assert prediction is not None

@@ -1,4 +1,4 @@
-"""What recomputation is predicted to take: operations that add up to a pass, and what R of a stage leaves out."""
+"""Predicted time of recomputation: operations sum to a pass, and R of a stage leaves out its last output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def described(model: ModelSpec, device: DeviceSpec, software: SoftwareSpec, shar
 
 
 def with_selective(norm: float, both: float, tp: int = 1) -> tuple[UnitRecord, ...]:
-    """What is measured of the operations without products: of an attention unit and of an MLP."""
+    """Measured times of the operations that are not products, of an attention unit and of an MLP."""
     seconds = {UnitKind.ATTENTION: norm, UnitKind.MLP: both}
     return tuple(measured(unit, Kind.R, seconds=each, tp=tp) for unit, each in seconds.items())
 
@@ -239,7 +239,7 @@ def measured_shards(*, sequence_parallel: bool) -> MeasuredCost:
 
 
 def test_measured_collectives_go_with_the_products_that_need_them() -> None:
-    """Of 0.8 microseconds per token 0.3 are collectives, and 0.25 norm and activation."""
+    """Of 0.8 microseconds per token, collectives take 0.3, norm and activation 0.25."""
     by_tokens, whole = (measured_shards(sequence_parallel=each) for each in (True, False))
     each = WORK.tokens * 1e-6
     products, waiting = 0.8 - 0.25 - 0.3, 0.3

@@ -216,7 +216,7 @@ def test_an_empty_import_is_refused() -> None:
 
 
 class FakePoint:
-    """What `importlib.metadata.entry_points` returns, for a function at hand."""
+    """Entry point as `importlib.metadata.entry_points` returns it, for a given function."""
 
     value = "package.module:function"
 

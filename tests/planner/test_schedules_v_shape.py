@@ -101,7 +101,7 @@ def test_with_enough_micro_batches_only_the_fill_is_idle(num_ranks: int, num_sli
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_few_micro_batches_wait_less_than_with_one_stage_per_rank(num_ranks: int) -> None:
-    """Whatever is idle under zb, at most three quarters are under zbv."""
+    """The idle time under zbv is at most three quarters of that under zb."""
     for num_microbatches, num_slices in ((1, 8), (2, 4), (4, 2)):
         shape = (num_ranks, num_microbatches, num_slices)
         straight, bent = equal_inputs(*shape, per_rank=1), equal_inputs(*shape)

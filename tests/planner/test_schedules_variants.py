@@ -121,7 +121,7 @@ def least_caps(inputs: ScheduleInputs, place: Any = in_waves) -> Ints:
 def test_words_and_links_do_not_depend_on_other_costs_of_the_same_shape(
     inputs: ScheduleInputs, block: Block, place: Any, times: int
 ) -> None:
-    """Those of a block in slots are kept by shape."""
+    """Schedules of a block are cached by shape."""
     forward = tuple(tuple(times * cost + 1 for cost in row) for row in inputs.forward_ns)
     one, other = (
         pipeline(same_shape, place) for same_shape in (inputs, dataclasses.replace(inputs, forward_ns=forward))

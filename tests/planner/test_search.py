@@ -64,7 +64,7 @@ ONLY_LEANER = {
     "objective": Objective.TIME,
     "memory": 500_000,
 }
-"""Nothing that is proposed fits; with more recomputation a plan does."""
+"""Memory in which no proposed candidate fits, but a plan with more recomputation does."""
 
 
 @settings(max_examples=25)
@@ -135,7 +135,7 @@ def test_so_it_is_where_devices_may_stay_unused(
 @settings(max_examples=8)
 @given(st.integers(1, 4), st.integers(1, 2), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
 def test_with_more_devices_there_is_all_that_there_was(ranks: int, more: int, batch: int, per_node: int) -> None:
-    """So no plan is slower with more of them, if fewer may be used."""
+    """So a plan for more devices is never slower, if it may leave some unused."""
     described = cluster(num_nodes=9, devices_per_node=per_node)
     shape: dict[str, Any] = {"min_ranks": 1, "global_batch": batch, "sequence_length": 4}
     few, many = (everything(problem(described, ranks=count, **shape)) for count in (ranks, ranks + more))

@@ -301,7 +301,7 @@ def test_a_reduction_over_replicas_runs_next_to_compute() -> None:
 
 
 def test_a_reduction_over_shards_holds_up_its_rank_and_lets_that_over_replicas_start() -> None:
-    """That of stage 2 takes place while the rank would wait for a gradient; that of stage 0 follows all compute."""
+    """The reduction of stage 2 runs while the rank waits for a gradient; that of stage 0 follows all compute."""
     costs = dataclasses.replace(
         uncontended(compute_table(*np.full((3, 4, 1), 10)), np.zeros((2, 4, 1), dtype=np.int64), num_ranks=2),
         reduce_ns={Group.TP: (3, 0, 5, 0), Group.DP: (4, 0, 35, 0), Group.NORM: (2, 2)},

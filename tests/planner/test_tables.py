@@ -62,7 +62,7 @@ def test_a_rank_of_two_stages_has_one_card() -> None:
 
 
 TWO_STAGES = ((0, 6), (6, 10))
-"""Of four llama blocks: embedding, three attentions and two MLPs; then an attention, two MLPs and the head."""
+"""Two stages of four llama blocks: embedding, three attentions, two MLPs; then an attention, two MLPs, head."""
 
 
 def shards_ns(kv_heads: int, tp: int = 4, **pinned: Any) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ def test_gradients_of_norms_are_summed_over_shards_with_sequence_parallelism() -
 
 
 def packed_bytes(stage_ranks: tuple[int, ...], kv_heads: int, **pinned: Any) -> list[int]:
-    """What ranks hold beyond the process, parameters and their state."""
+    """Bytes of ranks in addition to the process, the parameters and the optimizer state."""
     model = dataclasses.replace(TINY_LLAMA, kv_heads=kv_heads)
     found = problem(cluster(num_nodes=2, devices_per_node=4), model=model, ranks=8, **pinned)
     mesh = Mesh(dp=1, tp=4, pp=max(stage_ranks) + 1, microbatch=2, num_microbatches=1)
@@ -107,7 +107,7 @@ def packed_bytes(stage_ranks: tuple[int, ...], kv_heads: int, **pinned: Any) -> 
 
 
 def test_the_buffer_in_which_shards_sum_gradients_is_held_once_by_each_rank() -> None:
-    """As large as the norms of a stage, or as its copied key/value heads, whichever is more; stages take turns."""
+    """The buffer has the size of the norms or of the copied key/value heads of a stage; stages share it in turn."""
     norms = [count * TINY_LLAMA.hidden * 4 for count in (5, 4)]
     copies = [count * 2 * 8 * TINY_LLAMA.hidden * 4 for count in (3, 1)]
     assert packed_bytes((0, 1), kv_heads=4) == norms

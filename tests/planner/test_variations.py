@@ -1,4 +1,4 @@
-"""What would help: numbers that a change gives, and words where it gives none."""
+"""Variations of a plan: the gain of each change, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_faster_links_are_all_links() -> None:
 
 
 def test_no_change_gives_the_predicted_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a gain is of the change alone, for schedules that follow from their shape and such that were recorded."""
+    """So a gain comes from the change alone, for generated and for recorded schedules."""
     monkeypatch.setattr(variations, "FASTER", 1.0)
     for schedule in ("1f1b", "zb", "zbv"):
         spec = job(ranks=4, global_batch=4, pp=4, schedule=schedule)

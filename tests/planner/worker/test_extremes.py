@@ -1,4 +1,4 @@
-"""What the limits allow is planned, or refused in words: no traceback, no wrapped number, no end of memory."""
+"""Extreme jobs within the limits are planned or refused: no traceback, no overflow, no exhausted memory."""
 
 from __future__ import annotations
 

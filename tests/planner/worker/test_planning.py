@@ -37,7 +37,7 @@ def ended(planner: ProcessPlanner, key: str = "a") -> Answer:
 
 
 def answer_to(spec: JobSpec) -> Answer:
-    """What a process says."""
+    """Return the answer of a planning process."""
     planner = ProcessPlanner()
     planner.start("a", Question(spec=spec, profile=profile()))
     return ended(planner)
@@ -239,7 +239,7 @@ def test_the_search_is_counted() -> None:
 
 @pytest.mark.parametrize(("most", "plans"), [(0, False), (100, True)])
 def test_a_search_ends_by_its_count(most: int, plans: bool) -> None:
-    """Where nothing fits, the planner's own budget does not hold."""
+    """A search without a plan continues beyond its time budget, until its limit on candidates."""
     found = answer(Question(spec=job(), cluster=cluster()), Counter(lambda progress: None, most_candidates=most))
     assert (found.plan is not None) == plans
     assert plans or ("0 candidates did not end the search" in found.what and found.remedy)

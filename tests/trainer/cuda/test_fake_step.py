@@ -16,7 +16,7 @@ CASES = list(all_cases())
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_step_on_cuda_makes_the_calls_of_the_table(case: Case) -> None:
-    """Also refuses a change that was not reviewed: ``python -m tests.support.fake_step`` rewrites the table."""
+    """An unreviewed change fails, too: ``python -m tests.support.fake_step`` rewrites the table."""
     step = take_step(case)
     _check_whatever_the_version(case, step)
     if not fake_step.table_path().exists():

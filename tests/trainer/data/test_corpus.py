@@ -116,7 +116,7 @@ def test_of_one_document_the_last_twentieth_is_held_out(tmp_path: Path) -> None:
 def test_of_few_documents_the_last_twentieth_of_the_text_is_held_out(
     tmp_path: Path, texts: list[str], piece_bytes: int
 ) -> None:
-    """Whatever the pieces: text stays whole and in order, and the cut lies within one character of the place."""
+    """For any pieces, text stays whole and in order, and the cut is within one character of the position."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.trainer.data.corpus.PIECE_BYTES", piece_bytes)
         train, validation = split(find_corpus(write_jsonl(tmp_path / "corpus.jsonl", texts)))

@@ -188,7 +188,7 @@ def test_invalid_metadata_is_corrupt(tmp_path: Path, content: bytes) -> None:
 def test_damaged_metadata_is_refused_or_has_the_same_content(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever the bytes, nothing but the index comes of them."""
+    """Reading any bytes has no effect besides the returned index."""
     original = (FOLDER / "a1" / f"step-{STEP}" / ".metadata").read_bytes()
     content = bytearray(original)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -316,7 +316,7 @@ def test_damage_within_a_part_is_noticed(folder: Path) -> None:
 def stretches(
     model: ModelSpec, stages: list[tuple[int, int]], tp: int, bounds: list[int]
 ) -> list[tuple[dict[str, dict[str, torch.Tensor]], HeldShard]]:
-    """What each rank holds, where replicas divide every tensor of every shard at these bounds, out of 100."""
+    """Return the tensors of each rank, if replicas divide every tensor of every shard at these bounds, in percent."""
     held = []
     for shard in range(tp):
         tensors, of_shard = stored_tensors(model, stages, tp, shard, WEIGHTS), shard_of(model, stages, tp, shard)

@@ -194,7 +194,7 @@ def test_a_link_is_measured_once_if_it_makes_sense() -> None:
 
 
 def test_a_link_whose_times_fall_is_remeasured() -> None:
-    """As on a busy machine, where round trips took longer than rows of two MiB."""
+    """It happens on a busy machine, where round trips took longer than rows of two MiB."""
     record, channel = link(lambda attempt, size, count: (5e-3 if attempt == 1 and count == 1 else 0) + size / 1e9)
     assert (channel.attempts, record.bounded) == (2, False)
     assert record.bytes_per_second < 1e10

@@ -53,7 +53,7 @@ def test_used_points_reach_to_the_ends(length: int, global_batch: int) -> None:
 
 @given(LENGTHS, GLOBAL_BATCHES)
 def test_whole_microbatches_are_measured_up_to_enough_tokens(length: int, global_batch: int) -> None:
-    """Whatever divides the batch into micro-batches of no more tokens lies between points, not beyond them."""
+    """Every division of the batch into smaller micro-batches lies between measured points, not beyond them."""
     divisors = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
     within = max(b for b in divisors if b <= LONGEST_BATCH or b * length <= ENOUGH_TOKENS)
     for grid, least_length in (
@@ -93,7 +93,7 @@ def test_held_out_points_lie_between_used_ones(length: int, global_batch: int) -
 
 @pytest.mark.parametrize("length", [64, 256, 1024, 4096])
 def test_attention_inside_a_slice_can_be_separated_from_the_matrices(length: int) -> None:
-    """That takes equal numbers of tokens in one and in several sequences."""
+    """Separating them needs equal numbers of tokens in one and in several sequences."""
     used = [point for point in dense(length, 4) if not point.held_out and not point.prefix]
     single = {point.tokens for point in used if point.batch == 1}
     assert any(point.tokens in single for point in used if point.batch > 1)

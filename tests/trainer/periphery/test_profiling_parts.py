@@ -70,7 +70,7 @@ def test_a_model_that_fits_is_measured_as_a_whole() -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_shards_hold_a_part_of_what_one_device_holds(sequence_parallel: bool) -> None:
-    """Of parameters and inner buffers an eighth, of hidden states only by tokens."""
+    """An eighth of parameters and inner buffers; hidden states are divided by tokens only."""
     sharding = Sharding(8, sequence_parallel)
     (whole,), (shared,) = (
         choose_parts(workload(LARGE, 4096, (1, 2, 4), Precision.BF16, each), 300 * GIB) for each in (WHOLE, sharding)
@@ -148,7 +148,7 @@ def test_a_head_in_parts_that_does_not_fit_is_left_out_unless_it_is_pinned() -> 
 
 
 def test_one_unit_of_each_kind_stands_for_all_where_much_data_passes() -> None:
-    """So whole micro-batches need no more memory to be timed than to be weighed."""
+    """The points of single units add no memory to that of the other points."""
     load = workload(small_model(Family.LLAMA, layers=9), 64, (1, 2, 4), Precision.FP32)
     (part,) = choose_parts(load, GIB)
     (single,) = [point for point in load.timed if point.single]

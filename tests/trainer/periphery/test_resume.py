@@ -30,7 +30,7 @@ def steps(root: Path) -> list[tuple[int, int]]:
 
 
 def restore(root: Path) -> Restored | None:
-    """What is restored; every value is the stored one if anything is."""
+    """Restore the newest checkpoint; all values have to be the stored ones if and only if there is one."""
     tensors = blank(STORED)
     restored = load_newest(root, tensors, MODEL)
     whole = all(tensors[part][name].equal(STORED[part][name]) for part in PARTS for name in STORED[part])
@@ -65,7 +65,7 @@ def test_corrupt_ones_are_passed_over_and_set_aside(tmp_path: Path, damaged: str
 
 
 def test_corrupt_ones_count_among_those_that_are_kept_no_more(tmp_path: Path) -> None:
-    """Or the next checkpoint, of an earlier step than the corrupt one, would be the first to be removed."""
+    """Otherwise the next checkpoint, of an earlier step than the corrupt one, would be removed first."""
     save(tmp_path, 5)
     spoil(save(tmp_path, 20) / MANIFEST)
     restore(tmp_path)

@@ -68,7 +68,7 @@ def test_merge_puts_all_ranks_on_one_axis() -> None:
 
 
 def test_waits_for_shards_belong_to_the_action_between_two_marks() -> None:
-    """Those of compute actions alone, and no longer than these took."""
+    """Only compute actions have collective times, which are no longer than the actions."""
     program = program_of(small_plan(pp=1, slices=(4,)))
     (own,) = program.ranks
     ticks, waits = itertools.count(0, 10), HostWaits(itertools.count(0, 4).__next__)
@@ -171,7 +171,7 @@ _PRODUCERS = {Kind.F: "F", Kind.I: "IB", Kind.B: "IB"}
 
 
 def estimate_offset(me: PoolRank, plan: Plan, skew_ns: int, machines: int) -> int:
-    """What the rank takes its clock to be ahead by; ranks are spread over some machines, each with its own clock."""
+    """Return the estimated clock offset of the rank; ranks run on several machines with different clocks."""
     machine = me.rank % machines
     group = me.groups[everyone(Mesh(dp=plan.dp, pp=plan.pp))]
     return clock_offset_ns(group, clock=lambda: time.perf_counter_ns() + machine * skew_ns, machine=f"boot-{machine}")

@@ -30,12 +30,12 @@ Result = npt.NDArray[np.float64]
 PART_SIZES = (1, 7, 16, 100, 1000)
 """Elements of one replica's part."""
 SMALL_ROUND_BYTES = 128
-"""So that a part takes one round, or several, the last of which is shorter."""
+"""Size of a round, for which a part takes one round, or several with a shorter last one."""
 DTYPES = (torch.float32, torch.float64)
 
 
 def addend(size: int, replica: int, dp: int) -> Tensor:
-    """What a replica brings: sums depend on their order."""
+    """Return the addend of a replica; the sum depends on the order of addends."""
     generator = torch.Generator().manual_seed(100 * size + replica)
     flat = torch.randn(dp * size, generator=generator) * 10.0 ** (3 * replica)
     return flat.to(DTYPES[size % len(DTYPES)])
@@ -121,7 +121,7 @@ def test_two_replicas_have_the_bits_of_an_all_reduce_and_no_copy_of_it(worker_po
 
 
 def with_a_failing_peer(me: PoolRank, plan: Plan, program: Program) -> str:
-    """What a failure in the thread that adds up comes to where the rank waits."""
+    """Return the error of the waiting rank after a failure in the adding thread."""
     transport = ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank)
 
     def fail(tensor: Tensor, peer: int, group: object) -> None:

@@ -37,7 +37,7 @@ def rows_of(number: int) -> int:
 
 
 def parts(number: int, num_shards: int, rows: int) -> list[Tensor]:
-    """What every shard brings to a round, [rows, HIDDEN]; sums depend on their order."""
+    """Return the addends of all shards in a round, [rows, HIDDEN]; the sum depends on their order."""
     generator = torch.Generator().manual_seed(number)
     drawn = [torch.randn((rows, HIDDEN), generator=generator) * 10.0 ** (3 * shard) for shard in range(num_shards)]
     return [part.to(DTYPES[number % len(DTYPES)]) for part in drawn]
@@ -119,7 +119,7 @@ def test_over_gloo(worker_pool: WorkerPool, tp: int, pp: int, at_once: bool) -> 
 
 
 def torchs_own(me: PoolRank, mesh: Mesh) -> list[list[float]]:
-    """What is asked of NCCL on CUDA, of gloo; small whole numbers, whose sums are the same in any order."""
+    """The calls for NCCL, made with gloo; small whole numbers have the same sum in any order."""
     shards = NcclShards(me.groups[shard_group(mesh, me.rank)])
     all_PH = torch.full((2 * mesh.tp, 1), -1.0)
     all_PH.chunk(mesh.tp)[me.rank].fill_(me.rank)
@@ -197,7 +197,7 @@ def test_temporary_buffers_grow_and_are_reused() -> None:
 
 
 def on_threads(mesh: Mesh, act: Callable[[Shards, int], object], timeout_seconds: float = 10.0) -> list[object]:
-    """What ``act(shards, shard)`` gives or raises on every shard of a rank."""
+    """Return the result or the error of ``act(shards, shard)`` on every shard of a rank."""
     fabric = Fabric(program_of(small_plan(pp=mesh.pp)), mesh, timeout_seconds)
     outcomes: list[object] = [None] * mesh.tp
 

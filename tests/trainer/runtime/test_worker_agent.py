@@ -88,7 +88,7 @@ rank = os.environ["RANK"]
 
 
 def test_no_rank_begins_before_all_are_forked(tmp_path: Path) -> None:
-    """What a rank does may lock something in the agent, and a rank forked then would find it locked forever."""
+    """A rank that runs code in the agent may hold a lock, which would be locked forever in a rank forked then."""
     (tmp_path / "slowly_forked.py").write_text(SLOWLY_FORKED)
     (tmp_path / "timed_rank.py").write_text(TIMES)
     ranks = launch(

@@ -153,7 +153,7 @@ def test_logits_far_apart_in_different_parts(sharding: Sharding, likeliest: int,
 
 
 def errors_far_from_zero(parts: int, sharding: Sharding, sign: int, precision: Precision, size: float) -> list[float]:
-    """Of the loss of one of three tokens and of all gradients, against fp64, where all logits are near ``size``."""
+    """Return the errors of one token's loss and of all gradients, against fp64, for logits near ``size``."""
     spec = LLAMA.divided(parts)
     cuts = [0, 5, *range(6, spec.num_units + 1)]
     pipeline = ShardedPipeline(spec, sharding, cuts, [0, 2, 3], precision=precision)
@@ -218,7 +218,7 @@ def test_a_target_that_is_predicted_well_keeps_its_small_gradient_in_bf16() -> N
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("sharding", [BY_TOKENS, REPLICATED])
 def test_passes_ask_for_the_declared_collectives(spec: ModelSpec, sharding: Sharding) -> None:
-    """Of one step of one slice, one part a stage; all but what shards share of a chunk."""
+    """Collectives of a step of one slice with one part per stage, without those of a chunk."""
     divided = spec.divided(3)
     pipeline = ShardedPipeline(divided, sharding, range(divided.num_units + 1), [0, 11])
     pipeline.step(*sample(spec, 1, 11), 1.0)

@@ -161,7 +161,7 @@ def test_logits_far_apart_on_different_shards(sharding: Sharding) -> None:
 
 
 def _expected_collectives(spec: ModelSpec, sharding: Sharding) -> Iterator[Collective]:
-    """Of one step of one slice, one unit a stage: F of all in order, then I and W of each in reverse."""
+    """Collectives of a step of one slice with one unit per stage: F in order, then I and W in reverse order."""
     for unit in spec.units:
         yield from unit_collectives(unit.kind, Kind.F, sharding)
     for unit in reversed(spec.units):
@@ -236,7 +236,7 @@ def test_the_workspace_is_exactly_as_large_as_declared(
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_replicated_parameters_get_the_same_bits_on_all_shards(spec: ModelSpec, tp: int) -> None:
-    """So that weights which are not reduced over shards never drift apart."""
+    """So weights that are not reduced over shards never diverge."""
     sharding = Sharding(tp, sequence_parallel=False)
     pipeline = ShardedPipeline(spec, sharding, [0, 3, 6], [0, 5, 12], precision=Precision.BF16)
     pipeline.step(*sample(spec, 2), 0.1)

@@ -20,7 +20,7 @@ POSITIVE = st.floats(2.0**-250, 2.0**260) | st.sampled_from([0.0, 1.0, 2.0**-300
 
 
 def value(limbs: Tensor) -> Fraction:
-    """What limbs stand for, exactly."""
+    """Return the exact value of limbs."""
     return sum((Fraction(limb) * Fraction(2) ** (24 * k - 312) for k, limb in enumerate(limbs.tolist())), Fraction(0))
 
 
@@ -75,7 +75,7 @@ def test_its_bits_do_not_depend_on_where_tensors_lie_and_are_cut(sizes: list[int
 
 
 def test_a_part_of_a_tensor_has_parts_of_blocks() -> None:
-    """As do key/value heads that another shard counts."""
+    """Such parts come from key/value heads that another shard counts."""
     flat = torch.ones(3 * BLOCK)
     stretch = Stretch(flat, 10, 100, 2 * BLOCK + 10)
     assert list(stretch.parts()) == [(100, BLOCK + 10), (BLOCK + 10, 2 * BLOCK + 10)]
