@@ -352,7 +352,7 @@ def test_a_session_stops_the_labs_of_killed_sessions(
     """No user of such a lab is a running process; here its machines do not run either."""
     cluster.of_lab()
     gone = processes.Process(pid=2**30, start_ticks=1)
-    slot = free_slot("orphan", network.routed())
+    slot = free_slot("orphan", network.route_destinations())
     assert slot is not None
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name, user in (("test-1", gone.pid), ("test-2", os.getpid())):
