@@ -120,7 +120,8 @@ def start_machine(name: str, folder: Path, init: Path) -> Machine:
     for path in PRIVATE_FOLDERS:
         (private / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
     log = folder / "machine.log"
-    command_line = ["unshare", *UNSHARE_OPTIONS, "sh", "-c", SETUP, "sh", name, private, init, *PRIVATE_FOLDERS]
+    arguments = (name, str(private), str(init), *PRIVATE_FOLDERS)
+    command_line = ["unshare", *UNSHARE_OPTIONS, "sh", "-c", SETUP, "sh", *arguments]
     unshare = process(int(run("sh", "-c", BACKGROUND, log, *command_line, environ=plain_environ())))
     wait_until(
         lambda: unshare is None or not unshare.alive or bool(_init_process(unshare)),
