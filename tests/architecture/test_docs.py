@@ -20,12 +20,11 @@ from penstock.cli.main import app, main
 from penstock.core.cluster import ClusterSpec, DeviceSpec, KernelSpec, LinkSpec, SoftwareSpec
 from penstock.core.cluster_profile import ClusterProfile, ClusterProfileSpec
 from penstock.core.cost_table import CostRow
-from penstock.core.field_docs import MEANINGS
 from penstock.core.invariants import prove
 from penstock.core.job import JobSpec, Metadata, PipelineJob
 from penstock.core.layout import SlotKind
 from penstock.core.lifecycle import TRANSITIONS, Phase
-from penstock.core.manifest import camel, write_dataclass
+from penstock.core.manifest import camel, declarations, write_dataclass
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.planner.lowering import lower
@@ -367,7 +366,7 @@ def test_a_field_means_the_same_in_guides_and_schemas(page: Path, heading: str, 
     """A table may refer to another instead, and to other pages."""
     for name, (_, told) in field_tables(page)[heading].items():
         if not told.startswith("see ["):
-            assert re.sub(r"; see \[.*?\]\(.*?\)", "", told) == MEANINGS[cls][name]
+            assert re.sub(r"; see \[.*?\]\(.*?\)", "", told) == declarations(cls)[name].meaning
 
 
 def test_no_table_of_fields_is_left_over() -> None:

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.core.limits import LIMITS
+from penstock.core.manifest import declarations
+from tests.support.manifest_strategies import manifest_types
 from tests.support.repository import ROOT
 
 PAGE = ROOT / "docs" / "guides" / "limits.md"
 RENEW = "PENSTOCK_RENEW"
-MARK = "<!-- what follows is made from penstock.core.limits: PENSTOCK_RENEW=1 ./dev test {} -->\n"
+MARK = "<!-- what follows is made from the types of penstock.core: PENSTOCK_RENEW=1 ./dev test {} -->\n"
+TYPES = {cls.__name__: cls for cls in manifest_types()}
 BELOW = MARK.format("tests/architecture/test_limits_page.py")
 
 PLACES = {
@@ -66,8 +68,8 @@ def words(limit: Mapping[str, Any]) -> Iterator[str]:
 
 
 def tables() -> Iterator[str]:
-    for name, place in PLACES.items():
-        told = {field: "; ".join(words(limit)) for field, limit in LIMITS[name].items()}
+    for title, place in PLACES.items():
+        told = {name: "; ".join(words(field.limit)) for name, field in declarations(TYPES[title]).items()}
         rows = [f"| `{field}` | {text} |\n" for field, text in told.items() if text]
         yield f"\n## {place[0].upper()}{place[1:]}\n\n| field of {place} | range |\n|---|---|\n{''.join(rows)}"
 

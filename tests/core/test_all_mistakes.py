@@ -50,6 +50,7 @@ WHERE = {
     "spec.kubernetes.tolerations[1].key",
     "spec.kubernetes.env[0].name",
     "spec.kubernetes.env[0].valueFrom",
+    "spec.kubernetes.volumes.out.claim",
     "spec.kubernetes.volumes.out.template.size",
     "spec.kubernetes.volumes.out.template.storageClass",
 }

@@ -14,15 +14,13 @@ import select
 import signal
 import sys
 import time
-import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.limits import LIMITS
-from penstock.core.manifest import camel
+from penstock.core.manifest import declarations
 from penstock.planner.worker.__main__ import answer
 from penstock.planner.worker.questions import Answer, Question
 
@@ -67,13 +65,11 @@ def maxima() -> Iterator[Change]:
 
 
 def _limited(owner: Any, path: str) -> Iterator[tuple[str, Any]]:
-    hints, limits = typing.get_type_hints(owner), LIMITS.get(owner.__name__, {})
-    for field in dataclasses.fields(owner):
-        name = camel(field.name)
-        if dataclasses.is_dataclass(hints[field.name]) and name not in LEFT_OUT:
-            yield from _limited(hints[field.name], f"{path}.{name}")
-        elif name in limits:
-            yield f"{path}.{name}", limits[name]
+    for name, field in declarations(owner).items():
+        if dataclasses.is_dataclass(field.annotation) and name not in LEFT_OUT:
+            yield from _limited(field.annotation, f"{path}.{name}")
+        elif field.limit:
+            yield f"{path}.{name}", field.limit
 
 
 def outcome(changes: Sequence[Change], most_seconds: float) -> dict[str, Any]:

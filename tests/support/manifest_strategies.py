@@ -45,8 +45,7 @@ from penstock.core.kubernetes_spec import (
     VolumeSpec,
 )
 from penstock.core.layout import Precision
-from penstock.core.limits import LIMITS
-from penstock.core.manifest import Manifest, camel
+from penstock.core.manifest import Checked, Manifest, camel, declarations
 from penstock.core.model import DividedModel, Family, ModelSpec
 from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.pod import PodBinding
@@ -152,7 +151,7 @@ def _is_defined_in(value: object, module: str) -> bool:
         isinstance(value, type)
         and issubclass(value, Manifest)
         and value.__module__ == module
-        and value not in (Manifest, DividedModel)
+        and value not in (Manifest, Checked, DividedModel)
     )
 
 
@@ -167,7 +166,7 @@ def valid(cls: Any) -> Values:
 
 def _within(cls: Any, name: str, hint: Any) -> Values:
     """Any value of a field; a whole number in its range."""
-    limit, kinds = LIMITS.get(cls.__name__, {}).get(camel(name), {}), set(typing.get_args(hint) or (hint,))
+    limit, kinds = declarations(cls)[camel(name)].limit, set(typing.get_args(hint) or (hint,))
     if "maximum" not in limit or not kinds <= {int, type(None)}:
         return _of(hint)
     numbers = st.integers(max(limit["minimum"], 1), min(limit["maximum"], 2**60))

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from penstock.core.cost_table import CostRow
 from penstock.core.errors import MOST_MISTAKES, UserError, raise_all
-from penstock.core.limits import MOST_RANKS
-from penstock.core.manifest import Manifest, require_all, require_limits
+from penstock.core.limits import (
+    ANY_BYTES,
+    EXACT,
+    MOST_COSTS,
+    MOST_DEVICES_PER_NODE,
+    MOST_LINKS,
+    MOST_NODES,
+    MOST_RANKS,
+    SHARE,
+    SOME_SHARE,
+    above_zero,
+    characters,
+    list_of,
+    one_to,
+    up_to,
+)
+from penstock.core.manifest import Checked
 from penstock.core.units import BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelSpec(Manifest):
+class KernelSpec(Checked):
     """How fast a device's kernels are by the shape of their work; `penstock.planner.kernels` has the formulas.
 
     A product of m x k by k x n takes as long as one of m + ``product_edge`` rows, n + ``product_edge`` columns and
@@ -25,25 +42,62 @@ class KernelSpec(Manifest):
     ``kernel_seconds`` is the least time of any kernel.
     """
 
-    product_share: float
-    product_edge: float = 64.0
-    product_depth: float = 64.0
-    product_memory_share: float = 0.85
-    attention_share: float = 0.6
-    attention_backward_share: float = 0.5
-    attention_edge: float = 225.0
-    attention_depth: float = 16.0
-    attention_rows: float = 0.0
-    stream_share: float = 0.85
-    row_share: float = 0.65
-    kernel_seconds: float = 5e-6
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    product_share: Annotated[
+        float,
+        SOME_SHARE,
+        "share of `peakFlops` that a matrix product reaches if it is large in every dimension",
+    ]
+    product_edge: Annotated[
+        float,
+        up_to(EXACT),
+        "a product takes as long as an ideal one with this many more rows and columns",
+    ] = 64.0
+    product_depth: Annotated[
+        float,
+        up_to(EXACT),
+        "a product takes as long as an ideal one with this much more depth",
+    ] = 64.0
+    product_memory_share: Annotated[
+        float,
+        SOME_SHARE,
+        "share of `memoryBandwidth` that the matrices of a product reach",
+    ] = 0.85
+    attention_share: Annotated[
+        float,
+        SOME_SHARE,
+        "share of `peakFlops` that the forward of fused attention reaches",
+    ] = 0.6
+    attention_backward_share: Annotated[
+        float,
+        SOME_SHARE,
+        "share of `peakFlops` that the backward of fused attention reaches",
+    ] = 0.5
+    attention_edge: Annotated[
+        float,
+        up_to(EXACT),
+        "fused attention takes as long as ideal attention with this many more keys per query",
+    ] = 225.0
+    attention_depth: Annotated[
+        float,
+        up_to(EXACT),
+        "fused attention takes as long as ideal attention with heads that are this much wider",
+    ] = 16.0
+    attention_rows: Annotated[
+        float,
+        up_to(EXACT),
+        "fused attention takes as long as ideal attention with this many more rows of queries, over all heads",
+    ] = 0.0
+    stream_share: Annotated[float, SOME_SHARE, "share of `memoryBandwidth` that elementwise kernels reach"] = 0.85
+    row_share: Annotated[
+        float,
+        SOME_SHARE,
+        "share of `memoryBandwidth` that kernels reach that reduce rows: norms, softmax",
+    ] = 0.65
+    kernel_seconds: Annotated[float, up_to(1e12), "least time of any kernel"] = 5e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceSpec(Manifest):
+class DeviceSpec(Checked):
     """One kind of device.
 
     With ``kernels``, costs go by the shape of every matrix product and by the bytes of everything else. Without them
@@ -51,18 +105,45 @@ class DeviceSpec(Manifest):
     as (tokens, share) points, interpolated in log2(tokens). ``action_overhead_seconds`` is the fixed cost of an action.
     """
 
-    name: str
-    peak_flops: float
-    memory_bytes: int = field(metadata=BYTES)
-    efficiency: tuple[tuple[int, float], ...] = ((1, 0.02), (64, 0.2), (256, 0.4), (1024, 0.5), (4096, 0.55))
-    memory_bandwidth: float = 1e12
-    constant_bytes: int = field(default=0, metadata=BYTES)
-    action_overhead_seconds: float = 20e-6
-    price_per_hour: float = 0.0
-    kernels: KernelSpec | None = None
+    name: Annotated[str, characters(), "for people"]
+    peak_flops: Annotated[float, above_zero(1e30), "largest number of FLOPs per second"]
+    memory_bytes: Annotated[
+        int,
+        ANY_BYTES,
+        "memory of one device; if the job's `memoryPerRank` is smaller, that is the limit",
+    ] = field(metadata=BYTES)
+    efficiency: Annotated[
+        tuple[tuple[int, float], ...],
+        list_of(minItems=1, items={"prefixItems": [one_to(EXACT), {"exclusiveMinimum": 0, "maximum": 1}]}),
+        (
+            "pairs `[tokens, share]`: the share of `peakFlops` that is achieved with so many tokens in one pass; "
+            "interpolated in log2(tokens)"
+        ),
+    ] = ((1, 0.02), (64, 0.2), (256, 0.4), (1024, 0.5), (4096, 0.55))
+    memory_bandwidth: Annotated[float, above_zero(1e30), "bytes per second"] = 1e12
+    constant_bytes: Annotated[
+        int,
+        ANY_BYTES,
+        "memory of the process before any parameter",
+    ] = field(default=0, metadata=BYTES)
+    action_overhead_seconds: Annotated[float, up_to(1e12), "fixed cost of one action"] = 20e-6
+    price_per_hour: Annotated[
+        float,
+        up_to(1e12),
+        (
+            "price of one device, by which plans state their cost; it does not influence the choice, since `objective:"
+            " cost` counts device time"
+        ),
+    ] = 0.0
+    kernels: Annotated[
+        KernelSpec | None,
+        "speed of kernels by the shape of their work; if given, `efficiency` is ignored",
+    ] = None
 
-    def __post_init__(self) -> None:
-        require_all(self, self._check_efficiency)
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """Check the order of points."""
+        return (cls._check_efficiency,)
 
     def _check_efficiency(self) -> None:
         tokens = [point[0] for point in self.efficiency]
@@ -110,7 +191,7 @@ class GradientType(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SoftwareSpec(Manifest):
+class SoftwareSpec(Checked):
     """Properties of a trainer that affect time and memory. The defaults describe penstock's trainer.
 
     ``dropout`` masks hidden states and attention. ``fused_gradients``: the product of W adds to the gradient itself,
@@ -122,21 +203,54 @@ class SoftwareSpec(Manifest):
     runs inside of the backward that needs it, after its gradient has come.
     """
 
-    attention: AttentionKernel = AttentionKernel.FLASH
-    dropout: bool = False
-    fusion: Fusion = Fusion.EPILOGUE
-    fused_gradients: bool = True
-    gradient_type: GradientType = GradientType.FP32
-    transfers: Transfers = Transfers.OVERLAPPED
-    optimizer_barrier: bool = True
-    allocator_slack: float = 0.0
-    launch_seconds: float = 5e-6
-    head_in_forward: bool = True
-    overlapped_collectives: bool = False
-    recomputes_on_demand: bool = False
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    attention: Annotated[
+        AttentionKernel,
+        "`flash` keeps no scores, `unfused` keeps them for backward",
+    ] = AttentionKernel.FLASH
+    dropout: Annotated[bool, "whether hidden states and attention are masked"] = False
+    fusion: Annotated[
+        Fusion,
+        (
+            "`epilogue`: products add biases; `grouped`: one kernel each for (bias + activation), (bias + dropout + "
+            "residual) and (scaling + mask + softmax); `none`: one kernel per operation"
+        ),
+    ] = Fusion.EPILOGUE
+    fused_gradients: Annotated[
+        bool,
+        (
+            "whether the matrix products of W accumulate into the gradients directly; otherwise further kernels add "
+            "their results"
+        ),
+    ] = True
+    gradient_type: Annotated[GradientType, "type in which gradients are summed: `fp32` or `bf16`"] = GradientType.FP32
+    transfers: Annotated[
+        Transfers,
+        (
+            "`overlapped`: ranks compute meanwhile; `exchanged`: they send and receive at once and wait; `blocking`: "
+            "one after the other"
+        ),
+    ] = Transfers.OVERLAPPED
+    optimizer_barrier: Annotated[
+        bool,
+        "whether all ranks wait for the norm of the gradients before the next step",
+    ] = True
+    allocator_slack: Annotated[float, SHARE, "share of activations' bytes that the allocator loses"] = 0.0
+    launch_seconds: Annotated[float, up_to(1e12), "time of the host to launch one kernel"] = 5e-6
+    head_in_forward: Annotated[bool, "whether the head's F does its whole backward"] = True
+    overlapped_collectives: Annotated[
+        bool,
+        (
+            "whether the tensor-parallel collectives of a backward overlap its matrix products, as in Megatron-LM; the"
+            " gather of the output's gradient never does"
+        ),
+    ] = False
+    recomputes_on_demand: Annotated[
+        bool,
+        (
+            "whether recomputation runs inside of the backward that needs it, after its gradient has arrived, as in "
+            "PyTorch's checkpointing"
+        ),
+    ] = False
 
 
 PENSTOCK = SoftwareSpec()
@@ -144,30 +258,24 @@ PENSTOCK = SoftwareSpec()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinkSpec(Manifest):
+class LinkSpec(Checked):
     """One class of link: seconds to the first byte, and bytes per second in each direction."""
 
-    latency_seconds: float
-    bytes_per_second: float
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    latency_seconds: Annotated[float, up_to(1e12), "seconds to the first byte"]
+    bytes_per_second: Annotated[float, above_zero(1e30), "in each direction"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinkOverride(Manifest):
+class LinkOverride(Checked):
     """A link between two nodes that differs from the cluster's ``inter_node``."""
 
-    source: int
-    target: int
-    link: LinkSpec
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    source: Annotated[int, up_to(MOST_NODES - 1), "number of one node"]
+    target: Annotated[int, up_to(MOST_NODES - 1), "number of the other"]
+    link: Annotated[LinkSpec, "the link between them"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterSpec(Manifest):
+class ClusterSpec(Checked):
     """``num_nodes`` nodes of ``devices_per_node`` equal devices, links inside and between nodes, and exceptions.
 
     With ``nics_per_node``, ``inter_node`` is one of a node's network cards: its devices share the cards evenly, and
@@ -178,21 +286,44 @@ class ClusterSpec(Manifest):
     description of the device's kernels.
     """
 
-    name: str
-    device: DeviceSpec
-    num_nodes: int
-    devices_per_node: int
-    intra_node: LinkSpec
-    inter_node: LinkSpec
-    links: tuple[LinkOverride, ...] = ()
-    nics_per_node: int | None = None
-    intra_node_peer: LinkSpec | None = None
-    software: SoftwareSpec = PENSTOCK
-    error: float = 0.15
-    costs: tuple[CostRow, ...] = ()
+    name: Annotated[str, characters(), "for people"]
+    device: Annotated[DeviceSpec, "the one kind of device"]
+    num_nodes: Annotated[int, one_to(MOST_NODES), "nodes"]
+    devices_per_node: Annotated[int, one_to(MOST_DEVICES_PER_NODE), "devices of each"]
+    intra_node: Annotated[
+        LinkSpec,
+        "link between devices of a node: the bandwidth of a device in a collective over all links of the node",
+    ]
+    inter_node: Annotated[LinkSpec, "link between nodes; with `nicsPerNode` one network card"]
+    links: Annotated[
+        tuple[LinkOverride, ...],
+        list_of(MOST_LINKS),
+        "exceptions: `{source, target, link}` between two nodes, by number",
+    ] = ()
+    nics_per_node: Annotated[
+        int | None,
+        one_to(MOST_DEVICES_PER_NODE),
+        (
+            "network cards of a node, which its devices share evenly; none: all messages of a node share one card, and"
+            " a reduction is one ring over single links"
+        ),
+    ] = None
+    intra_node_peer: Annotated[
+        LinkSpec | None,
+        "link of a message between two devices of a node, if it is slower than `intraNode`",
+    ] = None
+    software: Annotated[SoftwareSpec, "properties of the trainer; the defaults describe penstock's own"] = PENSTOCK
+    error: Annotated[float, SHARE, "relative error of predicted times: the interval of predictions"] = 0.15
+    costs: Annotated[
+        tuple[CostRow, ...],
+        list_of(MOST_COSTS),
+        "rows measured elsewhere, which replace the device's kernels; `--costs` reads them from CSV",
+    ] = ()
 
-    def __post_init__(self) -> None:
-        require_all(self, self._check_devices, self._check_nics, self._check_links)
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """Check numbers of devices, network cards and nodes."""
+        return cls._check_devices, cls._check_nics, cls._check_links
 
     def _check_devices(self) -> None:
         if self.num_devices > MOST_RANKS:

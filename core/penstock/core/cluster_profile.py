@@ -5,18 +5,30 @@ It is optional: without a fresh profile a job measures in its own allocation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from penstock.core import names
-from penstock.core.errors import UserError
+from penstock.core import job_rules, names
 from penstock.core.instants import INSTANT
 from penstock.core.job import Device, Metadata, body_of, write_headed
 from penstock.core.kubernetes_spec import Toleration
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest, read_dataclass, require_all
+from penstock.core.limits import (
+    EXACT,
+    MOST_RANKS,
+    MOST_WIDTH,
+    NODE_SELECTOR,
+    SOME_BYTES,
+    characters,
+    list_of,
+    named,
+    one_to,
+    up_to,
+)
+from penstock.core.manifest import Checked, Manifest, read_dataclass
 from penstock.core.model import ModelSpec
-from penstock.core.names import require_labels, require_name
+from penstock.core.names import require_labels
 from penstock.core.status import Condition
 from penstock.core.units import BYTES
 
@@ -24,70 +36,76 @@ KIND = "ClusterProfile"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterProfileSpec(Manifest):
+class ClusterProfileSpec(Checked):
     """A measurement on some ranks of some nodes, which is repeated once it is older than ``maxAgeSeconds``."""
 
-    model: ModelSpec
-    sequence_length: int
-    precision: Precision = Precision.FP32
-    device: Device = Device.CPU
-    ranks: int = 2
-    ranks_per_pod: int = 1
-    memory_per_rank: int = field(default=4 * 2**30, metadata=BYTES)
-    threads_per_rank: int = 1
-    node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    accelerator_resource: str = "nvidia.com/gpu"
-    image: str = ""
-    max_age_seconds: int = 604_800
+    model: Annotated[ModelSpec, "the model whose layers are measured"]
+    sequence_length: Annotated[int, one_to(MOST_WIDTH), "tokens of one sequence"]
+    precision: Annotated[Precision, "`fp32` or `bf16`; `fp64` is for proofs"] = Precision.FP32
+    device: Annotated[Device, "`cpu` or `cuda`"] = Device.CPU
+    ranks: Annotated[int, one_to(MOST_RANKS), "processes that are measured together; on cuda one device each"] = 2
+    ranks_per_pod: Annotated[int, one_to(MOST_RANKS), "ranks that share a pod; must divide `ranks`"] = 1
+    memory_per_rank: Annotated[
+        int,
+        SOME_BYTES,
+        "memory that a rank requests",
+    ] = field(default=4 * 2**30, metadata=BYTES)
+    threads_per_rank: Annotated[int, one_to(65_536), "CPU threads of one rank"] = 1
+    node_selector: Annotated[
+        dict[str, str],
+        NODE_SELECTOR,
+        "labels that a node must have, as in a pod",
+    ] = field(default_factory=dict)
+    tolerations: Annotated[tuple[Toleration, ...], list_of(), "taints that are tolerated, as in a pod"] = ()
+    accelerator_resource: Annotated[
+        str,
+        named(names.QUALIFIED),
+        "the resource that a rank requests on cuda",
+    ] = "nvidia.com/gpu"
+    image: Annotated[str, characters(), "container image; empty: the one that the operator was installed with"] = ""
+    max_age_seconds: Annotated[int, up_to(EXACT), "older measurements are repeated; 0: never"] = 604_800
 
-    def __post_init__(self) -> None:
-        require_all(
-            self,
-            self._check_pods,
-            lambda: require_labels(self.node_selector, "nodeSelector"),
-            lambda: require_name(self.accelerator_resource, "acceleratorResource", names.QUALIFIED),
-        )
+    rules = job_rules.CLUSTER_PROFILE
 
-    def _check_pods(self) -> None:
-        if self.ranks_per_pod > 0 and self.ranks % self.ranks_per_pod:
-            raise UserError(
-                what=f"{self.ranks_per_pod} does not divide ranks {self.ranks}",
-                where="ranksPerPod",
-                remedy="choose a divisor of ranks",
-            )
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """Check keys."""
+        return (lambda spec: require_labels(spec.node_selector, "nodeSelector"),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkStatus(Manifest):
     """One measured link between two ranks."""
 
-    source: int
-    target: int
-    latency_seconds: float
-    bytes_per_second: float
+    source: Annotated[int, "rank that sends"]
+    target: Annotated[int, "rank that receives"]
+    latency_seconds: Annotated[float, "seconds to the first byte"]
+    bytes_per_second: Annotated[float, "in this direction"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinksStatus(Manifest):
     """The measured links in short; each of them is in the profile."""
 
-    num_links: int
-    slowest: LinkStatus
-    fastest: LinkStatus
-    median_bytes_per_second: float
+    num_links: Annotated[int, "directed links that were measured"]
+    slowest: Annotated[LinkStatus, "the one with the fewest bytes per second"]
+    fastest: Annotated[LinkStatus, "the one with the most bytes per second"]
+    median_bytes_per_second: Annotated[float, "of all links"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterProfileStatus(Manifest):
     """Result of the measurement. The profile is in the ConfigMap ``profileRef``, written as namespace/name."""
 
-    observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
-    profile_ref: str = ""
-    profile_key: str = ""
-    measured_at: float | None = field(default=None, metadata=INSTANT)
-    links: LinksStatus | None = None
+    observed_generation: Annotated[int, "the generation of the spec that was measured"] = 0
+    conditions: Annotated[tuple[Condition, ...], "observations, one of each type"] = ()
+    profile_ref: Annotated[str, "the ConfigMap that holds the profile, as namespace/name"] = ""
+    profile_key: Annotated[
+        str,
+        "digest of all for which it is valid: hosts since their last start, image, model, resources",
+    ] = ""
+    measured_at: Annotated[float | None, "when it was measured"] = field(default=None, metadata=INSTANT)
+    links: Annotated[LinksStatus | None, "summary of the measured links"] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,10 +7,11 @@ import enum
 import io
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from penstock.core.errors import UserError, mistakes_raised_by, raise_all, shown
-from penstock.core.limits import MOST_COSTS
-from penstock.core.manifest import Manifest, nearest, require_limits
+from penstock.core.limits import EXACT, MOST_COSTS, one_to, up_to
+from penstock.core.manifest import Checked, nearest
 from penstock.core.model import UnitKind
 
 HEADER = ("unit", "pass", "tokens", "pairs", "seconds")
@@ -25,17 +26,18 @@ class Pass(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CostRow(Manifest):
+class CostRow(Checked):
     """Seconds of one pass of a unit over so many tokens, whose queries attend to so many keys altogether."""
 
-    unit: UnitKind
-    pass_: Pass
-    tokens: int
-    pairs: int
-    seconds: float
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    unit: Annotated[UnitKind, "`embedding`, `attention`, `mlp` or `head`"]
+    pass_: Annotated[Pass, "`F`, `I` (gradient of the input) or `W` (gradients of the weights)"]
+    tokens: Annotated[int, one_to(EXACT), "number of tokens of all sequences of the micro-batch's slice"]
+    pairs: Annotated[
+        int,
+        up_to(EXACT),
+        "number of pairs of a query and a key that the query attends to, over all sequences",
+    ]
+    seconds: Annotated[float, up_to(1e12), "on one rank, collectives of tensor parallelism included"]
 
 
 def parse_cost_table(text: str, where: str) -> tuple[CostRow, ...]:

@@ -7,23 +7,49 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from penstock.core import job_rules, names
 from penstock.core.errors import UserError, mistakes_raised_by, raise_all, shown
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.layout import Precision
+from penstock.core.limits import (
+    ANY_BYTES,
+    BELOW_ONE,
+    EXACT,
+    INT64,
+    LARGEST,
+    MOST_ANNOTATION_CHARACTERS,
+    MOST_BATCH,
+    MOST_CHARACTERS,
+    MOST_LABELS,
+    MOST_LAYERS,
+    MOST_PATH_CHARACTERS,
+    MOST_RANKS,
+    MOST_REMAKES,
+    MOST_SLICES,
+    MOST_STAGES,
+    MOST_WIDTH,
+    MOST_ZERO,
+    SHARE,
+    SOME_BYTES,
+    above_zero,
+    characters,
+    list_of,
+    named,
+    one_to,
+    up_to,
+)
 from penstock.core.manifest import (
+    Checked,
     Manifest,
     join,
     mistyped,
+    placed,
     read_dataclass,
-    require_all,
-    require_limits,
     write_dataclass,
 )
-from penstock.core.model import Family, ModelSpec
-from penstock.core.names import LABEL, require_name
+from penstock.core.model import ModelSpec
 from penstock.core.remaking import RecomputePin, read_recompute
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES
@@ -56,61 +82,77 @@ class Objective(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerSpec(Manifest):
+class TokenizerSpec(Checked):
     """Where tokens come from: ``train: bpe`` with a ``vocab``, ``train: bytes``, or the ``file`` of a
     tokenizer.json.
     """
 
-    train: str | None = None
-    vocab: int | None = None
-    file: str | None = None
+    train: Annotated[
+        str | None,
+        {"enum": ["bpe", "bytes", None]},
+        "`bpe`: train a byte-level BPE on the data; `bytes`: every byte is a token",
+    ] = None
+    vocab: Annotated[int | None, one_to(MOST_WIDTH), "size of the trained BPE, at least 257"] = None
+    file: Annotated[
+        str | None,
+        characters(MOST_PATH_CHARACTERS),
+        "a `tokenizer.json` made by the tokenizers or transformers library",
+    ] = None
 
-    def __post_init__(self) -> None:
-        require_all(self, self._check_source, self._check_train, self._check_vocab)
+    rules = job_rules.TOKENIZER
 
-    def _check_source(self) -> None:
-        if (self.train is None) == (self.file is None):
-            raise UserError(
-                what="needs exactly one of train and file", where="", remedy="write {train: bpe, vocab: 4096}"
-            )
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """Check the choice."""
+        return (cls._check_train,)
 
     def _check_train(self) -> None:
         if self.train not in (None, "bpe", "bytes"):
             raise UserError(what=f"{self.train!r} is not one of bpe, bytes", where="train", remedy="write train: bpe")
 
-    def _check_vocab(self) -> None:
-        if self.train == "bpe" and (self.vocab is None or self.vocab < 257):
-            raise UserError(what="byte-level BPE needs at least 257 tokens", where="vocab", remedy="write vocab: 4096")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataSpec(Manifest):
+class DataSpec(Checked):
     """The text to learn: ``python-stdlib``, or a folder, JSONL or token file; ``limitBytes`` reads only so much of
     it.
     """
 
-    source: str
-    sequence_length: int
+    source: Annotated[
+        str,
+        characters(MOST_PATH_CHARACTERS),
+        (
+            "`python-stdlib` (this Python's own sources), a folder of text (no links out of it), a text file, a "
+            "`.jsonl` file, or a token file (`.bin` with its header, `.npy`)"
+        ),
+    ]
+    sequence_length: Annotated[int, one_to(MOST_WIDTH), "tokens of one sequence"]
     tokenizer: TokenizerSpec = TokenizerSpec(train="bpe", vocab=4096)
-    text_field: str = "text"
-    limit_bytes: int | None = field(default=None, metadata=BYTES)
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    text_field: Annotated[str, characters(), "the field of a JSONL line that holds the text"] = "text"
+    limit_bytes: Annotated[
+        int | None,
+        ANY_BYTES,
+        "read at most this many bytes of text",
+    ] = field(default=None, metadata=BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerSpec(Manifest):
+class OptimizerSpec(Checked):
     """AdamW (arXiv 1711.05101); decay applies to matrices only."""
 
-    kind: str = "adamw"
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
+    kind: Annotated[str, {"enum": ["adamw"]}, "the only one so far"] = "adamw"
+    learning_rate: Annotated[float, above_zero(LARGEST), "the peak"] = 1e-3
+    betas: Annotated[
+        tuple[float, float],
+        {"prefixItems": [BELOW_ONE, BELOW_ONE]},
+        "decay of the two moments, each below 1",
+    ] = (0.9, 0.95)
+    epsilon: Annotated[float, above_zero(LARGEST), "added to the root of the second moment"] = 1e-8
+    weight_decay: Annotated[float, up_to(LARGEST), "applies to matrices, not to norms and biases"] = 0.1
 
-    def __post_init__(self) -> None:
-        require_all(self, self._check_kind)
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """Check the choice."""
+        return (cls._check_kind,)
 
     def _check_kind(self) -> None:
         if self.kind != "adamw":
@@ -118,7 +160,7 @@ class OptimizerSpec(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingSpec(Manifest):
+class TrainingSpec(Checked):
     """How to learn. ``globalBatch`` counts sequences per step and never changes with the plan.
 
     ``schedule`` falls to ``minLearningRate`` (a share of the peak) after ``warmupSteps``; ``wsd`` holds the peak and
@@ -126,34 +168,51 @@ class TrainingSpec(Manifest):
     the end.
     """
 
-    global_batch: int
-    steps: int
+    global_batch: Annotated[int, one_to(MOST_BATCH), "sequences per step; never changes with the plan"]
+    steps: Annotated[int, one_to(EXACT), "optimizer steps"]
     optimizer: OptimizerSpec = OptimizerSpec()
-    schedule: Decay = Decay.COSINE
-    warmup_steps: int = 10
-    min_learning_rate: float = 0.1
-    decay_share: float = 0.2
-    clip: float = 1.0
-    precision: Precision = Precision.FP32
-    seed: int = 0
-    validate_every: int = 0
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    schedule: Annotated[
+        Decay,
+        "how the learning rate falls: `cosine`, `wsd` (holds, then falls) or `constant`",
+    ] = Decay.COSINE
+    warmup_steps: Annotated[int, up_to(EXACT), "steps over which the learning rate rises"] = 10
+    min_learning_rate: Annotated[float, SHARE, "final learning rate as a share of the peak, from 0 to 1"] = 0.1
+    decay_share: Annotated[float, SHARE, "the last share of steps in which `wsd` falls, from 0 to 1"] = 0.2
+    clip: Annotated[float, above_zero(LARGEST), "largest norm of the whole model's gradient"] = 1.0
+    precision: Annotated[
+        Precision,
+        "`fp32` or `bf16` (master weights, gradients and reductions stay fp32); `fp64` is for proofs",
+    ] = Precision.FP32
+    seed: Annotated[int, INT64, "of parameters and of the order of data"] = 0
+    validate_every: Annotated[int, up_to(EXACT), "steps between validation losses; 0: only at the end"] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResourcesSpec(Manifest):
+class ResourcesSpec(Checked):
     """Resources that the job may use. A job is elastic if ``minRanks`` is below ``ranks``."""
 
-    device: Device = Device.CPU
-    ranks: int = 2
-    min_ranks: int | None = None
-    memory_per_rank: int = field(default=4 * 2**30, metadata=BYTES)
-    threads_per_rank: int = 1
+    device: Annotated[Device, "`cpu` or `cuda`"] = Device.CPU
+    ranks: Annotated[int, one_to(MOST_RANKS), "processes; on cuda one device each"] = 2
+    min_ranks: Annotated[
+        int | None,
+        one_to(MOST_RANKS),
+        (
+            "the fewest ranks that a plan may use, and on clusters the fewest that an elastic job shrinks to; none: "
+            "`ranks`"
+        ),
+    ] = None
+    memory_per_rank: Annotated[
+        int,
+        SOME_BYTES,
+        (
+            "memory limit of a rank: plans that are estimated to need more are not considered; a rank computes the "
+            "exact need of a plan with very many actions at its start, and refuses it beyond the limit; on cuda this "
+            "is the device's memory"
+        ),
+    ] = field(default=4 * 2**30, metadata=BYTES)
+    threads_per_rank: Annotated[int, one_to(65_536), "CPU threads of one rank"] = 1
 
-    def __post_init__(self) -> None:
-        require_all(self, self._check_min_ranks)
+    rules = job_rules.RESOURCES
 
     def host_memory_bytes(self, num_ranks: int) -> int | None:
         """Memory of the host that ``num_ranks`` ranks may use together, for admission, limits of pods and enforcement.
@@ -162,15 +221,9 @@ class ResourcesSpec(Manifest):
         """
         return None if self.device is Device.CUDA else num_ranks * self.memory_per_rank
 
-    def _check_min_ranks(self) -> None:
-        if self.min_ranks is not None and self.min_ranks > self.ranks:
-            raise UserError(
-                what=f"{self.min_ranks} is more than ranks {self.ranks}", where="minRanks", remedy="lower it"
-            )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelismSpec(Manifest):
+class ParallelismSpec(Checked):
     """Pinned parts of the plan. The planner chooses everything that is left out.
 
     ``sequenceParallel`` says whether shards divide hidden states by tokens, which they do unless it is false
@@ -182,45 +235,84 @@ class ParallelismSpec(Manifest):
     several.
     """
 
-    dp: int | None = None
-    tp: int | None = None
-    sequence_parallel: bool | None = None
-    pp: int | None = None
-    head_parts: int | None = None
-    zero: int | None = None
-    micro_batch: int | None = None
-    slices: int | tuple[int, ...] | None = None
-    schedule: str | ScheduleSpec | None = None
-    stages: tuple[float, ...] | None = None
-    recompute: RecomputePin | None = field(
-        default=None, metadata={"read": read_recompute, "also": ({"type": "boolean"},)}
-    )
+    dp: Annotated[int | None, one_to(MOST_RANKS), "replicas of the pipeline"] = None
+    tp: Annotated[
+        int | None,
+        one_to(MOST_RANKS),
+        "number of devices that share every layer of a pipeline rank: neighbours, on one host unless `tp` is pinned",
+    ] = None
+    sequence_parallel: Annotated[
+        bool | None,
+        (
+            "whether the `tp` devices also divide hidden states, norms and messages by tokens; `false`: each device "
+            "has whole ones"
+        ),
+    ] = None
+    pp: Annotated[int | None, one_to(MOST_RANKS), "ranks of one pipeline"] = None
+    head_parts: Annotated[
+        int | None,
+        one_to(MOST_RANKS),
+        (
+            "number of parts that the head is divided into, by vocabulary: each part is a unit, so several stages can "
+            "share the head; 1: the head is one unit"
+        ),
+    ] = None
+    zero: Annotated[
+        int | None,
+        up_to(MOST_ZERO),
+        (
+            "`1`: replicas divide the optimizer's state between them (ZeRO-1), `0`: each has all of it; left out, the "
+            "planner chooses"
+        ),
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        one_to(MOST_BATCH),
+        "sequences in one micro-batch; the last one of a step has the remaining sequences",
+    ] = None
+    slices: Annotated[
+        int | tuple[int, ...] | None,
+        {**one_to(MOST_SLICES), "minItems": 1, "maxItems": MOST_SLICES, "items": one_to(MOST_WIDTH)},
+        "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
+    ] = None
+    schedule: Annotated[
+        str | ScheduleSpec | None,
+        characters(MOST_PATH_CHARACTERS),
+        "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",
+    ] = None
+    stages: Annotated[
+        tuple[float, ...] | None,
+        {
+            "minItems": 1,
+            "maxItems": MOST_STAGES,
+            "items": {"type": "number", "minimum": 0, "maximum": MOST_LAYERS, "multipleOf": 0.5},
+        },
+        (
+            "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` a rank has two or more stages, so the "
+            "list is that much longer"
+        ),
+    ] = None
+    recompute: Annotated[
+        RecomputePin | None,
+        list_of(2 * MOST_LAYERS + 2, items=list_of(MOST_REMAKES)),
+        (
+            "operations whose results are recomputed before the backward instead of kept: `none`, `selective` (norms "
+            "and activation functions), `full`, or for pinned `stages` a list for each stage of `{unit, count, "
+            "operations}`, as in `plan.json`; left out, the planner recomputes where memory requires it"
+        ),
+    ] = field(default=None, metadata={"read": read_recompute, "also": ({"type": "boolean"},)})
 
-    def __post_init__(self) -> None:
-        require_all(self, self._check_blocks, self._check_recompute)
+    rules = job_rules.PARALLELISM
+
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """Check the numbers of blocks one by one."""
+        return (cls._check_blocks,)
 
     @property
     def is_sequence_parallel(self) -> bool:
         """Whether several shards divide hidden states by tokens."""
         return self.sequence_parallel is not False
-
-    def _check_recompute(self) -> None:
-        """Check that a list is for pinned stages, whose units are known."""
-        if not isinstance(self.recompute, tuple):
-            return
-        where = "recompute"
-        if self.stages is None:
-            raise UserError(
-                what="lists recomputation by stage, but stages are not pinned",
-                where=where,
-                remedy="pin stages as well, or write none, selective or full",
-            )
-        if len(self.recompute) != len(self.stages):
-            raise UserError(
-                what=f"is of {len(self.recompute)} stages, and {len(self.stages)} are pinned",
-                where=where,
-                remedy="give one list per stage, an empty one for a stage that keeps everything",
-            )
 
     def _check_blocks(self) -> None:
         raise_all(
@@ -237,37 +329,45 @@ class ParallelismSpec(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointSpec(Manifest):
+class CheckpointSpec(Checked):
     """When to save, how many to keep, and where to begin."""
 
-    every_steps: int = 50
-    keep: int = 2
-    resume_from: str | None = None
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    every_steps: Annotated[int, one_to(EXACT), "steps between checkpoints; the last step always has one"] = 50
+    keep: Annotated[int, one_to(EXACT), "complete checkpoints that are kept"] = 2
+    resume_from: Annotated[str | None, characters(MOST_PATH_CHARACTERS), "a checkpoint's folder to begin from"] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunPolicySpec(Manifest):
+class RunPolicySpec(Checked):
     """How failures, time and waiting are handled.
 
     A finished job is kept unless ``ttlSecondsAfterFinished`` is set. ``activeDeadlineSeconds: 0`` means no limit.
     """
 
-    suspend: bool = False
-    backoff_limit: int = 3
-    ttl_seconds_after_finished: int | None = None
-    active_deadline_seconds: int = 0
-    priority: int = 0
-    replan_on_drift: bool = False
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    suspend: Annotated[bool, "stop after a checkpoint and wait"] = False
+    backoff_limit: Annotated[int, up_to(EXACT), "failed attempts that are tried again"] = 3
+    ttl_seconds_after_finished: Annotated[
+        int | None,
+        up_to(EXACT),
+        "seconds after its end until a finished job is removed, by a service or a cluster; none: it is kept",
+    ] = None
+    active_deadline_seconds: Annotated[
+        int,
+        up_to(EXACT),
+        (
+            "the job fails if it takes longer than this; time in a queue does not count, and the count starts at 0 "
+            "after a suspension; 0: no limit"
+        ),
+    ] = 0
+    priority: Annotated[int, INT64, "used by queues"] = 0
+    replan_on_drift: Annotated[
+        bool,
+        "on a cluster: measure and plan again after half an hour of steps that differ from the prediction",
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobSpec(Manifest):
+class JobSpec(Checked):
     """The ``spec`` of a PipelineJob."""
 
     model: ModelSpec
@@ -275,126 +375,50 @@ class JobSpec(Manifest):
     training: TrainingSpec
     resources: ResourcesSpec = ResourcesSpec()
     parallelism: ParallelismSpec = ParallelismSpec()
-    objective: Objective = Objective.TIME
-    price_per_device_hour: float = 0.0
+    objective: Annotated[
+        Objective,
+        "quantity that the planner minimises: `time` of a step, or `cost` (time x devices)",
+    ] = Objective.TIME
+    price_per_device_hour: Annotated[
+        float,
+        up_to(1e12),
+        "needed by `objective: cost`; with it plans state their cost",
+    ] = 0.0
     checkpoint: CheckpointSpec = CheckpointSpec()
     run_policy: RunPolicySpec = RunPolicySpec()
     kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
 
-    def __post_init__(self) -> None:
-        require_all(self, *(partial(check, self) for check in self.checks()))
-
-    @classmethod
-    def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """Checks of agreement between parts, which are also made if another part is wrong."""
-        return (
-            cls._check_length,
-            cls._check_slices,
-            cls._check_degrees,
-            cls._check_pods,
-            cls._check_batch,
-            cls._check_stages,
-            cls._check_vocabulary,
-            cls._check_price,
-        )
-
-    def _check_length(self) -> None:
-        length = self.data.sequence_length
-        if self.model.family is Family.GPT2 and self.model.positions < length:
-            raise UserError(
-                what=f"sequence length {length} exceeds the model's {self.model.positions} positions",
-                where="data.sequenceLength",
-                remedy=f"set model.positions to {length} or shorten the sequence",
-            )
-
-    def _check_price(self) -> None:
-        if self.objective is Objective.COST and self.price_per_device_hour <= 0:
-            raise UserError(what="cost needs a price", where="pricePerDeviceHour", remedy="write a price above 0")
-
-    def _check_slices(self) -> None:
-        slices, length = self.parallelism.slices, self.data.sequence_length
-        if isinstance(slices, tuple) and sum(slices) != length:
-            raise UserError(
-                what=f"slices sum to {sum(slices)}, the sequence length is {length}",
-                where="parallelism.slices",
-                remedy="change a length so that the sum agrees",
-            )
-        if isinstance(slices, int) and slices > length:
-            raise UserError(
-                what=f"{slices} slices of {length} tokens",
-                where="parallelism.slices",
-                remedy="use fewer slices",
-            )
-
-    def _check_degrees(self) -> None:
-        pinned, ranks, fewest = self.parallelism, self.resources.ranks, self.resources.min_ranks
-        product = (pinned.dp or 1) * (pinned.tp or 1) * (pinned.pp or 1)
-        if ranks // product * product < (fewest or ranks):
-            numbers = f"ranks {ranks}" if fewest is None else f"any number of ranks from {fewest} to {ranks}"
-            raise UserError(
-                what=f"dp x tp x pp = {product} does not divide {numbers}",
-                where="parallelism",
-                remedy="pin factors of resources.ranks",
-            )
-
-    def _check_pods(self) -> None:
-        if self.resources.ranks % self.kubernetes.ranks_per_pod:
-            raise UserError(
-                what=f"{self.kubernetes.ranks_per_pod} does not divide ranks {self.resources.ranks}",
-                where="kubernetes.ranksPerPod",
-                remedy="choose a divisor of resources.ranks",
-            )
-
-    def _check_batch(self) -> None:
-        batch, dp, micro_batch = self.training.global_batch, self.parallelism.dp or 1, self.parallelism.micro_batch or 1
-        if batch % dp:
-            raise UserError(
-                what=f"dp {dp} does not divide globalBatch {batch}",
-                where="parallelism",
-                remedy="pin a divisor of training.globalBatch",
-            )
-        if micro_batch > batch // dp:
-            raise UserError(
-                what=f"microBatch {micro_batch} is more than the {batch // dp} sequences of a replica",
-                where="parallelism",
-                remedy=f"pin at most {batch // dp}",
-            )
-
-    def _check_stages(self) -> None:
-        stages = self.parallelism.stages
-        if stages is not None and sum(stages) != self.model.layers:
-            raise UserError(
-                what=f"stages hold {sum(stages):g} blocks, the model has {self.model.layers}",
-                where="parallelism.stages",
-                remedy="change the numbers so that their sum agrees",
-            )
-
-    def _check_vocabulary(self) -> None:
-        vocab, parts, tp = self.model.vocab, self.parallelism.head_parts or 1, self.parallelism.tp or 1
-        if parts > 1 and parts * tp > vocab:
-            raise UserError(
-                what=f"a vocabulary of {vocab} does not give each of {parts} x {tp} parts a token",
-                where="parallelism.headParts",
-                remedy=f"pin at most {vocab // tp}",
-            )
+    rules = job_rules.JOB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Metadata(Manifest):
+class Metadata(Checked):
     """The job's name; Kubernetes fields beyond name, namespace, labels, annotations and uid are kept out."""
 
-    name: str
-    namespace: str = "default"
-    labels: dict[str, str] = field(default_factory=dict)
-    annotations: dict[str, str] = field(default_factory=dict)
-    uid: str = ""
-
-    def __post_init__(self) -> None:
-        require_all(
-            self,
-            lambda: require_name(self.name, "name", LABEL),
-            lambda: require_name(self.namespace, "namespace", LABEL),
-        )
+    name: Annotated[
+        str,
+        named(names.LABEL),
+        "at most 63 lower-case letters, digits and dashes; on a cluster at most 40, a letter first",
+    ]
+    namespace: Annotated[
+        str,
+        named(names.LABEL),
+        (
+            "owner of the job on a service: names are unique within a namespace, and tokens may be limited to it; "
+            "ignored by `penstock run`"
+        ),
+    ] = "default"
+    labels: Annotated[
+        dict[str, str],
+        {"maxProperties": MOST_LABELS, "additionalProperties": characters(MOST_CHARACTERS)},
+        "free key-value pairs",
+    ] = field(default_factory=dict)
+    annotations: Annotated[
+        dict[str, str],
+        {"maxProperties": MOST_LABELS, "additionalProperties": characters(MOST_ANNOTATION_CHARACTERS)},
+        "free key-value pairs",
+    ] = field(default_factory=dict)
+    uid: Annotated[str, characters(), "the job's identity, given by a service or cluster"] = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -457,14 +481,9 @@ def _with_vocab(body: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(spec, Mapping) or not isinstance(model, Mapping) or "vocab" in model:
         return body
     data = spec.get("data")
-    tokenizer = data.get("tokenizer", {"train": "bpe", "vocab": 4096}) if isinstance(data, Mapping) else None
-    if not isinstance(tokenizer, Mapping):
+    if not isinstance(data, Mapping) or not isinstance(data.get("tokenizer", {}), Mapping):
         return body
-    vocab = tokenizer.get("vocab") or (257 if tokenizer.get("train") == "bytes" else None)
-    if vocab is None:
-        raise UserError(
-            what="is missing, and the tokenizer does not say it",
-            where="spec.model.vocab",
-            remedy="write the tokenizer's number of tokens",
-        )
+    if not job_rules.VOCABULARY.holds(spec):
+        raise placed(job_rules.VOCABULARY.mistake(spec), f"spec.{job_rules.VOCABULARY.where}")
+    vocab = job_rules.vocabulary_of(spec)
     return {**body, "spec": {**spec, "model": {**model, "vocab": vocab}}}

@@ -11,12 +11,26 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.core import names
 from penstock.core.errors import UserError, check_all
-from penstock.core.manifest import Manifest, require_all, require_limits
+from penstock.core.limits import (
+    MOST_ITEMS,
+    MOST_PROPERTIES,
+    MOST_RANKS,
+    MOST_VARIABLE_CHARACTERS,
+    NODE_SELECTOR,
+    SIGNED,
+    SOME_BYTES,
+    characters,
+    list_of,
+    named,
+    one_to,
+)
+from penstock.core.manifest import Checked
 from penstock.core.names import require_labels, require_name
+from penstock.core.rules import Rule, exactly_one
 from penstock.core.units import BYTES
 
 MOST_NAME_CHARACTERS = 40
@@ -57,172 +71,181 @@ class Reclaim(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Toleration(Manifest):
+class Toleration(Checked):
     """Lets pods onto nodes with a taint; without ``key`` and with ``Exists`` onto all."""
 
-    key: str = ""
-    operator: Operator = Operator.EQUAL
-    value: str = ""
-    effect: Effect | None = None
-    toleration_seconds: int | None = None
+    key: Annotated[
+        str,
+        named(names.QUALIFIED, may_be_empty=True),
+        "the taint's key; empty with `Exists`: every taint",
+    ] = ""
+    operator: Annotated[Operator, "`Equal` compares the value, `Exists` takes any"] = Operator.EQUAL
+    value: Annotated[str, named(names.LABEL_VALUE), "the taint's value"] = ""
+    effect: Annotated[Effect | None, "`NoSchedule`, `PreferNoSchedule` or `NoExecute`; none: all of them"] = None
+    toleration_seconds: Annotated[int | None, SIGNED, "how long `NoExecute` is tolerated; none: indefinitely"] = None
 
-    def __post_init__(self) -> None:
-        require_all(
-            self,
-            lambda: require_name(self.key, "key", names.QUALIFIED, may_be_empty=True),
-            lambda: require_name(self.value, "value", names.LABEL_VALUE),
-            self._check_key,
-            self._check_value,
-            self._check_time,
-        )
-
-    def _check_key(self) -> None:
-        if not self.key and self.operator is Operator.EQUAL:
-            raise UserError(what="Equal needs a key", where="key", remedy="add the taint's key, or operator: Exists")
-
-    def _check_value(self) -> None:
-        if self.value and self.operator is Operator.EXISTS:
-            raise UserError(what="Exists compares no value", where="value", remedy="leave value out")
-
-    def _check_time(self) -> None:
-        if self.toleration_seconds is not None and self.effect is not Effect.NO_EXECUTE:
-            raise UserError(
-                what="only NoExecute is tolerated for a time",
-                where="tolerationSeconds",
-                remedy="write effect: NoExecute, or leave tolerationSeconds out",
-            )
+    rules = (
+        Rule(
+            id="toleration-key",
+            where="key",
+            holds=lambda toleration: toleration.key or toleration.operator is not Operator.EQUAL,
+            what="Equal needs a key",
+            remedy="add the taint's key, or operator: Exists",
+            cel="self.key != '' || self.operator == 'Exists'",
+        ),
+        Rule(
+            id="toleration-value",
+            where="value",
+            holds=lambda toleration: not toleration.value or toleration.operator is not Operator.EXISTS,
+            what="Exists compares no value",
+            remedy="leave value out",
+            cel="self.value == '' || self.operator != 'Exists'",
+        ),
+        Rule(
+            id="toleration-seconds",
+            where="tolerationSeconds",
+            holds=lambda toleration: toleration.toleration_seconds is None or toleration.effect is Effect.NO_EXECUTE,
+            what="only NoExecute is tolerated for a time",
+            remedy="write effect: NoExecute, or leave tolerationSeconds out",
+            cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeyRef(Manifest):
+class KeyRef(Checked):
     """One key of a Secret or ConfigMap in the job's namespace."""
 
-    name: str
-    key: str
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        require_all(
-            self,
-            lambda: require_name(self.name, "name", names.SUBDOMAIN),
-            lambda: require_name(self.key, "key", names.DATA_KEY),
-        )
+    name: Annotated[str, named(names.SUBDOMAIN), "of the Secret or ConfigMap"]
+    key: Annotated[str, named(names.DATA_KEY), "in it"]
+    optional: Annotated[bool, "whether pods start without it"] = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FieldRef(Manifest):
+class FieldRef(Checked):
     """A field of the pod itself, such as ``metadata.name``."""
 
-    field_path: str
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    field_path: Annotated[str, characters(), "such as `metadata.name` or `status.podIP`"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnvSource(Manifest):
+class EnvSource(Checked):
     """Source of a variable's value: exactly one of the three."""
 
-    secret_key_ref: KeyRef | None = None
-    config_map_key_ref: KeyRef | None = None
-    field_ref: FieldRef | None = None
+    secret_key_ref: Annotated[KeyRef | None, "a key of a Secret"] = None
+    config_map_key_ref: Annotated[KeyRef | None, "a key of a ConfigMap"] = None
+    field_ref: Annotated[FieldRef | None, "a field of the pod"] = None
 
-    def __post_init__(self) -> None:
-        given = [
-            source for source in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if source is not None
-        ]
-        if len(given) != 1:
-            raise UserError(
-                what="needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-                where="",
-                remedy="write secretKeyRef: {name: my-secret, key: token}",
-            )
+    rules = (
+        exactly_one(
+            "write secretKeyRef: {name: my-secret, key: token}",
+            secret_key_ref="secretKeyRef",
+            config_map_key_ref="configMapKeyRef",
+            field_ref="fieldRef",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnvVar(Manifest):
+class EnvVar(Checked):
     """A variable of the ranks' environment: its ``value``, or where that is read from."""
 
-    name: str
-    value: str = ""
-    value_from: EnvSource | None = None
+    name: Annotated[
+        str,
+        named(names.VARIABLE),
+        "letters, digits, underscores, dashes and dots, a letter or an underscore first",
+    ]
+    value: Annotated[str, characters(MOST_VARIABLE_CHARACTERS), "the value as a string"] = ""
+    value_from: Annotated[EnvSource | None, "another source of the value"] = None
 
-    def __post_init__(self) -> None:
-        require_all(self, lambda: require_name(self.name, "name", names.VARIABLE), self._check_value)
-
-    def _check_value(self) -> None:
-        if self.value and self.value_from is not None:
-            raise UserError(what="has value and valueFrom", where="valueFrom", remedy="keep one of them")
+    rules = (
+        Rule(
+            id="one-value",
+            where="valueFrom",
+            holds=lambda variable: not variable.value or variable.value_from is None,
+            what="has value and valueFrom",
+            remedy="keep one of them",
+            cel="self.value == '' || !has(self.valueFrom)",
+            message="is set together with value: keep one of them",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimTemplate(Manifest):
+class ClaimTemplate(Checked):
     """A claim to be made for the job; without a ``storageClass`` of the cluster's default one."""
 
-    size: int = field(metadata=BYTES)
-    storage_class: str = ""
-    access_modes: tuple[AccessMode, ...] = (AccessMode.READ_WRITE_MANY,)
-
-    def __post_init__(self) -> None:
-        require_all(self, lambda: require_name(self.storage_class, "storageClass", names.SUBDOMAIN, may_be_empty=True))
+    size: Annotated[int, SOME_BYTES, "bytes, or a quantity such as `10Gi`"] = field(metadata=BYTES)
+    storage_class: Annotated[str, named(names.SUBDOMAIN, may_be_empty=True), "empty: the cluster's default"] = ""
+    access_modes: Annotated[
+        tuple[AccessMode, ...],
+        {"minItems": 1, "maxItems": MOST_ITEMS},
+        "ranks on several nodes need `ReadWriteMany`",
+    ] = (AccessMode.READ_WRITE_MANY,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VolumeSpec(Manifest):
+class VolumeSpec(Checked):
     """Volume of a root: an existing ``claim``, or one that is created from ``template``.
 
     ``reclaim: Delete`` deletes a created claim together with the job.
     """
 
-    claim: str | None = None
-    template: ClaimTemplate | None = None
-    reclaim: Reclaim = Reclaim.RETAIN
+    claim: Annotated[str | None, named(names.SUBDOMAIN), "a PersistentVolumeClaim of the job's namespace"] = None
+    template: Annotated[ClaimTemplate | None, "a claim to create for the job"] = None
+    reclaim: Annotated[
+        Reclaim,
+        "treatment of a created claim: `Retain` keeps it, `Delete` deletes it with the job",
+    ] = Reclaim.RETAIN
 
-    def __post_init__(self) -> None:
-        require_all(self, self._check_kind, self._check_claim)
-
-    def _check_kind(self) -> None:
-        if (self.claim is None) == (self.template is None):
-            raise UserError(
-                what="needs exactly one of claim and template",
-                where="",
-                remedy="write {claim: NAME}, or {template: {size: 10Gi}}",
-            )
-
-    def _check_claim(self) -> None:
-        if self.claim is not None:
-            require_name(self.claim, "claim", names.SUBDOMAIN)
-            if self.reclaim is Reclaim.DELETE:
-                raise UserError(
-                    what="a claim that was there before the job is not deleted with it",
-                    where="reclaim",
-                    remedy="leave reclaim out, or write a template instead of a claim",
-                )
+    rules = (
+        exactly_one("write {claim: NAME}, or {template: {size: 10Gi}}", claim="claim", template="template"),
+        Rule(
+            id="reclaim",
+            where="reclaim",
+            holds=lambda volume: volume.reclaim is not Reclaim.DELETE or volume.template is not None,
+            what="a claim that was there before the job is not deleted with it",
+            remedy="leave reclaim out, or write a template instead of a claim",
+            cel="self.reclaim != 'Delete' || has(self.template)",
+            message="an existing claim is not deleted with the job: leave reclaim out",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KubernetesSpec(Manifest):
+class KubernetesSpec(Checked):
     """Settings for clusters. Other executors validate and ignore them."""
 
-    image: str = ""
-    queue_name: str = ""
-    ranks_per_pod: int = 1
-    node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    accelerator_resource: str = "nvidia.com/gpu"
-    volumes: dict[str, VolumeSpec] = field(default_factory=dict)
-    env: tuple[EnvVar, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_all(self, *(partial(check, self) for check in self.checks()))
+    image: Annotated[str, characters(), "container image; empty: the one that the operator was installed with"] = ""
+    queue_name: Annotated[
+        str,
+        named(names.SUBDOMAIN, may_be_empty=True),
+        "Kueue queue; empty: the job waits for none",
+    ] = ""
+    ranks_per_pod: Annotated[int, one_to(MOST_RANKS), "ranks that share a pod; must divide `ranks`"] = 1
+    node_selector: Annotated[
+        dict[str, str],
+        NODE_SELECTOR,
+        "labels that a node must have, as in a pod",
+    ] = field(default_factory=dict)
+    tolerations: Annotated[tuple[Toleration, ...], list_of(), "taints that are tolerated, as in a pod"] = ()
+    accelerator_resource: Annotated[
+        str,
+        named(names.QUALIFIED),
+        "the resource that a rank requests on cuda",
+    ] = "nvidia.com/gpu"
+    volumes: Annotated[
+        dict[str, VolumeSpec],
+        {"maxProperties": MOST_PROPERTIES},
+        "by `out` or `data/NAME`: the storage of `out://` and `data://NAME`",
+    ] = field(default_factory=dict)
+    env: Annotated[tuple[EnvVar, ...], list_of(), "variables of the ranks' environment, as in a pod"] = ()
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """Checks of names and of agreement between fields, which are also made if another field is wrong."""
+        """Check keys, and that no variable is there twice."""
         return (
-            lambda spec: require_name(spec.queue_name, "queueName", names.SUBDOMAIN, may_be_empty=True),
             lambda spec: require_labels(spec.node_selector, "nodeSelector"),
-            lambda spec: require_name(spec.accelerator_resource, "acceleratorResource", names.QUALIFIED),
             cls._check_volumes,
             cls._check_variables,
         )

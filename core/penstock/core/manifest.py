@@ -1,7 +1,8 @@
 """Conversion between frozen dataclasses and the plain dictionaries of YAML and JSON.
 
 Every core type has ``from_manifest`` and ``to_manifest``; both come from `Manifest` below and follow the type's own
-annotations, so a field is written once. Manifest names are camelCase, Python names snake_case. Reading is strict: an
+annotations, so a field is written once: its type, and by ``Annotated`` its range (`penstock.core.limits`) and its
+meaning. Manifest names are camelCase, Python names snake_case. Reading is strict: an
 unknown field is rejected with its path and the nearest known name, a value of the wrong type with its path and the
 expected type. The mistakes of all fields are reported together (`penstock.core.errors.MistakesError`). A field may
 carry ``metadata={"read": f, "write": g}`` if the written form is not the plain value (``4Gi`` for bytes); ``f(value,
@@ -32,10 +33,15 @@ from penstock.core.errors import (
     raise_all,
     shown,
 )
-from penstock.core.limits import EXACT, LIMITS, Limit
+from penstock.core.limits import EXACT, Limit
+from penstock.core.names import require_name
 from penstock.core.ranges import require_length, require_within
+from penstock.core.rules import Rule
 
 T = TypeVar("T")
+
+
+NO_RULES: tuple[Rule, ...] = ()
 
 
 class Manifest:
@@ -43,11 +49,13 @@ class Manifest:
 
     __slots__ = ()
 
+    rules = NO_RULES
+
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """Checks of agreement between fields, which are also made if another field is wrong.
+        """Further checks: of single fields, with better remedies than a range has, and of items.
 
-        Each check gets an object with the fields that are right.
+        Rules and checks are also evaluated if another field is wrong, on an object with only the fields that are right.
         """
         return ()
 
@@ -59,6 +67,15 @@ class Manifest:
     def to_manifest(self) -> dict[str, Any]:
         """Plain dictionaries, lists, strings and numbers; fields equal to their default are left out."""
         return write_dataclass(self)
+
+
+class Checked(Manifest):
+    """A manifest whose ranges, names, checks and rules hold of every instance."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        require_all(self)
 
 
 def camel(name: str) -> str:
@@ -78,33 +95,48 @@ Reader = Callable[[Any, str], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Field:
-    """One field of a dataclass; a value of type ``plain`` needs no reading."""
+class Declaration:
+    """A dataclass's declaration of one field; a value of type ``plain`` needs no reading.
+
+    ``limit`` and ``meaning`` are empty for a field that declares none.
+    """
 
     declared: dataclasses.Field[Any]
+    annotation: Any
     read: Reader
     plain: type | None
-    required: bool
-    limit: Limit | None
+    is_required: bool
+    limit: Limit
+    meaning: str
+
+    @property
+    def default(self) -> Any:
+        """The default; `dataclasses.MISSING` without one."""
+        factory = self.declared.default_factory
+        return self.declared.default if factory is dataclasses.MISSING else factory()
 
 
 @functools.cache
-def _fields(cls: Hashable) -> dict[str, _Field]:
+def declarations(cls: Hashable) -> dict[str, Declaration]:
+    """The declarations of all fields of the dataclass ``cls``, by the field's name in manifests."""
     owner = typing.cast(Any, cls)
-    hints = typing.get_type_hints(owner)
-    limits = LIMITS.get(owner.__name__, {})
-    fields = [(camel(field.name), field) for field in dataclasses.fields(owner)]
-    return {name: _field(field, hints[field.name], limits.get(name)) for name, field in fields}
+    plain, extended = typing.get_type_hints(owner), typing.get_type_hints(owner, include_extras=True)
+    return {
+        camel(field.name): _declaration(field, plain[field.name], getattr(extended[field.name], "__metadata__", ()))
+        for field in dataclasses.fields(owner)
+    }
 
 
-def _field(declared: dataclasses.Field[Any], annotation: Any, limit: Limit | None) -> _Field:
+def _declaration(declared: dataclasses.Field[Any], annotation: Any, extras: Iterable[Any]) -> Declaration:
     custom_reader: Reader | None = declared.metadata.get("read")
-    return _Field(
+    return Declaration(
         declared=declared,
+        annotation=annotation,
         read=custom_reader or _reader(annotation),
         plain=annotation if custom_reader is None and annotation in _TAKEN_AS_THEY_ARE else None,
-        limit=limit,
-        required=declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING,
+        is_required=declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING,
+        limit=next((extra for extra in extras if isinstance(extra, Mapping)), {}),
+        meaning=next((extra for extra in extras if isinstance(extra, str)), ""),
     )
 
 
@@ -113,7 +145,7 @@ _are_limits_lifted: ContextVar[bool] = ContextVar("_are_limits_lifted", default=
 
 @contextlib.contextmanager
 def limits_lifted() -> Iterator[None]:
-    """Apply no limits of `penstock.core.limits` to anything that is read in the block.
+    """Apply no declared ranges to anything that is read in the block.
 
     For values that an earlier version accepted: a later limit ends no running attempt, and hides no stored job.
     """
@@ -125,41 +157,60 @@ def limits_lifted() -> Iterator[None]:
 
 
 def require_limits(owner: Any) -> None:
-    """Raise `UserError` for all fields of ``owner`` beyond their ranges in `penstock.core.limits`.
+    """Raise `UserError` for all fields of ``owner`` beyond their declared ranges.
 
-    Numbers and lengths are checked. Types check patterns and choices themselves, with better remedies.
+    Numbers and lengths are checked here, and patterns by `require_all`. Types check choices themselves, with better
+    remedies.
     """
     if _are_limits_lifted.get():
         return
     mistakes = []
-    for name, field in _fields(typing.cast(Hashable, type(owner))).items():
-        if field.limit is None:
+    for name, field in declarations(typing.cast(Hashable, type(owner))).items():
+        if not field.limit:
             continue
         try:
             require_within(getattr(owner, field.declared.name), field.limit, name)
         except UserError as error:
-            default = write_value(_default(field.declared)) if not field.required else None
+            default = write_value(field.default) if not field.is_required else None
             example = f", such as {default}" if default and isinstance(default, (int, float, list)) else ""
             mistakes.append(UserError(what=error.what, where=error.where, remedy=error.remedy + example))
     raise_all(mistakes)
 
 
-def require_all(owner: Any, *checks: Callable[[], None]) -> None:
-    """Raise `UserError` for the fields of ``owner`` beyond their ranges and for errors of ``checks``, together.
+def require_all(owner: Manifest) -> None:
+    """Raise `UserError` for the fields of ``owner`` beyond their ranges, and for broken checks and rules, together.
 
     Other mistakes of a field beyond its range are not reported.
     """
     mistakes = mistakes_raised_by(lambda: require_limits(owner))
     beyond = {mistake.where for mistake in mistakes}
-    others = [mistake for check in checks for mistake in mistakes_raised_by(check)]
+    others = _disagreements(type(owner), owner)
     raise_all([*mistakes, *(mistake for mistake in others if not mistake.where or mistake.where not in beyond)])
+
+
+def _disagreements(cls: type[Manifest], instance: Any, *skipped: type[Exception]) -> list[UserError]:
+    """Mistakes in names, and those that the checks and rules of ``cls`` report, but for any that raise ``skipped``."""
+    mistakes: list[UserError] = []
+    for check in (functools.partial(_require_names, cls), *cls.checks(), *(rule.check for rule in cls.rules)):
+        with contextlib.suppress(*skipped):
+            mistakes += mistakes_raised_by(functools.partial(check, instance))
+    return mistakes
+
+
+def _require_names(cls: type, instance: Any) -> None:
+    mistakes: list[UserError] = []
+    for name, field in declarations(typing.cast(Hashable, cls)).items():
+        value = getattr(instance, field.declared.name, None)
+        if isinstance(value, str) and "pattern" in field.limit:
+            mistakes += mistakes_raised_by(functools.partial(require_name, value, name, field.limit["pattern"]))
+    raise_all(mistakes)
 
 
 def read_dataclass(cls: type[T], value: Any, path: str) -> T:
     """``value`` (a mapping) as an instance of the dataclass ``cls``."""
     if not isinstance(value, Mapping):
         raise mistyped(value, "a mapping of fields", path)
-    known = _fields(typing.cast(Hashable, cls))
+    known = declarations(typing.cast(Hashable, cls))
     unknown = itertools.islice((name for name in value if name not in known), MOST_MISTAKES)
     mistakes = [unknown_field(str(name), known, path) for name in unknown]
     arguments = {}
@@ -170,10 +221,10 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
                 arguments[field.declared.name] = _read_field(field, given, join(path, name))
             except UserError as error:
                 mistakes.append(error)
-        elif field.required:
+        elif field.is_required:
             mistakes.append(UserError(what="is missing", where=join(path, name), remedy=f"add {name}"))
     if mistakes:
-        raise_all([*mistakes, *_disagreements(cls, value, arguments, path)])
+        raise_all([*mistakes, *_disagreements_of_right(cls, value, arguments, path)])
     try:
         return cls(**arguments)
     except UserError as error:
@@ -181,23 +232,20 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
         raise
 
 
-def _disagreements(cls: type, value: Mapping[str, Any], arguments: Mapping[str, Any], path: str) -> list[UserError]:
-    """Mistakes of agreement between the fields that are right; checks that need another field are skipped."""
-    checks = cls.checks() if issubclass(cls, Manifest) else ()
-    if not checks:
+def _disagreements_of_right(
+    cls: type, value: Mapping[str, Any], arguments: Mapping[str, Any], path: str
+) -> list[UserError]:
+    """Mistakes of agreement between the fields that are right; a check that needs another field is skipped."""
+    if not issubclass(cls, Manifest):
         return []
-    known = _fields(typing.cast(Hashable, cls))
-    absent = [field.declared for name, field in known.items() if name not in value and not field.required]
-    right = types.SimpleNamespace(**{absent_field.name: _default(absent_field) for absent_field in absent}, **arguments)
-    mistakes: list[UserError] = []
-    for check in checks:
-        with contextlib.suppress(AttributeError):
-            mistakes += mistakes_raised_by(functools.partial(check, right))
-    return [placed(mistake, _below(path, mistake.where)) for mistake in mistakes]
+    known = declarations(typing.cast(Hashable, cls))
+    absent = [field for name, field in known.items() if name not in value and not field.is_required]
+    right = types.SimpleNamespace(**{field.declared.name: field.default for field in absent}, **arguments)
+    return [placed(mistake, _below(path, mistake.where)) for mistake in _disagreements(cls, right, AttributeError)]
 
 
-def _read_field(field: _Field, given: Any, path: str) -> Any:
-    if field.limit is not None and not _are_limits_lifted.get():
+def _read_field(field: Declaration, given: Any, path: str) -> Any:
+    if field.limit and not _are_limits_lifted.get():
         is_rounded = type(given) is int and abs(given) > EXACT  # if it is read as a float
         (require_within if is_rounded else require_length)(given, field.limit, path)
     is_read = type(given) is field.plain and not (isinstance(given, int) and given.bit_length() > _MOST_BITS)
@@ -377,19 +425,13 @@ def nearest(name: str, choices: tuple[Any, ...]) -> str:
 def write_dataclass(instance: Any) -> dict[str, Any]:
     """The plain form of a dataclass instance; `read_dataclass` reverses it."""
     written = {}
-    for name, field in _fields(typing.cast(Hashable, type(instance))).items():
+    for name, field in declarations(typing.cast(Hashable, type(instance))).items():
         value = getattr(instance, field.declared.name)
-        if value == _default(field.declared):
+        if value == field.default:
             continue
         writer = field.declared.metadata.get("write", write_value)
         written[name] = writer(value)
     return written
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def write_value(value: Any) -> Any:

@@ -17,10 +17,8 @@ from typing import Any
 
 from penstock.core import cluster_profile, job
 from penstock.core.cluster_profile import ClusterProfile
-from penstock.core.field_docs import MEANINGS
 from penstock.core.job import API_VERSION, PipelineJob
-from penstock.core.limits import LIMITS
-from penstock.core.manifest import camel, write_value
+from penstock.core.manifest import Declaration, declarations, write_value
 
 JsonSchema = dict[str, Any]
 
@@ -76,31 +74,29 @@ def dataclass_schema(cls: type) -> JsonSchema:
     """The schema of a dataclass's manifest form; a field's ``metadata["schema"]`` replaces its annotation's, and
     ``metadata["also"]`` has further accepted forms.
     """
-    hints = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)
+    fields = declarations(cls)
     schema: JsonSchema = {
         "title": cls.__name__,
         "type": "object",
         "description": _sentences(cls),
-        "properties": {camel(field.name): _field(cls, field, hints[field.name]) for field in fields},
+        "properties": {name: _field(declaration) for name, declaration in fields.items()},
         "additionalProperties": False,
     }
-    if required := [camel(field.name) for field in fields if _is_required(field)]:
+    if required := [name for name, declaration in fields.items() if declaration.is_required]:
         schema["required"] = required
     return schema
 
 
-def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
-    limit = LIMITS.get(cls.__name__, {}).get(camel(field.name), {})
-    schema = field.metadata.get("schema") or schema_of(hint)
-    if "also" in field.metadata:
-        schema = {"anyOf": [*schema["anyOf"], *field.metadata["also"]]}
-    described = _limited(schema, limit)
-    if meaning := MEANINGS.get(cls, {}).get(camel(field.name)):
-        described["description"] = meaning
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+def _field(declaration: Declaration) -> JsonSchema:
+    metadata, default = declaration.declared.metadata, declaration.default
+    schema = metadata.get("schema") or schema_of(declaration.annotation)
+    if "also" in metadata:
+        schema = {"anyOf": [*schema["anyOf"], *metadata["also"]]}
+    described = _limited(schema, declaration.limit)
+    if declaration.meaning:
+        described["description"] = declaration.meaning
     if default is not dataclasses.MISSING and default is not None:
-        described["default"] = field.metadata.get("write", write_value)(default)
+        described["default"] = metadata.get("write", write_value)(default)
     return described
 
 
@@ -114,10 +110,6 @@ def _limited(schema: Mapping[str, Any], limit: Mapping[str, Any]) -> JsonSchema:
         pairs = zip(schema["prefixItems"], limit["prefixItems"], strict=True)
         limited["prefixItems"] = [_limited(*pair) for pair in pairs]
     return limited
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _union(options: tuple[Any, ...]) -> JsonSchema:

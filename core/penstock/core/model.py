@@ -10,10 +10,12 @@ import dataclasses
 import enum
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.core.errors import UserError
+from penstock.core.limits import LARGEST, MOST_LAYERS, MOST_WIDTH, above_zero, one_to, up_to
 from penstock.core.manifest import Manifest, require_all
+from penstock.core.rules import Rule
 
 
 class Family(enum.StrEnum):
@@ -49,6 +51,52 @@ class Unit:
         return self.kind.value if self.layer is None else f"layers.{self.layer}.{self.kind.value}"
 
 
+MODEL_RULES = (
+    Rule(
+        id="heads",
+        where="heads",
+        holds=lambda model: model.heads <= 0 or model.hidden % model.heads == 0,
+        what=lambda model: f"hidden {model.hidden} is not divisible by heads {model.heads}",
+        remedy=lambda model: f"choose heads among the divisors of {model.hidden}",
+        cel="self.hidden % self.heads == 0",
+        message="does not divide hidden: choose one of its divisors",
+        message_expression="'hidden %d is not divisible by heads %d'.format([self.hidden, self.heads])",
+    ),
+    Rule(
+        id="head-dimension",
+        where="heads",
+        holds=lambda model: (
+            model.family != "llama"
+            or model.heads <= 0
+            or model.hidden % model.heads != 0
+            or model.hidden // model.heads % 2 == 0
+        ),
+        what=lambda model: f"rotary positions need an even head dimension, not {model.hidden // model.heads}",
+        remedy="choose heads so that hidden / heads is even",
+        cel="self.family != 'llama' || self.hidden % self.heads != 0 || (self.hidden / self.heads) % 2 == 0",
+        message="rotary positions need an even head dimension: choose heads so that hidden / heads is even",
+    ),
+    Rule(
+        id="kv-heads",
+        where="kvHeads",
+        holds=lambda model: model.kv_heads <= 0 or model.heads % model.kv_heads == 0,
+        what=lambda model: f"heads {model.heads} is not divisible by kvHeads {model.kv_heads}",
+        remedy=lambda model: f"choose kvHeads among the divisors of {model.heads}",
+        cel="self.kvHeads == 0 || self.heads % self.kvHeads == 0",
+        message="does not divide heads: choose one of its divisors",
+        message_expression="'heads %d is not divisible by kvHeads %d'.format([self.heads, self.kvHeads])",
+    ),
+    Rule(
+        id="gpt2-kv-heads",
+        where="kvHeads",
+        holds=lambda model: model.family != "gpt2" or model.kv_heads in (0, model.heads),
+        what="gpt2 has no grouped-query attention",
+        remedy="leave kvHeads out",
+        cel="self.family != 'gpt2' || self.kvHeads == 0 || self.kvHeads == self.heads",
+    ),
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec(Manifest):
     """A decoder's dimensions.
@@ -59,20 +107,40 @@ class ModelSpec(Manifest):
     multiple of 64 for llama. ``positions`` bounds the sequence length of gpt2.
     """
 
-    family: Family
-    layers: int
-    hidden: int
-    heads: int
-    vocab: int
-    kv_heads: int = 0
-    ffn_hidden: int = 0
-    positions: int = 1024
-    norm_epsilon: float = 1e-5
-    rope_theta: float = 10_000.0
+    family: Annotated[
+        Family,
+        (
+            "`llama` (RMSNorm, rotary positions, SwiGLU, own head) or `gpt2` (LayerNorm, learned positions, GELU, head"
+            " tied to the embedding)"
+        ),
+    ]
+    layers: Annotated[int, one_to(MOST_LAYERS), "blocks"]
+    hidden: Annotated[int, one_to(2**18), "width of the hidden state"]
+    heads: Annotated[int, one_to(2**17), "query heads; must divide `hidden`"]
+    vocab: Annotated[
+        int,
+        one_to(MOST_WIDTH),
+        "number of tokens in the vocabulary; if left out, the size to which the tokenizer is trained",
+    ]
+    kv_heads: Annotated[
+        int,
+        up_to(2**17),
+        "key and value heads, a divisor of `heads`; 0 means as many as `heads`; llama only",
+    ] = 0
+    ffn_hidden: Annotated[
+        int,
+        up_to(MOST_WIDTH),
+        "width of the MLP; 0 means 4 x hidden for gpt2 and 8/3 x hidden, rounded up to 64, for llama",
+    ] = 0
+    positions: Annotated[int, one_to(MOST_WIDTH), "longest sequence of gpt2"] = 1024
+    norm_epsilon: Annotated[float, above_zero(LARGEST), "added to variances in norms"] = 1e-5
+    rope_theta: Annotated[float, above_zero(LARGEST), "base of the rotary frequencies"] = 10_000.0
+
+    rules = MODEL_RULES
 
     def __post_init__(self) -> None:
         self._fill_defaults()
-        require_all(self, self._check_heads, self._check_kv_heads, self._check_head_dim)
+        require_all(self)
 
     def _fill_defaults(self) -> None:
         if not self.kv_heads:
@@ -80,33 +148,6 @@ class ModelSpec(Manifest):
         if not self.ffn_hidden:
             width = 4 * self.hidden if self.family is Family.GPT2 else -(-8 * self.hidden // (3 * 64)) * 64
             object.__setattr__(self, "ffn_hidden", width)
-
-    def _check_heads(self) -> None:
-        if self.heads > 0 and self.hidden % self.heads:
-            raise UserError(
-                what=f"hidden {self.hidden} is not divisible by heads {self.heads}",
-                where="heads",
-                remedy=f"choose heads among the divisors of {self.hidden}",
-            )
-
-    def _check_kv_heads(self) -> None:
-        if self.kv_heads > 0 and self.heads % self.kv_heads:
-            raise UserError(
-                what=f"heads {self.heads} is not divisible by kvHeads {self.kv_heads}",
-                where="kvHeads",
-                remedy=f"choose kvHeads among the divisors of {self.heads}",
-            )
-        if self.family is Family.GPT2 and self.kv_heads != self.heads:
-            raise UserError(what="gpt2 has no grouped-query attention", where="kvHeads", remedy="leave kvHeads out")
-
-    def _check_head_dim(self) -> None:
-        is_whole = self.heads > 0 and not self.hidden % self.heads
-        if self.family is Family.LLAMA and is_whole and self.head_dim % 2:
-            raise UserError(
-                what=f"rotary positions need an even head dimension, not {self.head_dim}",
-                where="heads",
-                remedy="choose heads so that hidden / heads is even",
-            )
 
     @property
     def head_dim(self) -> int:

@@ -47,9 +47,17 @@ REMEDIES = {
 }
 
 
-def require_name(text: str, where: str, pattern: str, *, may_be_empty: bool = False) -> None:
-    """Raise `UserError` unless ``text`` is a name by ``pattern``, one of those above."""
-    if (text or not may_be_empty) and not re.fullmatch(pattern, text):
+def whole(pattern: str, *, may_be_empty: bool = False) -> str:
+    """``pattern`` as schemas have it, which search for a pattern anywhere in a string."""
+    return f"^({pattern})?$" if may_be_empty else f"^({pattern})$"
+
+
+REMEDIES |= {whole(pattern, may_be_empty=empty): text for pattern, text in REMEDIES.items() for empty in (True, False)}
+
+
+def require_name(text: str, where: str, pattern: str) -> None:
+    """Raise `UserError` unless ``text`` is a name by ``pattern``, one of those above or its `whole` form."""
+    if not re.fullmatch(pattern, text):
         raise UserError(what=f"{shown(text)} is not a name", where=where, remedy=REMEDIES[pattern])
 
 

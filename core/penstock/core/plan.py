@@ -6,12 +6,26 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from penstock.core.bubble import Lost
 from penstock.core.errors import UserError
 from penstock.core.explanation import Explanation
 from penstock.core.layout import Precision, Remade
+from penstock.core.limits import (
+    MOST_AHEAD,
+    MOST_BATCH,
+    MOST_LABELS,
+    MOST_LAYERS,
+    MOST_RANKS,
+    MOST_REMAKES,
+    MOST_SLICES,
+    MOST_WIDTH,
+    MOST_ZERO,
+    list_of,
+    one_to,
+    up_to,
+)
 from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
@@ -54,8 +68,8 @@ class Prediction(Manifest):
     communication_seconds: float
     reduction_seconds: float
     optimizer_seconds: float
-    peak_bytes: tuple[int, ...]
-    slot_bytes: tuple[int, ...]
+    peak_bytes: Annotated[tuple[int, ...], list_of(MOST_RANKS)]
+    slot_bytes: Annotated[tuple[int, ...], list_of(MOST_RANKS)]
     low_seconds: float | None = None
     high_seconds: float | None = None
     warnings: tuple[str, ...] = ()
@@ -134,31 +148,31 @@ class Plan(Manifest):
 
     model: ModelSpec
     precision: Precision
-    dp: int = 1
-    tp: int = 1
+    dp: Annotated[int, one_to(MOST_RANKS)] = 1
+    tp: Annotated[int, one_to(MOST_RANKS)] = 1
     sequence_parallel: bool = True
-    pp: int
-    microbatch: int
-    num_microbatches: int
-    slices: tuple[int, ...]
-    stages: tuple[tuple[int, int], ...]
+    pp: Annotated[int, one_to(MOST_RANKS)]
+    microbatch: Annotated[int, one_to(MOST_BATCH)]
+    num_microbatches: Annotated[int, one_to(MOST_BATCH)]
+    slices: Annotated[tuple[int, ...], list_of(MOST_SLICES, minItems=1, items=one_to(MOST_WIDTH))]
+    stages: Annotated[tuple[tuple[int, int], ...], list_of(2 * MOST_LAYERS + 2)]
     schedule: ScheduleSpec
-    receive_ahead: int = 2
+    receive_ahead: Annotated[int, one_to(MOST_BATCH)] = 2
     late_receives: bool = False
     prefix_by_slice: bool = False
     split_slots: bool = False
-    placement: tuple[int, ...] = ()
-    remainder: int = 0
-    remainder_slices: tuple[int, ...] = ()
-    head_parts: int = 1
-    zero: int = 0
-    recompute: tuple[Remakes, ...] = ()
-    recompute_ahead: int = 0
+    placement: Annotated[tuple[int, ...], list_of(MOST_RANKS)] = ()
+    remainder: Annotated[int, up_to(MOST_BATCH)] = 0
+    remainder_slices: Annotated[tuple[int, ...], list_of(MOST_SLICES, items=one_to(MOST_WIDTH))] = ()
+    head_parts: Annotated[int, one_to(MOST_RANKS)] = 1
+    zero: Annotated[int, up_to(MOST_ZERO)] = 0
+    recompute: Annotated[tuple[Remakes, ...], list_of(2 * MOST_LAYERS + 2, items=list_of(MOST_REMAKES))] = ()
+    recompute_ahead: Annotated[int, up_to(MOST_AHEAD)] = 0
     program_digest: str = ""
     profile_digest: str = ""
     prediction: Prediction | None = None
-    reasons: tuple[str, ...] = ()
-    alternatives: tuple[Alternative, ...] = ()
+    reasons: Annotated[tuple[str, ...], list_of(MOST_LABELS)] = ()
+    alternatives: Annotated[tuple[Alternative, ...], list_of(MOST_LABELS)] = ()
 
     def __post_init__(self) -> None:
         require_limits(self)

@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Annotated
 
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import AttemptState, Step
-from penstock.core.manifest import Manifest, require_limits
+from penstock.core.limits import EXACT, MOST_RANKS, one_to, up_to
+from penstock.core.manifest import Checked, Manifest, require_limits
 from penstock.core.supervision import AttemptReport
 
 MEASURE_EPOCH = 0
@@ -81,10 +83,10 @@ class PodBinding(Manifest):
 
     pod_uid: str
     attempt: int
-    epoch: int
-    node_rank: int
-    num_nodes: int
-    ranks_per_pod: int
+    epoch: Annotated[int, up_to(EXACT)]
+    node_rank: Annotated[int, up_to(EXACT)]
+    num_nodes: Annotated[int, one_to(MOST_RANKS)]
+    ranks_per_pod: Annotated[int, one_to(MOST_RANKS)]
     master: str
     port: int
     plan_digest: str = ""
@@ -109,18 +111,15 @@ class PodBinding(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointName(Manifest):
+class CheckpointName(Checked):
     """A complete checkpoint of the job: ``out://UID/ATTEMPT/STEP``."""
 
-    attempt: int
-    step: int
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    attempt: Annotated[int, up_to(EXACT), "the attempt that wrote it"]
+    step: Annotated[int, up_to(EXACT), "finished steps of this checkpoint"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AgentReport(Manifest):
+class AgentReport(Checked):
     """The identity of a pod, and the state of its attempt, while it runs.
 
     ``done`` of ``total`` points are measured. ``measurement`` is the SHA-256 of the measurement as the agent serves it,
@@ -129,16 +128,13 @@ class AgentReport(Manifest):
 
     pod_uid: str
     job_uid: str
-    attempt: int
+    attempt: Annotated[int, up_to(EXACT)]
     state: AttemptState
     profile: Step = Step.MISSING
-    done: int = 0
-    total: int = 0
+    done: Annotated[int, up_to(EXACT)] = 0
+    total: Annotated[int, up_to(EXACT)] = 0
     measurement: str = ""
     checkpoint: CheckpointName | None = None
-
-    def __post_init__(self) -> None:
-        require_limits(self)
 
 
 def termination_message(report: AttemptReport) -> str:

@@ -21,24 +21,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.core.errors import UserError
 from penstock.core.layout import NOTHING_REMADE, Operation, Operations, Remade, remaking
-from penstock.core.manifest import Manifest, read_value, require_limits
+from penstock.core.limits import MOST_LAYERS, MOST_OPERATIONS, list_of, one_to
+from penstock.core.manifest import Checked, read_value
 from penstock.core.model import ModelSpec, UnitKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Remake(Manifest):
+class Remake(Checked):
     """The next ``count`` units of a kind in a stage run these ``operations`` again; those that none names, nothing."""
 
     unit: UnitKind
-    count: int
-    operations: tuple[Operation, ...]
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    count: Annotated[int, one_to(2 * MOST_LAYERS + 2)]
+    operations: Annotated[tuple[Operation, ...], list_of(MOST_OPERATIONS)]
 
 
 Remakes = tuple[Remake, ...]

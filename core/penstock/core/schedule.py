@@ -12,11 +12,11 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.core.errors import UserError, shown
-from penstock.core.limits import MOST_SCHEDULE_CHARACTERS
-from penstock.core.manifest import Manifest, mistyped, require_limits
+from penstock.core.limits import EXACT, MOST_SCHEDULE_CHARACTERS, characters, up_to
+from penstock.core.manifest import Checked, mistyped
 
 
 class Kind(enum.StrEnum):
@@ -313,19 +313,16 @@ CSV = "csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduleSpec(Manifest):
+class ScheduleSpec(Checked):
     """A schedule by its recipe: generator and version regenerate it on every rank from the plan's shape.
 
     ``text`` is for schedules that cannot be regenerated: the CSV of an imported one, or the recorded order of one that
     was made from costs.
     """
 
-    generator: str
-    version: int = 1
-    text: str = ""
-
-    def __post_init__(self) -> None:
-        require_limits(self)
+    generator: Annotated[str, characters(), "a schedule's name, or `csv`"]
+    version: Annotated[int, up_to(EXACT), "of the generator"] = 1
+    text: Annotated[str, characters(MOST_SCHEDULE_CHARACTERS), "the actions of an imported schedule, as CSV"] = ""
 
 
 def import_spec(text: str, where: str) -> tuple[ScheduleSpec, tuple[str, ...]]:

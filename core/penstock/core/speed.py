@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from penstock.core.manifest import Manifest
 from penstock.core.model import ModelSpec, step_flops
@@ -31,8 +32,11 @@ from penstock.core.units import format_seconds
 class Speed(Manifest):
     """A step's speed. ``model_flops_utilization`` is a share; none where the devices' peak is unknown."""
 
-    tokens_per_second_per_device: float
-    model_flops_utilization: float | None = None
+    tokens_per_second_per_device: Annotated[float, "tokens of a step, divided by its seconds and its devices"]
+    model_flops_utilization: Annotated[
+        float | None,
+        "FLOPs of the model as a share of the devices' peak; none: the peak is unknown",
+    ] = None
 
     @property
     def text(self) -> str:

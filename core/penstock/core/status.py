@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.core.instants import INSTANT
 from penstock.core.lifecycle import Phase
@@ -43,12 +43,15 @@ class ConditionType(enum.StrEnum):
 class Condition(Manifest):
     """One observation in Kubernetes' convention: ``reason`` is one word for programs, ``message`` a sentence."""
 
-    type: ConditionType
-    status: ConditionStatus
-    reason: str
-    message: str = ""
-    observed_generation: int = 0
-    last_transition_time: float | None = field(default=None, metadata=INSTANT)
+    type: Annotated[ConditionType, "the observed property"]
+    status: Annotated[ConditionStatus, "whether it holds"]
+    reason: Annotated[str, "reason in one word"]
+    message: Annotated[str, "reason in a sentence"] = ""
+    observed_generation: Annotated[int, "the generation of the observed spec"] = 0
+    last_transition_time: Annotated[
+        float | None,
+        "when the status last changed",
+    ] = field(default=None, metadata=INSTANT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,21 +62,24 @@ class PlanStatus(Manifest):
     time from then on, on hardware that had just been measured.
     """
 
-    digest: str
-    summary: str
-    step_seconds: float | None = None
-    speed: Speed | None = None
-    peak_bytes: int | None = None
-    compared_since: float | None = field(default=None, metadata=INSTANT)
-    mispredicted: bool = False
+    digest: Annotated[str, "of the plan"]
+    summary: Annotated[str, "the plan in a few words"]
+    step_seconds: Annotated[float | None, "predicted length of a step"] = None
+    speed: Annotated[Speed | None, "of a step that takes as long"] = None
+    peak_bytes: Annotated[int | None, "predicted memory of the fullest rank"] = None
+    compared_since: Annotated[
+        float | None,
+        "time of the first comparison of its steps with the prediction",
+    ] = field(default=None, metadata=INSTANT)
+    mispredicted: Annotated[bool, "its steps were off from the first, on hardware that had just been measured"] = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileStatus(Manifest):
     """Profile from which the newest plan was made: its ConfigMap, and the machines and model that it is valid for."""
 
-    ref: str
-    key: str = ""
+    ref: Annotated[str, "the ConfigMap that holds it"]
+    key: Annotated[str, "digest of the hosts, image and work for which it is valid"] = ""
 
 
 def _read_loss(value: Any, path: str) -> float | None:
@@ -94,17 +100,17 @@ def _write_loss(value: float | None) -> str | None:
 class JobProgress(Manifest):
     """Progress of the newest attempt, as its ranks reported it to the service."""
 
-    attempt: int
-    epoch: int = 0
-    step: int = 0
-    loss: float | None = field(
+    attempt: Annotated[int, "the attempt that reported"]
+    epoch: Annotated[int, "0 while it measures, 1 while it trains"] = 0
+    step: Annotated[int, "steps done"] = 0
+    loss: Annotated[float | None, "of that step, as a string: it may be no finite number"] = field(
         default=None, metadata={"read": _read_loss, "write": _write_loss, "schema": {"type": "string"}}
     )
-    step_seconds: float | None = None
-    speed: Speed | None = None
-    last_checkpoint: int | None = None
-    profile_ref: str = ""
-    reported_at: float | None = field(default=None, metadata=INSTANT)
+    step_seconds: Annotated[float | None, "median length of the steps last reported"] = None
+    speed: Annotated[Speed | None, "of a step that takes as long"] = None
+    last_checkpoint: Annotated[int | None, "step of the newest complete checkpoint"] = None
+    profile_ref: Annotated[str, "the ConfigMap that holds the measurement"] = ""
+    reported_at: Annotated[float | None, "when this was reported"] = field(default=None, metadata=INSTANT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,26 +123,29 @@ class JobStatus(Manifest):
     for ``feasible_ranks``.
     """
 
-    observed_generation: int = 0
-    phase: Phase = Phase.PENDING
-    reason: str = ""
-    message: str = ""
-    attempt: int = 0
-    launched: int = 0
-    ranks: int = 0
-    failures: int = 0
-    replans: int = 0
-    checkpoint: CheckpointName | None = None
-    phase_entered_at: float | None = field(default=None, metadata=INSTANT)
-    started_at: float | None = field(default=None, metadata=INSTANT)
-    failed_at: float | None = field(default=None, metadata=INSTANT)
-    finished_at: float | None = field(default=None, metadata=INSTANT)
-    feasible_ranks: int | None = None
-    profile: ProfileStatus | None = None
-    measurements: tuple[ProfileStatus, ...] = ()
-    plan: PlanStatus | None = None
-    conditions: tuple[Condition, ...] = ()
-    progress: JobProgress | None = None
+    observed_generation: Annotated[int, "the generation of the spec that the rest of the status describes"] = 0
+    phase: Annotated[Phase, "phase of the job"] = Phase.PENDING
+    reason: Annotated[str, "reason of the phase, in one word"] = ""
+    message: Annotated[str, "reason of the phase in a sentence, with a remedy"] = ""
+    attempt: Annotated[int, "number of the newest attempt; 0: none yet"] = 0
+    launched: Annotated[int, "the newest attempt whose JobSet was created"] = 0
+    ranks: Annotated[int, "of the newest attempt"] = 0
+    failures: Annotated[int, "attempts that ended without a stop request"] = 0
+    replans: Annotated[int, "attempts that ended because steps had drifted; the next drift must last twice as long"] = 0
+    checkpoint: Annotated[CheckpointName | None, "the newest complete checkpoint: `out://UID/ATTEMPT/STEP`"] = None
+    phase_entered_at: Annotated[float | None, "start of the phase"] = field(default=None, metadata=INSTANT)
+    started_at: Annotated[float | None, "when its first attempt was launched"] = field(default=None, metadata=INSTANT)
+    failed_at: Annotated[float | None, "when an attempt failed last"] = field(default=None, metadata=INSTANT)
+    finished_at: Annotated[float | None, "when it succeeded or failed"] = field(default=None, metadata=INSTANT)
+    feasible_ranks: Annotated[int | None, "ranks for which an elastic job was found to have capacity"] = None
+    profile: Annotated[ProfileStatus | None, "the measurement on which the newest plan is based"] = None
+    measurements: Annotated[
+        tuple[ProfileStatus, ...],
+        "measurements of its attempts, oldest first; they are used again on the same hosts",
+    ] = ()
+    plan: Annotated[PlanStatus | None, "the plan of the newest attempt"] = None
+    conditions: Annotated[tuple[Condition, ...], "observations, one of each type"] = ()
+    progress: Annotated[JobProgress | None, "reports of ranks, written by the service"] = None
 
     def condition(self, wanted: ConditionType) -> Condition | None:
         """The condition of that type, if it was ever observed."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core import job_rules
 from penstock.core.manifest_schema import JsonSchema
+from penstock.core.rules import Rule
 from penstock.operator.crd import GROUP
 from penstock.operator.rules import CANNOT_CHANGE
 
@@ -37,6 +39,15 @@ class Check:
         return manifest
 
 
+def _check(rule: Rule) -> Check:
+    return Check(
+        path=f"spec.{rule.where}",
+        holds=rule.cel,
+        message=rule.message,
+        message_expression=rule.message_expression,
+    )
+
+
 _VARIABLES = {
     "length": "object.spec.data.sequenceLength",
     "pinned": "has(object.spec.parallelism) ? object.spec.parallelism : {}",
@@ -53,24 +64,13 @@ CHECKS = (
         holds="type(variables.slices) == int || type(variables.slices) == list",
         message="is neither a number of slices nor a list of their lengths: write 8, or [512, 512]",
     ),
-    Check(
-        path=_SLICES,
-        holds="type(variables.slices) != int || variables.slices <= variables.length",
-        message="more slices than tokens: use fewer",
-        message_expression="'%d slices of %d tokens: use fewer slices'.format([variables.slices, variables.length])",
-    ),
+    _check(job_rules.SLICES_COUNT),
     Check(
         path=_SLICES,
         holds="variables.lengths.all(each, type(each) == int && each >= 1)",
         message="every slice needs at least one token: write positive lengths",
     ),
-    Check(
-        path=_SLICES,
-        holds="!variables.lengths.all(each, type(each) == int) || variables.lengths.sum() == variables.length",
-        message="does not sum to data.sequenceLength: change a length so that the sum agrees",
-        message_expression="'slices sum to %d, the sequence length is %d: change a length so that the sum agrees'"
-        ".format([variables.lengths.sum(), variables.length])",
-    ),
+    _check(job_rules.SLICES_SUM),
     Check(
         path=_SCHEDULE,
         holds="type(variables.schedule) == string || "
