@@ -20,7 +20,7 @@ import itertools
 import math
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
@@ -116,10 +116,13 @@ class Declaration:
         return self.declared.default if factory is dataclasses.MISSING else factory()
 
 
-@functools.cache
-def declarations(cls: Hashable) -> dict[str, Declaration]:
+def declarations(cls: Any) -> dict[str, Declaration]:
     """The declarations of all fields of the dataclass ``cls``, by the field's name in manifests."""
-    owner = typing.cast(Any, cls)
+    return _declarations(cls)
+
+
+@functools.cache
+def _declarations(owner: Any) -> dict[str, Declaration]:
     plain, extended = typing.get_type_hints(owner), typing.get_type_hints(owner, include_extras=True)
     return {
         camel(field.name): _declaration(field, plain[field.name], getattr(extended[field.name], "__metadata__", ()))
@@ -165,7 +168,7 @@ def require_limits(owner: Any) -> None:
     if _are_limits_lifted.get():
         return
     mistakes = []
-    for name, field in declarations(typing.cast(Hashable, type(owner))).items():
+    for name, field in declarations(type(owner)).items():
         if not field.limit:
             continue
         try:
@@ -199,7 +202,7 @@ def _disagreements(cls: type[Manifest], instance: Any, *skipped: type[Exception]
 
 def _require_names(cls: type, instance: Any) -> None:
     mistakes: list[UserError] = []
-    for name, field in declarations(typing.cast(Hashable, cls)).items():
+    for name, field in declarations(cls).items():
         value = getattr(instance, field.declared.name, None)
         if isinstance(value, str) and "pattern" in field.limit:
             mistakes += mistakes_raised_by(functools.partial(require_name, value, name, field.limit["pattern"]))
@@ -210,7 +213,7 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
     """``value`` (a mapping) as an instance of the dataclass ``cls``."""
     if not isinstance(value, Mapping):
         raise mistyped(value, "a mapping of fields", path)
-    known = declarations(typing.cast(Hashable, cls))
+    known = declarations(cls)
     unknown = itertools.islice((name for name in value if name not in known), MOST_MISTAKES)
     mistakes = [unknown_field(str(name), known, path) for name in unknown]
     arguments = {}
@@ -238,7 +241,7 @@ def _disagreements_of_right(
     """Mistakes of agreement between the fields that are right; a check that needs another field is skipped."""
     if not issubclass(cls, Manifest):
         return []
-    known = declarations(typing.cast(Hashable, cls))
+    known = declarations(cls)
     absent = [field for name, field in known.items() if name not in value and not field.is_required]
     right = types.SimpleNamespace(**{field.declared.name: field.default for field in absent}, **arguments)
     return [placed(mistake, _below(path, mistake.where)) for mistake in _disagreements(cls, right, AttributeError)]
@@ -425,7 +428,7 @@ def nearest(name: str, choices: tuple[Any, ...]) -> str:
 def write_dataclass(instance: Any) -> dict[str, Any]:
     """The plain form of a dataclass instance; `read_dataclass` reverses it."""
     written = {}
-    for name, field in declarations(typing.cast(Hashable, type(instance))).items():
+    for name, field in declarations(type(instance)).items():
         value = getattr(instance, field.declared.name)
         if value == field.default:
             continue
