@@ -15,7 +15,7 @@ import pytest
 from penstock.api.app import create_app
 from penstock.api.service import Service
 from penstock.api.store import jobs
-from penstock.client import AsyncClient, Client, Past, Place, ServiceError, Status, target
+from penstock.client import AsyncClient, Checkpoint, Client, Past, Place, ServiceError, Status, target
 from penstock.client.calls import MOST_TRIES
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
@@ -155,6 +155,76 @@ def test_the_awaiting_client_does_the_same(service: Service) -> None:
             return [event.kind for event in await client.events(TINY)]
 
     assert asyncio.run(life())[-1] == "phase"
+
+
+SOME = Checkpoint(step=8, attempt=2, complete=True, bytes=1, created_at="", uri="")
+SENT: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "submit": ((JOB,), {"dry_run": True}),
+    "get": ((Past(uid="a/b"),), {}),
+    "suspend": ((TINY,), {"etag": "1"}),
+    "resume": ((TINY,), {}),
+    "delete": ((TINY,), {"etag": "2"}),
+    "events": ((TINY, 7), {}),
+    "retry": ((TINY, "again"), {}),
+    "reproduce": ((TINY,), {}),
+    "logs": ((TINY,), {"rank": 1, "cursor": "c", "tail": 3}),
+    "metrics": ((TINY,), {"ranks": (0, 1)}),
+    "timeline": ((TINY, 4), {}),
+    "plans_of": ((TINY,), {}),
+    "checkpoints": ((TINY,), {}),
+    "export": ((TINY, SOME), {}),
+    "artifacts": ((TINY,), {}),
+    "version": ((), {}),
+    "login_link": ((), {}),
+    "plan": ((JOB,), {"profile": "d", "what_if": True}),
+    "planned": (("1",), {}),
+    "plans": ((), {"namespace": "team"}),
+    "cancel_plan": (("1",), {}),
+    "profiles": ((), {}),
+    "profile": (("d",), {}),
+}
+"""Every method that sends one request, with arguments."""
+
+
+def requests_of(send: Callable[[httpx.MockTransport], Any]) -> list[tuple[Any, ...]]:
+    """The requests, without their keys, of a client that is refused."""
+    requests: list[tuple[Any, ...]] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        headers = {name: value for name, value in request.headers.items() if name != "idempotency-key"}
+        requests.append((request.method, str(request.url), request.content, headers))
+        return httpx.Response(403, json={})
+
+    with pytest.raises(ServiceError):
+        send(httpx.MockTransport(refuse))
+    return requests
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_both_clients_send_the_same_request(service: Service, name: str) -> None:
+    (arguments, named), there = SENT[name], here(service)
+
+    async def awaited(transport: httpx.MockTransport) -> None:
+        async with AsyncClient(there, transport=transport) as client:
+            await getattr(client, name)(*arguments, **named)
+
+    def sent(transport: httpx.MockTransport) -> None:
+        with Client(there, transport=transport) as client:
+            getattr(client, name)(*arguments, **named)
+
+    requests = requests_of(sent)
+    assert len(requests) == 1
+    assert requests == requests_of(lambda transport: asyncio.run(awaited(transport)))
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    methods, awaited = (
+        {name: value for name, value in vars(cls).items() if not name.startswith("_")} for cls in (Client, AsyncClient)
+    )
+    assert methods.keys() == awaited.keys()
+    assert methods.keys() - SENT.keys() == {"jobs", "download", "listen", "follow", "wait", "follow_plan", "send"}
+    for name in SENT:
+        assert methods[name].__doc__ == awaited[name].__doc__
 
 
 def uid(service: Service) -> str:

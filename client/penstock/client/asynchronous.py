@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
 from penstock.client import calls, planning
-from penstock.client.calls import Call, Place, Readable
+from penstock.client.calls import Call, Readable
 from penstock.client.config import Target
 from penstock.client.listening import Downloading, Listening, Message, stream_path
-from penstock.client.planning import PlanRequest, ProfileEntry
-from penstock.client.run_types import (
-    Artifact,
-    Checkpoint,
-    JobPlan,
-    LinePage,
-    Reproduction,
-    SampledStep,
-    Series,
-)
-from penstock.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, new_key, refused
+from penstock.client.planning import PlanRequest
+from penstock.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, refused
 from penstock.client.trust import trusted
-from penstock.client.types import Event, Job, LoginLink, Version
-from penstock.core.cluster import ClusterSpec
-from penstock.core.job import PipelineJob
-from penstock.core.profile import Profile
+from penstock.client.types import Job, LoginLink
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _sent(call: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """The coroutine method that sends a call and returns its answer."""
+
+    @functools.wraps(call)
+    async def send(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await client.send(call(*args, **kwargs))
+
+    del send.__wrapped__  # whose signature has no client
+    return send
 
 
 class AsyncClient:
@@ -59,88 +60,43 @@ class AsyncClient:
     async def __aexit__(self, *error: object) -> None:
         await self._http.aclose()
 
-    async def submit(self, job: PipelineJob, *, dry_run: bool = False) -> Job:
-        """Submit a job; a dry run only returns the result."""
-        return await self._do(calls.submit(job, new_key(), dry_run=dry_run))
-
-    async def get(self, place: Readable) -> Job:
-        """Return the existing job of this name, else the latest deleted one."""
-        return await self._do(calls.get(place))
+    submit = _sent(calls.submit)
+    get = _sent(calls.get)
+    suspend = _sent(calls.suspend)
+    resume = _sent(calls.resume)
+    delete = _sent(calls.delete)
+    events = _sent(calls.events)
+    retry = _sent(calls.retry)
+    reproduce = _sent(calls.reproduce)
+    logs = _sent(calls.logs)
+    metrics = _sent(calls.metrics)
+    timeline = _sent(calls.timeline)
+    plans_of = _sent(calls.plans_of)
+    checkpoints = _sent(calls.checkpoints)
+    export = _sent(calls.export)
+    artifacts = _sent(calls.artifacts)
+    version = _sent(calls.version)
+    plan = _sent(planning.plan)
+    planned = _sent(planning.planned)
+    plans = _sent(planning.plans)
+    cancel_plan = _sent(planning.cancel_plan)
+    profiles = _sent(planning.profiles)
+    profile = _sent(planning.profile)
 
     async def jobs(self, **query: Any) -> AsyncIterator[Job]:
         """Yield every job of the query, page by page."""
         cursor: str | None = None
         while True:
-            page = await self._do(calls.page({**query, "cursor": cursor}))
+            page = await self.send(calls.page({**query, "cursor": cursor}))
             for job in page.items:
                 yield job
             cursor = page.next
             if cursor is None:
                 return
 
-    async def suspend(self, place: Place, *, etag: str | None = None) -> Job:
-        """Suspend the job: it saves a checkpoint after the current step, and releases its devices."""
-        return await self._do(calls.act(place, "suspend", new_key(), etag))
-
-    async def resume(self, place: Place, *, etag: str | None = None) -> Job:
-        """Resume a suspended job."""
-        return await self._do(calls.act(place, "resume", new_key(), etag))
-
-    async def delete(self, place: Place, *, etag: str | None = None) -> Job:
-        """Delete a job: it ends, and its name is free."""
-        return await self._do(calls.delete(place, new_key(), etag))
-
-    async def events(self, place: Readable, after: int = 0) -> tuple[Event, ...]:
-        """Return the events of a job, oldest first."""
-        return await self._do(calls.events(place, after))
-
-    async def retry(self, place: Place, name: str | None = None) -> Job:
-        """Create a new job from one that has ended; it continues from the newest checkpoint."""
-        return await self._do(calls.retry(place, name, new_key()))
-
-    async def reproduce(self, place: Readable) -> Reproduction:
-        """Return what repeats the run of a job."""
-        return await self._do(calls.reproduce(place))
-
-    async def logs(
-        self, place: Readable, *, rank: int | None = None, cursor: str = "", tail: int | None = None
-    ) -> LinePage:
-        """Return log lines: the first ones after the cursor, or the last ``tail`` ones."""
-        return await self._do(calls.logs(place, rank, cursor, tail))
-
-    async def metrics(
-        self, place: Readable, *, ranks: Sequence[int] = (), points: int = calls.MOST_POINTS
-    ) -> tuple[Series, ...]:
-        """Return a job's metrics over its steps, over all ranks and of those named; at most ``points`` for a series."""
-        return await self._do(calls.metrics(place, ranks, points))
-
-    async def timeline(self, place: Readable, step: int | None = None) -> SampledStep:
-        """Return the timeline of a sampled step, by default of the newest."""
-        return await self._do(calls.timeline(place, step))
-
-    async def plans_of(self, place: Readable) -> tuple[JobPlan, ...]:
-        """Return every plan that a job used, oldest first."""
-        return await self._do(calls.plans(place))
-
-    async def checkpoints(self, place: Readable) -> tuple[Checkpoint, ...]:
-        """Return a job's checkpoints, newest first."""
-        return await self._do(calls.checkpoints(place))
-
-    async def export(self, place: Place, checkpoint: Checkpoint) -> Checkpoint:
-        """Export a checkpoint as safetensors; `checkpoints` returns the progress."""
-        return await self._do(calls.export(place, checkpoint, new_key()))
-
-    async def artifacts(self, place: Readable) -> tuple[Artifact, ...]:
-        """Return a job's files, by name."""
-        return await self._do(calls.artifacts(place))
-
-    async def version(self) -> Version:
-        """Return the versions of the service."""
-        return await self._do(calls.version())
-
     async def login_link(self) -> LoginLink:
         """Create a link that signs a browser in, once, within a minute."""
-        return await self._do(calls.login_link(self._server, new_key()))
+        return await self.send(calls.login_link(self._server))
 
     async def download(self, place: Readable, name: str) -> AsyncIterator[bytes]:
         """Yield the content of a file in chunks; a broken connection is resumed."""
@@ -207,33 +163,6 @@ class AsyncClient:
         """Wait until the job has ended or is suspended, and return it."""
         return [job async for job in self.follow(place)][-1]
 
-    async def plan(
-        self,
-        job: PipelineJob,
-        *,
-        cluster: ClusterSpec | None = None,
-        profile: str | None = None,
-        what_if: bool = False,
-    ) -> PlanRequest:
-        """Request a plan without running it, for described hardware or a stored profile; else for the service's
-        machine.
-
-        With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has what each gives.
-        """
-        return await self._do(planning.ask(job, cluster, profile, new_key(), what_if=what_if))
-
-    async def planned(self, request: str) -> PlanRequest:
-        """Return a plan request."""
-        return await self._do(planning.get(request))
-
-    async def plans(self, **query: Any) -> tuple[PlanRequest, ...]:
-        """Return the newest plan requests (namespace, limit), newest first."""
-        return await self._do(planning.newest(query))
-
-    async def cancel_plan(self, request: str) -> PlanRequest:
-        """Cancel a plan request, or delete one that has ended."""
-        return await self._do(planning.cancel(request))
-
     async def follow_plan(self, request: str) -> AsyncIterator[PlanRequest]:
         """Yield a plan request, and again after every change, until it has ended."""
         seen: PlanRequest | None = None
@@ -245,15 +174,8 @@ class AsyncClient:
             if not current.ended:
                 await self._pause(LOOK_SECONDS)
 
-    async def profiles(self) -> tuple[ProfileEntry, ...]:
-        """Return all profiles, newest first."""
-        return await self._do(planning.profiles())
-
-    async def profile(self, digest: str) -> Profile:
-        """Return the profile with this digest."""
-        return await self._do(planning.profile(digest))
-
-    async def _do(self, call: Call[T]) -> T:
+    async def send(self, call: Call[T]) -> T:
+        """Send a call, again where a retry may help, and return its answer."""
         for tries in itertools.count(1):
             try:
                 answer = await self._http.request(

@@ -1,8 +1,13 @@
-"""Every call of the service as data: the request, and how to read the answer. Nothing is sent here."""
+"""The table of requests, which both clients share: each call of the service as data, the request and how to read the
+answer.
+
+Nothing is sent here. A function is a client's method but for the client itself, and its docstring is the method's.
+"""
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -22,6 +27,9 @@ from penstock.core.job import PipelineJob
 
 T = TypeVar("T")
 A = TypeVar("A", bound=KnownFields)
+
+JSON = {"Content-Type": "application/json"}
+"""Headers of a request with a body."""
 
 MOST_LINES = 2_000
 """Of one call."""
@@ -77,15 +85,22 @@ class Past:
 Readable = Place | Past
 
 
-def submit(job: PipelineJob, key: str, *, dry_run: bool = False) -> Call[Job]:
-    """Submit a job; a repeated call with the same key has no effect. A dry run creates nothing."""
-    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+def submit(job: PipelineJob, *, dry_run: bool = False) -> Call[Job]:
+    """Submit a job; a dry run only returns the result."""
     body, query = json.dumps(job.to_manifest()).encode(), {"dryRun": True} if dry_run else {}
+    headers = {**JSON, **of_change()}
     return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, query=query, body=body, headers=headers)
 
 
+def of_change(etag: str | None = None) -> Mapping[str, str]:
+    """Headers of a change. A call that is sent twice has one key, so it takes effect once and succeeds both times, also
+    if the first one has changed the ETag.
+    """
+    return {"Idempotency-Key": str(uuid.uuid4()), **({"If-Match": etag} if etag else {})}
+
+
 def get(place: Readable) -> Call[Job]:
-    """Get the job by its uid, or by its name the existing one, else the latest deleted one."""
+    """Return the existing job of this name, else the latest deleted one; by its uid any job."""
     return Call(method="GET", path=place.path, read=Job.from_manifest)
 
 
@@ -95,89 +110,80 @@ def page(query: Mapping[str, Any]) -> Call[Page]:
     return Call(method="GET", path="/v1/jobs", read=Page.from_manifest, query=given)
 
 
-def act(place: Place, action: str, key: str, etag: str | None = None) -> Call[Job]:
-    """Suspend or resume a job; with ``etag`` only as it was when it had that."""
-    return Call(method="POST", path=f"{place.path}/{action}", read=Job.from_manifest, headers=_guarded(key, etag))
+def suspend(place: Place, *, etag: str | None = None) -> Call[Job]:
+    """Suspend the job: it saves a checkpoint after the current step, and releases its devices."""
+    return Call(method="POST", path=f"{place.path}/suspend", read=Job.from_manifest, headers=of_change(etag))
 
 
-def delete(place: Place, key: str, etag: str | None = None) -> Call[Job]:
-    """Delete a job; with ``etag`` only in the state that had it."""
-    return Call(method="DELETE", path=place.path, read=Job.from_manifest, headers=_guarded(key, etag))
+def resume(place: Place, *, etag: str | None = None) -> Call[Job]:
+    """Resume a suspended job."""
+    return Call(method="POST", path=f"{place.path}/resume", read=Job.from_manifest, headers=of_change(etag))
 
 
-def _guarded(key: str, etag: str | None) -> Mapping[str, str]:
-    """Change a job. The key makes a repeated call succeed, although the first one has changed the ETag."""
-    return {"Idempotency-Key": key, **({"If-Match": etag} if etag else {})}
+def delete(place: Place, *, etag: str | None = None) -> Call[Job]:
+    """Delete a job: it ends, and its name is free."""
+    return Call(method="DELETE", path=place.path, read=Job.from_manifest, headers=of_change(etag))
 
 
-def events(place: Readable, after: int) -> Call[tuple[Event, ...]]:
-    """Get the events of a job after that number."""
-    return Call(
-        method="GET",
-        path=f"{place.path}/events",
-        read=_items(Event),
-        query={"after": after, "limit": 1000},
-    )
+def events(place: Readable, after: int = 0) -> Call[tuple[Event, ...]]:
+    """Return the events of a job after that number, oldest first."""
+    query = {"after": after, "limit": 1000}
+    return Call(method="GET", path=f"{place.path}/events", read=_items(Event), query=query)
 
 
-def retry(place: Place, name: str | None, key: str) -> Call[Job]:
-    """Create a new job from one that has ended."""
-    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-    body = json.dumps({} if name is None else {"name": name}).encode()
+def retry(place: Place, name: str | None = None) -> Call[Job]:
+    """Create a new job from one that has ended; it continues from the newest checkpoint."""
+    body, headers = json.dumps({} if name is None else {"name": name}).encode(), {**JSON, **of_change()}
     return Call(method="POST", path=f"{place.path}/retry", read=Job.from_manifest, body=body, headers=headers)
 
 
 def reproduce(place: Readable) -> Call[Reproduction]:
-    """Get what repeats the run of a job."""
+    """Return what repeats the run of a job."""
     return Call(method="GET", path=f"{place.path}/reproduce", read=Reproduction.from_manifest)
 
 
-def logs(place: Readable, rank: int | None, cursor: str, tail: int | None) -> Call[LinePage]:
-    """Get log lines after the cursor, or the last ones."""
+def logs(place: Readable, *, rank: int | None = None, cursor: str = "", tail: int | None = None) -> Call[LinePage]:
+    """Return log lines: the first ones after the cursor, or the last ``tail`` ones."""
     fields = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
     query = {name: value for name, value in fields.items() if value is not None}
     return Call(method="GET", path=f"{place.path}/logs", read=LinePage.from_manifest, query=query)
 
 
-def metrics(place: Readable, ranks: Sequence[int], points: int) -> Call[tuple[Series, ...]]:
-    """Get a job's metrics over its steps, also of single ranks."""
-    return Call(
-        method="GET",
-        path=f"{place.path}/metrics",
-        read=lambda value: tuple(map(Series.from_manifest, value["series"])),
-        query={"rank": list(ranks), "points": points},
-    )
+def metrics(place: Readable, *, ranks: Sequence[int] = (), points: int = MOST_POINTS) -> Call[tuple[Series, ...]]:
+    """Return a job's metrics over its steps, over all ranks and of those named; at most ``points`` for a series."""
+    query = {"rank": list(ranks), "points": points}
+    return Call(method="GET", path=f"{place.path}/metrics", read=_items(Series, "series"), query=query)
 
 
-def timeline(place: Readable, step: int | None) -> Call[SampledStep]:
-    """Get a sampled step, by default the newest."""
+def timeline(place: Readable, step: int | None = None) -> Call[SampledStep]:
+    """Return the timeline of a sampled step, by default of the newest."""
     query = {} if step is None else {"step": step}
     return Call(method="GET", path=f"{place.path}/timeline", read=SampledStep.from_manifest, query=query)
 
 
-def plans(place: Readable) -> Call[tuple[JobPlan, ...]]:
-    """Get every plan that a job used."""
+def plans_of(place: Readable) -> Call[tuple[JobPlan, ...]]:
+    """Return every plan that a job used, oldest first."""
     return Call(method="GET", path=f"{place.path}/plans", read=_items(JobPlan))
 
 
 def version() -> Call[Version]:
-    """Get the versions of the service."""
+    """Return the versions of the service."""
     return Call(method="GET", path="/version", read=Version.from_manifest)
 
 
 def checkpoints(place: Readable) -> Call[tuple[Checkpoint, ...]]:
-    """Get a job's checkpoints, newest first."""
+    """Return a job's checkpoints, newest first."""
     return Call(method="GET", path=f"{place.path}/checkpoints", read=_items(Checkpoint))
 
 
-def export(place: Place, checkpoint: Checkpoint, key: str) -> Call[Checkpoint]:
-    """Export a checkpoint for other programs."""
+def export(place: Place, checkpoint: Checkpoint) -> Call[Checkpoint]:
+    """Export a checkpoint as safetensors; `checkpoints` returns the progress."""
     path = f"{place.path}/checkpoints/{checkpoint.attempt}/{checkpoint.step}/export"
-    return Call(method="POST", path=path, read=Checkpoint.from_manifest, headers={"Idempotency-Key": key})
+    return Call(method="POST", path=path, read=Checkpoint.from_manifest, headers=of_change())
 
 
 def artifacts(place: Readable) -> Call[tuple[Artifact, ...]]:
-    """Get a job's files, by name."""
+    """Return a job's files, by name."""
     return Call(method="GET", path=f"{place.path}/artifacts", read=_items(Artifact))
 
 
@@ -186,17 +192,17 @@ def artifact_path(place: Readable, name: str) -> str:
     return f"{place.path}/artifacts/{quote(name)}"
 
 
-def _items(kind: type[A]) -> Callable[[Any], tuple[A, ...]]:
-    return lambda value: tuple(map(kind.from_manifest, value["items"]))
+def _items(kind: type[A], name: str = "items") -> Callable[[Any], tuple[A, ...]]:
+    return lambda value: tuple(map(kind.from_manifest, value[name]))
 
 
-def login_link(server: str, key: str) -> Call[LoginLink]:
-    """Create a link that signs a browser in."""
+def login_link(server: str) -> Call[LoginLink]:
+    """Create a link that signs a browser in, once, within a minute."""
     return Call(
         method="POST",
         path="/v1/login-links",
         read=lambda value: LoginLink(url=server + value["path"], expires_at=value["expiresAt"]),
-        headers={"Idempotency-Key": key},
+        headers=of_change(),
     )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from penstock.client.calls import Call
+from penstock.client.calls import JSON, Call, of_change
 from penstock.client.types import KnownFields
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
@@ -81,10 +80,13 @@ class ProfileEntry(KnownFields):
     fresh: bool
 
 
-def ask(
-    job: PipelineJob, cluster: ClusterSpec | None, profile: str | None, key: str, *, what_if: bool = False
+def plan(
+    job: PipelineJob, *, cluster: ClusterSpec | None = None, profile: str | None = None, what_if: bool = False
 ) -> Call[PlanRequest]:
-    """Plan without running; a retry with the same key makes no second request."""
+    """Request a plan without running it, for described hardware or a stored profile; else for the service's machine.
+
+    With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has what each gives.
+    """
     body: dict[str, Any] = {"job": job.to_manifest()}
     if cluster is not None:
         body["cluster"] = cluster.to_manifest()
@@ -92,18 +94,17 @@ def ask(
         body["profile"] = profile
     if what_if:
         body["whatIf"] = True
-    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-    read = PlanRequest.from_manifest
+    headers, read = {**JSON, **of_change()}, PlanRequest.from_manifest
     return Call(method="POST", path="/v1/plans", read=read, body=json.dumps(body).encode(), headers=headers)
 
 
-def get(request: str) -> Call[PlanRequest]:
+def planned(request: str) -> Call[PlanRequest]:
     """Return a plan request."""
     return Call(method="GET", path=_path(request), read=PlanRequest.from_manifest)
 
 
-def newest(query: Mapping[str, Any]) -> Call[tuple[PlanRequest, ...]]:
-    """The newest requests."""
+def plans(**query: Any) -> Call[tuple[PlanRequest, ...]]:
+    """Return the newest plan requests (namespace, limit), newest first."""
     given = {name: value for name, value in query.items() if value is not None}
     return Call(
         method="GET",
@@ -113,13 +114,13 @@ def newest(query: Mapping[str, Any]) -> Call[tuple[PlanRequest, ...]]:
     )
 
 
-def cancel(request: str) -> Call[PlanRequest]:
+def cancel_plan(request: str) -> Call[PlanRequest]:
     """Cancel a plan request, or delete one that has ended."""
     return Call(method="DELETE", path=_path(request), read=PlanRequest.from_manifest)
 
 
 def profiles() -> Call[tuple[ProfileEntry, ...]]:
-    """Every profile, newest first."""
+    """Return all profiles, newest first."""
     return Call(
         method="GET",
         path="/v1/profiles",
@@ -128,7 +129,7 @@ def profiles() -> Call[tuple[ProfileEntry, ...]]:
 
 
 def profile(digest: str) -> Call[Profile]:
-    """The profile with this digest."""
+    """Return the profile with this digest."""
     path = f"/v1/profiles/{quote(digest, safe='')}"
     return Call(method="GET", path=path, read=lambda value: Profile.from_manifest(value["profile"]))
 
