@@ -34,6 +34,7 @@ from penstock.core.pod import (
 )
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import writing
 from penstock.core.supervision import AttemptReport
 
 SECONDS = 5.0
@@ -84,11 +85,10 @@ class AgentFiles:
         return self._checkpoint[1]
 
     def _put(self, name: str, content: bytes) -> bool:
-        partial = self._folder / f".{name}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
-            partial.replace(self._folder / name)
+            with writing(self._folder / name, durable=False) as file:
+                file.write(content)
         except OSError:
             return False
         return True

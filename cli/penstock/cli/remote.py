@@ -20,7 +20,7 @@ from penstock.core.errors import REMEDY, UserError
 from penstock.core.failure import LAST_WORDS, read_failure
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LOSSES, Phase
-from penstock.core.serialization.secret_files import write_secret
+from penstock.core.serialization.files import write_secret
 from penstock.core.speed import speed_columns
 from penstock.core.units import format_age, format_seconds
 

@@ -5,13 +5,12 @@ Names of children follow from the job's and the attempt's number, so that making
 
 from __future__ import annotations
 
+from penstock.core import cluster_profile, job
 from penstock.core.job import PipelineJob
 
-GROUP = "penstock.dev"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
-JOB_KIND = "PipelineJob"
-PROFILE_KIND = "ClusterProfile"
+API_VERSION = job.API_VERSION
+GROUP, _, VERSION = API_VERSION.partition("/")
+JOB_KIND, PROFILE_KIND = job.KIND, cluster_profile.KIND
 
 OPERATOR_MANAGER = "penstock-operator"
 """Field manager of the operator's applies."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.job import API_VERSION
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resource:
@@ -21,8 +23,8 @@ class Resource:
         return "/".join(part for part in parts if part)
 
 
-JOBS = Resource(api_version="penstock.dev/v1alpha1", plural="pipelinejobs")
-CLUSTER_PROFILES = Resource(api_version="penstock.dev/v1alpha1", plural="clusterprofiles", namespaced=False)
+JOBS = Resource(api_version=API_VERSION, plural="pipelinejobs")
+CLUSTER_PROFILES = Resource(api_version=API_VERSION, plural="clusterprofiles", namespaced=False)
 JOBSETS = Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets")
 BATCH_JOBS = Resource(api_version="batch/v1", plural="jobs")
 CONFIG_MAPS = Resource(api_version="v1", plural="configmaps")

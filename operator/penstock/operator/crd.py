@@ -13,9 +13,8 @@ from penstock.core.cluster_profile import ClusterProfileStatus
 from penstock.core.job import API_VERSION
 from penstock.core.manifest_schema import JsonSchema, cluster_profile_schema, dataclass_schema, job_schema
 from penstock.core.status import JobStatus
+from penstock.kube.names import GROUP, VERSION
 from penstock.operator.structural import structural
-
-GROUP, VERSION = API_VERSION.split("/")
 
 JOB_COLUMNS = (
     ("Phase", "string", ".status.phase"),

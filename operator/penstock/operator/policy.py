@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.core import job_rules
 from penstock.core.manifest_schema import JsonSchema
 from penstock.core.rules import Rule
-from penstock.operator.crd import GROUP
+from penstock.kube.names import GROUP
 from penstock.operator.rules import CANNOT_CHANGE
 
 NAME = f"pipelinejobs.{GROUP}"

@@ -11,13 +11,13 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, zip_longest
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.program import Program, RankProgram
+from penstock.core.run.claims import boot_id
 from penstock.core.schedule import COMPUTE_KINDS, Kind
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.trainer.comm import Mesh
@@ -29,7 +29,6 @@ Clock = Callable[[], int]
 TimedPair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 _ROUNDS = 16
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class HostWaits:
@@ -242,7 +241,7 @@ def clock_offset_ns(
     the first one several times. The fastest round trip gives the offset, with both ways taken as equally long (like
     NTP, RFC 5905, section 8).
     """
-    here = machine or _BOOT_ID.read_text().strip()
+    here = machine or boot_id()
     machines: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(machines, here, group=group)
     others = [rank for rank, name in enumerate(machines) if name != machines[0]]

@@ -6,13 +6,14 @@ import functools
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec
+from penstock.core.job import API_VERSION, KIND
 from penstock.core.manifest_schema import JsonSchema, dataclass_schema, job_schema
 
 JOB = {"$ref": "#/components/schemas/PipelineJob"}
 CLUSTER = {"$ref": "#/components/schemas/Cluster"}
 EXAMPLE_JOB = {
-    "apiVersion": "penstock.dev/v1alpha1",
-    "kind": "PipelineJob",
+    "apiVersion": API_VERSION,
+    "kind": KIND,
     "metadata": {"name": "what-if"},
     "spec": {
         "model": {"family": "llama", "layers": 8, "hidden": 256, "heads": 8, "kvHeads": 4},

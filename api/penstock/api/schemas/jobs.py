@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.api.schemas.wire import Wire, instant, maybe
 from penstock.api.store.jobs import StoredJob
+from penstock.core.job import API_VERSION
 from penstock.core.lifecycle import Phase
 from penstock.core.speed import Speed
 
@@ -55,7 +56,7 @@ class JobView(BaseModel):
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True)
 
-    api_version: str = Field(examples=["penstock.dev/v1alpha1"])
+    api_version: str = Field(examples=[API_VERSION])
     kind: str = Field(examples=["PipelineJob"])
     metadata: dict[str, Any] = Field(description="As submitted, with uid, generation, resourceVersion and times.")
     spec: dict[str, Any] = Field(description="As submitted; defaults are left out.")

@@ -14,7 +14,7 @@ from penstock.api.store import backup, migrate, tokens
 from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.tokens import NoSuchTokenError
 from penstock.core.errors import UserError
-from penstock.core.serialization.secret_files import writing_secret
+from penstock.core.serialization.files import SECRET, writing
 
 
 def settings_of(folder: Path, database: str) -> Settings:
@@ -91,7 +91,7 @@ def back_up(folder: Path, database: str, file: Path) -> int:
     """Write the whole database to a file; return the number of rows. A service may run meanwhile."""
     with opened(folder, database) as service:
         try:
-            with writing_secret(file) as target:
+            with writing(file, mode=SECRET) as target:
                 return backup.back_up(service.engine, target)
         except OSError as error:
             remedy = "name a file in a folder that exists and has free space"

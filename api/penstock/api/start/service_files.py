@@ -9,9 +9,8 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import tokens
-from penstock.core.serialization.files import write_atomically
+from penstock.core.serialization.files import write_atomically, write_secret
 from penstock.core.serialization.manifest_files import write
-from penstock.core.serialization.secret_files import write_secret
 from penstock.core.supervision import Address
 
 

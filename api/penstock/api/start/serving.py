@@ -30,7 +30,7 @@ from penstock.core.host.locks import STATE, Lock, alone, launches_folder, machin
 from penstock.core.host.machine_capacity import this_machine
 from penstock.core.host.stopping import listening
 from penstock.core.run.attempt_folder import AttemptFolder
-from penstock.core.serialization.secret_files import write_secret
+from penstock.core.serialization.files import write_secret
 from penstock.planner.worker.process import ProcessPlanner
 
 

@@ -6,8 +6,13 @@ import errno
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
+
+SECRET = 0o600
+"""The rights of a file that only this user may read."""
 
 
 def complete_lines(path: Path) -> list[str]:
@@ -24,13 +29,27 @@ def append_lines(path: Path) -> TextIO:
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a temporary file next to it and rename that, so that a reader sees the new text or the old one; if
-    ``durable``, also after a power cut.
+    """Write a file that readers see with the new text or the old one; if ``durable``, also after a power cut."""
+    with writing(path, durable=durable) as file:
+        file.write(text.encode())
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only this user may read, from its creation on."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with writing(path, mode=SECRET) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def writing(path: Path, *, mode: int = 0o666, durable: bool = True) -> Iterator[IO[bytes]]:
+    """The file to write, with the rights ``mode`` from its creation on. It gets its name once it is complete, and is
+    removed after an error.
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # hosts that share the folder share process numbers
     try:
-        with partial.open("w") as file:
-            file.write(text)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
             if durable:
                 sync_file(file)
         partial.replace(path)

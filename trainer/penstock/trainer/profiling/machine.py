@@ -15,6 +15,7 @@ import torch
 
 from penstock.core.pod import NODE_NAME_VARIABLE
 from penstock.core.profile import MachineKey
+from penstock.core.run.claims import boot_id
 
 MOST_NAME_CHARACTERS = 200
 _PACKAGE = Path(__file__).parents[1]
@@ -22,7 +23,6 @@ _OUTSIDE = ("penstock.agent.launch", "penstock.core.run.rank_status")
 """Modules outside of the trainer that affect speed: the environment of ranks, and the status that every action writes.
 """
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -39,7 +39,10 @@ class Place:
 def this_place() -> Place:
     """The machine of this process."""
     name = os.environ.get(NODE_NAME_VARIABLE) or socket.gethostname()
-    return Place(name, _BOOT.read_text().strip() if _BOOT.exists() else name)
+    try:
+        return Place(name, boot_id())
+    except FileNotFoundError:  # only Linux has one
+        return Place(name, name)
 
 
 def hosts_of(places: Sequence[Place]) -> tuple[int, ...]:

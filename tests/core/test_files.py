@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from penstock.core.serialization.secret_files import write_secret
+from penstock.core.serialization.files import write_secret
 
 
 def test_a_secret_file_is_never_readable_by_others(tmp_path: Path) -> None:
