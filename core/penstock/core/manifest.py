@@ -191,22 +191,35 @@ def require_all(owner: Manifest) -> None:
     raise_all([*mistakes, *(mistake for mistake in others if not mistake.where or mistake.where not in beyond)])
 
 
-def _disagreements(cls: type[Manifest], instance: Any, *skipped: type[Exception]) -> list[UserError]:
+def _disagreements(cls: Any, instance: Any, *skipped: type[Exception]) -> list[UserError]:
     """Mistakes in names, and those that the checks and rules of ``cls`` report, but for any that raise ``skipped``."""
     mistakes: list[UserError] = []
-    for check in (functools.partial(_require_names, cls), *cls.checks(), *(rule.check for rule in cls.rules)):
+    for name, attribute, pattern in _named_fields(cls):
+        try:
+            if isinstance(value := getattr(instance, attribute, None), str):
+                require_name(value, name, pattern)
+        except UserError as mistake:
+            mistakes.append(mistake)
+    for check in cls.checks():
         with contextlib.suppress(*skipped):
             mistakes += mistakes_raised_by(functools.partial(check, instance))
+    for rule in cls.rules:
+        try:
+            if not rule.holds(instance):
+                mistakes.append(rule.mistake(instance))
+        except skipped:
+            continue
     return mistakes
 
 
-def _require_names(cls: type, instance: Any) -> None:
-    mistakes: list[UserError] = []
-    for name, field in declarations(cls).items():
-        value = getattr(instance, field.declared.name, None)
-        if isinstance(value, str) and "pattern" in field.limit:
-            mistakes += mistakes_raised_by(functools.partial(require_name, value, name, field.limit["pattern"]))
-    raise_all(mistakes)
+@functools.cache
+def _named_fields(cls: Any) -> tuple[tuple[str, str, str], ...]:
+    """Fields whose values are names: the field's name in manifests, the attribute's, and the pattern."""
+    return tuple(
+        (name, field.declared.name, field.limit["pattern"])
+        for name, field in declarations(cls).items()
+        if "pattern" in field.limit
+    )
 
 
 def read_dataclass(cls: type[T], value: Any, path: str) -> T:

@@ -62,11 +62,6 @@ class Rule:
     reason: str = "FieldValueInvalid"
     is_untyped: bool = False
 
-    def check(self, instance: Any) -> None:
-        """Raise `UserError` unless the rule holds."""
-        if not self.holds(instance):
-            raise self.mistake(instance)
-
     def mistake(self, instance: Any) -> UserError:
         """The error about an instance that breaks the rule."""
         return UserError(what=_of(self.what, instance), where=self.where, remedy=_of(self.remedy, instance))
