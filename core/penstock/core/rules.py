@@ -17,7 +17,7 @@ from typing import Any
 from penstock.core.errors import UserError
 
 Text = str | Callable[[Any], str]
-"""A text, or the function that makes it from the instance."""
+"""Words, or the function that makes them from the instance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
