@@ -5,135 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from penstock.agent.executor import Executor
 from penstock.agent.launch import Failure, Outcome
 from penstock.agent.progress_files import newest_checkpoint_step
-from penstock.agent.run_observer import RunObserver
-from penstock.agent.run_state import PhaseChange, RunState, read_state
+from penstock.agent.run_state import read_state
 from penstock.core.errors import UserError
-from penstock.core.host.stopping import StopRequests
-from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import BACKOFF_BASE_SECONDS, STALL_LEAST_SECONDS, Phase
-from penstock.core.plan import Plan
-from penstock.core.records import StepMetrics
-from penstock.core.run.folder import RunDir
-from penstock.planner.worker.searching import Report
 from tests.support.fake_workers import FINE, FakeWorkers, Script, killed, refused
-from tests.support.manifests import example
-from tests.support.sample_run import sample_plan
+from tests.support.running_locally import STEPS, Bench, FakeDecider
 
-STEPS = 20
-EVERY = 5
 WHOLE_LIFE = [Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED]
-
-
-class Recording(RunObserver):
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.phases: list[PhaseChange] = []
-        self.launches: list[tuple[int, int]] = []
-        self.steps: list[StepMetrics] = []
-        self.last_words: list[str] = []
-        self.notes: list[str] = []
-        self.closed = False
-
-    def entered(self, change: PhaseChange) -> None:
-        self.phases.append(change)
-
-    def launched(self, attempt: int, from_step: int) -> None:
-        self.launches.append((attempt, from_step))
-
-    def stepped(self, metrics: StepMetrics) -> None:
-        self.steps.append(metrics)
-
-    def lost(self, last_words: Sequence[str]) -> None:
-        self.last_words.extend(last_words)
-
-    def note(self, line: str) -> None:
-        self.notes.append(line)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class FakeDecider:
-    """A profile is found or not; a plan is always the same one, or a mistake."""
-
-    def __init__(self, *, has_profile: bool = False, mistake: UserError | None = None) -> None:
-        self.has_profile, self.mistake = has_profile, mistake
-        self.kept = 0
-        self.planned = 0
-        self._plan: Plan | None = None
-
-    def find_profile(self) -> bool:
-        return self.has_profile
-
-    def keep_profile(self) -> None:
-        self.kept += 1
-
-    def find_plan(self) -> Plan | None:
-        return self._plan
-
-    def plan(self, report: Report) -> Plan:
-        if self.mistake is not None:
-            raise self.mistake
-        self.planned += 1
-        self._plan = sample_plan()
-        return self._plan
-
-
-class Bench:
-    """An executor on simulated time; ``pause`` runs what the test wants to happen meanwhile."""
-
-    def __init__(self, root: Path, workers: FakeWorkers, *, decider: FakeDecider | None = None, **changes: Any) -> None:
-        self.run = RunDir(root)
-        self.run.create()
-        manifest = example(training__steps=STEPS, checkpoint={"everySteps": EVERY}, **changes)
-        self.job = PipelineJob.from_manifest(manifest)
-        self.workers, self.decider = workers, decider or FakeDecider()
-        self.show, self.requests = Recording(), StopRequests()
-        self.now = 1000.0
-        self.meanwhile: Callable[[], None] = lambda: None
-        self.pauses = 0
-
-    def pause(self, seconds: float) -> None:
-        self.pauses += 1
-        assert self.pauses < 10_000, "the run does not end"
-        self.now += seconds
-        self.meanwhile()
-
-    def execute(self, state: RunState | None = None) -> RunState:
-        executor = Executor(
-            self.job,
-            self.run,
-            state or RunState(),
-            workers=self.workers,
-            decider=self.decider,
-            show=self.show,
-            requests=self.requests,
-            clock=lambda: self.now,
-            pause=self.pause,
-        )
-        try:
-            return executor.run()
-        finally:
-            assert not self.workers.alive
-            assert self.show.closed
-
-    @property
-    def phases(self) -> list[Phase]:
-        return [change.phase for change in self.show.phases]
-
-    @property
-    def losses(self) -> list[float]:
-        return [entry.loss for entry in self.run.read_metrics()]
 
 
 @pytest.fixture
@@ -332,6 +217,47 @@ def test_a_silent_attempt_is_lost(tmp_path: Path) -> None:
     assert (state.phase, state.attempt, state.failures) == (Phase.SUCCEEDED, 2, 1)
     lost = next(change for change in state.history if change.phase is Phase.RECOVERING)
     assert f"no step within {STALL_LEAST_SECONDS:.0f} s" in lost.message
+
+
+@pytest.mark.parametrize("jump_seconds", [3600.0, -3600.0])
+def test_a_jump_of_the_wall_clock_is_no_silence(tmp_path: Path, jump_seconds: float) -> None:
+    bench = Bench(tmp_path, FakeWorkers(), runPolicy__backoffLimit=0)
+
+    def meanwhile() -> None:
+        if len(bench.show.steps) == 6:
+            bench.ahead_seconds = jump_seconds
+
+    bench.meanwhile = meanwhile
+    assert bench.execute().phase is Phase.SUCCEEDED
+    assert bench.ahead_seconds == jump_seconds
+
+
+@pytest.mark.parametrize("jump_seconds", [3600.0, -3600.0])
+def test_a_jump_of_the_wall_clock_does_not_move_a_retry(tmp_path: Path, jump_seconds: float) -> None:
+    bench = Bench(tmp_path, FakeWorkers(scripts=[Script(until=3, end=killed()), Script()]))
+    lost_at: list[float] = []
+
+    def meanwhile() -> None:
+        if bench.show.phases[-1].phase is Phase.RECOVERING and not lost_at:
+            lost_at.append(bench.now)
+            bench.ahead_seconds = jump_seconds
+
+    bench.meanwhile = meanwhile
+    bench.execute()
+    retried = next(change for change in bench.show.phases if change.reason == "Retrying")
+    waited = retried.at - jump_seconds - lost_at[0]
+    assert waited == pytest.approx(BACKOFF_BASE_SECONDS, abs=0.2)
+
+
+def test_a_jump_of_the_wall_clock_hides_no_silence(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeWorkers(scripts=[Script(until=6, end=None)]), runPolicy__backoffLimit=0)
+
+    def meanwhile() -> None:
+        bench.ahead_seconds -= 0.05  # a wall clock that stands still
+
+    bench.meanwhile = meanwhile
+    assert "no step within" in bench.execute().message
+    assert bench.now < 1000.0 + 2 * STALL_LEAST_SECONDS
 
 
 def test_a_deadline_ends_the_run(tmp_path: Path) -> None:

@@ -174,21 +174,21 @@ def attempt(run: RunDir, fake: FakeWorkers, **changes: Any) -> Attempt:
 
 def test_an_attempt_is_ready_until_it_trains(run: RunDir) -> None:
     tried = attempt(run, FakeWorkers())
-    assert (tried.state(), tried.profile(), tried.alive) == (AttemptState.READY, Step.MISSING, False)
+    assert (tried.state(), tried.profile()) == (AttemptState.READY, Step.MISSING)
     tried.measure()
     assert (tried.state(), tried.profile()) == (AttemptState.READY, Step.DONE)
 
 
 def test_an_attempt_runs_when_all_its_ranks_do(run: RunDir) -> None:
-    tried = attempt(run, FakeWorkers(scripts=[Script(end=None, until=0)]))
+    fake = FakeWorkers(scripts=[Script(end=None, until=0)])
+    tried = attempt(run, fake)
     tried.train(2, None)
     waiting = StatusFile(status_path(run.status, 1), 1)
     assert tried.state() is AttemptState.STARTING
     waiting.start(["1F0.0"])
     assert tried.state() is AttemptState.RUNNING
-    assert tried.alive
     tried.kill()
-    assert not tried.alive
+    assert not fake.alive
 
 
 @pytest.mark.parametrize(

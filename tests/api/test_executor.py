@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock.api.executor import executor
 from penstock.api.executor.executor import EXPIRY_POLL_SECONDS
 from penstock.api.service import Service
 from penstock.api.store import jobs, profiles
 from penstock.api.store.plans import revisions
+from penstock.core import engine
 from penstock.core.lifecycle import AttemptState, Phase, decide
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
@@ -300,7 +300,7 @@ def test_a_job_that_waits_is_read_and_decided_on_once(world: World, monkeypatch:
     read: list[Any] = []
     decided: list[Any] = []
     monkeypatch.setattr(jobs, "_stored", noted(jobs._stored, read))
-    monkeypatch.setattr(executor, "decide", noted(decide, decided))
+    monkeypatch.setattr(engine, "decide", noted(decide, decided))
     world.supervisors.scripts = [RUNS_ON]
     running = world.submit("running", ranks=MACHINE.cores)
     world.until(running, Phase.RUNNING)

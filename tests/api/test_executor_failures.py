@@ -10,10 +10,12 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from penstock.api.executor.observe import LOST, MOST_LAST_WORDS, MOST_LINE_CHARACTERS
+from penstock.api.executor import executor as module
+from penstock.api.executor.executor import MOST_LAST_WORDS, MOST_LINE_CHARACTERS
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core import limits
+from penstock.core.engine import LOST
 from penstock.core.lifecycle import STALL_LEAST_SECONDS, AttemptState, Phase
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport
@@ -167,6 +169,7 @@ def test_an_attempt_without_a_step_for_long_is_lost(world: World) -> None:
     uid = world.submit()
     world.until(uid, Phase.RUNNING)
     world.report_step(uid)
+    world.turn()
     world.clock.now += STALL_LEAST_SECONDS
     assert "no step within" in world.until(uid, Phase.RECOVERING).phase_message
     assert world.supervisors.living == []
@@ -177,6 +180,7 @@ def test_nobody_is_called_silent_for_the_time_when_nobody_listened(world: World)
     uid = world.submit()
     world.until(uid, Phase.RUNNING)
     world.report_step(uid)
+    world.turn()
     world.clock.now += 10 * STALL_LEAST_SECONDS
     world.restart()
     world.turn()
@@ -191,6 +195,7 @@ def test_an_attempt_whose_records_do_not_arrive_is_not_silent(world: World) -> N
     uid = world.submit()
     world.until(uid, Phase.RUNNING)
     world.report_step(uid)
+    world.turn()
     world.clock.now += STALL_LEAST_SECONDS
     world.see_step(uid)
     world.turn()
@@ -204,6 +209,7 @@ def test_an_attempt_of_which_no_record_ever_came_may_be_silent(world: World) -> 
     uid = world.submit()
     world.until(uid, Phase.RUNNING)
     world.see_step(uid)
+    world.turn()
     world.clock.now += STALL_LEAST_SECONDS
     world.until(uid, Phase.RECOVERING)
 
@@ -219,6 +225,7 @@ def test_a_store_that_takes_nothing_ends_no_attempt(
     uid = world.submit(backoffLimit=backoff_limit)
     world.until(uid, Phase.RUNNING)
     world.report_step(uid)
+    world.turn()
     world.clock.now += STALL_LEAST_SECONDS
     with monkeypatch.context() as patch:
         patch.setattr(Service, "write", full)
@@ -227,6 +234,70 @@ def test_a_store_that_takes_nothing_ends_no_attempt(
     world.turn()
     assert world.job(uid).phase is Phase.RUNNING
     assert [attempt.order.attempt for attempt in world.supervisors.living] == [1]
+
+
+# Clocks
+
+
+@pytest.fixture
+def jumping(tmp_path: Path) -> Iterator[World]:
+    """A service whose wall clock is set while its machine runs on."""
+    clock = Clock()
+    service = new_service(tmp_path, "", clock)
+    yield World(service, clock, boottime=Clock(50.0))
+    service.close()
+
+
+JUMPS = pytest.mark.parametrize("jump_seconds", [3600.0, -3600.0])
+
+
+@JUMPS
+def test_a_jump_of_the_wall_clock_is_no_silence(jumping: World, jump_seconds: float) -> None:
+    jumping.supervisors.scripts = [RUNS_ON]
+    uid = jumping.submit(backoffLimit=0)
+    jumping.until(uid, Phase.RUNNING)
+    jumping.see_step(uid)
+    jumping.turn()
+    jumping.clock.now += jump_seconds
+    jumping.pass_time(STALL_LEAST_SECONDS - 1)
+    jumping.turn()
+    assert jumping.job(uid).phase is Phase.RUNNING
+    jumping.pass_time(1)
+    assert "no step within" in jumping.until(uid, Phase.FAILED).phase_message
+
+
+@JUMPS
+@pytest.mark.parametrize("restarts", [False, True], ids=["same service", "next service"])
+def test_a_jump_of_the_wall_clock_does_not_move_a_retry(jumping: World, jump_seconds: float, restarts: bool) -> None:
+    jumping.supervisors.scripts = [FAILS, RUNS_ON]
+    uid = jumping.submit()
+    jumping.until(uid, Phase.RECOVERING)
+    jumping.clock.now += jump_seconds
+    if restarts:
+        jumping.restart()
+    jumping.pass_time(0.5)
+    jumping.turn()
+    assert jumping.job(uid).phase is Phase.RECOVERING
+    jumping.pass_time(0.5)
+    jumping.turn()
+    assert jumping.job(uid).phase is Phase.QUEUED
+
+
+def test_after_a_reboot_with_a_clock_that_went_back_a_retry_waits_its_pause_at_most(
+    jumping: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumping.supervisors.scripts = [FAILS, RUNS_ON]
+    uid = jumping.submit()
+    jumping.until(uid, Phase.RECOVERING)
+    assert jumping.boottime is not None
+    jumping.clock.now, jumping.boottime.now = jumping.clock.now - 3600.0, 3.0
+    monkeypatch.setattr(module, "boot_id", lambda: "another boot")
+    jumping.restart()
+    jumping.turn()
+    assert jumping.job(uid).phase is Phase.RECOVERING
+    jumping.pass_time(1.0)
+    jumping.turn()
+    assert jumping.job(uid).phase is Phase.QUEUED
 
 
 # What goes wrong with one job

@@ -17,9 +17,10 @@ import pytest
 
 from penstock.api.executor import supervisors as module
 from penstock.api.executor.supervisors import ProcessSupervisors
+from penstock.core.host.clocks import boot_id
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
-from penstock.core.run.claims import boot_id, is_alive, this_process
+from penstock.core.run.claims import is_alive, this_process
 from penstock.core.serialization.manifest_files import read, write
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, SupervisorRequest
 

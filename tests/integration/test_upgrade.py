@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.core.host.clocks import boot_id
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder
-from penstock.core.run.claims import boot_id
 from penstock.core.serialization.manifest_files import write
 from penstock.core.supervision import AttemptReport, Claim
 from tests.support import postgres

@@ -38,6 +38,7 @@ class World:
     machine: Machine = MACHINE
     may_launch: bool = True
     launches: Launches | None = None
+    boottime: Clock | None = None
     executor: Executor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class World:
             reports=reports,
             may_launch=lambda: self.may_launch,
             launches=self.launches,
+            boottime=self.boottime or self.clock,
         )
 
     def submit(
@@ -76,6 +78,12 @@ class World:
         """The executor looks once, then every attempt goes on."""
         self.executor.run_once()
         self.supervisors.step()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass on both clocks."""
+        self.clock.now += seconds
+        if self.boottime is not None:
+            self.boottime.now += seconds
 
     def until(self, uid: str, phase: Phase, seconds: float = 0.0) -> StoredJob:
         """Turn until the job has just entered the phase; ``seconds`` pass between turns."""

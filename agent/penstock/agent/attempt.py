@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.agent.launch import Failure, Outcome
+from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.agent.workers import Ranks, Workers, end, refusal
 from penstock.core import jsontext
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.folder import RunDir
+from penstock.core.supervision import AttemptReport
 
 MOST_LAST_WORDS = 12
 _ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}
@@ -18,7 +20,7 @@ _ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}
 class Attempt:
     """Attempt ``number`` on ``num_ranks`` ranks: ready, perhaps measuring first, then training.
 
-    ``last_step_at`` is the time of the last step, on the executor's clock; ``message`` is the cause of the failure and
+    ``last_step`` is the number of the last one that a caller observed; ``message`` is the cause of the failure and
     ``last_words`` are the last lines of the rank at fault.
     """
 
@@ -28,7 +30,7 @@ class Attempt:
         self._measuring: Ranks | None = None
         self._training: Ranks | None = None
         self.stop_requested = False
-        self.last_step_at: float | None = None
+        self.last_step: int | None = None
         self.message = ""
         self.last_words: tuple[str, ...] = ()
 
@@ -42,10 +44,16 @@ class Attempt:
         self._run.result.unlink(missing_ok=True)
         self._training = self._workers.train(self._job, self._run, self.number, num_ranks, metrics_port)
 
-    @property
-    def alive(self) -> bool:
-        """Whether any of its processes is alive."""
-        return any(ranks is not None and ranks.poll() is None for ranks in (self._measuring, self._training))
+    def report(self, profile: Step) -> AttemptReport:
+        """Return its state, for which measuring is in the state ``profile``; raises `UserError` as `state` does."""
+        return AttemptReport(
+            state=AttemptState.FAILED if profile is Step.FAILED else self.state(),
+            profile=profile,
+            num_ranks=self.num_ranks,
+            message=self.message,
+            last_words=self.last_words,
+            last_checkpoint=newest_checkpoint_step(self._run),
+        )
 
     def profile(self) -> Step:
         """State of measuring; raises `UserError` if it failed by a mistake of the user."""
@@ -65,7 +73,7 @@ class Attempt:
             return AttemptState.READY
         outcome = self._training.poll()
         if outcome is None:
-            started = self.last_step_at is not None or self._training.all_started()
+            started = self.last_step is not None or self._training.all_started()
             return AttemptState.RUNNING if started else AttemptState.STARTING
         state = None if outcome.failure else _ENDS.get(str(read_result(self._run).get("outcome")))
         if state is not None:

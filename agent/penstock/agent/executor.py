@@ -1,11 +1,11 @@
-"""Local executor: the loop around `penstock.core.lifecycle.decide` for one run in this process.
+"""Local executor: the loop around `penstock.core.engine.step` for one run in this process, and its backend.
 
 Problem. A job is measured, planned, started, watched, restarted after failures, and stopped, and any of these steps may
 be cut short: by Ctrl-C, a crash, a lost machine. The same job runs in three places, under `penstock run`, under the
 service on one machine, and on Kubernetes, and must behave alike in all of them.
 
-Idea. All decisions are in one pure function, `decide(spec, observed, now)`. Around it there are three loops of the same
-form, which only observe and act:
+Idea. All decisions are in one pure function, `penstock.core.lifecycle.decide`. Here and under the service it is called
+in one place, `penstock.core.engine.step`, which observes and acts through a `Backend`:
 
     observe -> decide -> act -> observe ...          until nothing follows, then wait
 
@@ -13,6 +13,8 @@ form, which only observe and act:
     penstock.agent.executor (this one)      its own child processes           starting and stopping them
     penstock.api.executor.executor          the store and attempts' files     supervisors, which outlive the service
     penstock.operator.reconcile             the cluster, through a cache      objects of Kubernetes
+
+An attempt here and the supervisor of one report by the same code, `penstock.agent.attempt`.
 
 None of them keeps a decision in memory. A loop that was killed starts again from what it observes, and `decide` returns
 the same decisions, or none if they were carried out. The state of this loop is state.json in the run directory: phase,
@@ -44,8 +46,6 @@ request cuts them short.
 Rejected designs:
 
 - A state machine whose transitions act themselves: after a crash it would have to know which of its actions happened.
-- One executor class with a backend for each place: the three observe such different things that the interface would be
-  as large as `Observed` and the list of decisions, which already are the interface.
 - Supervisors here as under the service: a run in the foreground should end with its terminal.
 """
 
@@ -55,7 +55,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.agent.attempt import Attempt
 from penstock.agent.metrics import LineFollower, MetricsFollower
@@ -63,29 +63,16 @@ from penstock.agent.progress_files import newest_checkpoint_step, profile_progre
 from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.agent.workers import Workers
+from penstock.core.clocks import Ages, Reading
+from penstock.core.engine import Observation, step
 from penstock.core.errors import UserError
+from penstock.core.host.clocks import read_clocks
 from penstock.core.host.stopping import StopRequestedError, StopRequests
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.lifecycle import (
-    LOSSES,
-    AttemptState,
-    Bind,
-    Decision,
-    Delete,
-    Expire,
-    Launch,
-    Observed,
-    Phase,
-    SetPhase,
-    StartPlan,
-    StartProfile,
-    Step,
-    Stop,
-    Wait,
-    decide,
-)
+from penstock.core.lifecycle import LOSSES, AttemptState, Launch, Phase, SetPhase, Step
 from penstock.core.plan import Plan
 from penstock.core.run.folder import RunDir
+from penstock.core.supervision import AttemptReport
 from penstock.planner.worker.searching import Report
 
 POLL_SECONDS = 0.05
@@ -114,10 +101,19 @@ class Decider(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """The run at the time of a step, for the engine. It is the only one of its backend."""
+
+    spec: JobSpec
+    record: RunState
+    key: str = ""
+
+
 class Executor:
     """Runs ``job`` in the directory ``run`` from ``state`` on, with the directory's lock held by the caller.
 
-    ``clock`` returns seconds since the epoch, ``pause`` sleeps.
+    It is the `penstock.core.engine.Backend` of this one run. ``pause`` sleeps.
     """
 
     def __init__(
@@ -131,13 +127,14 @@ class Executor:
         show: RunObserver,
         requests: StopRequests,
         metrics_port: int | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], Reading] = read_clocks,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._job, self._run, self.state = job, run, state
         self._workers, self._decider, self._show, self._requests = workers, decider, show, requests
         self._metrics_port, self._clock, self._pause = metrics_port, clock, pause
         self._metrics, self._warnings = MetricsFollower(run.metrics), LineFollower(run.warnings)
+        self.ages = Ages()
         self._attempt: Attempt | None = None
         self._plan: Plan | None = None
         self._profiled = False
@@ -151,13 +148,13 @@ class Executor:
         """
         try:
             while not self._is_over:
-                self._reconcile()
+                self._turn()
         except UserError as mistake:
-            self._kill()
-            self._enter(SetPhase(Phase.FAILED, "UserError", str(mistake)))
+            self._end_attempt()
+            self._enter(SetPhase(Phase.FAILED, "UserError", str(mistake)), self._clock())
             raise
         finally:
-            self._kill()
+            self._end_attempt()
             self._show.close()
         return self.state
 
@@ -173,113 +170,15 @@ class Executor:
             return spec
         return dataclasses.replace(spec, run_policy=dataclasses.replace(spec.run_policy, suspend=True))
 
-    def _reconcile(self) -> None:
-        """Observe, decide and act once."""
+    def _turn(self) -> None:
+        """Take a step of the run, prepare it once it is queued, or wait."""
         if len(self._requests.received) > 1:
-            self._kill()
-        self._follow()
-        decisions = decide(self._spec, self._observe(), self._clock())
-        for decision in decisions:
-            self._apply(decision)
+            self._end_attempt()
+        wait = step(self, _Run(spec=self._spec, record=self.state), self._clock())
         if self.state.phase is Phase.QUEUED and not self._admitted:
             self._admit()
-        elif all(isinstance(decision, Wait) for decision in decisions):
+        elif wait != 0.0:
             self._pause(POLL_SECONDS)
-
-    # Observation
-
-    def _follow(self) -> None:
-        for line in self._warnings.new():
-            self._show.note(line)
-        for metrics in self._metrics.new():
-            if self._attempt is not None:
-                self._attempt.last_step_at = self._clock()
-            self._show.stepped(metrics)
-
-    def _observe(self) -> Observed:
-        attempt, state = self._attempt, self.state
-        prediction = self._plan.prediction if self._plan else None
-        return Observed(
-            phase=state.phase,
-            attempt=state.attempt,
-            attempt_state=attempt.state() if attempt else AttemptState.NONE,
-            attempt_gone=attempt is None or not attempt.alive,
-            attempt_ranks=attempt.num_ranks if attempt else 0,
-            stop_requested=attempt is not None and attempt.stop_requested,
-            admitted=self._admitted,
-            profile=self._profile(),
-            plan=Step.DONE if self._plan else Step.MISSING,
-            failures=state.failures,
-            message=attempt.message if attempt else "",
-            active_since=state.started_at,
-            failed_at=state.failed_at,
-            finished_at=state.finished_at,
-            last_step_at=attempt.last_step_at if attempt else None,
-            predicted_step_seconds=prediction.step_seconds if prediction else None,
-            last_checkpoint=newest_checkpoint_step(self._run),
-        )
-
-    def _profile(self) -> Step:
-        if not self._profiled and self._attempt is not None:
-            step = self._attempt.profile()
-            if step is Step.WORKING:
-                self._show.measured(*profile_progress(self._run))
-            if step is not Step.DONE:
-                return step
-            self._decider.keep_profile()
-            self._profiled = True
-        return Step.DONE if self._profiled else Step.MISSING
-
-    # Doing
-
-    def _apply(self, decision: Decision) -> None:
-        match decision:
-            case SetPhase():
-                self._enter(decision)
-            case Launch():
-                self._launch(decision)
-            case StartProfile():
-                self._current.measure()
-            case StartPlan():
-                self._make_plan()
-            case Bind():
-                self._bind()
-            case Stop():
-                self._current.stop()
-                self._show.note(
-                    "stopping after this step and saving a checkpoint; press Ctrl-C again to stop now without one"
-                )
-            case Delete():
-                self._kill()
-            case Expire() | Wait():
-                pass  # the executor ends before a run expires, and observes again soon enough
-
-    @property
-    def _current(self) -> Attempt:
-        assert self._attempt is not None, "the life cycle launches before it decides about an attempt"
-        return self._attempt
-
-    def _enter(self, decision: SetPhase) -> None:
-        self._follow()
-        now = self._clock()
-        change = PhaseChange(phase=decision.phase, at=now, reason=decision.reason, message=decision.message)
-        state = self.state.entered(change)
-        if decision.reason in LOSSES:
-            state = dataclasses.replace(state, failures=state.failures + 1, failed_at=now)
-        self._keep(state)
-        self._show.entered(change)
-        if decision.reason in LOSSES and self._attempt is not None:
-            self._show.lost(self._attempt.last_words)
-
-    def _keep(self, state: RunState) -> None:
-        self.state = state
-        write_state(self._run.root, state)
-
-    def _launch(self, decision: Launch) -> None:
-        self._attempt = Attempt(self._job, self._run, decision.attempt, decision.ranks, self._workers)
-        started = self.state.started_at or self._clock()
-        self._keep(dataclasses.replace(self.state, attempt=decision.attempt, started_at=started))
-        self._show.launched(decision.attempt, decision.resume_from or 0)
 
     def _admit(self) -> None:
         with contextlib.suppress(StopRequestedError), self._requests.cutting():
@@ -288,15 +187,110 @@ class Executor:
             self._plan = self._decider.find_plan()
             self._admitted = True
 
-    def _make_plan(self) -> None:
+    # Observation
+
+    def _follow(self) -> None:
+        for line in self._warnings.new():
+            self._show.note(line)
+        for metrics in self._metrics.new():
+            if self._attempt is not None:
+                self._attempt.last_step = metrics.step
+            self._show.stepped(metrics)
+
+    def observe(self, run: _Run) -> Observation:
+        """Observe the processes; an attempt is alive until it is deleted, as this process supervises it."""
+        self._follow()
+        attempt, profile = self._attempt, self._profile()
+        prediction = self._plan.prediction if self._plan else None
+        return Observation(
+            claimed=attempt is not None,
+            alive=attempt is not None,
+            stop_requested=attempt is not None and attempt.stop_requested,
+            report=attempt.report(profile) if attempt else self._report_without_attempt(profile),
+            mark=attempt.last_step if attempt else None,
+            plan=Step.DONE if self._plan else Step.MISSING,
+            predicted_step_seconds=prediction.step_seconds if prediction else None,
+        )
+
+    def _report_without_attempt(self, profile: Step) -> AttemptReport:
+        last_checkpoint = newest_checkpoint_step(self._run)
+        return AttemptReport(state=AttemptState.NONE, profile=profile, last_checkpoint=last_checkpoint)
+
+    def _profile(self) -> Step:
+        if not self._profiled and self._attempt is not None:
+            progress = self._attempt.profile()
+            if progress is Step.WORKING:
+                self._show.measured(*profile_progress(self._run))
+            if progress is not Step.DONE:
+                return progress
+            self._decider.keep_profile()
+            self._profiled = True
+        return Step.DONE if self._profiled else Step.MISSING
+
+    def has_capacity(self, run: _Run) -> bool:
+        """Whether the run is prepared: the machine is its own."""
+        return self._admitted
+
+    # Actions
+
+    def enter(self, run: _Run, entered: SetPhase, observation: Observation, now: Reading) -> None:
+        """Write the phase to state.json, and show it with the last lines of a lost attempt."""
+        self._enter(entered, now)
+        if entered.reason in LOSSES and self._attempt is not None:
+            self._show.lost(self._attempt.last_words)
+
+    def _enter(self, entered: SetPhase, now: Reading, **changes: Any) -> None:
+        self._follow()
+        change = PhaseChange(phase=entered.phase, at=now.wall, reason=entered.reason, message=entered.message)
+        if entered.reason in LOSSES:
+            changes |= {"failures": self.state.failures + 1, "failed_at": now.wall}
+        self.state = dataclasses.replace(self.state.entered(change), **changes)
+        write_state(self._run.root, self.state)
+        self._show.entered(change)
+
+    def launch(self, run: _Run, launch: Launch, entered: SetPhase, now: Reading) -> _Run:
+        """Write the attempt's number and its phase to state.json."""
+        self._show.launched(launch.attempt, launch.resume_from or 0)
+        self._enter(entered, now, attempt=launch.attempt, started_at=self.state.started_at or now.wall)
+        return dataclasses.replace(run, record=self.state)
+
+    def start(self, run: _Run, now: Reading) -> None:
+        """Become ready to measure or to train: no process runs before."""
+        self._attempt = Attempt(self._job, self._run, run.record.attempt, run.spec.resources.ranks, self._workers)
+
+    @property
+    def _current(self) -> Attempt:
+        assert self._attempt is not None, "the life cycle launches before it decides about an attempt"
+        return self._attempt
+
+    def measure(self, run: _Run) -> None:
+        """Start measuring."""
+        self._current.measure()
+
+    def plan(self, run: _Run) -> None:
+        """Plan, until a stop request at most."""
         with contextlib.suppress(StopRequestedError), self._requests.cutting():
             self._plan = self._decider.plan(self._show.searching)
             self._show.planned(self._plan)
 
-    def _bind(self) -> None:
+    def bind(self, run: _Run) -> None:
+        """Start training."""
         assert self._plan is not None, "planning comes before binding"
         self._current.train(self._plan.num_ranks, self._metrics_port)
 
-    def _kill(self) -> None:
+    def stop(self, run: _Run) -> None:
+        """Request a checkpoint, and say how to end without one."""
+        self._current.stop()
+        self._show.note("stopping after this step and saving a checkpoint; press Ctrl-C again to stop now without one")
+
+    def delete(self, run: _Run) -> None:
+        """Kill what is left of the attempt."""
+        self._end_attempt()
+
+    def expire(self, run: _Run) -> None:
+        """Keep the run: its loop ends before its time to live does, and its directory is the user's."""
+
+    def _end_attempt(self) -> None:
         if self._attempt is not None:
             self._attempt.kill()
+        self._attempt = None

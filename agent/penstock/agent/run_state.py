@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core import jsontext
+from penstock.core.clocks import Reading
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase, enter
 from penstock.core.manifest import Manifest
@@ -39,6 +40,11 @@ class RunState(Manifest):
     failed_at: float | None = None
     finished_at: float | None = None
     history: tuple[PhaseChange, ...] = ()
+
+    @property
+    def failed(self) -> Reading | None:
+        """Return the time of the last failure; a restart, perhaps after another boot, forgets it."""
+        return None if self.failed_at is None else Reading(wall=self.failed_at)
 
     def entered(self, change: PhaseChange) -> RunState:
         """Return the state after a legal change of phase."""

@@ -63,7 +63,7 @@ from penstock.agent.local_launch import holding
 from penstock.agent.mailbox import FolderMailbox, Mailbox
 from penstock.agent.metrics import Growth
 from penstock.agent.process_tree import offspring_ended
-from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
+from penstock.agent.progress_files import profile_progress
 from penstock.agent.shipper import shipping
 from penstock.agent.stalling import StallWatch, Steps
 from penstock.agent.workers import Workers
@@ -216,20 +216,14 @@ class Supervisor:
         self._attempt.train(plan.num_ranks, None)
 
     def _observe(self) -> AttemptReport:
-        profile = self._profile()
-        state = AttemptState.FAILED if profile is Step.FAILED else self._attempt.state()
-        if self._attempt.stop_requested and state is AttemptState.READY:
-            state = AttemptState.STOPPED
+        report = self._attempt.report(self._profile())
+        is_stopped = self._attempt.stop_requested and report.state is AttemptState.READY
         done, total = profile_progress(self._run) if self._measuring else (0, 0)
-        return AttemptReport(
-            state=state,
-            profile=profile,
-            num_ranks=self._attempt.num_ranks,
-            message=self._attempt.message,
-            last_words=self._attempt.last_words,
+        return replace(
+            report,
+            state=AttemptState.STOPPED if is_stopped else report.state,
             done=done,
             total=total,
-            last_checkpoint=newest_checkpoint_step(self._run),
             last_step_at=self._last_step_at(),
         )
 

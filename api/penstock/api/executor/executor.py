@@ -1,4 +1,4 @@
-"""The local executor: observes every job, decides by the life cycle, and acts.
+"""The local executor: reconciles every job by the engine, of which it is the backend.
 
 It keeps no essential state: the store and the attempts' files have the state of each job, from which a service that was
 killed goes on. A decision is written to the store first, on the version that was observed, and then carried out;
@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +20,22 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from penstock import core
 from penstock.api.executor.admission import Waiting, admitted, assigned
-from penstock.api.executor.observe import Seen, last_words, observed
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.api.store import attempts, jobs, profiles
 from penstock.api.store.jobs import ChangedMeanwhileError, StoredJob
 from penstock.api.store.plans import keep_plan
 from penstock.api.store.plans import plan as stored_plan
+from penstock.api.store.sanitize import cleaned
 from penstock.core import jsontext
 from penstock.core.capacity import Demand, Machine, demand_of, lacking
+from penstock.core.clocks import Ages, Reading
+from penstock.core.engine import Observation, step
 from penstock.core.errors import UserError
+from penstock.core.host.clocks import boot_id, boottime_seconds
 from penstock.core.host.launches import Holding, Launches
 from penstock.core.job import JobSpec
-from penstock.core.lifecycle import (
-    LIVE,
-    LOSSES,
-    AttemptState,
-    Bind,
-    Decision,
-    Delete,
-    Expire,
-    Launch,
-    Phase,
-    SetPhase,
-    StartPlan,
-    StartProfile,
-    Step,
-    Stop,
-    Wait,
-    decide,
-)
+from penstock.core.lifecycle import LIVE, LOSSES, Launch, Phase, SetPhase, Step
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.run.attempt_folder import AttemptFolder
@@ -63,6 +49,7 @@ from penstock.planner.worker.questions import Question
 log = logging.getLogger(__name__)
 
 EXPIRY_POLL_SECONDS = 30.0
+MOST_LAST_WORDS, MOST_LINE_CHARACTERS = 12, 500
 VERSION = core.__version__
 
 
@@ -76,17 +63,24 @@ class Reports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """A job as observed in a turn, and its demand. ``seen`` is none if the attempt's files could not be read."""
+    """A job as observed in a turn, and its demand. ``seen`` is none if the attempt's files could not be read.
 
-    stored: StoredJob
+    It is the `penstock.core.engine.Job` of this backend.
+    """
+
+    record: StoredJob
     spec: JobSpec
     demand: Demand
-    seen: Seen | None
+    seen: Observation | None
+
+    @property
+    def key(self) -> str:
+        return self.record.uid
 
     @property
     def rests(self) -> bool:
         """Whether nothing is to be done about the job until it changes or may start: in a queue most are so."""
-        is_new = self.stored.phase is Phase.QUEUED and self.stored.attempt == 0
+        is_new = self.record.phase is Phase.QUEUED and self.record.attempt == 0
         return is_new and not self.spec.run_policy.suspend and self.spec.resources.min_ranks is None
 
 
@@ -95,7 +89,9 @@ class Executor:
 
     A launched job bears its ``name`` and belongs to no other executor while it lives: the attempts' files are here.
     It launches only while ``may_launch`` returns true, when the machine is its own; older jobs go on to their end.
-    What other programs of the user hold by ``launches`` is left to them.
+    What other programs of the user hold by ``launches`` is left to them. ``boottime`` returns seconds since the boot.
+
+    It is the `penstock.core.engine.Backend` of these jobs.
     """
 
     def __init__(
@@ -109,6 +105,7 @@ class Executor:
         reports: Reports,
         may_launch: Callable[[], bool],
         launches: Launches | None = None,
+        boottime: Callable[[], float] = boottime_seconds,
     ) -> None:
         self._service, self._supervisors, self._planner = service, supervisors, planner
         self._machine, self._name, self._reports, self._may_launch = machine, name, reports, may_launch
@@ -117,8 +114,10 @@ class Executor:
         self._no_plan: dict[str, str] = {}
         self._specs: dict[str, tuple[tuple[int, bool], JobSpec]] = {}
         self._resting: dict[str, _Look] = {}
-        self._began_at = service.clock()
-        self._expiry_poll_at = self._began_at
+        self._free: Mapping[str, tuple[str, ...]] = {}
+        self._boottime, self._boot_id = boottime, boot_id()
+        self.ages = Ages()
+        self._expiry_poll_at = boottime()
 
     def run_once(self) -> None:
         """Reconcile every job of its own, or without owner, once. An error in one is logged, and the others go on."""
@@ -133,13 +132,13 @@ class Executor:
                     self._delete(stored)
         kept = [self._look(stored) for stored in stored_jobs if stored.delete_requested_at is None]
         looks = [look for look in kept if look is not None]
-        free, resting = self._starting(looks), {}
+        self._free, resting = self._starting(looks), {}
         for look in looks:
-            uid = look.stored.uid
-            with _surviving(look.stored):
-                if uid in free or look is not self._resting.get(uid):
-                    self._advance(look, free.get(uid))
-                if look.rests and uid not in free:
+            uid = look.record.uid
+            with _surviving(look.record):
+                if uid in self._free or look is not self._resting.get(uid):
+                    self._advance(look)
+                if look.rests and uid not in self._free:
                     resting[uid] = look
         self._resting = resting
 
@@ -147,11 +146,11 @@ class Executor:
 
     def _found(self) -> list[StoredJob]:
         """Jobs to reconcile. Those that have ended are many, and only expire: they are included less often."""
-        now = self._service.clock()
+        now = self._boottime()
         expiry = now >= self._expiry_poll_at
         if expiry:
             self._expiry_poll_at = now + EXPIRY_POLL_SECONDS
-        waiting = {uid: look.stored for uid, look in self._resting.items()}
+        waiting = {uid: look.record for uid, look in self._resting.items()}
         stored_jobs = self._service.read(
             lambda connection: jobs.unfinished(connection, self._name, ended=expiry, waiting=waiting)
         )
@@ -161,6 +160,7 @@ class Executor:
 
     def _forget_all_but(self, stored_jobs: Sequence[StoredJob]) -> None:
         uids = {stored.uid for stored in stored_jobs}
+        self.ages.forget_all_but(uids)
         digests = {stored.plan_digest for stored in stored_jobs if not stored.phase.terminal}
         self._specs = {uid: spec for uid, spec in self._specs.items() if uid in uids}
         self._plans = {digest: plan for digest, plan in self._plans.items() if digest in digests}
@@ -168,7 +168,7 @@ class Executor:
     def _look(self, stored: StoredJob) -> _Look | None:
         """None if its manifest cannot be understood. Of one that rests nothing can have changed."""
         resting = self._resting.get(stored.uid)
-        if resting is not None and resting.stored is stored:
+        if resting is not None and resting.record is stored:
             return resting
         with _surviving(stored):
             try:
@@ -178,14 +178,13 @@ class Executor:
                 return None
             with _surviving(stored):
                 seen = self._seen(stored)
-            return _Look(stored=stored, spec=spec, demand=demand_of(spec), seen=seen)
+            return _Look(record=stored, spec=spec, demand=demand_of(spec), seen=seen)
         return None
 
     def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
         """Fail a job that another version accepted and this one does not, with the reason; one that has ended stays."""
         if not stored.phase.terminal:
-            entered = SetPhase(Phase.FAILED, "InvalidSpec", str(mistake))
-            self._enter(stored, entered, self._service.clock())
+            self._fail(stored, "InvalidSpec", mistake)
 
     def _spec(self, stored: StoredJob) -> JobSpec:
         """Parsing is most of the cost of a turn. A spec changes only with its generation, and is held to limits
@@ -202,15 +201,15 @@ class Executor:
     def _root(self, stored: StoredJob) -> Path:
         return self._service.settings.runs / stored.uid
 
-    def _seen(self, stored: StoredJob) -> Seen:
+    def _seen(self, stored: StoredJob) -> Observation:
         """In this order: one that is taken up, or ends, in between is not taken for lost."""
         if stored.attempt == 0:
-            return Seen()
+            return Observation()
         folder, supervisors = self._folder(stored), self._supervisors
-        started = supervisors.claimed(folder)
+        claimed = supervisors.claimed(folder)
         alive = supervisors.alive(folder)
-        return Seen(
-            started=started,
+        return Observation(
+            claimed=claimed,
             alive=alive,
             stop_requested=supervisors.is_requested(folder, SupervisorRequest.STOP),
             report=supervisors.report(folder),
@@ -220,15 +219,15 @@ class Executor:
         """The jobs that may start, by uid, each with the devices that it gets."""
         if not self._may_launch():
             return {}
-        if not any(look.stored.phase is Phase.QUEUED for look in looks):
+        if not any(look.record.phase is Phase.QUEUED for look in looks):
             return {}
         holding = [look for look in looks if self._holds(look)]
-        own = [look.stored.uid for look in looks]
+        own = [look.record.uid for look in looks]
         others = self._launches.others(own) if self._launches else []
         starting = self._admitted(looks, [*(look.demand for look in holding), *self._demands(others)])
         held: tuple[str, ...] = ()
         if any(job.demand.cuda_devices for job in starting):
-            newest = [(look.stored.uid, look.stored.attempt) for look in holding]
+            newest = [(look.record.uid, look.record.attempt) for look in holding]
             try:
                 held = self._service.read(lambda connection: attempts.devices_of(connection, newest))
             except SQLAlchemyError:
@@ -248,13 +247,13 @@ class Executor:
     def _admitted(self, looks: Sequence[_Look], running: Sequence[Demand]) -> list[Waiting]:
         waiting = [
             Waiting(
-                uid=look.stored.uid,
-                number=look.stored.number,
-                priority=look.stored.priority,
+                uid=look.record.uid,
+                number=look.record.number,
+                priority=look.record.priority,
                 demand=look.demand,
             )
             for look in looks
-            if look.stored.phase is Phase.QUEUED and not look.spec.run_policy.suspend
+            if look.record.phase is Phase.QUEUED and not look.spec.run_policy.suspend
         ]
         uids = admitted(waiting, running, self._machine.capacity)
         return [job for job in waiting if job.uid in uids]
@@ -262,44 +261,40 @@ class Executor:
     @staticmethod
     def _holds(look: _Look) -> bool:
         """Whether a job has its cores or devices: from its launch until nothing of it is left."""
-        return look.stored.phase in LIVE or (look.seen is not None and look.seen.alive)
+        return look.record.phase in LIVE or (look.seen is not None and look.seen.alive)
 
-    # Deciding
-
-    def _advance(self, look: _Look, devices: tuple[str, ...] | None) -> None:
-        """Act on one job. ``devices`` are for the job if it starts; none: it may not start now."""
-        stored, seen, now = look.stored, look.seen, self._service.clock()
-        if seen is None:
-            return
+    def _advance(self, look: _Look) -> None:
+        """Take a step of one job that was observed."""
+        stored = look.record
         short = lacking(look.demand, self._machine.capacity)
         if short and stored.phase is Phase.QUEUED:
-            mistake = UserError(
-                what=f"needs {short}", where="spec.resources", remedy="lower it, or use a larger machine"
-            )
-            self._enter(stored, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
-            return
-        plan, plan_message = self._plan_step(stored)
-        predicted = self._plans.get(stored.plan_digest or "")
-        observed_job = observed(
-            stored,
-            seen,
-            admitted=devices is not None,
+            remedy = "lower it, or use a larger machine"
+            self._fail(stored, "UserError", UserError(what=f"needs {short}", where="spec.resources", remedy=remedy))
+        elif look.seen is not None:
+            step(self, look, self._now())
+
+    def _now(self) -> Reading:
+        return Reading(wall=self._service.clock(), boot_id=self._boot_id, boottime=self._boottime())
+
+    # Backend: observation
+
+    def observe(self, look: _Look) -> Observation:
+        """Add the plan to what the turn observed of the attempt."""
+        stored = look.record
+        assert look.seen is not None, "a job whose attempt cannot be observed takes no step"
+        plan, error = self._plan_step(stored)
+        planned = self._plans.get(stored.plan_digest or "")
+        return replace(
+            look.seen,
+            mark=_mark(stored, look.seen),
             plan=plan,
-            plan_message=plan_message,
-            predicted_step_seconds=predicted.prediction.step_seconds if predicted and predicted.prediction else None,
-            silent_since=self._began_at,
+            plan_error=error,
+            predicted_step_seconds=planned.prediction.step_seconds if planned and planned.prediction else None,
         )
-        unborn = observed_job.attempt_state is AttemptState.STARTING and not (seen.started or seen.alive)
-        match decide(look.spec, observed_job, now):
-            case [Launch() as launch, SetPhase() as entered]:
-                self._launch(stored, launch, entered, devices or (), now)
-            case [Delete(), SetPhase() as entered]:
-                self._apply(stored, seen, entered, now)
-            case [] if unborn and stored.phase in LIVE:
-                self._start(stored, now)
-            case decisions:
-                for decision in decisions:
-                    self._apply(stored, seen, decision, now)
+
+    def has_capacity(self, look: _Look) -> bool:
+        """Whether admission lets the job start in this turn."""
+        return look.key in self._free
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
         """The step of planning for the newest attempt; missing while the attempt holds no devices."""
@@ -331,45 +326,38 @@ class Executor:
         now = self._service.clock()
         self._service.write(stored.uid, lambda c: keep_plan(c, stored.uid, stored.attempt, plan, now, timeline))
 
-    # Doing
+    # Backend: actions
 
-    def _apply(self, stored: StoredJob, seen: Seen, decision: Decision, now: float) -> None:
-        match decision:
-            case SetPhase():
-                self._enter(stored, decision, now, last_words(seen) if decision.reason in LOSSES else ())
-            case StartProfile():
-                self._supervisors.ask(self._folder(stored), SupervisorRequest.MEASURE)
-            case StartPlan():
-                self._begin_planning(stored)
-            case Bind():
-                self._bind(stored)
-            case Stop():
-                self._supervisors.ask(self._folder(stored), SupervisorRequest.STOP)
-            case Delete():
-                self._supervisors.end(self._folder(stored))
-            case Expire():
-                self._delete(stored)
-            case Launch() | Wait():
-                pass  # a launch is done with the phase that follows it; every job is reconciled again soon
+    def enter(self, look: _Look, entered: SetPhase, observation: Observation, now: Reading) -> None:
+        """Store the phase. A store that takes nothing costs a healthy job nothing, since its attempt ends after that.
 
-    def _enter(self, stored: StoredJob, decision: SetPhase, now: float, words: Sequence[str] = ()) -> None:
-        """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start.
-
-        The phase is kept before that, or a store that takes nothing would cost healthy jobs their attempts. Killed in
-        between, the next service sees what is alive and ends it, and a launch closes the attempt before it in any case.
-        ``words`` are the last lines of a lost attempt.
+        Killed in between, the next service sees what is alive and ends it, and a launch closes the attempt before it in
+        any case.
         """
-        lost: dict[str, Any] = {"failures": stored.failures + 1, "failed_at": now} if decision.reason in LOSSES else {}
+        stored = look.record
+        lost: dict[str, Any] = {}
+        if entered.reason in LOSSES:
+            lost = {
+                "failures": stored.failures + 1,
+                "failed_at": now.wall,
+                "failed_boot_id": now.boot_id,
+                "failed_boottime": now.boottime,
+                "last_words": last_words(observation),
+            }
+        self._enter(stored, entered, now.wall, **lost)
 
+    def _enter(self, stored: StoredJob, entered: SetPhase, now: float, **changes: Any) -> None:
         def change(connection: Connection) -> None:
             jobs.require_version(connection, stored.uid, stored.version)
-            _enter_phase(connection, stored, decision, now, words, **lost)
+            _enter_phase(connection, stored, entered, now, **changes)
 
         self._service.write(stored.uid, change)
-        if decision.phase.terminal or decision.phase is Phase.SUSPENDED:
+        if entered.phase.terminal or entered.phase is Phase.SUSPENDED:
             self._forget_planning(stored)
-        if decision.phase not in LIVE:
-            self._close(stored)
+
+    def _fail(self, stored: StoredJob, reason: str, mistake: UserError) -> None:
+        self._enter(stored, SetPhase(Phase.FAILED, reason, str(mistake)), self._service.clock())
+        self._close(stored)
 
     def _close(self, stored: StoredJob) -> None:
         """Nothing of the job's newest attempt runs when this returns, or ever starts."""
@@ -380,41 +368,40 @@ class Executor:
         self._planner.cancel(stored.uid)
         self._no_plan.pop(stored.uid, None)
 
-    def _launch(
-        self, stored: StoredJob, decision: Launch, entered: SetPhase, devices: tuple[str, ...], now: float
-    ) -> None:
+    def launch(self, look: _Look, launch: Launch, entered: SetPhase, now: Reading) -> _Look:
         """The attempt's number, its devices and the phase are kept together, before anything starts: none of them is
         ever given twice.
         """
-        self._close(stored)
-        started = stored.started_at if stored.started_at is not None else now
+        stored, at = look.record, now.wall
+        started = stored.started_at if stored.started_at is not None else at
 
         def change(connection: Connection) -> StoredJob:
             jobs.require_version(connection, stored.uid, stored.version)
-            attempts.add(connection, stored.uid, decision, devices, now)
+            attempts.add(connection, stored.uid, launch, self._free.get(stored.uid, ()), at)
             body = {
-                "attempt": decision.attempt,
-                "ranks": decision.ranks,
-                "resumeFrom": decision.resume_from,
+                "attempt": launch.attempt,
+                "ranks": launch.ranks,
+                "resumeFrom": launch.resume_from,
                 "penstock": VERSION,
             }
-            changes: dict[str, Any] = {"attempt": decision.attempt, "started_at": started, "executor": self._name}
-            jobs.add_event(connection, stored.uid, "launched", body, now, **changes)
-            return _enter_phase(connection, stored, entered, now)
+            changes: dict[str, Any] = {"attempt": launch.attempt, "started_at": started, "executor": self._name}
+            jobs.add_event(connection, stored.uid, "launched", body, at, **changes)
+            return _enter_phase(connection, stored, entered, at)
 
-        self._start(self._service.write(stored.uid, change), now)
+        return replace(look, record=self._service.write(stored.uid, change))
 
-    def _start(self, stored: StoredJob, now: float) -> None:
+    def start(self, look: _Look, now: Reading) -> None:
         """Idempotent: an attempt that has a supervisor gets no other."""
+        stored = look.record
         try:
             job = self._service.settings.locations.resolved(stored.job, readable=_asked_before)
         except UserError as mistake:
-            self._enter(stored, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
+            self._fail(stored, "UserError", mistake)
             return
         root = self._root(stored)
         make_folder(root)
         write_atomically(root / "job.yaml", yamltext.dump(job.to_manifest()))
-        limit = stored.job.spec.run_policy.active_deadline_seconds
+        limit = look.spec.run_policy.active_deadline_seconds
         deadline = (stored.started_at or 0.0) + limit if limit else None
         order = Order(
             uid=stored.uid,
@@ -426,8 +413,25 @@ class Executor:
         )
         self._supervisors.start(self._folder(stored), order)
 
-    def _begin_planning(self, stored: StoredJob) -> None:
+    def measure(self, look: _Look) -> None:
+        """Request the measurement from the supervisor."""
+        self._supervisors.ask(self._folder(look.record), SupervisorRequest.MEASURE)
+
+    def stop(self, look: _Look) -> None:
+        """Request a checkpoint and the end from the supervisor."""
+        self._supervisors.ask(self._folder(look.record), SupervisorRequest.STOP)
+
+    def delete(self, look: _Look) -> None:
+        """End the newest attempt."""
+        self._close(look.record)
+
+    def expire(self, look: _Look) -> None:
+        """Delete the job."""
+        self._delete(look.record)
+
+    def plan(self, look: _Look) -> None:
         """A retry would not fix an unreadable profile, so the job fails by it as by a failed plan."""
+        stored = look.record
         try:
             profile = _read_profile(self._root(stored))
         except (UserError, ValueError) as error:
@@ -438,9 +442,11 @@ class Executor:
             return
         measured = profile
         self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
-        self._planner.start(stored.uid, Question(spec=self._spec(stored), profile=profile))
+        self._planner.start(stored.uid, Question(spec=look.spec, profile=profile))
 
-    def _bind(self, stored: StoredJob) -> None:
+    def bind(self, look: _Look) -> None:
+        """Write the plan, and then the binding that makes the supervisor read it."""
+        stored = look.record
         plan = self._plans[stored.plan_digest or ""].for_ranks
         write_atomically(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
         self._supervisors.bind(self._folder(stored), Binding(plan_digest=plan.digest))
@@ -470,11 +476,26 @@ def _asked_before(uid: str) -> bool:
     return True
 
 
-def _enter_phase(
-    connection: Connection, stored: StoredJob, entered: SetPhase, now: float, words: Sequence[str] = (), **more: Any
-) -> StoredJob:
+def _enter_phase(connection: Connection, stored: StoredJob, entered: SetPhase, now: float, **changes: Any) -> StoredJob:
     transition = (entered.phase, entered.reason, entered.message)
-    return jobs.enter_phase(connection, stored.uid, *transition, now, last_words=words, **more)
+    return jobs.enter_phase(connection, stored.uid, *transition, now, **changes)
+
+
+def _mark(stored: StoredJob, seen: Observation) -> tuple[int | None, float | None] | None:
+    """Progress of the attempt: its last step by its records, and by its supervisor, which also reports while they wait.
+
+    The supervisor's time is only compared with its own ones.
+    """
+    progress = stored.progress
+    step = progress.step if progress is not None and progress.attempt == stored.attempt else None
+    at = seen.report.last_step_at if seen.report else None
+    return None if step is None and at is None else (step, at)
+
+
+def last_words(observation: Observation) -> tuple[str, ...]:
+    """The last lines of the rank at fault, cut to the limits of an event."""
+    lines = observation.report.last_words if observation.report else ()
+    return tuple(cleaned(line[:MOST_LINE_CHARACTERS]) for line in lines[-MOST_LAST_WORDS:])
 
 
 def _read_profile(root: Path) -> Profile | None:

@@ -75,6 +75,8 @@ jobs = Table(
     Column("last_event", Integer, nullable=False),  # the number of the newest of its events
     Column("manifest", JSON, nullable=False),  # late: SQLite reads a row up to the requested column
     Column("cluster", String(63), nullable=False, server_default=""),  # where it runs; empty: on a machine
+    Column("failed_boot_id", String(36)),  # with failed_boottime, failed_at by the clock of the machine's boot
+    Column("failed_boottime", Double),
     Index("ix_jobs_namespace_name", "namespace", "name", "number"),
     Index("ix_jobs_name", "name", "number"),
     Index("ix_jobs_priority", "priority", "number"),

@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from penstock.core.host.clocks import boot_id
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.serialization.files import make_folder, sync_file, sync_folder
 from penstock.core.supervision import Claim
@@ -71,8 +72,3 @@ def _state_and_start(process: str) -> tuple[str, int]:
     """From proc(5): the letter of the process's state, and its start in clock ticks since the boot."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return fields[0], int(fields[19])
-
-
-def boot_id() -> str:
-    """Identifies the time since the last boot of this machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
