@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,14 @@ def test_the_deadline_ends_what_trains(tmp_path: Path) -> None:
     assert bench.report == report
     assert bench.workers.ranks[-1].killed
     assert bench.now >= 1030.0
+
+
+def test_a_deadline_by_a_clock_that_went_back_since_is_not_later_than_its_full_time(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeWorkers(scripts=[SILENT]), deadline_at=1030.0 + 3600.0)
+    policy = dataclasses.replace(bench.job.spec.run_policy, active_deadline_seconds=30)
+    bench.job = dataclasses.replace(bench.job, spec=dataclasses.replace(bench.job.spec, run_policy=policy))
+    assert bench.supervise().message == DEADLINE
+    assert 1030.0 <= bench.now < 1031.0
 
 
 def test_the_deadline_ends_what_measures(tmp_path: Path) -> None:

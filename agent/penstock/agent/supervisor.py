@@ -137,6 +137,9 @@ class Supervisor:
     ) -> None:
         self._job, self._run, self._mailbox = job, run, mailbox
         self._workers, self._decider, self._requests = workers, decider, requests
+        limit = job.spec.run_policy.active_deadline_seconds
+        if deadline_at is not None and limit:
+            deadline_at = min(deadline_at, clock() + limit)  # it may be by a clock that went back since
         self._deadline_at, self._graceful = deadline_at, graceful
         self._make_steps, self._watch, self._each_poll = steps, watch, each_poll
         self._clock, self._pause = clock, pause
