@@ -63,6 +63,7 @@ from penstock.core.lifecycle import (
     Delete,
     Expire,
     Launch,
+    Observed,
     Phase,
     SetPhase,
     StartPlan,
@@ -207,14 +208,18 @@ class Reconciler:
             self._launch(draft)
             return True
         now = self._clock()
-        facts = self._facts(draft)
-        decisions = decide(draft.job.spec, observe(facts), now)
+        facts, _, decisions = self._decide(draft, now)
         if _plans(decisions) and not self._holds(draft, facts, now):
             return True
         if _should_confirm(draft.snapshot, decisions) and not self._confirmed(draft, decisions):
             return True
         changed = [self._act(draft, facts, decision, now) for decision in sorted(decisions, key=_is_effect)]
         return any(changed)
+
+    def _decide(self, draft: _Draft, now: float) -> tuple[Facts, Observed, list[Decision]]:
+        facts = self._facts(draft)
+        observed = observe(facts)
+        return facts, observed, decide(draft.job.spec, observed, now)
 
     def _holds(self, draft: _Draft, facts: Facts, now: float) -> bool:
         try:
@@ -227,10 +232,8 @@ class Reconciler:
     def _finish(self, draft: _Draft) -> float | None:
         """Write the status of the decisions and observations; return the seconds until the next reconcile."""
         now = self._clock()
-        facts = self._facts(draft)
-        observed = observe(facts)
+        facts, observed, decisions = self._decide(draft, now)
         self._write(draft, compute_status(draft.status, facts, observed, draft.snapshot.generation, now))
-        decisions = decide(draft.job.spec, observed, now)
         waits = [decision.until - now for decision in decisions if isinstance(decision, Wait)]
         if facts.plan is Step.WORKING:
             waits.append(PLANNING_SECONDS)
@@ -337,7 +340,7 @@ class Reconciler:
             draft.unannounced.clear()
             return False
         draft.snapshot = fresh
-        return decide(draft.job.spec, observe(self._facts(draft)), self._clock()) == decisions
+        return self._decide(draft, self._clock())[2] == decisions
 
     # Acting
 
