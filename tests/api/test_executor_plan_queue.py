@@ -47,13 +47,13 @@ def request(id_: str, **changes: Any) -> StoredRequest:
     return StoredRequest(**{**fields, "id": id_, "created_at": NOW, "state": State.QUEUED, **changes})
 
 
-def worked_on(id_: str, worker: str, *, ago: float = 0.0, begun: int = 1) -> StoredRequest:
-    return request(id_, state=State.WORKING, worker=worker, renewed_at=NOW - ago, begun=begun)
+def worked_on(id_: str, worker: str, *, begun: int = 1) -> StoredRequest:
+    return request(id_, state=State.WORKING, worker=worker, renewed_at=NOW, begun=begun)
 
 
 A, B, C = request("a"), request("b"), request("c")
 MINE, LOST = worked_on("m", "here"), worked_on("l", "here")
-THEIRS, LAPSED = worked_on("t", "there", ago=LAPSE_SECONDS), worked_on("t", "there", ago=LAPSE_SECONDS + 1)
+THEIRS, LAPSED = worked_on("t", "there"), worked_on("lapsed", "there")
 POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
 
 
@@ -77,7 +77,7 @@ POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
     ],
 )
 def test_what_is_due(found: list[StoredRequest], busy: set[str], steps: list[Step]) -> None:
-    assert due(found, busy, "here", NOW) == steps
+    assert due(found, busy, "here", {LAPSED.id}) == steps
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=2))
@@ -86,7 +86,7 @@ def test_namespaces_take_turns(waiting: list[str], working: list[str]) -> None:
     found = [replace(worked_on(f"w{i}", "there"), namespace=namespace) for i, namespace in enumerate(working)]
     left = [request(f"q{i}", namespace=namespace) for i, namespace in enumerate(waiting)]
     taken = Counter(working)
-    begun = [step.request for step in due([*found, *left], set(), "here", NOW) if isinstance(step, Begin)]
+    begun = [step.request for step in due([*found, *left], set(), "here", set()) if isinstance(step, Begin)]
     assert len(begun) == min(AT_ONCE, len(waiting))
     for each in begun:
         assert each == next(other for other in left if other.namespace == each.namespace)
@@ -155,6 +155,26 @@ def test_who_works_is_not_taken_for_gone(service: Service, clock: Clock) -> None
         for plan_queue in plan_queues:
             plan_queue.run_once()
         clock.now += LAPSE_SECONDS / 10
+    assert (planner.asked, other.asked) == (["r"], [])
+
+
+@pytest.mark.parametrize("jump_seconds", [3600.0, -3600.0])
+def test_a_jump_of_a_wall_clock_takes_no_request_from_its_worker(
+    service: Service, clock: Clock, jump_seconds: float
+) -> None:
+    """The clocks of two services may differ, too."""
+    add_request(service, "r")
+    boottime, planner, other = Clock(50.0), Patient(), FakePlanner()
+    off = replace(service, clock=Clock(clock.now - 1e6))
+    plan_queues = (
+        PlanQueue(service, planner, name="here", boottime=boottime),
+        PlanQueue(off, other, name="other", boottime=boottime),
+    )
+    for i in range(30):
+        for plan_queue in plan_queues:
+            plan_queue.run_once()
+        boottime.now += LAPSE_SECONDS / 10
+        clock.now += LAPSE_SECONDS / 10 + (jump_seconds if i == 5 else 0.0)
     assert (planner.asked, other.asked) == (["r"], [])
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from penstock.api.executor import supervisors as module
 from penstock.api.executor.supervisors import ProcessSupervisors
+from penstock.core.engine import Observation
 from penstock.core.host.clocks import boot_id
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
@@ -105,7 +106,7 @@ def started(service: ProcessSupervisors, folder: AttemptFolder) -> Claim:
 def test_nothing_is_there_before_the_start(stubs: Stubs, folder: AttemptFolder) -> None:
     service = stubs.service()
     assert (service.claimed(folder), service.alive(folder), service.report(folder)) == (False, False, None)
-    assert not service.is_requested(folder, SupervisorRequest.STOP)
+    assert service.observe(folder) == Observation()
 
 
 def test_a_start_leaves_the_order_and_a_process_that_is_known_by_its_claim(stubs: Stubs, folder: AttemptFolder) -> None:
@@ -296,10 +297,9 @@ def test_wishes_stay_and_a_binding_is_made_once(stubs: Stubs, folder: AttemptFol
     started(service, folder)
     for _ in range(2):
         service.ask(folder, SupervisorRequest.MEASURE)
-    assert (
-        service.is_requested(folder, SupervisorRequest.MEASURE),
-        service.is_requested(folder, SupervisorRequest.STOP),
-    ) == (True, False)
+    assert (folder.request(SupervisorRequest.MEASURE).exists(), service.observe(folder).stop_requested) == (True, False)
+    service.ask(folder, SupervisorRequest.STOP)
+    assert service.observe(folder).stop_requested
     service.bind(folder, Binding(plan_digest="one"))
     service.bind(folder, Binding(plan_digest="two"))
     assert read(folder.binding, Binding) == Binding(plan_digest="one")

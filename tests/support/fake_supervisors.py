@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
+from penstock.core.engine import Observation
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport, Binding, Order, SupervisorRequest
@@ -143,17 +144,20 @@ class FakeSupervisors:
             self.started.append((order.uid, order.attempt))
             self.attempts[folder] = FakeAttempt(folder, order, script)
 
+    def observe(self, folder: AttemptFolder) -> Observation:
+        attempt = self.attempts.get(folder)
+        return Observation(
+            claimed=folder in self.closed or (attempt is not None and attempt.claimed),
+            alive=self.alive(folder),
+            stop_requested=attempt is not None and SupervisorRequest.STOP in attempt.requests,
+            report=self.report(folder),
+        )
+
     def alive(self, folder: AttemptFolder) -> bool:
         return folder in self.attempts and self.attempts[folder].alive
 
-    def claimed(self, folder: AttemptFolder) -> bool:
-        return folder in self.closed or (folder in self.attempts and self.attempts[folder].claimed)
-
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
         return self.attempts[folder].report if folder in self.attempts else None
-
-    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
-        return folder in self.attempts and request in self.attempts[folder].requests
 
     def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         self.asked.append((request.value, folder.attempt))
@@ -191,17 +195,8 @@ class CrashingSupervisors:
     def start(self, folder: AttemptFolder, order: Order) -> None:
         self.crash.around(lambda: self.real.start(folder, order))
 
-    def alive(self, folder: AttemptFolder) -> bool:
-        return self.real.alive(folder)
-
-    def claimed(self, folder: AttemptFolder) -> bool:
-        return self.real.claimed(folder)
-
-    def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        return self.real.report(folder)
-
-    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
-        return self.real.is_requested(folder, request)
+    def observe(self, folder: AttemptFolder) -> Observation:
+        return self.real.observe(folder)
 
     def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         self.crash.around(lambda: self.real.ask(folder, request))

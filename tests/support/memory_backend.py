@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Observation, step
+from penstock.core.engine import Job, Observation, step
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.lifecycle import LOSSES, AttemptState, Launch, Phase, SetPhase, Step, enter
 from penstock.core.supervision import AttemptReport
@@ -31,15 +31,10 @@ class StoredRecord:
     started_at: float | None = None
     finished_at: float | None = None
     failed: Reading | None = None
+    message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryJob:
-    """A job at the time of a step."""
-
-    spec: JobSpec
-    record: StoredRecord
-    key: str = "job"
+MemoryJob = Job[StoredRecord]
 
 
 @dataclass
@@ -165,7 +160,8 @@ class MemoryBackend:
         phase = enter(self.durable.record.phase, entered.phase)
         if entered.reason in LOSSES:
             record = replace(record, failures=record.failures + 1, failed=now)
-        self.durable.record = replace(record, phase=phase, finished_at=now.wall if phase.terminal else None)
+        finished_at = now.wall if phase.terminal else None
+        self.durable.record = replace(record, phase=phase, finished_at=finished_at, message=entered.message)
         self.durable.life.append((phase, entered.reason))
 
     def _start(self, number: int) -> None:

@@ -52,7 +52,7 @@ def request_of(service: Service, request: str) -> StoredRequest:
 
 def plan_queue_of(service: Service, planner: Planner, name: str = "here") -> PlanQueue:
     """A plan_queue of that name."""
-    return PlanQueue(service, planner, name=name)
+    return PlanQueue(service, planner, name=name, boottime=service.clock)
 
 
 def turn_until(plan_queue: PlanQueue, holds: Callable[[], bool]) -> None:

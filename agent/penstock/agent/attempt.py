@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.agent.launch import Failure, Outcome
 from penstock.agent.progress_files import newest_checkpoint_step
@@ -15,6 +15,18 @@ from penstock.core.supervision import AttemptReport
 
 MOST_LAST_WORDS = 12
 _ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}
+
+
+class ProfileDecider(Protocol):
+    """The profile of an attempt, which `penstock.agent.plans` provides."""
+
+    def find_profile(self) -> bool:
+        """Whether there is a fresh profile, then written to the run directory, or a plan that needs none."""
+        ...
+
+    def keep_profile(self) -> None:
+        """Store the new profile of the run directory for other runs."""
+        ...
 
 
 class Attempt:

@@ -57,14 +57,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from penstock.agent.attempt import Attempt
+from penstock.agent.attempt import Attempt, ProfileDecider
 from penstock.agent.metrics import LineFollower, MetricsFollower
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
 from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.agent.workers import Workers
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Observation, step
+from penstock.core.engine import Job, Observation, step
 from penstock.core.errors import UserError
 from penstock.core.host.clocks import read_clocks
 from penstock.core.host.stopping import StopRequestedError, StopRequests
@@ -78,16 +78,8 @@ from penstock.planner.worker.searching import Report
 POLL_SECONDS = 0.05
 
 
-class Decider(Protocol):
+class Decider(ProfileDecider, Protocol):
     """The executor's profile and plan, which `penstock.agent.plans` provides."""
-
-    def find_profile(self) -> bool:
-        """Whether there is a fresh profile, then written to the run directory, or a plan that needs none."""
-        ...
-
-    def keep_profile(self) -> None:
-        """Store the new profile of the run directory for other runs."""
-        ...
 
     def find_plan(self) -> Plan | None:
         """Return the plan in the run directory, if it matches the job."""
@@ -101,13 +93,7 @@ class Decider(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
-    """The run at the time of a step, for the engine. It is the only one of its backend."""
-
-    spec: JobSpec
-    record: RunState
-    key: str = ""
+_Run = Job[RunState]
 
 
 class Executor:
@@ -202,19 +188,17 @@ class Executor:
         self._follow()
         attempt, profile = self._attempt, self._profile()
         prediction = self._plan.prediction if self._plan else None
+        newest = newest_checkpoint_step(self._run)
+        report = AttemptReport(state=AttemptState.NONE, profile=profile, last_checkpoint=newest)
         return Observation(
             claimed=attempt is not None,
             alive=attempt is not None,
             stop_requested=attempt is not None and attempt.stop_requested,
-            report=attempt.report(profile) if attempt else self._report_without_attempt(profile),
+            report=attempt.report(profile) if attempt else report,
             mark=attempt.last_step if attempt else None,
             plan=Step.DONE if self._plan else Step.MISSING,
             predicted_step_seconds=prediction.step_seconds if prediction else None,
         )
-
-    def _report_without_attempt(self, profile: Step) -> AttemptReport:
-        last_checkpoint = newest_checkpoint_step(self._run)
-        return AttemptReport(state=AttemptState.NONE, profile=profile, last_checkpoint=last_checkpoint)
 
     def _profile(self) -> Step:
         if not self._profiled and self._attempt is not None:

@@ -56,9 +56,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from penstock.agent.attempt import Attempt
+from penstock.agent.attempt import Attempt, ProfileDecider
 from penstock.agent.local_launch import holding
 from penstock.agent.mailbox import FolderMailbox, Mailbox
 from penstock.agent.metrics import Growth
@@ -84,18 +83,6 @@ POLL_SECONDS = 0.1
 STEP_GRAIN_SECONDS = 5.0
 """Granularity of the last step's time in the report, so that the report is not rewritten with every step."""
 DEADLINE = "ran longer than its deadline"
-
-
-class ProfileDecider(Protocol):
-    """The part of `penstock.agent.executor.Decider` that an attempt uses."""
-
-    def find_profile(self) -> bool:
-        """Whether there is a fresh profile, or a plan that needs none."""
-        ...
-
-    def keep_profile(self) -> None:
-        """Store the new profile of the run directory for later plans."""
-        ...
 
 
 class ClaimedError(PenstockError):

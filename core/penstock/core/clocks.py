@@ -47,15 +47,15 @@ class Ages:
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], tuple[Hashable, float]] = {}
 
-    def seconds(self, key: tuple[str, str], value: Hashable, now: Reading, initial: float = 0.0) -> float:
+    def seconds(self, key: tuple[str, str], value: Hashable, boottime: float, initial: float = 0.0) -> float:
         """Seconds since ``value`` was first observed under ``key``, plus the age ``initial`` that it had then.
 
         A key is a job's and the name of one of its values.
         """
         known = self._since.get(key)
         if known is None or known[0] != value:
-            known = self._since[key] = (value, now.boottime - initial)
-        return now.boottime - known[1]
+            known = self._since[key] = (value, boottime - initial)
+        return boottime - known[1]
 
     def forget_all_but(self, jobs: Collection[str]) -> None:
         """Forget the values of other jobs."""

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from penstock.core.clocks import Ages, Reading
 from penstock.core.job import JobSpec
@@ -104,20 +104,16 @@ class Record(Protocol):
         """Time of the last failure, with the boot if that was stored."""
 
 
-class Job(Protocol):
-    """A job at the time of a step."""
+R = TypeVar("R", bound=Record, covariant=True)
 
-    @property
-    def key(self) -> str:
-        """Name of the job that no other job of the backend has."""
 
-    @property
-    def spec(self) -> JobSpec:
-        """Spec in effect."""
+@dataclass(frozen=True, kw_only=True)
+class Job(Generic[R]):
+    """A job at the time of a step, with the spec in effect. No other job of the backend has the same ``key``."""
 
-    @property
-    def record(self) -> Record:
-        """What is stored of it."""
+    spec: JobSpec
+    record: R
+    key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +134,7 @@ class Observation:
     predicted_step_seconds: float | None = None
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=Job[Record])
 
 
 class Backend(Protocol[J]):
@@ -285,10 +281,11 @@ def _failed_at(backend: Backend[J], job: J, now: Reading) -> float | None:
     failed = job.record.failed
     if failed is None:
         return None
-    return now.wall - backend.ages.seconds((job.key, "failure"), failed, now, failed.age(now))
+    return now.wall - backend.ages.seconds((job.key, "failure"), failed, now.boottime, failed.age(now))
 
 
 def _last_step_at(backend: Backend[J], job: J, observation: Observation, now: Reading) -> float | None:
     if observation.mark is None:
         return None
-    return now.wall - backend.ages.seconds((job.key, "step"), (job.record.attempt, observation.mark), now)
+    mark = (job.record.attempt, observation.mark)
+    return now.wall - backend.ages.seconds((job.key, "step"), mark, now.boottime)

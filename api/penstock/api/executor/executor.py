@@ -30,7 +30,7 @@ from penstock.api.store.sanitize import cleaned
 from penstock.core import jsontext
 from penstock.core.capacity import Demand, Machine, demand_of, lacking
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Observation, step
+from penstock.core.engine import Job, Observation, step
 from penstock.core.errors import UserError
 from penstock.core.host.clocks import boot_id, boottime_seconds
 from penstock.core.host.launches import Holding, Launches
@@ -62,20 +62,11 @@ class Reports:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Look:
-    """A job as observed in a turn, and its demand. ``seen`` is none if the attempt's files could not be read.
+class _Look(Job[StoredJob]):
+    """A job as observed in a turn, and its demand. ``seen`` is none if the attempt's files could not be read."""
 
-    It is the `penstock.core.engine.Job` of this backend.
-    """
-
-    record: StoredJob
-    spec: JobSpec
     demand: Demand
     seen: Observation | None
-
-    @property
-    def key(self) -> str:
-        return self.record.uid
 
     @property
     def rests(self) -> bool:
@@ -177,8 +168,8 @@ class Executor:
                 self._refuse(stored, mistake)
                 return None
             with _surviving(stored):
-                seen = self._seen(stored)
-            return _Look(record=stored, spec=spec, demand=demand_of(spec), seen=seen)
+                seen = self._supervisors.observe(self._folder(stored)) if stored.attempt else Observation()
+            return _Look(key=stored.uid, record=stored, spec=spec, demand=demand_of(spec), seen=seen)
         return None
 
     def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
@@ -200,20 +191,6 @@ class Executor:
 
     def _root(self, stored: StoredJob) -> Path:
         return self._service.settings.runs / stored.uid
-
-    def _seen(self, stored: StoredJob) -> Observation:
-        """In this order: one that is taken up, or ends, in between is not taken for lost."""
-        if stored.attempt == 0:
-            return Observation()
-        folder, supervisors = self._folder(stored), self._supervisors
-        claimed = supervisors.claimed(folder)
-        alive = supervisors.alive(folder)
-        return Observation(
-            claimed=claimed,
-            alive=alive,
-            stop_requested=supervisors.is_requested(folder, SupervisorRequest.STOP),
-            report=supervisors.report(folder),
-        )
 
     def _starting(self, looks: Sequence[_Look]) -> Mapping[str, tuple[str, ...]]:
         """The jobs that may start, by uid, each with the devices that it gets."""
@@ -349,7 +326,7 @@ class Executor:
     def _enter(self, stored: StoredJob, entered: SetPhase, now: float, **changes: Any) -> None:
         def change(connection: Connection) -> None:
             jobs.require_version(connection, stored.uid, stored.version)
-            _enter_phase(connection, stored, entered, now, **changes)
+            jobs.enter_phase(connection, stored.uid, entered.phase, entered.reason, entered.message, now, **changes)
 
         self._service.write(stored.uid, change)
         if entered.phase.terminal or entered.phase is Phase.SUSPENDED:
@@ -386,7 +363,7 @@ class Executor:
             }
             changes: dict[str, Any] = {"attempt": launch.attempt, "started_at": started, "executor": self._name}
             jobs.add_event(connection, stored.uid, "launched", body, at, **changes)
-            return _enter_phase(connection, stored, entered, at)
+            return jobs.enter_phase(connection, stored.uid, entered.phase, entered.reason, entered.message, at)
 
         return replace(look, record=self._service.write(stored.uid, change))
 
@@ -474,11 +451,6 @@ def _surviving(stored: StoredJob) -> Iterator[None]:
 def _asked_before(uid: str) -> bool:
     """The right to begin from another job's checkpoint was checked at submission, and is not checked again."""
     return True
-
-
-def _enter_phase(connection: Connection, stored: StoredJob, entered: SetPhase, now: float, **changes: Any) -> StoredJob:
-    transition = (entered.phase, entered.reason, entered.message)
-    return jobs.enter_phase(connection, stored.uid, *transition, now, **changes)
 
 
 def _mark(stored: StoredJob, seen: Observation) -> tuple[int | None, float | None] | None:

@@ -7,8 +7,9 @@ the next steps, and the queue executes them. A restarted service reads its reque
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.plan_requests import State, StoredRequest
+from penstock.core.clocks import Ages
+from penstock.core.host.clocks import boottime_seconds
 from penstock.planner.worker.process import Planner
 from penstock.planner.worker.questions import Answer, Progress, Question
 
@@ -59,17 +62,19 @@ class Drop:
 Step = Begin | GiveUp | Poll | Drop
 
 
-def due(open_requests: Sequence[StoredRequest], busy: Collection[str], worker: str, now: float) -> list[Step]:
+def due(
+    open_requests: Sequence[StoredRequest], busy: Collection[str], worker: str, lapsed: Collection[str]
+) -> list[Step]:
     """Return the steps of ``worker``, which has a process for each request id in ``busy``.
 
-    ``open_requests`` are ordered, oldest first.
+    ``open_requests`` are ordered, oldest first. The claims of ``lapsed`` were not renewed for `LAPSE_SECONDS`.
     """
     mine = [request for request in open_requests if request.worker == worker and request.id in busy]
     kept = {request.id for request in mine}
     steps: list[Step] = [Drop(request) for request in busy if request not in kept]
     steps += [Poll(request) for request in mine]
     free = AT_ONCE - len(mine)
-    waiting = [request for request in open_requests if request.id not in kept and _is_free(request, worker, now)]
+    waiting = [request for request in open_requests if request.id not in kept and _is_free(request, worker, lapsed)]
     for request in _round_robin(waiting, [request for request in open_requests if request not in waiting]):
         if request.begun >= MOST_BEGINNINGS:
             steps.append(GiveUp(request))
@@ -89,21 +94,25 @@ def _round_robin(waiting: Sequence[StoredRequest], working: Sequence[StoredReque
     return [waiting[i] for _, i in sorted(order)]
 
 
-def _is_free(request: StoredRequest, worker: str, now: float) -> bool:
+def _is_free(request: StoredRequest, worker: str, lapsed: Collection[str]) -> bool:
     """Whether a request for which ``worker`` has no process may start.
 
     It may if it is queued, if ``worker`` claimed it but lost the process, or if the claim of another worker has lapsed.
     """
-    if request.state is State.QUEUED or request.worker == worker:
-        return True
-    return now - (request.renewed_at or 0.0) > LAPSE_SECONDS
+    return request.state is State.QUEUED or request.worker == worker or request.id in lapsed
 
 
 class PlanQueue:
-    """Runs the plan requests of ``service`` as the worker ``name``."""
+    """Runs the plan requests of ``service`` as the worker ``name``. ``boottime`` returns seconds since the boot.
 
-    def __init__(self, service: Service, planner: Planner, *, name: str) -> None:
+    A claim lapses by this machine's clock since its renewals were last observed to change: other workers' may be off.
+    """
+
+    def __init__(
+        self, service: Service, planner: Planner, *, name: str, boottime: Callable[[], float] = boottime_seconds
+    ) -> None:
         self._service, self._planner, self._name = service, planner, name
+        self._boottime, self._ages = boottime, Ages()
         self._busy: set[str] = set()
         self._renewed: dict[str, tuple[float, Progress]] = {}
 
@@ -115,9 +124,15 @@ class PlanQueue:
         except SQLAlchemyError:
             log.exception("plan requests could not be read from the store; retrying at the next poll")
             return
-        for step in due(open_requests, frozenset(self._busy), self._name, now):
+        for step in due(open_requests, frozenset(self._busy), self._name, self._lapsed(open_requests)):
             with _surviving():
                 self._do(step, now)
+
+    def _lapsed(self, open_requests: Sequence[StoredRequest]) -> set[str]:
+        now = self._boottime()
+        self._ages.forget_all_but({request.id for request in open_requests})
+        claims = {request.id: (request.worker, request.renewed_at) for request in open_requests}
+        return {id_ for id_, claim in claims.items() if self._ages.seconds((id_, "claim"), claim, now) > LAPSE_SECONDS}
 
     def close(self) -> None:
         """Stop running requests; the next service restarts them."""
@@ -175,10 +190,11 @@ class PlanQueue:
     def _renew(self, request: str, now: float) -> None:
         """Renew the claim, but not at every poll: each renewal is a write to the store."""
         progress = self._planner.progress(request)
-        renewed_at, renewed_progress = self._renewed.get(request, (0.0, Progress()))
+        renewed_at, renewed_progress = self._renewed.get(request, (-math.inf, Progress()))
         pause = RENEW_SECONDS if progress != renewed_progress else LAPSE_SECONDS / 4
-        if now - renewed_at >= pause:
-            self._renewed[request] = (now, progress)
+        boottime = self._boottime()
+        if boottime - renewed_at >= pause:
+            self._renewed[request] = (boottime, progress)
             manifest = progress.to_manifest()
             self._service.write(request, lambda c: plan_requests.renew(c, request, self._name, manifest, now))
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from penstock.core.engine import Observation
 from penstock.core.lifecycle import AttemptState
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
 from penstock.core.run.claims import NOBODY, is_alive, is_locked, take
@@ -35,20 +36,8 @@ class Supervisors(Protocol):
         """Start a supervisor of the attempt, unless it has or had one."""
         ...
 
-    def alive(self, folder: AttemptFolder) -> bool:
-        """Whether a process of the attempt runs, or its records are still being uploaded."""
-        ...
-
-    def claimed(self, folder: AttemptFolder) -> bool:
-        """Whether any supervisor has claimed the attempt."""
-        ...
-
-    def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        """Return the supervisor's last report."""
-        ...
-
-    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
-        """Whether there is a request of this kind."""
+    def observe(self, folder: AttemptFolder) -> Observation:
+        """Observe the attempt by its files, without its plan."""
         ...
 
     def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
@@ -91,6 +80,13 @@ class ProcessSupervisors:
         process = self._started.get(folder)
         return process is not None and process.poll() is None
 
+    def observe(self, folder: AttemptFolder) -> Observation:
+        """Observe in this order: an attempt that is claimed, or ends, in between is not taken for lost."""
+        claimed = self.claimed(folder)
+        alive = self.alive(folder)
+        is_stopped = folder.request(SupervisorRequest.STOP).exists()
+        return Observation(claimed=claimed, alive=alive, stop_requested=is_stopped, report=self.report(folder))
+
     def alive(self, folder: AttemptFolder) -> bool:
         """Whether the supervisor runs, or a shipper still uploads the attempt's records.
 
@@ -110,6 +106,7 @@ class ProcessSupervisors:
         return claim is not None and is_alive(claim)
 
     def claimed(self, folder: AttemptFolder) -> bool:
+        """Whether any supervisor has claimed the attempt."""
         return folder.claim.exists()
 
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
@@ -120,9 +117,6 @@ class ProcessSupervisors:
         if attempt_report is None and ended and process is not None:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
         return attempt_report
-
-    def is_requested(self, folder: AttemptFolder, request: SupervisorRequest) -> bool:
-        return folder.request(request).exists()
 
     def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         folder.request(request).touch()
