@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.clocks import Ages, Reading
+from penstock.core.clocks import Reading
 from penstock.core.engine import LOST, Observation, attempt_state, step
 from penstock.core.lifecycle import (
     BACKOFF_BASE_SECONDS,
@@ -147,43 +147,6 @@ def test_a_finished_job_is_due_to_expire_after_its_full_time_at_most(back: float
     assert wait == pytest.approx(100.0)
     assert advance(backend, later(100.0), ttlSecondsAfterFinished=100) == 0.0
     assert backend.durable.expired
-
-
-# Ages
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 1e4)), min_size=1))
-def test_an_age_counts_from_the_last_change(changes: list[tuple[int, float]]) -> None:
-    ages, now, changed_at = Ages(), NOW, NOW.boottime
-    before: int | None = None
-    for value, passed in changes:
-        now = later(passed, now=now)
-        changed_at = now.boottime if value != before else changed_at
-        before = value
-        assert ages.seconds(("job", "step"), value, now.boottime) == now.boottime - changed_at
-
-
-def test_ages_of_other_jobs_are_forgotten() -> None:
-    ages = Ages()
-    for job in ("kept", "gone"):
-        ages.seconds((job, "step"), 1, 0.0)
-    ages.forget_all_but({"kept"})
-    assert [ages.seconds((job, "step"), 1, 7.0) for job in ("kept", "gone")] == [7.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("stored", "age"),
-    [
-        (Reading(wall=0.0, boot_id="boot", boottime=490.0), 10.0),
-        (Reading(wall=2e9, boot_id="boot", boottime=490.0), 10.0),
-        (Reading(wall=NOW.wall - 3.0, boot_id="before", boottime=490.0), 3.0),
-        (Reading(wall=NOW.wall - 3.0), 3.0),
-        (Reading(wall=NOW.wall + 3.0), 0.0),
-    ],
-    ids=["same boot", "same boot, wall set back", "another boot", "wall only", "in the future"],
-)
-def test_an_age_is_by_the_clock_of_the_boot_while_that_lasts(stored: Reading, age: float) -> None:
-    assert stored.age(NOW) == age
 
 
 # The state of an attempt

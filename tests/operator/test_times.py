@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.clocks import SlewedClock
 from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.status import ConditionType
 from penstock.core.supervision import AttemptReport
@@ -37,6 +38,26 @@ def end_all(operating: Operating, state: AttemptState) -> None:
     word = json.dumps(AttemptReport(state=state).to_manifest())
     for index in range(len(operating.kube.all(PODS))):
         operating.kube.end_pod(index, code=0, word=word)
+
+
+@pytest.mark.parametrize("jump", [3_600.0, -3_600.0])
+def test_setting_the_operator_s_wall_clock_loses_no_attempt_and_hides_no_silence(
+    operating: Operating, jump: float
+) -> None:
+    boottime, ahead = 500.0, 1000.0 - 500.0
+    clock = SlewedClock(lambda: boottime + ahead, lambda: boottime)
+    uid = running(operating)
+    boottime, ahead = boottime + operating.now - 1000.0, ahead + jump
+    for step in range(1, 12):
+        boottime += 50.0
+        operating.now = clock()
+        operating.kube.report(uid, attempt=1, epoch=1, step=step)
+        operating.turn()
+        assert (operating.phase(uid), operating.status(uid).attempt) == (Phase.RUNNING, 1)
+    boottime += 70.0
+    operating.now = clock()
+    operating.turn()
+    assert operating.status(uid).condition(ConditionType.STALLED) is not None
 
 
 @pytest.mark.parametrize("ahead", [3_600.0, -3_600.0])
