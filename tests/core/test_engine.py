@@ -56,7 +56,14 @@ def test_a_process_killed_at_any_moment_changes_nothing_of_it(case: Case) -> Non
 
 
 def recovering(failed: Reading, failures: int = 1) -> MemoryBackend:
-    record = StoredRecord(phase=Phase.RECOVERING, attempt=1, failures=failures, failed=failed)
+    record = StoredRecord(
+        phase=Phase.RECOVERING,
+        attempt=1,
+        failures=failures,
+        failed_at=failed.wall,
+        failed_boot_id=failed.boot_id or None,
+        failed_boottime=failed.boottime if failed.boot_id else None,
+    )
     return MemoryBackend(Durable((End.FAILS, End.SUCCEEDS), record, closed={1}))
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Job, Observation, step
+from penstock.core.engine import Job, Observation, failure_changes, step
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.lifecycle import LOSSES, AttemptState, Launch, Phase, SetPhase, Step, enter
+from penstock.core.lifecycle import AttemptState, Launch, Phase, SetPhase, Step, enter
 from penstock.core.supervision import AttemptReport
 from tests.support.crashing import Crash, CrashError
 from tests.support.engine_cases import Case, End, Outcome
@@ -30,7 +30,9 @@ class StoredRecord:
     failures: int = 0
     started_at: float | None = None
     finished_at: float | None = None
-    failed: Reading | None = None
+    failed_at: float | None = None
+    failed_boot_id: str | None = None
+    failed_boottime: float | None = None
     message: str = ""
 
 
@@ -158,8 +160,7 @@ class MemoryBackend:
 
     def _store(self, record: StoredRecord, entered: SetPhase, now: Reading) -> None:
         phase = enter(self.durable.record.phase, entered.phase)
-        if entered.reason in LOSSES:
-            record = replace(record, failures=record.failures + 1, failed=now)
+        record = replace(record, **failure_changes(record, entered, now))
         finished_at = now.wall if phase.terminal else None
         self.durable.record = replace(record, phase=phase, finished_at=finished_at, message=entered.message)
         self.durable.life.append((phase, entered.reason))

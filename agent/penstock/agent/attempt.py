@@ -22,11 +22,9 @@ class ProfileDecider(Protocol):
 
     def find_profile(self) -> bool:
         """Whether there is a fresh profile, then written to the run directory, or a plan that needs none."""
-        ...
 
     def keep_profile(self) -> None:
         """Store the new profile of the run directory for other runs."""
-        ...
 
 
 class Attempt:

@@ -64,7 +64,7 @@ from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.agent.workers import Workers
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Job, Observation, step
+from penstock.core.engine import Job, Observation, failure_changes, step
 from penstock.core.errors import UserError
 from penstock.core.host.clocks import read_clocks
 from penstock.core.host.stopping import StopRequestedError, StopRequests
@@ -83,14 +83,12 @@ class Decider(ProfileDecider, Protocol):
 
     def find_plan(self) -> Plan | None:
         """Return the plan in the run directory, if it matches the job."""
-        ...
 
     def plan(self, report: Report) -> Plan:
         """Make a plan and write it to the run directory; ``report`` gets the progress of the search.
 
         Raises `UserError` when nothing fits or the search is too large.
         """
-        ...
 
 
 _Run = Job[RunState]
@@ -226,8 +224,7 @@ class Executor:
     def _enter(self, entered: SetPhase, now: Reading, **changes: Any) -> None:
         self._follow()
         change = PhaseChange(phase=entered.phase, at=now.wall, reason=entered.reason, message=entered.message)
-        if entered.reason in LOSSES:
-            changes |= {"failures": self.state.failures + 1, "failed_at": now.wall}
+        changes |= failure_changes(self.state, entered, now)
         self.state = dataclasses.replace(self.state.entered(change), **changes)
         write_state(self._run.root, self.state)
         self._show.entered(change)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core import jsontext
-from penstock.core.clocks import Reading
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase, enter
 from penstock.core.manifest import Manifest
@@ -29,7 +28,8 @@ class RunState(Manifest):
     """State of the executor between observations, and across its restarts.
 
     ``attempt`` is the number of the newest attempt and never decreases. ``failures`` counts attempts that ended without
-    a stop request since the user last started the run. Times are seconds since the epoch.
+    a stop request since the user last started the run. Times are seconds since the epoch; ``failed_boottime`` is
+    ``failed_at`` in seconds since the boot ``failed_boot_id``.
     """
 
     phase: Phase = Phase.PENDING
@@ -38,13 +38,10 @@ class RunState(Manifest):
     message: str = ""
     started_at: float | None = None
     failed_at: float | None = None
+    failed_boot_id: str = ""
+    failed_boottime: float = 0.0
     finished_at: float | None = None
     history: tuple[PhaseChange, ...] = ()
-
-    @property
-    def failed(self) -> Reading | None:
-        """Return the time of the last failure; a restart, perhaps after another boot, forgets it."""
-        return None if self.failed_at is None else Reading(wall=self.failed_at)
 
     def entered(self, change: PhaseChange) -> RunState:
         """Return the state after a legal change of phase."""

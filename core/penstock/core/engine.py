@@ -49,12 +49,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.core.clocks import Ages, Reading
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import (
     LIVE,
+    LOSSES,
     AttemptState,
     Bind,
     Decision,
@@ -100,8 +101,16 @@ class Record(Protocol):
         """Entry of the terminal phase."""
 
     @property
-    def failed(self) -> Reading | None:
-        """Time of the last failure, with the boot if that was stored."""
+    def failed_at(self) -> float | None:
+        """Time of the last failure."""
+
+    @property
+    def failed_boot_id(self) -> str | None:
+        """Boot during which that was; none or empty if it was not stored."""
+
+    @property
+    def failed_boottime(self) -> float | None:
+        """Its time since that boot."""
 
 
 R = TypeVar("R", bound=Record, covariant=True)
@@ -151,7 +160,7 @@ class Backend(Protocol[J]):
         """Whether the job may start now."""
 
     def enter(self, job: J, entered: SetPhase, observation: Observation, now: Reading) -> None:
-        """Store the phase; one for a reason in `penstock.core.lifecycle.LOSSES` counts as a failure."""
+        """Store the phase, with the changes of `failure_changes`."""
 
     def launch(self, job: J, launch: Launch, entered: SetPhase, now: Reading) -> J:
         """Store the attempt's number with the phase; return the job as stored. Nothing starts yet."""
@@ -272,15 +281,28 @@ def _message(observation: Observation, state: AttemptState) -> str:
     return LOST if state is AttemptState.FAILED else ""
 
 
+def failure_changes(record: Record, entered: SetPhase, now: Reading) -> dict[str, Any]:
+    """Return the fields of the record that change because the phase is entered for a failure; empty if it is not."""
+    if entered.reason not in LOSSES:
+        return {}
+    return {
+        "failures": record.failures + 1,
+        "failed_at": now.wall,
+        "failed_boot_id": now.boot_id,
+        "failed_boottime": now.boottime,
+    }
+
+
 def _past(at: float | None, now: Reading) -> float | None:
     """A stored time in the future, by a clock that went back since, counts as now."""
     return None if at is None else min(at, now.wall)
 
 
 def _failed_at(backend: Backend[J], job: J, now: Reading) -> float | None:
-    failed = job.record.failed
-    if failed is None:
+    record = job.record
+    if record.failed_at is None:
         return None
+    failed = Reading(wall=record.failed_at, boot_id=record.failed_boot_id or "", boottime=record.failed_boottime or 0.0)
     return now.wall - backend.ages.seconds((job.key, "failure"), failed, now.boottime, failed.age(now))
 
 

@@ -30,7 +30,7 @@ from penstock.api.store.sanitize import cleaned
 from penstock.core import jsontext
 from penstock.core.capacity import Demand, Machine, demand_of, lacking
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Job, Observation, step
+from penstock.core.engine import Job, Observation, failure_changes, step
 from penstock.core.errors import UserError
 from penstock.core.host.clocks import boot_id, boottime_seconds
 from penstock.core.host.launches import Holding, Launches
@@ -311,17 +311,9 @@ class Executor:
         Killed in between, the next service sees what is alive and ends it, and a launch closes the attempt before it in
         any case.
         """
-        stored = look.record
-        lost: dict[str, Any] = {}
-        if entered.reason in LOSSES:
-            lost = {
-                "failures": stored.failures + 1,
-                "failed_at": now.wall,
-                "failed_boot_id": now.boot_id,
-                "failed_boottime": now.boottime,
-                "last_words": last_words(observation),
-            }
-        self._enter(stored, entered, now.wall, **lost)
+        words = last_words(observation) if entered.reason in LOSSES else ()
+        changes = failure_changes(look.record, entered, now)
+        self._enter(look.record, entered, now.wall, last_words=words, **changes)
 
     def _enter(self, stored: StoredJob, entered: SetPhase, now: float, **changes: Any) -> None:
         def change(connection: Connection) -> None:

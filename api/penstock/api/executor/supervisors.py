@@ -34,23 +34,18 @@ class Supervisors(Protocol):
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
         """Start a supervisor of the attempt, unless it has or had one."""
-        ...
 
     def observe(self, folder: AttemptFolder) -> Observation:
         """Observe the attempt by its files, without its plan."""
-        ...
 
     def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         """Make a request of this kind, once."""
-        ...
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
         """Let the attempt train by a plan."""
-        ...
 
     def end(self, folder: AttemptFolder) -> None:
         """End the attempt's remaining processes; none is left when this returns, and none can start later."""
-        ...
 
 
 class ProcessSupervisors:

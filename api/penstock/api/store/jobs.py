@@ -35,7 +35,6 @@ from penstock.api.store.rows import put
 from penstock.api.store.schema import events, job_labels, jobs, log_lines, points, progress, rollups, series, sources
 from penstock.api.store.speeds import Speeds, speed_of_step, speeds_of_a_second
 from penstock.core import jsontext
-from penstock.core.clocks import Reading
 from penstock.core.errors import MistakesError, PenstockError, UserError, mistakes_in
 from penstock.core.failure import LAST_WORDS
 from penstock.core.job import PipelineJob
@@ -119,13 +118,6 @@ class StoredJob:
     failed_boottime: float | None = None
     progress: Reported | None = None
     speed: Speed | None = None
-
-    @property
-    def failed(self) -> Reading | None:
-        """Return the time of the last failure, on the clock of the boot too if it was stored."""
-        if self.failed_at is None:
-            return None
-        return Reading(wall=self.failed_at, boot_id=self.failed_boot_id or "", boottime=self.failed_boottime or 0.0)
 
     @property
     def job(self) -> PipelineJob:
