@@ -1,4 +1,4 @@
-"""A job's life cycle as one table and one pure function; the operator and the local executor only observe and apply.
+"""A job's life cycle as one table and one pure function; the engine and the operator only observe and apply.
 
 Problem. A job outlives the executors that manage it. They are killed at any time, miss events, and may have applied a
 decision without recording it. Idea: nothing depends on events or on memory. `decide` is a pure function of what is
