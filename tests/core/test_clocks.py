@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.clocks import SLEW, Ages, Reading, SlewedClock
-from penstock.core.host.clocks import boot_id, read_clocks
+from penstock.core.clocks import Ages, Reading
+from penstock.core.host.clocks import SLEW, SlewedClock, boot_id, read_clocks
 
 NOW = Reading(wall=1e9, boot_id="boot", boottime=500.0)
 

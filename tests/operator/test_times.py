@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.clocks import SlewedClock
+from penstock.core.host.clocks import SlewedClock
 from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.status import ConditionType
 from penstock.core.supervision import AttemptReport

@@ -10,8 +10,9 @@ the age is taken from the wall clock once, is 0 at least, and from then on grows
 time in the future by a clock that went back counts as now, and what is due after a duration is due after that duration
 at the latest.
 
-An observer whose times are all on one clock, as the operator's and those of a cluster's objects, has a `SlewedClock`
-instead: the time of day, which never goes back and makes up for a correction over ten times its length.
+An observer whose times are all on one clock, as the operator's and those of a cluster's objects, has a
+`penstock.core.host.clocks.SlewedClock` instead: the time of day, which never goes back and makes up for a correction
+over ten times its length.
 
 Example: an attempt failed at wall 1000 and boot time 50, and its retry is due 8 s later. At boot time 52 the wall clock
 is set to 4600. By the wall clock the age is 3602 s and the retry overdue; here it is 2 s, and the retry is due at boot
@@ -20,12 +21,8 @@ time 58. A service that starts after a reboot at wall 990 begins with age 0.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-
-SLEW = 0.1
-"""Seconds by which a `SlewedClock` approaches the wall clock in a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,24 +64,3 @@ class Ages:
     def forget_all_but(self, jobs: Collection[str]) -> None:
         """Forget the values of other jobs."""
         self._since = {key: known for key, known in self._since.items() if key[0] in jobs}
-
-
-class SlewedClock:
-    """The time of day, without jumps: it goes by ``boottime``, at most `SLEW` faster or slower while ``wall`` differs.
-
-    So a duration is off by a tenth at most while a correction is made up for, and by nothing at other times.
-    """
-
-    def __init__(self, wall: Callable[[], float], boottime: Callable[[], float]) -> None:
-        self._wall, self._read_boottime = wall, boottime
-        self._now, self._boottime = wall(), boottime()
-        self._lock = threading.Lock()
-
-    def __call__(self) -> float:
-        """Return the seconds since the epoch."""
-        with self._lock:
-            boottime = self._read_boottime()
-            elapsed, self._boottime = boottime - self._boottime, boottime
-            most = SLEW * elapsed
-            self._now += elapsed + min(max(self._wall() - self._now - elapsed, -most), most)
-            return self._now

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from typing import Any
 
 import kopf
 
-from penstock.core.clocks import SlewedClock
-from penstock.core.host.clocks import boottime_seconds
+from penstock.core.host.clocks import SlewedClock
 from penstock.operator.controller import Controller, controller_from
 from penstock.operator.metrics import serve
 from penstock.operator.settings import settings_from
@@ -32,7 +30,7 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     settings.scanning.disabled = True
     settings.networking.request_timeout = 20
     settings_read = settings_from(os.environ)
-    memo.controller = controller_from(settings_read, SlewedClock(time.time, boottime_seconds))
+    memo.controller = controller_from(settings_read, SlewedClock())
     if settings_read.metrics_port:
         memo.close_metrics = serve(memo.controller.registry, settings_read.metrics_port)
     await memo.controller.start(asyncio.get_running_loop())
