@@ -133,7 +133,7 @@ class MemoryBackend:
         self.crash.around(lambda: self._store(launched, entered, now))
         return replace(job, record=self.durable.record)
 
-    def start(self, job: MemoryJob, now: Reading) -> None:
+    def start(self, job: MemoryJob) -> None:
         self.crash.around(lambda: self._start(job.record.attempt))
 
     def measure(self, job: MemoryJob) -> None:

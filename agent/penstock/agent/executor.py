@@ -235,7 +235,7 @@ class Executor:
         self._enter(entered, now, attempt=launch.attempt, started_at=self.state.started_at or now.wall)
         return dataclasses.replace(run, record=self.state)
 
-    def start(self, run: _Run, now: Reading) -> None:
+    def start(self, run: _Run) -> None:
         """Become ready to measure or to train: no process runs before."""
         self._attempt = Attempt(self._job, self._run, run.record.attempt, run.spec.resources.ranks, self._workers)
 

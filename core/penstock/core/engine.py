@@ -165,7 +165,7 @@ class Backend(Protocol[J]):
     def launch(self, job: J, launch: Launch, entered: SetPhase, now: Reading) -> J:
         """Store the attempt's number with the phase; return the job as stored. Nothing starts yet."""
 
-    def start(self, job: J, now: Reading) -> None:
+    def start(self, job: J) -> None:
         """Start the newest attempt, unless it was started before."""
 
     def measure(self, job: J) -> None:
@@ -197,13 +197,13 @@ def step(backend: Backend[J], job: J, now: Reading) -> float | None:
     match decisions:
         case [Launch() as launch, SetPhase() as entered]:
             _delete(backend, job)
-            backend.start(backend.launch(job, launch, entered, now), now)
+            backend.start(backend.launch(job, launch, entered, now))
         case [*_, SetPhase() as entered]:
             backend.enter(job, entered, observation, now)
             if entered.phase not in LIVE:
                 _delete(backend, job)
         case [] if job.record.phase in LIVE and _has_nothing(observation):
-            backend.start(job, now)
+            backend.start(job)
             return 0.0
         case _:
             for decision in decisions:

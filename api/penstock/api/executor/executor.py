@@ -359,7 +359,7 @@ class Executor:
 
         return replace(look, record=self._service.write(stored.uid, change))
 
-    def start(self, look: _Look, now: Reading) -> None:
+    def start(self, look: _Look) -> None:
         """Idempotent: an attempt that has a supervisor gets no other."""
         stored = look.record
         try:
