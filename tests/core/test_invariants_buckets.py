@@ -21,6 +21,11 @@ def full() -> Program:
     return lowered(TWO_MICROBATCHES, dp=True, buckets=BUCKETS)
 
 
+def divided() -> Program:
+    """Replicas divide the state of each bucket."""
+    return lowered(TWO_MICROBATCHES, dp=True, zero=1, buckets=BUCKETS)
+
+
 def split() -> Program:
     return lowered(SPLIT, dp=True, buckets=BUCKETS)
 
@@ -42,7 +47,7 @@ def both(program: Program, rank: int, part: str, other: str) -> Program:
     return program
 
 
-@pytest.mark.parametrize("make", [full, split])
+@pytest.mark.parametrize("make", [full, split, divided])
 def test_buckets_are_proved_in_the_memory_of_whole_stages(make: Callable[[], Program]) -> None:
     whole = lowered(SPLIT if make is split else TWO_MICROBATCHES, dp=True)
     proof, of_whole = prove(make(), num_trained=[4, 5]), prove(whole)
@@ -55,6 +60,18 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
     "a bucket before its part": (
         lambda: moved(full(), 0, "0START_REDUCE(dp)[1]", before="0B1.0[1]"),
         r"0START_REDUCE(dp)[1]: finds 1 of 2 weight gradients of stage 0, units [1]",
+    ),
+    "a bucket of a divided state before its part": (
+        lambda: moved(divided(), 0, "0START_REDUCE(dp)[0]", before="0B1.0[0]"),
+        r"0START_REDUCE(dp)[0]: finds 1 of 2 weight gradients of stage 0, units [0]",
+    ),
+    "a step on a divided state before a bucket's sum": (
+        lambda: moved(divided(), 0, "0STEP", before="0WAIT_REDUCE(dp)[0]"),
+        "0STEP: runs before 0WAIT_REDUCE(dp)[0]",
+    ),
+    "a gather of a bucket": (
+        lambda: renamed(divided(), 0, "0START_GATHER(dp)", "0START_GATHER(dp)[0]"),
+        "0START_GATHER(dp)[0]: is no gather of its rank",
     ),
     "a bucket before its part of W": (
         lambda: moved(split(), 1, "1START_REDUCE(dp)[0:3]", before="1W1.0[0:3]"),

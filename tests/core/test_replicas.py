@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.replicas import BLOCK, largest_shard, replica_layout
+from penstock.core.replicas import BLOCK, Section, largest_shard, replica_layout
 
 SIZES = st.lists(st.integers(1, 5 * BLOCK) | st.sampled_from([1, BLOCK, 3 * BLOCK]), min_size=1, max_size=12)
 
@@ -35,8 +35,16 @@ def test_a_shard_is_no_larger_than_the_formula_says(sizes: list[int], dp: int) -
 @given(SIZES)
 def test_one_replica_has_everything_without_gaps(sizes: list[int]) -> None:
     layout = replica_layout(sizes, 1)
-    assert layout.shard(0) == slice(0, sum(sizes))
+    assert layout.shard_elements == layout.total == sum(sizes)
     assert not any(_gaps(layout.offsets, sizes))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 10))
+def test_the_shards_of_a_section_are_all_of_it_in_order(start: int, dp: int, blocks: int) -> None:
+    section = Section(start, dp * blocks * BLOCK, 1, blocks * BLOCK)
+    shards = [section.shard(replica) for replica in range(dp)]
+    assert [shard.start for shard in shards] == [start, *(shard.stop for shard in shards[:-1])]
+    assert slice(shards[0].start, shards[-1].stop) == section.place
 
 
 def test_the_shards_of_a_large_stage_are_its_parts() -> None:

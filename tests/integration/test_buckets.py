@@ -1,5 +1,5 @@
 """Gradients in buckets, in real processes: they are the unsliced model's in fp64, and two replicas train as with whole
-stages, to the last bit.
+stages, to the last bit, whether each has all sums or they divide the state of the optimizer.
 
 Every pair of values of two factors occurs in some case. Each unit is a bucket of its own, but for parts of a head,
 which run as one.
@@ -8,6 +8,7 @@ which run as one.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.schedule import Kind, Part
-from penstock.planner.compile import lowered, program_of
+from penstock.planner.compile import lowered
 from tests.integration.test_zero import VIRTUAL, name_of
 from tests.support.covering import covering_array
-from tests.support.pipeline_ranks import train_rank
+from tests.support.layout_ranks import train_some
+from tests.support.pipeline_ranks import put_together, train_rank
 from tests.support.sharded_pipeline import check_sharded
 from tests.support.small_plans import plan_of_case, widened
 from tests.support.worker_pool import WorkerPool
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.xdist_group("worker-pool")
 
 MOST_RANKS = 16
 FACTORS: dict[str, tuple[Any, ...]] = {
+    "zero": (0, 1),
     "dp": (2, 4),
     "pp": (1, 2, 3, 4),
     "tp": (1, 2),
@@ -45,19 +48,22 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 def is_allowed(case: dict[str, Any]) -> bool:
     """At most as many ranks as the pool has; loops want a pipeline. gloo adds the terms of more than two replicas in an
     order that depends on an element's place, so copies of a tensor are equal in every bit only where their places are:
-    not in copies of a tied matrix on two stages, nor in shards of unequal parts of a head.
+    not in copies of a tied matrix on two stages, nor in shards of unequal parts of a head. Replicas that divide the
+    state add them in their own order.
     """
     is_loop = case["schedule"].startswith("interleaved")
     has_copies = case["family"] is Family.GPT2 and case["pp"] > 1
     is_uneven = case["tp"] > 1 and case["head_parts"] > 1
     fits = case["dp"] * case["tp"] * case["pp"] <= MOST_RANKS
-    return fits and (case["pp"] > 1 or not is_loop) and (case["dp"] == 2 or not (has_copies or is_uneven))
+    return (
+        fits and (case["pp"] > 1 or not is_loop) and (case["zero"] or case["dp"] == 2 or not (has_copies or is_uneven))
+    )
 
 
 def plan_of(case: dict[str, Any], **changes: Any) -> Plan:
     """The plan of a case."""
-    plan = plan_of_case(case, VIRTUAL, head_parts=case["head_parts"], layers=4, **changes)
-    return replace(plan, tp=case["tp"])
+    plan = plan_of_case(case, VIRTUAL, head_parts=case["head_parts"], zero=case["zero"], layers=4, **changes)
+    return replace(widened(plan) if case["zero"] else plan, tp=case["tp"])
 
 
 def finest(plan: Plan) -> tuple[tuple[Part, ...], ...]:
@@ -75,7 +81,17 @@ def finest(plan: Plan) -> tuple[tuple[Part, ...], ...]:
 
 def in_finest_buckets(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The proved Program of the plan with these buckets."""
-    monkeypatch.setattr("penstock.planner.compile.stage_buckets", lambda *arguments: finest(plan))
+    return in_buckets(plan, finest(plan), monkeypatch)
+
+
+def in_whole_stages(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """The proved Program of the plan without buckets."""
+    return in_buckets(plan, ((),) * len(plan.stages), monkeypatch)
+
+
+def in_buckets(plan: Plan, buckets: tuple[tuple[Part, ...], ...], monkeypatch: pytest.MonkeyPatch) -> Program:
+    """The proved Program of the plan with the buckets of every stage."""
+    monkeypatch.setattr("penstock.planner.compile.stage_buckets", lambda *arguments: buckets)
     program = lowered(plan)
     prove(program, num_trained=[stop - first for first, stop in plan.stages])
     return program
@@ -97,7 +113,46 @@ def test_gradients_are_those_of_the_whole_model(
     starts = [i.action for rank in program.ranks for i in rank.instructions if i.action.kind is Kind.START_REDUCE]
     assert any(action.part is not None for action in starts) == any(finest(plan))
     worker_pool.connect(plan, program)
-    check_sharded(plan, worker_pool.run(train_rank, plan, program, num_ranks=plan.num_ranks))
+    results = worker_pool.run(train_rank, plan, program, num_ranks=plan.num_ranks)
+    check_sharded(plan, put_together(plan, results) if plan.zero else results)
+
+
+WALKS: tuple[tuple[bool, dict[str, Any]], ...] = (
+    (True, {"zero": 1, "dp": 2, "pp": 1, "schedule": "1f1b"}),
+    (False, {"zero": 1, "dp": 2, "pp": 2, "schedule": "1f1b"}),
+    (True, {"zero": 1, "dp": 4, "pp": 2, "schedule": "zb"}),
+    (True, {"zero": 0, "dp": 2, "pp": 2, "schedule": "zbv"}),
+    (True, {"zero": 1, "dp": 2, "pp": 3, "tp": 2, "schedule": "1f1b", "head_parts": 3}),
+    (False, {"zero": 1, "dp": 4, "pp": 1, "schedule": "gpipe"}),
+    (False, {"zero": 0, "dp": 1, "pp": 2, "schedule": "1f1b"}),
+)
+"""Whether gradients are in buckets, and the layout."""
+
+WALK_STEPS = 2
+
+
+@pytest.mark.parametrize("precision", [Precision.FP64, Precision.BF16])
+@pytest.mark.parametrize("family", Family)
+def test_a_job_goes_on_in_any_layout_with_buckets_or_without(
+    worker_pool: WorkerPool, tmp_path: Path, family: Family, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through checkpoints, whose form does not depend on buckets, as one process that does it all learns."""
+    shape = {"tp": 1, "head_parts": 1, "slices": (7, 5), "family": family}
+    walked: list[float] = []
+    for number, (has_buckets, layout) in enumerate(WALKS):
+        case = {**shape, **layout, "num_microbatches": 4 // layout["dp"]}
+        plan = replace(widened(plan_of(case, precision=precision)), microbatch=1)
+        program = (in_finest_buckets if has_buckets else in_whole_stages)(plan, monkeypatch)
+        worker_pool.connect(plan, program)
+        some = range(WALK_STEPS * number, WALK_STEPS * (number + 1))
+        results = worker_pool.run(train_some, plan, program, tmp_path / "walk", some, num_ranks=plan.num_ranks)
+        assert all(losses == results[0] for losses in results)
+        walked += results[0]
+    alone, alone_program = plan, program
+    worker_pool.connect(alone, alone_program)
+    steps = range(WALK_STEPS * len(WALKS))
+    (own, *_) = worker_pool.run(train_some, alone, alone_program, tmp_path / "alone", steps, num_ranks=alone.num_ranks)
+    assert walked == pytest.approx(own, rel=1e-10 if precision is Precision.FP64 else 0.02)
 
 
 TRAINED: dict[str, dict[str, Any]] = {
@@ -116,15 +171,18 @@ STEPS = 3
 def test_two_replicas_train_alike_in_buckets_or_not(
     worker_pool: WorkerPool, layout: str, family: Family, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses, norms and weights, bit for bit; and as with the state divided, which has whole stages."""
-    case = {"dp": 2, "tp": 1, "head_parts": 1, "slices": (3, 1, 2), "num_microbatches": 2, "family": family}
-    plan = widened(plan_of({**case, **TRAINED[layout]}, precision=precision))
-    divided = replace(plan, zero=1)
+    """Losses, norms and weights, bit for bit, with the state divided and not."""
+    case = {"dp": 2, "tp": 1, "head_parts": 1, "slices": (3, 1, 2), "num_microbatches": 2, "family": family, "zero": 1}
+    divided = plan_of({**case, **TRAINED[layout]}, precision=precision)
+    plan = replace(divided, zero=0)
+    programs = [(divided, in_whole_stages(divided, monkeypatch))]
+    programs += [(variant, in_finest_buckets(variant, monkeypatch)) for variant in (plan, divided)]
     trained = []
-    for each, program in ((divided, program_of(divided)), (plan, in_finest_buckets(plan, monkeypatch))):
-        worker_pool.connect(each, program)
-        trained.append(worker_pool.run(train_steps, each, program, STEPS, num_ranks=each.num_ranks))
-    whole, in_buckets = trained
-    assert in_buckets[0].losses == whole[0].losses
-    assert in_buckets[0].norms == whole[0].norms
-    assert [result.weights for result in in_buckets] == [result.weights for result in whole]
+    for variant, program in programs:
+        worker_pool.connect(variant, program)
+        trained.append(worker_pool.run(train_steps, variant, program, STEPS, num_ranks=plan.num_ranks))
+    whole, *in_buckets = trained
+    for results in in_buckets:
+        assert results[0].losses == whole[0].losses
+        assert results[0].norms == whole[0].norms
+        assert [result.weights for result in results] == [result.weights for result in whole]

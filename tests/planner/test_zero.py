@@ -13,12 +13,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.core.buckets import MOST_BUCKETS, elements_of_buckets
 from penstock.core.cluster import GradientType, SoftwareSpec
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.replicas import BLOCK, ROUND_BYTES, exchange_bytes, largest_shard
 from penstock.core.schedule import Group
+from penstock.core.sharding import Sharding
 from penstock.core.timeline import Activity
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
@@ -41,6 +43,7 @@ from tests.support.planning import BETWEEN, DEVICE, INSIDE, cluster, problem
 LLAMA = ModelSpec(family=Family.LLAMA, layers=4, hidden=64, heads=4, kv_heads=4, vocab=256)
 GPT2 = ModelSpec(family=Family.GPT2, layers=3, hidden=64, heads=4, vocab=512, positions=64)
 LARGE = ModelSpec(family=Family.LLAMA, layers=2, hidden=4096, heads=32, kv_heads=8, vocab=32_000)
+HOST_LLAMA = ModelSpec(family=Family.LLAMA, layers=8, hidden=256, heads=4, vocab=512)
 WITHOUT_MOVES = Budget(candidates=10_000, opened=10_000, shortages=10_000, actions=10**10, moves=0)
 
 
@@ -88,6 +91,44 @@ def test_no_shard_is_larger_than_the_trainers(model: ModelSpec, dp: int, data: s
     assert found.stepped_elements.tolist() == [largest_shard(count, dp) for count in counts]
     assert (found.flat_elements == dp * found.stepped_elements).all()
     assert (found.flat_elements >= found.num_parameters).all()
+
+
+@given(st.sampled_from([LLAMA, GPT2, LARGE]), st.integers(2, 9), st.integers(1, 2), st.data())
+def test_shards_of_buckets_are_counted_one_by_one(model: ModelSpec, dp: int, tp: int, data: st.DataObject) -> None:
+    cuts = data.draw(st.sets(st.integers(1, model.num_units - 1), max_size=2))
+    stages = tuple(itertools.pairwise((0, *sorted(cuts), model.num_units)))
+    fields: dict[str, Any] = {"model": model, "precision": Precision.FP32, "stages": stages, "batch": 1}
+    counted = StageMemory(**fields, sharding=Sharding(tp), optimizer_shards=dp, has_buckets=True)
+    whole = dataclasses.replace(counted, has_buckets=False)
+    of_buckets = elements_of_buckets(model, stages, Precision.FP32, tp)
+    columns = counted.stepped_elements, whole.stepped_elements, counted.largest_shards
+    for elements, stepped, as_one, largest in zip(of_buckets, *map(np.ndarray.tolist, columns), strict=True):
+        if not elements:
+            assert stepped == largest == as_one
+            continue
+        assert stepped == sum(largest_shard(count, dp) for count in elements)
+        assert largest == max(largest_shard(count, dp) for count in elements) < as_one
+        assert as_one <= stepped <= as_one + 2 * len(elements) * BLOCK + tp * model.num_units
+    undivided = dataclasses.replace(counted, optimizer_shards=1)
+    assert (undivided.stepped_elements == undivided.num_parameters).all()
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_buckets_are_reduced_as_their_stage_is_in_parts(zero: int) -> None:
+    """Of links without latency, whose time is that of the bytes. A rank has what the largest bucket exchanges."""
+    host = dataclasses.replace(llama_problem(model=HOST_LLAMA, memory=2**34), num_places=None)
+    candidate = on_two_replicas(zero, stages=((0, 9), (9, 18)))
+    costs, memory_ = Simulated(host).costs(candidate, (0, 1)), stage_memory(host, candidate)
+    for stage, buckets in enumerate(costs.buckets):
+        assert len(buckets) == MOST_BUCKETS
+        reduced = [bucket.reduce_ns[Group.DP] for bucket in buckets]
+        latencies = (1 if zero else 2) * (len(buckets) - 1) * INSIDE.latency_seconds * 1e9
+        assert sum(reduced) == pytest.approx(costs.reduce_ns[Group.DP][stage] + latencies, abs=len(buckets) + 1)
+    shards = memory_.largest_shards.tolist() if zero else (0, 0)
+    device = dataclasses.replace(host, num_places=8)
+    more = resident_bytes(host, candidate, (0, 1)) - resident_bytes(device, candidate, (0, 1))
+    gaps = memory_.state_bytes - stage_memory(device, candidate).state_bytes
+    assert more.tolist() == [exchange_bytes(4 * shard, 2) + gap for shard, gap in zip(shards, gaps, strict=True)]
 
 
 MESH = Mesh(dp=2, tp=1, pp=2, microbatch=1, num_microbatches=3)
@@ -336,13 +377,14 @@ def test_what_replicas_on_the_host_exchange_is_bounded_and_on_devices_nothing() 
 
 
 def test_estimates_keep_what_is_shorter_or_holds_less() -> None:
-    """Sums and gathers are one ring, so shards are not estimated to be slower, except on the host: there whole sums are
-    in buckets, next to backward. Small stages have more gaps than state, and are tried both ways.
+    """Sums and gathers are one ring, so shards are not estimated to be slower. On the host sums are in buckets next to
+    backward, and gathers of weights in bf16 take less than the update that shards save. Small stages have more gaps
+    than state, and are tried both ways.
     """
     host = dataclasses.replace(llama_problem(model=LARGE, memory=2**40), precision=Precision.BF16)
     devices = dataclasses.replace(host, num_places=8)
     assert {outline.zero for outline in outlines(devices) if outline.mesh.dp > 1} == {1}
-    assert {outline.zero for outline in outlines(host) if outline.mesh.dp > 1} == {0, 1}
+    assert {outline.zero for outline in outlines(host) if outline.mesh.dp > 1} == {1}
     assert {outline.zero for outline in outlines(host) if outline.mesh.dp == 1} == {0}
     tiny = llama_problem(model=dataclasses.replace(LLAMA, hidden=16, vocab=16))
     assert {outline.zero for outline in outlines(tiny) if outline.mesh.dp > 1} == {0, 1}

@@ -37,7 +37,8 @@ class GradientKeeper:
     def step(self, step: int, squared_norm: Tensor) -> None:
         parameters = self._parameters
         kept = torch.full_like(parameters.gradient_flat, torch.nan)
-        kept[parameters.own] = parameters.own_gradient_flat
+        for own, gradients in zip(parameters.own, parameters.own_gradients, strict=True):
+            kept[own] = gradients
         self.kept = parameters.by_name(kept)
         parameters.gradient_flat.zero_()
 

@@ -92,12 +92,12 @@ def peak_of_two_steps(me: PoolRank, plan: Plan, program: Program) -> int:
 def _state_bytes(optimizer: AdamW) -> int:
     """Of moments, and of masters that are not what products use."""
     parameters = optimizer.parameters
-    masters = parameters.master_flat.nbytes if parameters.has_copy else 0
-    return masters + sum(moment.nbytes for moment in optimizer.moments.values())
+    kinds = [*optimizer.moments.values(), *([parameters.masters] if parameters.has_copy else [])]
+    return sum(flat.nbytes for flats in kinds for flat in flats)
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
     content = hashlib.sha256()
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):
         content.update(f"{name} {tensor.dtype}".encode() + tensor.double().numpy().tobytes())
     return content.hexdigest()

@@ -54,6 +54,22 @@ def _buckets_of_stage(spec: ModelSpec, first: int, stop: int, precision: Precisi
     return tuple(Part(part.first, part.stop + (more if part is buckets[0] else 0)) for part in buckets)
 
 
+def elements_of_buckets(
+    spec: ModelSpec, stages: Sequence[tuple[int, int]], precision: Precision, tp: int
+) -> tuple[tuple[int, ...], ...]:
+    """Elements of the gradients of every bucket of `stage_buckets`, each on the largest of ``tp`` shards."""
+    return tuple(
+        _elements_of_buckets(spec, *stage, tp, parts) if parts else ()
+        for stage, parts in zip(stages, stage_buckets(spec, stages, precision, tp), strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _elements_of_buckets(spec: ModelSpec, first: int, stop: int, tp: int, parts: tuple[Part, ...]) -> tuple[int, ...]:
+    elements = bucket_elements(spec, first, stop, tp)
+    return tuple(sum(elements[part.first : part.stop]) for part in parts)
+
+
 def completed_by_units(spec: ModelSpec, first: int, stop: int) -> list[list[str]]:
     """Names of the parameters whose gradients each unit of a stage completes: a matrix that several units share belongs
     to the first of them, whose backward is last.

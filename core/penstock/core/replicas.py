@@ -1,16 +1,18 @@
 """Division of a stage's optimizer state between replicas (ZeRO-1, Rajbhandari et al., arXiv 1910.02054).
 
-Replica r of dp steps the range [r s, (r + 1) s) of the stage's flat parameters: only it holds their moments and master
-weights, it ends the reduction with the sum of their gradients, and it sends the new weights to the others. All shards
-are equally large, as NCCL's collectives require, and s is a multiple of `BLOCK`.
+The flat parameters of a stage are in *sections*, one per bucket of its gradients (`penstock.core.buckets`), or one in
+all. Of a section that begins at f, replica r of dp steps the range [f + r s, f + (r + 1) s). Only it holds their
+moments and master weights. It ends the reduction with the sum of their gradients, and sends the new weights to the
+others. So every bucket is divided evenly, and its sum uses both directions of a link. All shards of a section are
+equally large, as NCCL's collectives require, and s is a multiple of `BLOCK`.
 
 Gradients are squared and summed in blocks of `BLOCK` elements, counted from the start of each tensor, so that the norm
 does not depend on the division between replicas (`penstock.trainer.squared_norm`). No block may be in two shards, so a
-tensor that crosses a shard's bound begins at a multiple of `BLOCK`. At most dp - 1 tensors of a stage cross one, and
+tensor that crosses a shard's bound begins at a multiple of `BLOCK`. At most dp - 1 tensors of a section cross one, and
 each leaves a gap of less than `BLOCK` elements before it, which hold zeros.
 
 Example with blocks of 4: tensors of 3, 10 and 2 elements, and 2 replicas. Of 15 elements a shard has 8. The second
-tensor would begin at 3 and be cut at 8, which is in its second block. It begins at 4, and the stage ends at 16.
+tensor would begin at 3 and be cut at 8, which is in its second block. It begins at 4, and the section ends at 16.
 """
 
 from __future__ import annotations
@@ -34,23 +36,46 @@ def exchange_bytes(shard_bytes: int, dp: int) -> int:
 
 
 def largest_shard(num_elements: int, dp: int) -> int:
-    """Upper bound of the elements of a shard of a stage with so many elements, gaps included; all of them with one
+    """Upper bound of the elements of a shard of a section with so many elements, gaps included; all of them with one
     replica.
     """
     return num_elements if dp == 1 else (-(-num_elements // (dp * BLOCK)) + 1) * BLOCK
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """A range of a stage's flat buffers from ``start`` on, of ``total`` elements. The first ``num_decayed`` have weight
+    decay. Replicas divide it into shards of ``shard_elements``.
+    """
+
+    start: int
+    total: int
+    num_decayed: int
+    shard_elements: int
+
+    @classmethod
+    def whole(cls, total: int, num_decayed: int) -> Section:
+        """Buffers that replicas do not divide."""
+        return cls(0, total, num_decayed, total)
+
+    @property
+    def place(self) -> slice:
+        """Its range of the flat buffers."""
+        return slice(self.start, self.start + self.total)
+
+    def shard(self, replica: int) -> slice:
+        """The range of the flat buffers that a replica steps."""
+        start = self.start + replica * self.shard_elements
+        return slice(start, start + self.shard_elements)
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """Offsets of a stage's tensors in its flat buffers, of ``total`` elements, and the elements of a shard."""
+    """Offsets of a section's tensors from its start, its ``total`` elements, and the elements of a shard."""
 
     offsets: tuple[int, ...]
     shard_elements: int
     total: int
-
-    def shard(self, replica: int) -> slice:
-        """The range of the flat buffers that a replica steps."""
-        return slice(replica * self.shard_elements, (replica + 1) * self.shard_elements)
 
 
 def replica_layout(sizes: Sequence[int], dp: int) -> ReplicaLayout:

@@ -8,20 +8,15 @@ from itertools import accumulate
 import numpy as np
 
 from penstock.core.buckets import bucket_elements, stage_buckets
-from penstock.core.cluster import PENSTOCK
+from penstock.core.replicas import largest_shard
 from penstock.core.schedule import Group, Part
 from penstock.planner.candidate import Candidate
 from penstock.planner.memory import gradient_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
-from penstock.planner.problem import Mesh, Problem
+from penstock.planner.problem import Problem
 from penstock.planner.simulate.costs import MILLION, Bucket
 from penstock.planner.stagecost import PASSES, Stages, UnitTable, first_like, unit_counts
 from penstock.planner.tables import shards_seconds
-
-
-def has_buckets(problem: Problem, mesh: Mesh, zero: int) -> bool:
-    """Whether gradients are summed in buckets: on the host, over replicas of which each has all sums."""
-    return mesh.dp > 1 and not zero and not problem.late_receives and problem.software == PENSTOCK
 
 
 def buckets_of(
@@ -32,7 +27,7 @@ def buckets_of(
     ``units`` has the costs of units for the slices of a micro-batch; ``devices`` the first one of every rank.
     """
     mesh, model = candidate.mesh, problem.model
-    if not has_buckets(problem, mesh, candidate.zero):
+    if not problem.has_buckets(mesh):
         return ()
     known: dict[tuple[tuple[int, int], tuple[Part, ...]], list[tuple[tuple[int, int], int, int]]] = {}
     costs = []
@@ -45,7 +40,9 @@ def buckets_of(
         costs.append(
             tuple(
                 Bucket(
-                    part=part, done_ppm=done_ppm, reduce_ns=_reduce_ns(problem, mesh.tp, num_bytes, shards_ns, peers)
+                    part=part,
+                    done_ppm=done_ppm,
+                    reduce_ns=_reduce_ns(problem, candidate, num_bytes, shards_ns, peers),
                 )
                 for part, (done_ppm, num_bytes, shards_ns) in zip(parts, known.get(key, ()), strict=True)
             )
@@ -62,12 +59,13 @@ def _shares(
     ranges: Stages = tuple((first + part.first, first + part.stop) for part in parts)
     done_ppm = _done_ppm(units, unit_counts(model, ranges))
     elements = bucket_elements(model, *stage, mesh.tp)
+    sums = [sum(elements[part.first : part.stop]) for part in parts]
+    flats = [candidate.optimizer_shards * largest_shard(count, candidate.optimizer_shards) for count in sums]
     per_gradient = gradient_bytes(problem.precision, problem.software.gradient_type)
     shards_ns = np.zeros(len(parts), dtype=np.int64)
     if mesh.tp > 1:
         shards_ns = whole_nanoseconds(shards_seconds(problem, ranges, mesh))
-    num_bytes = [sum(elements[part.first : part.stop]) * per_gradient for part in parts]
-    return list(zip(done_ppm, num_bytes, shards_ns.tolist(), strict=True))
+    return list(zip(done_ppm, [count * per_gradient for count in flats], shards_ns.tolist(), strict=True))
 
 
 def _done_ppm(units: UnitTable, counts: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
@@ -85,6 +83,9 @@ def _running_ppm(parts: Sequence[float]) -> list[int]:
     return [*shares[:-1], MILLION]
 
 
-def _reduce_ns(problem: Problem, tp: int, num_bytes: int, shards_ns: int, peers: Sequence[int]) -> dict[Group, int]:
-    seconds = problem.cost_of(tp).all_reduce_seconds(num_bytes, peers)
-    return {Group.TP: shards_ns, Group.DP: int(whole_nanoseconds(seconds))}
+def _reduce_ns(
+    problem: Problem, candidate: Candidate, num_bytes: int, shards_ns: int, peers: Sequence[int]
+) -> dict[Group, int]:
+    cost = problem.cost_of(candidate.mesh.tp)
+    reduce_seconds = cost.reduce_scatter_seconds if candidate.optimizer_shards > 1 else cost.all_reduce_seconds
+    return {Group.TP: shards_ns, Group.DP: int(whole_nanoseconds(reduce_seconds(num_bytes, peers)))}

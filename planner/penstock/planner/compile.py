@@ -127,8 +127,8 @@ def prove_plan(
 
 
 def _buckets(plan: Plan) -> Buckets:
-    """Buckets of gradients, if replicas sum them next to compute and each has all sums."""
-    if plan.dp == 1 or plan.zero or plan.late_receives:
+    """Buckets of gradients, if replicas reduce them next to compute."""
+    if plan.dp == 1 or plan.late_receives:
         return ()
     return stage_buckets(plan.model, plan.stages, plan.precision, plan.tp)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.core.buckets import elements_of_buckets
 from penstock.core.cluster import PENSTOCK, AttentionKernel, GradientType, SoftwareSpec
 from penstock.core.layout import (
     HIDDEN_STATE_SLOTS,
@@ -79,7 +80,7 @@ class StageMemory:
 
     Kept scores count as if every query attended to the whole sequence: an upper bound for slices. ``recompute`` is the
     recomputation of each stage, if any (`penstock.core.remaking`). ``optimizer_shards`` replicas divide the optimizer
-    state; with 1 each has all of it.
+    state; with 1 each has all of it. With ``has_buckets`` they divide each bucket of a stage (`penstock.core.buckets`).
     """
 
     model: ModelSpec
@@ -91,6 +92,7 @@ class StageMemory:
     sequence_length: int = 0
     recompute: tuple[Remakes, ...] = ()
     optimizer_shards: int = 1
+    has_buckets: bool = False
 
     @property
     def num_parameters(self) -> Integers:
@@ -122,7 +124,29 @@ class StageMemory:
     @property
     def stepped_elements(self) -> Integers:
         """[stages]: the elements of which a replica has the optimizer's state."""
-        return stepped_elements(self.num_parameters, self.optimizer_shards)
+        if not self._is_sectioned:
+            return stepped_elements(self.num_parameters, self.optimizer_shards)
+        return np.array([sum(shards) for shards in self._shards_of_sections], dtype=np.int64)
+
+    @property
+    def largest_shards(self) -> Integers:
+        """[stages]: the most elements that a replica steps of one section (`penstock.core.replicas`)."""
+        if not self._is_sectioned:
+            return self.stepped_elements
+        return np.array([max(shards) for shards in self._shards_of_sections], dtype=np.int64)
+
+    @property
+    def _is_sectioned(self) -> bool:
+        return self.has_buckets and self.optimizer_shards > 1
+
+    @functools.cached_property
+    def _shards_of_sections(self) -> list[list[int]]:
+        """Of every stage the elements of a shard of each section: of its buckets, or of the whole stage."""
+        of_buckets = elements_of_buckets(self.model, self.stages, self.precision, self.sharding.tp)
+        return [
+            [largest_shard(count, self.optimizer_shards) for count in counts or (whole,)]
+            for counts, whole in zip(of_buckets, self.num_parameters.tolist(), strict=True)
+        ]
 
     @property
     def flat_elements(self) -> Integers:

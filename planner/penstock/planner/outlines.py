@@ -54,7 +54,6 @@ from penstock.core.buckets import MOST_BUCKETS
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
-from penstock.planner.bucket_costs import has_buckets
 from penstock.planner.candidate import label_of, optimizer_shards
 from penstock.planner.memory import gradient_bytes, optimizer_bytes_per_parameter, stepped_elements
 from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, room_of
@@ -387,7 +386,7 @@ class _StageTimes:
             stepped = stepped_elements(self.num_parameters, optimizer_shards(mesh, zero))
             largest = int(np.bincount(owners, weights=stepped).max())
             summed_last = largest if problem.late_receives else int(stepped.max())
-            if has_buckets(problem, mesh, zero):
+            if problem.has_buckets(mesh):
                 summed_last = -(-summed_last // MOST_BUCKETS)
             seconds, state_bytes = self._over_replicas(problem, mesh, largest, summed_last, zero)
             ends[zero] = _End(seconds=shards + tie + seconds, state_bytes=state_bytes)

@@ -165,6 +165,10 @@ class Problem:
         """Whether plans post receives only when messages are due, because a posted receive occupies its device."""
         return self.num_places is not None
 
+    def has_buckets(self, mesh: Mesh) -> bool:
+        """Whether replicas reduce gradients in buckets (`penstock.core.buckets`): on the host, next to compute."""
+        return mesh.dp > 1 and not self.late_receives and self.software == PENSTOCK
+
     def prefix_by_slice(self, slices: Sequence[int]) -> bool:
         """Whether every slice has its own keys, values and gradients of these: only where sequences are long."""
         return len(slices) > 1 and self.sequence_length >= LONG_SEQUENCE

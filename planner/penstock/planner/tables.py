@@ -53,7 +53,8 @@ def first_replica_in_order(mesh: Mesh) -> Integers:
 def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:
     """The byte arithmetic of its stages."""
     mesh, shards = candidate.mesh, candidate.optimizer_shards
-    return memory_of(problem, candidate.stages, mesh.microbatch, mesh.tp, candidate.recompute, shards)
+    has_buckets = problem.has_buckets(mesh)
+    return memory_of(problem, candidate.stages, mesh.microbatch, mesh.tp, candidate.recompute, shards, has_buckets)
 
 
 def remainder_shape(problem: Problem, candidate: Candidate) -> Shape | None:
@@ -80,6 +81,7 @@ def memory_of(
     tp: int,
     recompute: tuple[Remakes, ...] = (),
     optimizer_shards: int = 1,
+    has_buckets: bool = False,
 ) -> StageMemory:
     """The byte arithmetic of these stages for micro-batches of ``batch`` sequences; the same object for recent ones."""
     return _memory_of(
@@ -92,6 +94,7 @@ def memory_of(
         problem.sequence_length,
         recompute,
         optimizer_shards,
+        has_buckets and optimizer_shards > 1,
     )
 
 
@@ -106,6 +109,7 @@ def _memory_of(
     sequence_length: int,
     recompute: tuple[Remakes, ...],
     optimizer_shards: int,
+    has_buckets: bool,
 ) -> StageMemory:
     """Kept for a candidate with everything kept and with everything recomputed, at both degrees of ZeRO, and for stages
     of one unit.
@@ -120,6 +124,7 @@ def _memory_of(
         sequence_length=sequence_length,
         recompute=recompute,
         optimizer_shards=optimizer_shards,
+        has_buckets=has_buckets,
     )
 
 
@@ -447,7 +452,8 @@ def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[in
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
     if candidate.zero and problem.num_places is None:
-        shards = _largest_per_rank(memory.gradient_bytes // mesh.dp, stage_ranks, mesh.pp)
+        shards = _largest_per_rank(memory.largest_shards, stage_ranks, mesh.pp)
+        shards *= gradient_bytes(problem.precision, problem.software.gradient_type)
         held += np.array([exchange_bytes(shard, mesh.dp) for shard in shards.tolist()])
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     if any(candidate.recompute):

@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.core.job import Decay, OptimizerSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
+from penstock.core.schedule import Part
 from penstock.trainer.optimizer import AdamW, learning_rate
 from penstock.trainer.parameters import StageParameters
 from tests.support.small_plans import small_model
@@ -137,7 +138,7 @@ def test_equals_torch_s_on_separate_tensors(
     assert ours.num_steps == 4
     for name, tensor in parameters.master.items():
         torch.testing.assert_close(tensor, theirs.tensors[name].detach(), rtol=1e-12, atol=1e-12)
-        for moment, flat in ours.moments.items():
+        for moment, (flat,) in ours.moments.items():
             torch.testing.assert_close(parameters.by_name(flat)[name], theirs.adam.state[theirs.tensors[name]][moment])
 
 
@@ -153,18 +154,19 @@ def test_another_process_goes_on_where_one_stopped() -> None:
     first.step(0, fill_gradients(resumed, 0, 1.0))
     second = AdamW(resumed, spec)
     second.num_steps = first.num_steps
-    for name, moment in second.moments.items():
-        moment.copy_(first.moments[name])
+    for name, (moment,) in second.moments.items():
+        moment.copy_(first.moments[name][0])
     for step in (1, 2):
         second.step(step, fill_gradients(resumed, step, 1.0))
-    assert torch.equal(straight.master_flat, resumed.master_flat)
+    assert torch.equal(straight.compute_flat, resumed.compute_flat)
 
 
 def test_compute_weights_follow_the_masters() -> None:
     parameters = stage(Family.LLAMA, precision=Precision.BF16)
     AdamW(parameters, training()).step(50, fill_gradients(parameters, 0, 1.0))
-    assert torch.equal(parameters.compute_flat, parameters.master_flat.bfloat16())
-    assert parameters.master_flat.dtype is torch.float32
+    (masters,) = parameters.masters
+    assert torch.equal(parameters.compute_flat, masters.bfloat16())
+    assert masters.dtype is torch.float32
 
 
 @settings(max_examples=30)
@@ -179,7 +181,7 @@ def test_clipping_on_the_device_is_that_of_the_host_to_the_bit(scale: float, cli
         theirs.gradient_flat.mul_(clip / (norm + 1e-6))
     AdamW(ours, spec).step(50, squared_norm)
     AdamW(theirs, dataclasses.replace(spec, clip=1e18)).step(50, squared_norm)
-    assert torch.equal(ours.master_flat, theirs.master_flat)
+    assert torch.equal(ours.compute_flat, theirs.compute_flat)
 
 
 @pytest.mark.parametrize("squared_norm", [math.nan, math.inf, -1.0])
@@ -187,23 +189,27 @@ def test_a_gradient_that_is_not_finite_spoils_nothing(squared_norm: float) -> No
     parameters = stage(Family.LLAMA)
     optimizer = AdamW(parameters, training())
     optimizer.step(0, fill_gradients(parameters, 0, 1.0))
-    before = [tensor.clone() for tensor in (parameters.master_flat, *optimizer.moments.values())]
+    state = [flat for flats in (parameters.masters, *optimizer.moments.values()) for flat in flats]
+    before = [flat.clone() for flat in state]
     fill_gradients(parameters, 1, math.nan)
     optimizer.step(1, torch.tensor(squared_norm, dtype=torch.float64))
-    after = [parameters.master_flat, *optimizer.moments.values()]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(before, state, strict=True))
     assert optimizer.num_steps == 1
     assert not parameters.gradient_flat.any()
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP64])
 @pytest.mark.parametrize("dp", [2, 3])
-def test_replicas_that_divide_the_state_take_the_step_of_one(precision: Precision, dp: int) -> None:
-    """To the last bit, with clipping."""
+@pytest.mark.parametrize("buckets", [(), (Part(3, 6), Part(1, 3), Part(0, 1))])
+def test_replicas_that_divide_the_state_take_the_step_of_one(
+    precision: Precision, dp: int, buckets: tuple[Part, ...]
+) -> None:
+    """To the last bit, with clipping, as a whole or in buckets."""
     spec = ModelSpec(family=Family.GPT2, layers=2, hidden=48, heads=4, vocab=97, positions=61)
     options: dict[str, Any] = {"precision": precision, "device": CPU, "seed": 0}
     whole = StageParameters(spec, 0, spec.num_units, **options)
-    replicas = [StageParameters(spec, 0, spec.num_units, dp=dp, replica=r, **options) for r in range(dp)]
+    options |= {"dp": dp, "buckets": buckets}
+    replicas = [StageParameters(spec, 0, spec.num_units, replica=replica, **options) for replica in range(dp)]
     optimizers = [AdamW(parameters, training(clip=0.3, warmup_steps=0)) for parameters in (whole, *replicas)]
     generator = torch.Generator().manual_seed(1)
     for step in range(3):
@@ -213,11 +219,13 @@ def test_replicas_that_divide_the_state_take_the_step_of_one(precision: Precisio
                 gradient.copy_(gradients[name])
             optimizer.step(step, torch.tensor(7.0, dtype=torch.float64))
     for own, optimizer in zip(replicas, optimizers[1:], strict=True):
-        for flat, flat_of_one in (
-            (own.master_flat, whole.master_flat),
+        assert len(own.masters) == max(len(buckets), 1)
+        for flats, (flat_of_one,) in (
+            (own.masters, whole.masters),
             *zip(optimizer.moments.values(), optimizers[0].moments.values(), strict=True),
         ):
-            for name, part in own.own_parts(flat).items():
+            for name, part in own.own_parts(flats).items():
                 start = own.starts[name]
                 assert torch.equal(part, whole.by_name(flat_of_one)[name].flatten()[start : start + len(part)])
-        assert torch.equal(own.compute_flat[own.own], own.master_flat.to(own.compute_flat.dtype))
+        for place, master in zip(own.own, own.masters, strict=True):
+            assert torch.equal(own.compute_flat[place], master.to(own.compute_flat.dtype))

@@ -162,7 +162,7 @@ def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
             if warm:
                 threads.on_every_rank(lambda rank, runtime: runtime.warm_up())
             train(threads, num_steps=1, first=step)
-        return [stage.parameters.master_flat for own in threads.stages for stage in own.values()]
+        return [stage.parameters.compute_flat for own in threads.stages for stage in own.values()]
 
     cold = weights_after_three_steps(warm=False)
     warm = weights_after_three_steps(warm=True)
@@ -305,7 +305,7 @@ def test_a_negative_sum_of_squares_says_what_is_wrong_and_may_be_tried_again() -
 def test_a_diverged_step_changes_no_weight() -> None:
     training = TrainingSpec(steps=1, global_batch=4)
     run = ThreadedRun(small_plan(pp=2), make_optimizer=lambda stage: AdamW(stage.parameters, training))
-    flat = [stage.parameters.master_flat for own in run.stages for stage in own.values()]
+    flat = [stage.parameters.compute_flat for own in run.stages for stage in own.values()]
     flat[1][0] = math.nan
     before = [each.clone() for each in flat]
     ids, labels = sample(run.plan.model.vocab, run.plan.global_batch, run.plan.sequence_length)

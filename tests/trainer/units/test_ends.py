@@ -29,7 +29,8 @@ GPT2 = ModelSpec(family=Family.GPT2, layers=1, hidden=6, heads=1, vocab=7, posit
 def _parameters(spec: ModelSpec, unit: int, precision: Precision = Precision.FP64) -> StageParameters:
     made = StageParameters(spec, unit, unit + 1, precision=precision, device=CPU, seed=0)
     generator = torch.Generator().manual_seed(4)
-    made.master_flat.copy_(torch.randn(made.master_flat.shape, generator=generator))
+    (masters,) = made.masters
+    masters.copy_(torch.randn(masters.shape, generator=generator))
     made.refresh_compute()
     return made
 

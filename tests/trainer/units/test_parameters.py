@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.buckets import completed_by_units
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, num_parameters, shared_parameters, stage_parameters
 from penstock.core.model import Family, ModelSpec
 from penstock.core.replicas import BLOCK, largest_shard
+from penstock.core.schedule import Part
 from penstock.core.sharding import Sharding
 from penstock.trainer.parameters import StageParameters
 from tests.support.sharded_pipeline import joined
@@ -34,7 +37,7 @@ def test_every_partition_starts_from_the_same_weights(spec: ModelSpec, inner_cut
     seen: set[str] = set()
     for first, stop in pairwise(sorted({0, spec.num_units, *inner_cuts})):
         part = _make(spec, first, stop)
-        assert part.master_flat.numel() == stage_parameters(spec, first, stop)
+        assert part.compute_flat.numel() == stage_parameters(spec, first, stop)
         assert all(torch.equal(part.master[name], whole.master[name]) for name in part.master)
         seen |= part.master.keys()
     assert seen == whole.master.keys()
@@ -44,7 +47,7 @@ def test_every_partition_starts_from_the_same_weights(spec: ModelSpec, inner_cut
 def test_every_precision_starts_from_the_same_weights_and_every_seed_from_others(spec: ModelSpec) -> None:
     single = _make(spec, 0, spec.num_units)
     double = _make(spec, 0, spec.num_units, Precision.FP64)
-    assert torch.equal(single.master_flat.double(), double.master_flat)
+    assert torch.equal(single.compute_flat.double(), double.compute_flat)
     other = _make(spec, 0, spec.num_units, seed=1)
     assert not torch.equal(single.master["layers.0.mlp.down.weight"], other.master["layers.0.mlp.down.weight"])
     first, second = single.master["layers.0.mlp.down.weight"], single.master["layers.1.mlp.down.weight"]
@@ -72,7 +75,7 @@ def test_starting_values() -> None:
 @pytest.mark.parametrize("spec", [LLAMA, GPT2])
 def test_flat_buffers_hold_decayed_tensors_first_and_views_cover_them(spec: ModelSpec) -> None:
     stage = _make(spec, 0, spec.num_units)
-    assert stage.master_flat.numel() == num_parameters(spec)
+    assert stage.compute_flat.numel() == num_parameters(spec)
     order = [parameter.decay for parameter in stage.declared.values()]
     assert order == sorted(order, reverse=True)
     for number, name in enumerate(stage.declared):
@@ -80,7 +83,7 @@ def test_flat_buffers_hold_decayed_tensors_first_and_views_cover_them(spec: Mode
     sizes = torch.tensor([parameter.num_elements for parameter in stage.declared.values()])
     assert torch.equal(stage.gradient_flat, torch.arange(len(sizes)).repeat_interleave(sizes).float())
     decayed = {name for name, parameter in stage.declared.items() if parameter.decay}
-    assert stage.num_decayed == sum(stage.declared[name].num_elements for name in decayed)
+    assert stage.own_decayed == (sum(stage.declared[name].num_elements for name in decayed),)
     assert all(stage.declared[name].shape == tuple(view.shape) for name, view in stage.master.items())
     assert decayed == {name for name, view in stage.master.items() if view.dim() == 2}
 
@@ -104,7 +107,7 @@ def test_bf16_products_use_a_copy_renewed_on_request() -> None:
 
 def test_fp32_products_use_the_masters_themselves() -> None:
     stage = _make(LLAMA, 0, 3)
-    assert stage.compute_flat.data_ptr() == stage.master_flat.data_ptr()
+    assert stage.compute_flat.data_ptr() == stage.masters[0].data_ptr()
 
 
 # Replicas that divide the optimizer's state
@@ -113,61 +116,90 @@ WIDE_LLAMA = ModelSpec(family=Family.LLAMA, layers=2, hidden=48, heads=4, kv_hea
 WIDE_GPT2 = ModelSpec(family=Family.GPT2, layers=2, hidden=48, heads=4, vocab=97, positions=61)
 
 
-def _replicas(spec: ModelSpec, dp: int, precision: Precision, tp: int = 1, shard: int = 0) -> list[StageParameters]:
+def _replicas(
+    spec: ModelSpec, dp: int, precision: Precision, tp: int = 1, shard: int = 0, buckets: tuple[Part, ...] = ()
+) -> list[StageParameters]:
     units = (0, spec.num_units)
-    options = {"sharding": Sharding(tp), "shard": shard, "precision": precision, "device": CPU, "seed": 0, "dp": dp}
-    return [StageParameters(spec, *units, replica=replica, **options) for replica in range(dp)]  # type: ignore[arg-type]
+    options: dict[str, Any] = {"sharding": Sharding(tp), "shard": shard, "precision": precision, "buckets": buckets}
+    return [StageParameters(spec, *units, replica=r, dp=dp, device=CPU, seed=0, **options) for r in range(dp)]
 
 
-@pytest.mark.parametrize("spec", [WIDE_LLAMA, WIDE_GPT2])
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("dp", [2, 3, 8])
-def test_replicas_divide_masters_and_begin_alike(spec: ModelSpec, precision: Precision, dp: int) -> None:
-    whole, replicas = _make(spec, 0, spec.num_units, precision), _replicas(spec, dp, precision)
+BUCKETS = st.sets(st.integers(1, 5)).map(
+    lambda cuts: tuple(Part(*bounds) for bounds in reversed(list(pairwise((0, *sorted(cuts), 6)))))
+)
+"""Of both models' six units, from the last one to the first."""
+
+
+@given(st.sampled_from([WIDE_LLAMA, WIDE_GPT2]), st.sampled_from(list(Precision)), st.sampled_from([2, 3, 8]), BUCKETS)
+def test_replicas_divide_masters_and_begin_alike(
+    spec: ModelSpec, precision: Precision, dp: int, buckets: tuple[Part, ...]
+) -> None:
+    whole, replicas = _make(spec, 0, spec.num_units, precision), _replicas(spec, dp, precision, buckets=buckets)
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in whole.master}
     for own in replicas:
         assert own.is_divided
-        assert len(own.master_flat) == len(own.own_gradient_flat) <= largest_shard(len(whole.master_flat), dp)
+        assert len(own.sections) == len(buckets)
+        sizes = [master.numel() for master in own.masters]
+        assert sizes == [gradients.numel() for gradients in own.own_gradients]
+        assert sum(sizes) * dp == own.compute_flat.numel()
         assert all(torch.equal(own.compute[name], whole.compute[name]) for name in whole.compute)
         assert all(torch.equal(view, whole.master[name]) for name, view in own.master.items())
-        for name, part in own.own_parts(own.master_flat).items():
+        for name, part in own.own_parts(own.masters).items():
             assert sum(map(len, parts[name])) == own.starts[name]
             parts[name].append(part)
     for name, pieces in parts.items():
         assert torch.equal(torch.cat(pieces), whole.master[name].flatten())
 
 
-@pytest.mark.parametrize("spec", [WIDE_LLAMA, WIDE_GPT2])
-@pytest.mark.parametrize("tp", [1, 2])
-def test_replicas_count_every_gradient_once(spec: ModelSpec, tp: int) -> None:
+@given(st.sampled_from([WIDE_LLAMA, WIDE_GPT2]), st.sampled_from([2, 3, 8]), BUCKETS)
+def test_a_section_has_what_the_backward_of_its_bucket_completes(
+    spec: ModelSpec, dp: int, buckets: tuple[Part, ...]
+) -> None:
+    """No element is reduced with another bucket, and shards are no larger than the planner counts."""
+    own = _replicas(spec, dp, Precision.FP32, buckets=buckets)[0]
+    names = completed_by_units(spec, 0, spec.num_units)
+    for number, part in enumerate(buckets):
+        (section,) = own.bucket(part)
+        section.fill_(number + 1.0)
+        completed = [name for unit in names[part.first : part.stop] for name in unit]
+        assert all(set(own.gradients[name].flatten().tolist()) == {number + 1.0} for name in completed)
+        count = sum(own.gradients[name].numel() for name in completed)
+        assert own.sections[number].shard_elements <= largest_shard(count, dp)
+    assert bool((own.gradient_flat > 0).all())
+
+
+@given(st.sampled_from([WIDE_LLAMA, WIDE_GPT2]), st.sampled_from([1, 2]), BUCKETS)
+def test_replicas_count_every_gradient_once(spec: ModelSpec, tp: int, buckets: tuple[Part, ...]) -> None:
     counts: dict[str, int] = {}
     for shard in range(tp):
-        for own in _replicas(spec, 3, Precision.FP32, tp, shard):
+        for own in _replicas(spec, 3, Precision.FP32, tp, shard, buckets):
             for stretch in own.counted_stretches():
-                assert own.own.start <= stretch.start < stretch.stop <= own.own.stop
-                assert all(
-                    (bound - stretch.origin) % BLOCK == 0 for bound in (stretch.start,) if bound == own.own.start
-                )
+                assert any(place.start <= stretch.start < stretch.stop <= place.stop for place in own.own)
+                if stretch.start in {place.start for place in own.own}:
+                    assert (stretch.start - stretch.origin) % BLOCK == 0
                 stretch.flat[stretch.start : stretch.stop].fill_(1.0)
             for name, gradient in own.gradients.items():
                 counts[name] = counts.get(name, 0) + int(gradient.sum())
     assert counts == {name: parameter.num_elements for name, parameter in own.declared.items()}
 
 
-@pytest.mark.parametrize("spec", [WIDE_LLAMA, WIDE_GPT2])
-def test_wide_copies_of_norms_and_biases_add_up(spec: ModelSpec) -> None:
+@given(st.sampled_from([WIDE_LLAMA, WIDE_GPT2]), BUCKETS)
+def test_wide_copies_of_norms_and_biases_add_up(spec: ModelSpec, buckets: tuple[Part, ...]) -> None:
     """Each replica renews what it steps; the rest is zero, so that a sum over replicas gives all of them."""
-    replicas = _replicas(spec, 3, Precision.BF16)
+    replicas = _replicas(spec, 3, Precision.BF16, buckets=buckets)
+    owners = torch.zeros(replicas[0].compute_flat.shape)
     for number, own in enumerate(replicas):
-        own.master_flat.fill_(number + 1.0)
+        for place, master in zip(own.own, own.masters, strict=True):
+            master.fill_(number + 1.0)
+            owners[place] = number + 1.0
         own.refresh_compute()
-        assert set(own.compute_flat[own.own].tolist()) == {number + 1.0}
+        assert all(set(own.compute_flat[place].tolist()) == {number + 1.0} for place in own.own)
     flats = [own.wide_flat for own in replicas if own.wide_flat is not None]
-    total = torch.stack(flats).sum(dim=0)
-    owners = torch.arange(len(own.compute_flat)) // len(own.master_flat) + 1.0
-    assert torch.equal(total, owners[own.num_decayed :])
+    flats[0].copy_(torch.stack(flats).sum(dim=0))
     names = {name for name, parameter in own.declared.items() if not parameter.decay}
-    assert own.master.keys() == names
+    assert replicas[0].master.keys() == names
+    expected = replicas[0].by_name(owners)
+    assert all(torch.equal(view, expected[name]) for name, view in replicas[0].master.items())
 
 
 def test_load_takes_its_own_names_from_a_larger_set() -> None:
@@ -179,14 +211,14 @@ def test_load_takes_its_own_names_from_a_larger_set() -> None:
 
 def test_load_refuses_missing_names_and_other_shapes_and_changes_nothing() -> None:
     stage = _make(LLAMA, 0, 3)
-    before = stage.master_flat.clone()
+    before = stage.compute_flat.clone()
     tensors = {name: torch.zeros_like(tensor) for name, tensor in stage.master.items()}
     short = {name: tensor for name, tensor in tensors.items() if name != "layers.0.mlp.norm.weight"}
     with pytest.raises(UserError, match=r"weights\.safetensors: layers\.0\.mlp\.norm\.weight is missing"):
         stage.load(short, where="weights.safetensors")
     with pytest.raises(UserError, match=r"layers\.0\.mlp\.norm\.weight has shape \[3\], the model needs \[16\]"):
         stage.load(tensors | {"layers.0.mlp.norm.weight": torch.zeros(3)})
-    assert torch.equal(stage.master_flat, before)
+    assert torch.equal(stage.compute_flat, before)
 
 
 SHARDED = ModelSpec(family=Family.LLAMA, layers=2, hidden=16, heads=4, kv_heads=2, vocab=23, ffn_hidden=12)
@@ -216,10 +248,10 @@ def test_shards_start_from_the_same_weights_and_hold_no_more_than_planned(spec: 
     shards = _shards(spec, Sharding(tp))
     tensors = joined(shards, [shard.master for shard in shards])
     assert all(torch.equal(tensors[name], whole[name]) for name in whole)
-    assert max(shard.master_flat.numel() for shard in shards) == stage_parameters(spec, 0, spec.num_units, tp)
+    assert max(shard.compute_flat.numel() for shard in shards) == stage_parameters(spec, 0, spec.num_units, tp)
     for shard in shards:
         decayed = sum(shard.master[name].numel() for name, parameter in shard.declared.items() if parameter.decay)
-        assert shard.num_decayed == decayed
+        assert shard.own_decayed == (decayed,)
 
 
 @pytest.mark.parametrize("spec", [SHARDED, TIED])

@@ -17,7 +17,7 @@ Shape letters: R rows and C columns of a whole matrix, r and c those of a rank's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -215,16 +215,16 @@ def held_shard(stages: Mapping[int, StageParameters], tp: int, shard: int) -> He
 
 
 def rank_tensors(
-    stages: Mapping[int, StageParameters], moments: Mapping[int, Mapping[str, Tensor]]
+    stages: Mapping[int, StageParameters], moments: Mapping[int, Mapping[str, Sequence[Tensor]]]
 ) -> dict[str, dict[str, Tensor]]:
     """The weights of a rank's stages and the optimizer ``moments`` that it updates, by kind, then by stage and global
     name.
     """
     tensors: dict[str, dict[str, Tensor]] = {}
     for number, parameters in stages.items():
-        flats = {"weights": parameters.master_flat, **moments[number]}
-        for kind, flat in flats.items():
-            named = parameters.own_parts(flat).items()
+        of_kinds = {"weights": parameters.masters, **moments[number]}
+        for kind, flats in of_kinds.items():
+            named = parameters.own_parts(flats).items()
             tensors.setdefault(kind, {}).update({_own_name(number, name): tensor for name, tensor in named})
     return tensors
 

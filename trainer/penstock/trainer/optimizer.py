@@ -39,19 +39,22 @@ def learning_rate(training: TrainingSpec, step: int) -> float:
 
 
 class AdamW:
-    """AdamW over two flat ranges of this replica's part: the matrices with weight decay, and all else without.
+    """AdamW over two flat ranges of this replica's part of every section: matrices with weight decay, and all else
+    without.
 
-    ``moments`` have the layout of the parameters' ``master_flat``. The class calls torch's kernel directly:
+    ``moments`` have the layout of the parameters' ``masters``. The class calls torch's kernel directly:
     ``torch.optim`` would load a compiler before the first step, which takes five seconds and 160 MB in every rank.
     """
 
     def __init__(self, parameters: FlatParameters, training: TrainingSpec) -> None:
         self.parameters, self._training = parameters, training
-        self.moments = {name: torch.zeros_like(parameters.master_flat) for name in ("exp_avg", "exp_avg_sq")}
-        self._num_steps = torch.zeros((), device=parameters.master_flat.device)
-        cut, decay = parameters.own_decayed, training.optimizer.weight_decay
-        flats = (parameters.master_flat, parameters.own_gradient_flat, *self.moments.values())
-        self._ranges = [(_Range([flat[:cut] for flat in flats]), decay), (_Range([flat[cut:] for flat in flats]), 0.0)]
+        self.moments = {name: tuple(map(torch.zeros_like, parameters.masters)) for name in ("exp_avg", "exp_avg_sq")}
+        self._num_steps = torch.zeros((), device=parameters.compute_flat.device)
+        self._ranges: list[tuple[_Range, float]] = []
+        sections = zip(parameters.masters, parameters.own_gradients, *self.moments.values(), strict=True)
+        for cut, flats in zip(parameters.own_decayed, sections, strict=True):
+            self._ranges.append((_Range([flat[:cut] for flat in flats]), training.optimizer.weight_decay))
+            self._ranges.append((_Range([flat[cut:] for flat in flats]), 0.0))
 
     @property
     def num_steps(self) -> int:
@@ -71,7 +74,8 @@ class AdamW:
         norm = _root(squared_norm)
         clip = torch.full_like(norm, self._training.clip)  # dividing a number by a tensor would round twice
         factor = torch.where(norm > clip, clip / (norm + 1e-6), 1.0)
-        self.parameters.own_gradient_flat.mul_(factor)
+        for gradients in self.parameters.own_gradients:
+            gradients.mul_(factor)
         is_unusable = torch.logical_not(norm.isfinite()).to(self._num_steps.dtype)
         self._num_steps += 1 - is_unusable
         rate = learning_rate(self._training, step)

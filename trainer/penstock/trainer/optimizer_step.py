@@ -224,7 +224,7 @@ class OptimizerStep:
         """Gather the compute weights, and sum the wider weights of norms if there are any: they are zero outside the
         own part.
         """
-        works = [self._transport.all_gather(parameters.compute_flat)]
+        works = [self._transport.all_gather(section) for section in parameters.compute_sections]
         if parameters.wide_flat is not None:
             works.append(self._transport.all_reduce(Group.DP, parameters.wide_flat))
         return AllOf(works)

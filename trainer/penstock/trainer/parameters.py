@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from penstock.core.buckets import completed_by_units
 from penstock.core.errors import UserError
 from penstock.core.layout import Parameter, Precision, declared_parameters
 from penstock.core.model import ModelSpec
-from penstock.core.replicas import replica_layout
+from penstock.core.replicas import Section, replica_layout
 from penstock.core.schedule import Part
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
@@ -29,58 +29,67 @@ _RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight")
 
 
 class FlatParameters:
-    """Flat buffers for an optimizer: ``total`` elements, of which the first ``num_decayed`` have weight decay.
+    """Flat buffers for an optimizer, in ``sections``.
 
-    ``own`` is the range that this replica updates, by default everything. ``master_flat`` covers that range, and
-    `own_gradient_flat` its gradients; ``gradient_flat`` and ``compute_flat`` cover everything. Matrix products use
+    ``own`` has the range of each section that this ``replica`` updates. ``masters`` cover these ranges, and
+    `own_gradients` their gradients; ``gradient_flat`` and ``compute_flat`` cover everything. Matrix products use
     ``compute_flat``: it is either the masters themselves, together with those of other replicas, or bf16 copies.
     `refresh_compute` updates this replica's copies after every change of its masters.
     """
 
     def __init__(
-        self, total: int, num_decayed: int, *, precision: Precision, device: torch.device, own: slice | None = None
+        self, sections: Sequence[Section], *, precision: Precision, device: torch.device, replica: int = 0
     ) -> None:
         wide, narrow = accumulate_dtype(precision), compute_dtype(precision)
-        self.num_decayed, self.own = num_decayed, slice(0, total) if own is None else own
+        self.sections, total = tuple(sections), sections[-1].place.stop
+        self.own = tuple(section.shard(replica) for section in sections)
         self.gradient_flat = torch.zeros(total, dtype=wide, device=device)
         self.compute_flat = torch.zeros(total, dtype=narrow, device=device)
+        self.masters = tuple(self.compute_flat[own] for own in self.own)
         if narrow != wide:
-            self.master_flat = torch.zeros(self.own.stop - self.own.start, dtype=wide, device=device)
-        else:
-            self.master_flat = self.compute_flat if own is None else self.compute_flat[own]
+            self.masters = tuple(torch.zeros_like(master, dtype=wide) for master in self.masters)
 
     @property
-    def own_gradient_flat(self) -> Tensor:
-        """The gradients of the range that this replica updates."""
-        return self.gradient_flat[self.own]
+    def own_gradients(self) -> tuple[Tensor, ...]:
+        """The gradients of the ranges that this replica updates."""
+        return tuple(self.gradient_flat[own] for own in self.own)
 
     @property
-    def own_decayed(self) -> int:
-        """The number of elements with weight decay, the first of the masters."""
-        return min(max(self.num_decayed - self.own.start, 0), self.own.stop - self.own.start)
+    def own_decayed(self) -> tuple[int, ...]:
+        """The number of elements of each master with weight decay, the first ones."""
+        return tuple(
+            min(max(section.start + section.num_decayed - own.start, 0), section.shard_elements)
+            for section, own in zip(self.sections, self.own, strict=True)
+        )
 
     @property
     def is_divided(self) -> bool:
         """Whether other replicas update parts of the buffers."""
-        return len(self.master_flat) < len(self.gradient_flat)
+        return any(section.shard_elements < section.total for section in self.sections)
 
     @property
     def has_copy(self) -> bool:
         """Whether compute weights are copies, of another type than the masters."""
-        return self.compute_flat.dtype != self.master_flat.dtype
+        return self.compute_flat.dtype != self.gradient_flat.dtype
+
+    @property
+    def compute_sections(self) -> tuple[Tensor, ...]:
+        """The compute weights of every section, to be gathered over the replicas that divide it."""
+        return tuple(self.compute_flat[section.place] for section in self.sections)
 
     def refresh_compute(self) -> None:
         """Update the compute copies of this replica's masters; nothing to do where they are the masters themselves."""
-        if self.has_copy:
-            self.compute_flat[self.own].copy_(self.master_flat)
+        for own, master in zip(self.own, self.masters, strict=True) if self.has_copy else ():
+            self.compute_flat[own].copy_(master)
 
 
 class StageParameters(FlatParameters):
     """The parameters of units [first, stop) that one shard holds, by global name.
 
-    ``gradients`` and ``compute`` are views of the flat buffers: tensors with weight decay first, then the others, each
-    in the order of units. ``declared`` has their shapes and the whole tensors that they are parts of. If ``dp``
-    replicas divide the optimizer state, this is ``replica``; by default it is not divided (`penstock.core.replicas`).
+    ``gradients`` and ``compute`` are views of the flat buffers: of each section the tensors with weight decay first,
+    then the others, both in the order of units. ``declared`` has their shapes and the whole tensors that they are parts
+    of. If ``dp`` replicas divide the optimizer state, this is ``replica``, and each of ``buckets``, ranges of units, is
+    a section; by default there is one, which is not divided (`penstock.core.replicas`).
 
     ``master`` has the views with the masters' precision: of all tensors, unless compute weights are copies and other
     replicas have part of the masters. In that case it has the tensors without weight decay, norms and biases, which
@@ -98,6 +107,7 @@ class StageParameters(FlatParameters):
         shard: int = 0,
         dp: int = 1,
         replica: int = 0,
+        buckets: Sequence[Part] = (),
         precision: Precision,
         device: torch.device,
         seed: int,
@@ -105,30 +115,51 @@ class StageParameters(FlatParameters):
         """Initial values depend on (seed, name) alone, so every partition starts from the same weights."""
         self.sharding, self.shard = sharding, shard
         self._completed = completed_by_units(spec, first, stop)
-        self.declared = _in_flat_order(spec, first, stop)
+        self._buckets = tuple(buckets) or (Part(0, stop - first),)
+        declared = declared_parameters(spec, first, stop)
+        in_sections = [_in_flat_order(declared, self._completed_by(part)) for part in self._buckets]
+        self.declared = {name: declared[name] for names in in_sections for name in names}
+        self._section_of = {name: number for number, names in enumerate(in_sections) for name in names}
         self._shapes = {name: p.shard_shape(sharding.tp, shard) for name, p in self.declared.items()}
-        layout = replica_layout([math.prod(shape) for shape in self._shapes.values()], dp)
-        self._offsets = dict(zip(self._shapes, layout.offsets, strict=True))
-        num_decayed = max((self._place(name).stop for name, p in self.declared.items() if p.decay), default=0)
-        own = layout.shard(replica)
-        super().__init__(layout.total, num_decayed, precision=precision, device=device, own=own)
+        self._offsets: dict[str, int] = {}
+        sections = list(self._laid_out(in_sections, dp))
+        super().__init__(sections, precision=precision, device=device, replica=replica)
         self.gradients = self.by_name(self.gradient_flat)
         self.compute = self.by_name(self.compute_flat)
         self.wide_flat, self.master = self._wide_views()
         for name, parameter in self.declared.items():
             self._set(name, initial_value(spec, parameter, seed))
 
+    def _laid_out(self, in_sections: Sequence[Sequence[str]], dp: int) -> Iterator[Section]:
+        """The sections with these tensors; sets `_offsets`."""
+        start = 0
+        for names in in_sections:
+            layout = replica_layout([math.prod(self._shapes[name]) for name in names], dp)
+            self._offsets.update((name, start + offset) for name, offset in zip(names, layout.offsets, strict=True))
+            decayed_stops = [self._place(name).stop - start for name in names if self.declared[name].decay]
+            yield Section(start, layout.total, max(decayed_stops, default=0), layout.shard_elements)
+            start += layout.total
+
     def _wide_views(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         if not self.has_copy:
             return None, self.compute
         if not self.is_divided:
-            return None, self.by_name(self.master_flat)
-        if self.master_flat.is_cuda:
+            return None, self.by_name(self.masters[0])
+        if self.compute_flat.is_cuda:
             return None, {}
-        start = self.num_decayed
-        wide_flat = self.master_flat.new_zeros(len(self.compute_flat) - start)
-        names = [name for name, parameter in self.declared.items() if not parameter.decay]
-        return wide_flat, {name: self._view(name, wide_flat, start) for name in names}
+        wide_flat = self.gradient_flat.new_zeros(sum(stop - start for start, stop in self._undecayed()))
+        views: dict[str, Tensor] = {}
+        begin = 0
+        for number, (start, stop) in enumerate(self._undecayed()):
+            names = [name for name, own in self._section_of.items() if own == number]
+            names = [name for name in names if not self.declared[name].decay]
+            views |= {name: self._view(name, wide_flat, start - begin) for name in names}
+            begin += stop - start
+        return wide_flat, views
+
+    def _undecayed(self) -> list[tuple[int, int]]:
+        """Of every section the range of the flat buffers without weight decay."""
+        return [(section.start + section.num_decayed, section.place.stop) for section in self.sections]
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a buffer with the layout of `gradient_flat`."""
@@ -143,15 +174,19 @@ class StageParameters(FlatParameters):
         offset = self._offsets[name]
         return slice(offset, offset + math.prod(self._shapes[name]))
 
-    def own_parts(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a buffer with the layout of `master_flat`: whole tensors or, if it is divided, flat parts of them
-        that begin at element `starts`.
+    def own_parts(self, flats: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Views of buffers with the layout of `masters`: whole tensors or, if they are divided, flat parts of them that
+        begin at element `starts`.
         """
         if not self.is_divided:
+            (flat,) = flats
             return self.by_name(flat)
-        return {
-            name: flat[part.start - self.own.start : part.stop - self.own.start] for name, part in self._own_places()
-        }
+        parts = {}
+        for name, part in self._own_places():
+            number = self._section_of[name]
+            start = self.own[number].start
+            parts[name] = flats[number][part.start - start : part.stop - start]
+        return parts
 
     @property
     def starts(self) -> dict[str, int]:
@@ -161,9 +196,9 @@ class StageParameters(FlatParameters):
 
     def _own_places(self) -> Iterator[tuple[str, slice]]:
         """The parts of tensors that this replica updates, as ranges of the flat buffers."""
-        for name in self._shapes:
-            place = self._place(name)
-            part = slice(max(place.start, self.own.start), min(place.stop, self.own.stop))
+        for name, number in self._section_of.items():
+            place, own = self._place(name), self.own[number]
+            part = slice(max(place.start, own.start), min(place.stop, own.stop))
             if part.start < part.stop:
                 yield name, part
 
@@ -172,10 +207,16 @@ class StageParameters(FlatParameters):
         replicas.
         """
         super().refresh_compute()
-        if self.wide_flat is not None:
-            start, stop = (max(bound - self.num_decayed, 0) for bound in (self.own.start, self.own.stop))
-            self.wide_flat.zero_()
-            self.wide_flat[start:stop].copy_(self.master_flat[self.own_decayed :])
+        if self.wide_flat is None:
+            return
+        self.wide_flat.zero_()
+        begin = 0
+        for (first, last), own, cut, master in zip(
+            self._undecayed(), self.own, self.own_decayed, self.masters, strict=True
+        ):
+            start, stop = (begin + max(bound - first, 0) for bound in (own.start, own.stop))
+            self.wide_flat[start:stop].copy_(master[cut:])
+            begin += last - first
 
     def load(self, tensors: Mapping[str, Tensor], where: str = "") -> None:
         """Copy the shard's part of the named whole tensors to masters and copies; ``tensors`` may hold more than this
@@ -199,11 +240,11 @@ class StageParameters(FlatParameters):
 
     def _set(self, name: str, whole: Tensor) -> None:
         """Copy the shard's part of a whole tensor to every buffer that has it."""
-        value = self._own_part(self.declared[name], whole).to(self.master_flat.dtype)
+        value = self._own_part(self.declared[name], whole).to(self.gradient_flat.dtype)
         self.compute[name].copy_(value)
         if name in self.master:
             self.master[name].copy_(value)
-        part = self.own_parts(self.master_flat).get(name)
+        part = self.own_parts(self.masters).get(name)
         if part is not None:
             start = self.starts.get(name, 0)
             part.view(-1).copy_(value.reshape(-1)[start : start + part.numel()])
@@ -216,10 +257,12 @@ class StageParameters(FlatParameters):
 
     def bucket(self, part: Part | None) -> list[Tensor]:
         """The gradients that the backward of some units of the stage completes, in contiguous stretches; by default
-        those of all units.
+        those of all units. If replicas divide them, they are a section.
         """
         if part is None:
             return [self.gradient_flat]
+        if self.is_divided:
+            return [self.gradient_flat[self.sections[self._buckets.index(part)].place]]
         stretches: list[slice] = []
         for name in self._names_of(part):
             place = self._place(name)
@@ -232,8 +275,11 @@ class StageParameters(FlatParameters):
         """The parameters whose gradients some units complete, in the order of the flat buffers."""
         if part is None:
             return list(self.declared)
-        completed = {name for names in self._completed[part.first : part.stop] for name in names}
+        completed = self._completed_by(part)
         return [name for name in self.declared if name in completed]
+
+    def _completed_by(self, part: Part) -> set[str]:
+        return {name for names in self._completed[part.first : part.stop] for name in names}
 
     def shared_gradients(self, part: Part | None = None) -> tuple[Tensor, ...]:
         """Gradients to be summed over all shards: with sequence parallelism those of undivided tensors, since each
@@ -294,8 +340,9 @@ class StageParameters(FlatParameters):
         return torch.split(self.gradients[name], sizes, dim=parameter.axis)
 
 
-def _in_flat_order(spec: ModelSpec, first: int, stop: int) -> dict[str, Parameter]:
-    return dict(sorted(declared_parameters(spec, first, stop).items(), key=lambda item: not item[1].decay))
+def _in_flat_order(declared: Mapping[str, Parameter], section: Collection[str]) -> list[str]:
+    """The tensors of a section in the order of its part of the flat buffers."""
+    return sorted((name for name in declared if name in section), key=lambda name: not declared[name].decay)
 
 
 def initial_value(spec: ModelSpec, parameter: Parameter, seed: int) -> Tensor:

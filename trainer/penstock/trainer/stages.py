@@ -11,7 +11,7 @@ from penstock.core.layout import prefix_bytes
 from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.program import RankProgram
-from penstock.core.schedule import Action, flatten
+from penstock.core.schedule import Action, Group, Kind, Part, flatten
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
@@ -36,6 +36,13 @@ def stage_numbers(program: RankProgram) -> tuple[int, ...]:
 
 def _computed(program: RankProgram) -> Iterator[Action]:
     return flatten(instruction.action for instruction in program.instructions if instruction.action.is_compute)
+
+
+def _buckets(program: RankProgram, stage: int) -> list[Part]:
+    """The buckets in which replicas sum the gradients of a stage; empty if they sum them as one."""
+    starts = (instruction.action for instruction in program.instructions)
+    starts = (action for action in starts if action.kind is Kind.START_REDUCE and action.group is Group.DP)
+    return [action.part for action in starts if action.stage == stage and action.part is not None]
 
 
 def build_stages(
@@ -70,6 +77,7 @@ def build_stages(
                 shard=shard,
                 dp=plan.optimizer_shards,
                 replica=replica if plan.zero else 0,
+                buckets=_buckets(program, number) if plan.zero else (),
                 precision=plan.precision,
                 device=device,
                 seed=seed,

@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.core.job import TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.profile import CollectiveRecord, OptimizerRecord
+from penstock.core.replicas import Section
 from penstock.core.sharding import Collective
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
@@ -139,8 +140,10 @@ def measure_optimizer(
     """
     records = []
     for count in optimizer_sizes(precision, available_bytes):
-        parameters = FlatParameters(count, count - count // _DECAYED_PER_OTHER, precision=precision, device=device)
-        parameters.master_flat.zero_()
+        section = Section.whole(count, count - count // _DECAYED_PER_OTHER)
+        parameters = FlatParameters([section], precision=precision, device=device)
+        for master in parameters.masters:
+            master.zero_()
         optimizer = AdamW(parameters, training)
         seconds, spread = _repeated(partial(_step, parameters, optimizer), clock)
         records.append(OptimizerRecord(num_parameters=count, seconds=seconds, spread=spread))

@@ -31,7 +31,7 @@ class Head:
         self._statistics = ("rstd", "mean") if spec.family is Family.GPT2 else ("rstd",)
         self._weight_VH = parameters.compute[matrix]
         self._weight_gradient_VH = parameters.gradients[matrix]
-        self._wide = parameters.master_flat.dtype
+        self._wide = parameters.gradient_flat.dtype
         self._parts = vocabulary_parts(parameters.declared[matrix], division.sharding.tp)
         self._largest_part = division.sharding.vocab(spec)
         self._division = division

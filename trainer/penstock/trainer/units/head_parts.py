@@ -66,7 +66,7 @@ class HeadParts:
         self._parts = {unit.index: _Part(spec, unit, parameters, division) for unit in units}
         self._norm = build_norm(spec, parameters, "head.norm", workspace) if self.has_first else None
         self._norm_statistics = ("rstd", "mean") if spec.family is Family.GPT2 else ("rstd",)
-        self._wide = parameters.master_flat.dtype
+        self._wide = parameters.gradient_flat.dtype
         self._division, self._workspace = division, workspace
         self._first, self._last = units[0].index, units[-1].index
 

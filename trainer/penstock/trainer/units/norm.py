@@ -44,7 +44,7 @@ class Norm(Protocol):
 
 def build_norm(spec: ModelSpec, parameters: StageParameters, name: str, workspace: Workspace) -> Norm:
     """The model family's norm with the parameters ``name``."""
-    on_cuda = parameters.master_flat.is_cuda
+    on_cuda = parameters.compute_flat.is_cuda
     weights = parameters.compute if on_cuda else parameters.master
     weight, gradient = weights[f"{name}.weight"], parameters.gradients[f"{name}.weight"]
     if spec.family is Family.GPT2:
