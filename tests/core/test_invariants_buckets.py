@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -11,7 +12,15 @@ from penstock.core.errors import ProgramError
 from penstock.core.invariants import prove
 from penstock.core.program import Program
 from penstock.core.schedule import Part, parse_action
-from tests.support.small_programs import TWO_MICROBATCHES, lowered, moved, replaced, without
+from tests.support.small_programs import (
+    TWO_MICROBATCHES,
+    lowered,
+    moved,
+    one_line_each,
+    one_line_remade,
+    replaced,
+    without,
+)
 
 BUCKETS = ((Part(2, 4), Part(1, 2), Part(0, 1)), (Part(3, 5), Part(0, 3)))
 SPLIT = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n"
@@ -151,3 +160,25 @@ def test_only_the_bucket_of_the_tied_rows_waits_for_the_tie() -> None:
     prove(program)
     early = moved(program, 0, "0START_REDUCE(dp)[0]", before="0WAIT_REDUCE(tie)")
     assert "0START_REDUCE(dp)[0]: runs before 0WAIT_REDUCE(tie)" in refused(early)
+
+
+def test_parts_that_recompute_inside_share_memory_that_nothing_else_may_use_meanwhile() -> None:
+    """Also no other backward, although it would find all its data."""
+    text = "0F0,1F0,0F1,1F1,1B0,0B0,1B1,0B1\n"
+    for sizes in (one_line_each, one_line_remade):
+        program = lowered(text, dp=True, buckets=((), (Part(1, 2), Part(0, 1))), sizes=sizes)
+        prove(program, sizes=sizes, num_trained=[2, 2])
+        apart = moved(_spread(program), 0, "1B1.0[1]", before="0B0.0")
+        if sizes is one_line_each:
+            prove(apart, sizes=sizes, num_trained=[2, 2])
+            continue
+        with pytest.raises(ProgramError, match=r"0B0\.0: runs between parts of 1B1\.0, which recomputes inside"):
+            prove(apart, sizes=sizes, num_trained=[2, 2])
+
+
+def _spread(program: Program) -> Program:
+    """The Program of one rank with no two slots in the same memory."""
+    (rank,) = program.ranks
+    stops = [*accumulate(slot.num_bytes for slot in rank.slots)]
+    slots = tuple(replace(slot, offset=stop - slot.num_bytes) for slot, stop in zip(rank.slots, stops, strict=True))
+    return replace(program, ranks=(replace(rank, slots=slots, arena_bytes=stops[-1]),))

@@ -11,7 +11,7 @@ from penstock.core.errors import ProgramError
 from penstock.core.invariants import prove
 from penstock.core.program import Instruction, Program
 from penstock.core.schedule import Action, Kind, parse_action
-from tests.support.small_programs import lowered, moved, replaced, without
+from tests.support.small_programs import lowered, moved, one_line_remade, replaced, without
 
 SCHEDULE = """\
 0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2
@@ -112,6 +112,16 @@ def test_children_may_be_split_backwards_and_of_other_stages() -> None:
     wave = "0F0,0F1,3F0,(3B0;0F2)OVERLAP_F_B,3F1,3B1,3F2,3B2,0B0,0B1,0B2\n"
     wave += "1F0,2F0,1F1,2F1,1F2,2F2,2B0,2B1,2B2,1B0,1B1,1B2\n"
     prove(lowered(wave, keep_pairs=True))
+
+
+def test_a_backward_in_a_pair_cannot_recompute_inside() -> None:
+    """Its forward needs the memory of buffers that it gives up."""
+    again = SCHEDULE.replace("(0F2;0B0)", "0R0,(0F2;0B0)").replace("(1B0", "1R0,(1B0").replace("(1B1", "1R1,(1B1")
+    with_r = lowered(again, keep_pairs=True, sizes=one_line_remade)
+    prove(with_r, sizes=one_line_remade)
+    without_r = lowered(again.replace("1R1,", ""), keep_pairs=True, sizes=one_line_remade)
+    with pytest.raises(ProgramError, match=r"has the memory of its forward, which 1B1\.0 needs"):
+        prove(without_r, sizes=one_line_remade)
 
 
 def test_a_pair_that_is_left_out_is_missed() -> None:

@@ -23,7 +23,14 @@ from penstock.core.layout import (
 )
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.remaking import SELECTIVE, Remake, check_remakes, full_remakes, remade_of, uniform_remakes
-from penstock.core.scratch import ScratchBuffer, scratch_buffers, scratch_bytes
+from penstock.core.scratch import (
+    ScratchBuffer,
+    scratch_buffers,
+    scratch_bytes,
+    segment_buffers,
+    segment_bytes,
+    segments,
+)
 from penstock.core.sharding import Sharding
 from tests.support.remaking import random_remakes
 
@@ -160,3 +167,59 @@ def _is_needed(spec: ModelSpec, each: ScratchBuffer, unit: int) -> bool:
 
 def test_nothing_given_up_needs_no_scratch_memory() -> None:
     assert scratch_bytes(LLAMA, Precision.FP32, 0, 8, 1, 4, remade=()) == 0
+
+
+@given(_stages(), SHAPES, st.sampled_from(Precision), st.booleans(), st.integers(0, 2**30))
+def test_a_backward_has_what_its_units_need_apart_from_each_other(
+    place: tuple[ModelSpec, tuple[int, int]], shape: Shape, precision: Precision, is_split: bool, seed: int
+) -> None:
+    """To reverse a unit takes its own buffers and its input. If that is made again, so was what it is made of."""
+    spec, stage = place
+    (remakes,) = random_remakes(spec, [stage], seed)
+    remade = remade_of(spec, stage, remakes)
+    (first, stop), (batch, tokens, sharding) = stage, shape
+    buffers = list(segment_buffers(spec, precision, first, stop, batch, tokens, sharding, remade, is_split=is_split))
+    given_up = [
+        (slot, index, buffer)
+        for slot in (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)[: 1 if is_split else 2]
+        for index, buffer in buffers_of(spec, stage, REMADE_SLOTS[slot], shape, remade)
+    ]
+    assert [(each.slot, each.unit, each.buffer) for each in buffers] == given_up
+    for unit in range(*stage):
+        needed = _reversed_with(spec, unit, {each.unit for each in buffers if each.buffer.name == "y"}, stop)
+        together = [each for each in buffers if each.unit in needed]
+        ranges = sorted((each.offset, each.offset + aligned(each.buffer.num_bytes(precision))) for each in together)
+        assert all(one[1] <= other[0] for one, other in pairwise(ranges))
+    size = segment_bytes(spec, precision, first, stop, batch, tokens, sharding, remade, is_split=is_split)
+    sums = [
+        sum(aligned(buffer.num_bytes(precision)) for _, unit, buffer in given_up if unit in segment)
+        for segment in segments(spec, first, stop, remade)
+    ]
+    assert size == max(sums)
+
+
+def _reversed_with(spec: ModelSpec, unit: int, without_outputs: set[int], stop: int) -> set[int]:
+    """The units whose buffers exist when the unit is reversed."""
+    needed = {unit}
+    if unit >= spec.first_head_unit:
+        needed |= set(range(spec.first_head_unit, stop))
+    while min(needed) - 1 in without_outputs:
+        needed.add(min(needed) - 1)
+    return needed
+
+
+def test_units_of_a_segment_are_linked_by_outputs() -> None:
+    norm, output = frozenset({Operation.NORM}), frozenset({Operation.NORM, Operation.OUTPUT})
+    assert segments(LLAMA, 1, 5, (output, norm, norm, norm)) == (range(1, 3), range(3, 4), range(4, 5))
+    assert segments(LLAMA, 1, 5, (norm, output, output, output)) == (range(1, 2), range(2, 5))
+    assert segments(LLAMA, 1, 5, NOTHING_REMADE) == (range(1, 5),)
+
+
+def test_a_layer_at_a_time_needs_the_bytes_of_one_layer() -> None:
+    """If the inputs of layers are kept; if nothing is, those of the whole stage."""
+    layer = (frozenset(Operation), frozenset(Operation) - {Operation.OUTPUT})
+    shape = (Precision.FP32, 1, 7, 1, 4, Sharding(1))
+    one = segment_bytes(LLAMA, Precision.FP32, 1, 3, 1, 4, Sharding(1), layer, is_split=False)
+    assert segment_bytes(LLAMA, *shape, layer * 3, is_split=False) == one
+    whole = remade_of(LLAMA, (1, 7), full_remakes(LLAMA, (1, 7)))
+    assert segment_bytes(LLAMA, *shape, whole, is_split=False) > 2.9 * one

@@ -9,8 +9,17 @@ from tests.support.small_programs import lowered, one_line_of_both, slot_lives
 def test_recompute_takes_over_the_activations_and_leaves_the_keys() -> None:
     lives = slot_lives(lowered("0F0.0,0F0.1,0B0.1,0R0.0,0B0.0\n"), 0)
     assert lives["ra@0:0.0"] == lives["rl@0:0.0"] == ("0R0.0", "0B0.0")
-    assert lives["ra@0:0.1"] == ("0F0.1", "0B0.1")
     assert lives["kv@0:0"] == ("0F0.0", "0B0.0")
+
+
+def test_a_slice_without_an_r_is_recomputed_inside_its_backward() -> None:
+    """In memory that is no slot, except what W reads after I."""
+    lives = slot_lives(lowered("0F0.0,0F0.1,0B0.1,0R0.0,0B0.0\n"), 0)
+    assert not {"ra@0:0.1", "rl@0:0.1"} & lives.keys()
+    lives = slot_lives(lowered("0F0.0,0F0.1,0I0.1,0R0.0,0I0.0,0W0.1,0W0.0\n"), 0)
+    assert "ra@0:0.1" not in lives
+    assert lives["rl@0:0.1"] == ("0I0.1", "0W0.1")
+    assert lives["rl@0:0.0"] == ("0R0.0", "0W0.0")
 
 
 def test_what_is_not_made_again_stays_and_is_read_by_the_recomputation() -> None:

@@ -96,6 +96,14 @@ def test_a_split_backward_keeps_the_remade_linears_until_w() -> None:
     assert late == [total("a", "l", "kv", "h", "dkv", "w") + total("l", "w")]
 
 
+def test_recomputation_inside_a_backward_is_in_no_slot_but_what_w_reads() -> None:
+    inside = peaks("0F0,0F1,0F2,0R2,0B2,0B1,0B0\n", sizes=by_kind_remade)
+    assert inside == peaks("0F0,0F1,0F2,0R2,0B2,0R1,0B1,0R0,0B0\n", sizes=by_kind_remade)
+    assert peaks("0F0,0B0\n", sizes=by_kind_remade) == [total("kv", "h", "dkv", "w")]
+    late = peaks("0F0,0I0,0F1,0I1,0W0,0W1\n", sizes=by_kind_remade)
+    assert late == [total("l", "kv", "h", "dkv", "w") + total("l", "w")]
+
+
 def test_neighbours_on_one_rank_share_a_buffer() -> None:
     """Stage 0's output is stage 1's ``x``, stage 1's gradient stage 0's ``g_in``: no ``y``, nothing in flight."""
     assert peaks("0F0,1F0,1B0,0B0\n") == [

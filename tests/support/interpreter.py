@@ -101,6 +101,7 @@ class _Rank:
         self.started: dict[tuple[Group | None, int, Part | None], dict[str, int]] = {}
         self.stepped: dict[str, int] = {}
         self.gathering: dict[int, dict[str, int]] = {}
+        self.shared: dict[SlotKind, list[int]] = {}
 
     @property
     def next(self) -> Instruction | None:
@@ -222,7 +223,8 @@ class _Interpreter:
             _store(keys[part], [u * x % PRIME])
             y = (y + u * x * self._prefix(keys, part)) % PRIME
         self._save(rank, instruction, x)
-        self._save_rest(rank, instruction, x)
+        if any(self._has(rest, stage) for rest in _REST.values()):
+            rank.shared = {}
         if stage < len(self.case.stages) - 1:
             self._write(rank, written, Y if Y in written else X, stage, part, [y])
         else:
@@ -248,6 +250,7 @@ class _Interpreter:
         read, written = rank.slots(instruction.reads), rank.slots(instruction.writes)
         widths, last_stage = self.case.stages[stage], len(self.case.stages) - 1
         (dy,) = self._read(rank, read, H if stage == last_stage else G_IN, stage, part, 1)
+        self._remake_inside(rank, instruction)
         if widths.activations or widths.remade_activations:
             (factor,) = self._saved(rank, read, A, stage, part, 1)
         else:
@@ -313,24 +316,47 @@ class _Interpreter:
     def _save_rest(self, rank: _Rank, instruction: Instruction, x: int) -> None:
         """Where the Program gives a place for it, what backward needs besides the share that was kept."""
         stage, _, part = _cell(instruction.action)
-        written, read = rank.slots(instruction.writes), rank.slots(instruction.reads)
+        written = rank.slots(instruction.writes)
         for kept, rest in _REST.items():
             if rest in written:
-                numbers = self._needed_by_backward(kept, stage, x)
-                some = [0] * len(numbers)
-                if self._has(kept, stage):
-                    some = self._read(rank, {**written, **read}, kept, stage, part, len(numbers))
-                left = [(whole - share) % PRIME for whole, share in zip(numbers, some, strict=True)]
-                self._write(rank, written, rest, stage, part, left)
+                self._write(rank, written, rest, stage, part, self._rest_of(rank, instruction, kept, x))
+
+    def _rest_of(self, rank: _Rank, instruction: Instruction, kept: SlotKind, x: int) -> list[int]:
+        stage, _, part = _cell(instruction.action)
+        numbers = self._needed_by_backward(kept, stage, x)
+        some = [0] * len(numbers)
+        if self._has(kept, stage):
+            some = self._read(rank, rank.slots(instruction.reads), kept, stage, part, len(numbers))
+        return [(whole - share) % PRIME for whole, share in zip(numbers, some, strict=True)]
+
+    def _remake_inside(self, rank: _Rank, instruction: Instruction) -> None:
+        """What no R left for a backward, it makes again: in the memory that forwards use too, or for its W."""
+        stage, _, part = _cell(instruction.action)
+        read, written = rank.slots(instruction.reads), rank.slots(instruction.writes)
+        for kept, rest in _REST.items():
+            if self._has(rest, stage) and rest not in read:
+                left = self._rest_of(rank, instruction, kept, self._input(rank, instruction))
+                if rest in written:
+                    self._write(rank, written, rest, stage, part, left)
+                else:
+                    rank.shared[rest] = left
 
     def _saved(
         self, rank: _Rank, slots: dict[SlotKind, Slot], kept: SlotKind, stage: int, part: int, count: int
     ) -> list[int]:
         """What was kept and what was made again, together."""
         found = [
-            self._read(rank, slots, kind, stage, part, count) for kind in (kept, _REST[kept]) if self._has(kind, stage)
+            self._read(rank, slots, kind, stage, part, count) if kind in slots else self._shared(rank, kind)
+            for kind in (kept, _REST[kept])
+            if self._has(kind, stage)
         ]
         return [sum(numbers) % PRIME for numbers in zip(*found, strict=True)]
+
+    @staticmethod
+    def _shared(rank: _Rank, kind: SlotKind) -> list[int]:
+        if kind not in rank.shared:
+            raise Crash(f"no {kind}, in a slot or in shared memory")
+        return rank.shared[kind]
 
     def _needed_by_backward(self, kept: SlotKind, stage: int, x: int) -> list[int]:
         return [self._factor(stage, x)] if kept is A else [x * x % PRIME, x]

@@ -81,6 +81,13 @@ class ReferenceSimulator:
             for action in flatten((instruction.action,))
             if action.kind in COMPUTE_KINDS
         }
+        self.with_r = {
+            (action.stage, action.microbatch, action.slice)
+            for rank in program.ranks
+            for instruction in rank.instructions
+            for action in flatten((instruction.action,))
+            if action.kind is Kind.R
+        }
         self.joined: dict[Group, dict[int, int]] = {}
         self.over: dict[tuple[Group, int, Part | None], int] = {}
         self.gathered: dict[int, int] = {}
@@ -306,7 +313,7 @@ class ReferenceSimulator:
         action = instruction.action
         if action.children:
             return self._pair_ns(action.children)
-        whole = int(self.costs.compute_ns[self._place(action)])
+        whole = self._whole_ns(action)
         part = action.part
         if part is None:
             return whole
@@ -319,13 +326,22 @@ class ReferenceSimulator:
         until = [int(row[self._column(action)]) for row in self.costs.remade_ns[action.stage]]
         return whole - until[-1] + until[part.stop] - until[part.first]
 
+    def _whole_ns(self, action: Action) -> int:
+        """With what its slice recomputes inside, if nothing was before."""
+        _, *place = self._place(action)
+        has_r = (action.stage, action.microbatch, action.slice) in self.with_r
+        inside = self.costs.inside_ns is not None and action.kind in (Kind.B, Kind.I) and not has_r
+        return int(self.costs.compute_ns[self._place(action)]) + (
+            int(self.costs.inside_ns[*place]) if inside and self.costs.inside_ns is not None else 0
+        )
+
     def _bucket(self, action: Action) -> Bucket:
         (bucket,) = [each for each in self.costs.buckets[action.stage] if each.part == action.part]
         return bucket
 
     def _pair_ns(self, children: Sequence[Action]) -> int:
         """Both one after the other, less what their collectives take next to the other's compute."""
-        serial = sum(int(self.costs.compute_ns[self._place(child)]) for child in children)
+        serial = sum(self._whole_ns(child) for child in children)
         if self.costs.collectives is None:
             return serial
         passes = [self.costs.collectives.segments_of(self._place(child)).tolist() for child in children]
@@ -338,7 +354,7 @@ class ReferenceSimulator:
         factors = [int(self.costs.together_ppm[place]) for place in places]
         if len(factors) == 1:
             return factors[0]
-        work = [int(self.costs.compute_ns[place]) for place in places]
+        work = [self._whole_ns(each) for each in flatten((instruction.action,))]
         return round(sum(map(operator.mul, factors, work)) / sum(work)) if sum(work) else MILLION
 
     def _transfer_ns(self, instruction: Instruction) -> int:

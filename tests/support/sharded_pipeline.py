@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.remaking import Remakes
+from penstock.core.schedule import Kind
 from penstock.core.sharding import Sharding
 from penstock.planner.compile import program_of
 from penstock.trainer.comm import Mesh
@@ -36,6 +38,7 @@ class ShardedPipeline:
     batch: int = 1
     precision: Precision = Precision.FP64
     recompute: bool | Sequence[Remakes] = False
+    inside: Literal[Kind.B, Kind.I] | None = None
     shards: list[HandPipeline] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +51,7 @@ class ShardedPipeline:
                 batch=self.batch,
                 precision=self.precision,
                 recompute=self.recompute,
+                inside=self.inside,
                 sharding=self.sharding,
                 shard=member.index,
                 shards=member,

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from penstock.core.layout import REMADE_SLOTS, Parameter, Precision, SlotKind, stage_slot_bytes
+from penstock.core.layout import NOTHING_REMADE, REMADE_SLOTS, Parameter, Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
 from penstock.core.remaking import Remakes, full_remakes, remade_of
 from penstock.core.roles import PREFIX_KINDS, READS_AND_WRITES
 from penstock.core.schedule import Kind
-from penstock.core.scratch import scratch_bytes
+from penstock.core.scratch import scratch_bytes, segment_bytes
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.backends import AttentionBackend
 from penstock.trainer.units.collectives import NO_SHARDS, Shards, run_pass
 from penstock.trainer.units.cross_entropy import Scale
-from penstock.trainer.units.views import SlotViews, UnitViews, joined, scratch_views, slot_views
+from penstock.trainer.units.views import SlotViews, UnitViews, joined, scratch_views, segment_views, slot_views
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
 CPU = torch.device("cpu")
@@ -62,8 +64,9 @@ def poisoned_workspace(num_bytes: int, device: torch.device) -> Workspace:
 class HandPipeline:
     """Stages with unit boundaries ``cuts``, slices with token boundaries ``bounds``; runs one step of micro-batches.
 
-    ``recompute`` says what every stage runs again before its backward; all that can be, if it is true. With
-    ``sharding`` it is the ``shard`` of each stage that ``shards`` joins with the others.
+    ``recompute`` says what every stage runs again, all that can be if it is true: before its backward, or ``inside`` of
+    its I or of its B, which runs in two parts. With ``sharding`` it is the ``shard`` of each stage that ``shards``
+    joins with the others.
     """
 
     spec: ModelSpec
@@ -73,6 +76,7 @@ class HandPipeline:
     precision: Precision = Precision.FP64
     seed: int = 0
     recompute: bool | Sequence[Remakes] = False
+    inside: Literal[Kind.B, Kind.I] | None = None
     backend: AttentionBackend | None = None
     device: torch.device = CPU
     sharding: Sharding = WHOLE
@@ -143,7 +147,9 @@ class HandPipeline:
         for microbatch, (some_ids, some_labels) in enumerate(groups):
             for part in reversed(range(len(self.bounds) - 1)):
                 for index in reversed(range(len(self.stages))):
-                    self._backward_input(microbatch, part, index, some_ids, some_labels, scale)
+                    self._backward(microbatch, part, index, some_ids, some_labels, scale)
+                    if self.inside is Kind.B:
+                        continue
                     deferred.append((microbatch, part, index))
                     if weight_order is None:
                         self._backward_weight(*deferred.pop(), some_ids, some_labels, scale)
@@ -172,33 +178,45 @@ class HandPipeline:
         assert loss is not None
         return loss.item()
 
-    def _backward_input(
-        self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: Scale
-    ) -> None:
+    def _backward(self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: Scale) -> None:
+        """I, or all of B."""
         stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
         own_labels = labels[:, start:stop] if stage.needs_labels else None
+        token_ids = None if index else ids[:, start:stop]
         remade = self.remade[index]
-        if remade:
+        if remade and self.inside is None:
             views = self._views(Kind.R, index, microbatch, part)
-            token_ids = None if index else ids[:, start:stop]
             run_pass(stage.recompute(views, start, stop, remade, token_ids=token_ids, labels=own_labels), self.shards)
-        views = self._views(Kind.I, index, microbatch, part)
+        views = self._views(self.inside or Kind.I, index, microbatch, part)
         if index < len(self.stages) - 1:
             sent = self._free(SlotKind.SENT_GRADIENT, index + 1, microbatch, part)
             pass_on(sent[stage.stop], views[SlotKind.RECEIVED_GRADIENT][stage.stop - 1])
-        backward = stage.backward_input(
+        backward = partial(
+            stage.backward if self.inside is Kind.B else stage.backward_input,
             views,
             start,
             stop,
             fresh_dkv=part == len(self.bounds) - 2,
+            token_ids=token_ids,
             labels=own_labels,
             gradient_scale=scale,
+            remade=remade if self.inside else NOTHING_REMADE,
         )
-        run_pass(backward, self.shards)
+        for own in self._parts_of(stage):
+            run_pass(backward(**own), self.shards)
         done = [SlotKind.INPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT]
         done += [SlotKind.ACTIVATIONS, SlotKind.REMADE_ACTIVATIONS]
+        if self.inside is Kind.B:
+            done += [SlotKind.LINEAR_INPUTS, SlotKind.REMADE_LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS]
         for kind in done + (list(PREFIX_KINDS) if part == 0 else []):
             self._free(kind, index, microbatch, part)
+
+    def _parts_of(self, stage: Stage) -> list[dict[str, Any]]:
+        """The units of every call of a backward: of a B two, unless the stage has only the head."""
+        middle = min((stage.first + stage.stop) // 2, self.spec.first_head_unit)
+        if self.inside is not Kind.B or middle <= stage.first:
+            return [{}]
+        return [{"units": range(middle, stage.stop)}, {"units": range(stage.first, middle)}]
 
     def _backward_weight(
         self, microbatch: int, part: int, index: int, ids: Tensor, labels: Tensor, scale: Scale
@@ -218,11 +236,14 @@ class HandPipeline:
 
     def _views(self, kind: Kind, index: int, microbatch: int, part: int) -> SlotViews:
         """What the action may touch; slots it is the first to touch start their lives."""
-        reads, writes = READS_AND_WRITES[kind]
-        gives_up = kind is Kind.F and bool(self.remade[index])
-        views: dict[SlotKind, UnitViews] = dict(self._scratch(index, part)) if gives_up else {}
-        for slot in {*reads, *writes}:
-            if not self._exists(slot, index) or (gives_up and slot in _KEPT_AS):
+        slots = set[SlotKind]().union(*READS_AND_WRITES[kind])
+        views: dict[SlotKind, UnitViews] = {}
+        if self.remade[index] and kind in (Kind.F, self.inside):
+            views.update(self._given_up(kind, index, part))
+            slots -= {SlotKind.REMADE_ACTIVATIONS}
+            slots -= {SlotKind.REMADE_LINEAR_INPUTS} if kind is Kind.B else set()
+        for slot in slots:
+            if not self._exists(slot, index):
                 continue
             key = (slot, index, microbatch, 0 if slot in PREFIX_KINDS else part)
             if key not in self._slots:
@@ -247,9 +268,14 @@ class HandPipeline:
         inside = memory[_GUARD_BYTES:-_GUARD_BYTES]
         return _Slot(memory, slot_views(inside, self.spec, self.precision, *place))
 
-    def _scratch(self, index: int, part: int) -> Views:
+    def _given_up(self, kind: Kind, index: int, part: int) -> Views:
+        """What F gives up, or B or I recomputes inside."""
         stage, tokens = self.stages[index], self.bounds[part + 1] - self.bounds[part]
         place = (stage.first, stage.stop, self.batch, tokens, self.sharding, self.remade[index])
+        if kind is not Kind.F:
+            num_bytes = segment_bytes(self.spec, self.precision, *place, is_split=kind is Kind.I)
+            memory = torch.full((num_bytes,), _NAN, dtype=torch.uint8, device=self.device)
+            return segment_views(memory, self.spec, self.precision, *place, is_split=kind is Kind.I)
         num_bytes = scratch_bytes(self.spec, self.precision, *place)
         memory = torch.full((num_bytes,), _NAN, dtype=torch.uint8, device=self.device)
         return scratch_views(memory, self.spec, self.precision, *place)

@@ -73,7 +73,15 @@ def costs_of(rng: random.Random, program: Program, buckets: Sequence[tuple[Part,
     costs = random_costs(rng, len(program.ranks), program.num_stages, sum(counts))
     gather_ns = tuple(rng.randrange(30) for _ in range(program.num_stages)) if program.zero else ()
     in_buckets = tuple(tuple(_random_buckets(rng, parts)) if parts else () for parts in buckets)
-    return replace(costs, num_remainder_slices=counts[1], gather_ns=gather_ns, buckets=in_buckets)
+    again = costs.compute_ns[RECOMPUTE]
+    inside = again + np.random.default_rng(rng.getrandbits(32)).integers(0, 20, again.shape)
+    return replace(
+        costs,
+        num_remainder_slices=counts[1],
+        gather_ns=gather_ns,
+        buckets=in_buckets,
+        inside_ns=inside if rng.random() < 0.7 else None,
+    )
 
 
 def _random_buckets(rng: random.Random, parts: Sequence[Part]) -> Iterator[Bucket]:

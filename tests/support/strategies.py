@@ -164,11 +164,12 @@ def cases(draw: st.DrawFn) -> Case:
     schedule = in_parts(whole, num_units, draw(st.integers(0, 2**32))).with_remainder(last)
     lengths = st.integers(1, 5)
     dp = draw(st.booleans())
+    in_pairs = _in_pairs_without_r(schedule) if keep_pairs else set[int]()
     return Case(
         schedule=schedule,
         slices=tuple(draw(st.lists(lengths, min_size=schedule.num_slices, max_size=schedule.num_slices))),
         message_width=draw(st.sampled_from([8, 24, 64])),
-        stages=tuple(draw(_stage_widths()) for _ in range(schedule.num_stages)),
+        stages=tuple(draw(_stage_widths(recomputes=i not in in_pairs)) for i in range(schedule.num_stages)),
         receive_ahead=draw(st.integers(1, 3)),
         late_receives=draw(st.booleans()),
         dp=dp,
@@ -226,14 +227,24 @@ def _is_backward(action: Action, recompute: Action) -> bool:
     return any((each.stage, each.microbatch, each.slice) == cell for each in backward)
 
 
+def _in_pairs_without_r(schedule: Schedule) -> set[int]:
+    """The stages that may not recompute anything, since a backward of a pair cannot do it inside."""
+    actions = list(flatten(action for row in schedule.ranks for action in row))
+    again = {(action.stage, action.microbatch, action.slice) for action in actions if action.kind is Kind.R}
+    pairs = [action for row in schedule.ranks for action in row if action.is_pair]
+    backwards = [child for pair in pairs for child in pair.children if child.kind is not Kind.F]
+    return {each.stage for each in backwards if (each.stage, each.microbatch, each.slice) not in again}
+
+
 @st.composite
-def _stage_widths(draw: st.DrawFn) -> StageWidths:
+def _stage_widths(draw: st.DrawFn, *, recomputes: bool) -> StageWidths:
+    """Without any R in its schedule, a stage that ``recomputes`` does so inside its backwards."""
     return StageWidths(
         activations=draw(st.sampled_from([0, 8, 56, 72])),
         linear=draw(st.sampled_from([0, 16, 80])),
         attention=draw(st.sampled_from([0, 8, 32])),
-        remade_activations=draw(st.sampled_from([0, 8, 56])),
-        remade_linear=draw(st.sampled_from([0, 16, 80])),
+        remade_activations=draw(st.sampled_from([0, 8, 56])) if recomputes else 0,
+        remade_linear=draw(st.sampled_from([0, 16, 80])) if recomputes else 0,
     )
 
 

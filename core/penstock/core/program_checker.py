@@ -53,6 +53,8 @@ _DOES = {Kind.F: _FORWARD, Kind.R: _RECOMPUTE, Kind.I: _INPUT, Kind.W: _WEIGHT, 
 
 _NEEDS = {Kind.F: 0, Kind.R: _FORWARD, Kind.I: _FORWARD, Kind.B: _FORWARD, Kind.W: _INPUT}
 
+_BACKWARDS = frozenset({Kind.B, Kind.I})
+
 _MESSAGE_SLOTS = {
     Kind.SEND_F: Y,
     Kind.WAIT_SEND_F: Y,
@@ -135,7 +137,9 @@ class _Line:
 
 
 class RankState:
-    """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid."""
+    """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid. ``recomputing``
+    is the cell whose backward has run in part and recomputes inside it: its parts share memory that is no slot.
+    """
 
     def __init__(self, program: RankProgram, bytes_of: Callable[[Slot], int], reducing: Reducing) -> None:
         self.rank = program.rank
@@ -146,6 +150,7 @@ class RankState:
         self.position = 0
         self.step = 0
         self.cells: list[tuple[int, Action]] = []
+        self.recomputing: Cell | None = None
         self.reducing = reducing
 
     @property
@@ -234,6 +239,7 @@ class Machine:
         children = {child.microbatch: (child, self._cell(rank, child)) for child in action.children or (action,)}
         for child, cell in children.values():
             self._require_turn(child, cell)
+            self._require_memory(rank, action, child, cell)
         for child, cell in children.values():
             self._take_turn(rank, child, cell)
         under_way = {child.microbatch for child, cell in children.values() if self._is_under_way(child, cell)}
@@ -296,6 +302,22 @@ class Machine:
             raise ViolationError("runs before the F of the slice before it")
         if does & _INPUT and not roles.is_last(part) and not self._done.get((stage, microbatch, part + 1), 0) & _INPUT:
             raise ViolationError("runs before the I of the slice after it")
+
+    def _require_memory(self, rank: RankState, action: Action, child: Action, cell: Cell) -> None:
+        """Recomputation inside a backward uses the memory of lean forwards: nothing else runs until it has ended."""
+        if rank.recomputing not in (None, cell):
+            raise ViolationError(f"runs between parts of {Action(Kind.B, *rank.recomputing)}, which recomputes inside")
+        if not (child.kind in _BACKWARDS and self._recomputes_inside(cell)):
+            return
+        if action.children:
+            raise ViolationError(f"has the memory of its forward, which {child} needs for its recomputation")
+        ends = child.part is None or child.part.first == 0
+        rank.recomputing = None if ends else cell
+
+    def _recomputes_inside(self, cell: Cell) -> bool:
+        """Whether the slice is recomputed inside its backward."""
+        stage, microbatch, part = cell
+        return cell not in self.pipeline.recomputed and self._roles_of(microbatch).remakes(stage, part)
 
     def _was_begun(self, action: Action, cell: Cell) -> bool:
         """Whether parts of another action have done some of its work."""

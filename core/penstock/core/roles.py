@@ -21,10 +21,12 @@ PREFIX_KINDS = frozenset({KV, DKV})
 for each slice.
 """
 
+_BACKWARDS = frozenset({Kind.B, Kind.I})
+
 _BACKWARD = ((X, A, L, RA, RL, KV, DKV, G_IN, H), (DKV, W, G_OUT))
 
 READS_AND_WRITES: Mapping[Kind, tuple[tuple[SlotKind, ...], tuple[SlotKind, ...]]] = {
-    Kind.F: ((X, KV), (KV, A, L, RA, RL, Y, H)),
+    Kind.F: ((X, KV), (KV, A, L, Y, H)),
     Kind.R: ((X, A, L, KV), (RA, RL)),
     Kind.I: _BACKWARD,
     Kind.B: _BACKWARD,
@@ -33,9 +35,12 @@ READS_AND_WRITES: Mapping[Kind, tuple[tuple[SlotKind, ...], tuple[SlotKind, ...]
 """All slots that an action may touch, in the order in which instructions list them; `Roles` leaves out those that do
 not exist.
 
-If an R follows, F fills neither ``ra`` nor ``rl``. An R that continues another finds that one's last output in ``a`` or
-``ra``, and needs no ``x``. B writes its ``w`` and reads it back at once, so it lists it as written. The first F of a
-micro-batch finds no ``kv`` to read and its first I no ``dkv``: they only write.
+An R that continues another finds that one's last output in ``a`` or ``ra``, and needs no ``x``. B writes its ``w`` and
+reads it back at once, so it lists it as written. The first F of a micro-batch finds no ``kv`` to read and its first I
+no ``dkv``: they only write.
+
+A slice without an R is recomputed inside its backward, in memory that is no slot (`penstock.core.scratch`): its B
+touches neither ``ra`` nor ``rl``. Its I touches no ``ra`` and writes ``rl``, since W reads that later.
 
 Where every slice has its own ``kv`` and ``dkv``, an action lists only those of its own slice, and the micro-batch's
 first I all ``dkv``, which begin with it. It touches those of earlier slices, too. They are live: forwards run in the
@@ -98,13 +103,18 @@ class Roles:
         key = (kind, stage, part, recomputed, resumes)
         if key not in self._known:
             reads, writes = READS_AND_WRITES[kind]
-            if kind is Kind.F and recomputed:
-                writes = tuple(slot for slot in writes if slot not in (RA, RL))
+            if kind in _BACKWARDS and not recomputed:
+                reads = tuple(slot for slot in reads if slot not in (RA, RL))
+                writes = (RL, *writes) if kind is Kind.I else writes
             if resumes:
                 reads = tuple(slot for slot in (RA, *reads) if slot is not X)
             reads = tuple(slot for slot in reads if not self._first_touch(kind, slot, part))
             self._known[key] = Touched(self._places(reads, stage, part), self._places(writes, stage, part))
         return self._known[key]
+
+    def remakes(self, stage: int, part: int) -> bool:
+        """Whether slice ``part`` is recomputed on ``stage``, by R or inside its backward."""
+        return any((slot, stage, part) in self._table for slot in (RA, RL))
 
     def needs_order(self, stage: int) -> bool:
         """Whether the order of a micro-batch's slices on ``stage`` does not follow from the content of its slots, since

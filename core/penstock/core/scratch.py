@@ -1,8 +1,18 @@
-"""Memory of a forward that does not keep all its buffers: before a recomputation, in evaluation, in generation.
+"""Memory of buffers that a stage gives up, while an action needs them: one per rank, since actions run one at a time.
 
-The buffers of ``a`` and ``l`` that it gives up are needed while one unit runs, except the unit's output, which the next
-one reads. So all units share one memory for the former, and neighbours' outputs alternate. Parts of a head alternate
-for every chunk of tokens: they need their buffers at the same time, but the probabilities of only one chunk.
+A forward does not keep all its buffers before a recomputation, in evaluation, and in generation. The buffers of ``a``
+and ``l`` that it gives up are needed while one unit runs, except the unit's output, which the next one reads. So all
+units share one memory for the former, and neighbours' outputs alternate. Parts of a head alternate for every chunk of
+tokens: they need their buffers at the same time, but the probabilities of only one chunk.
+
+A backward whose slice has no R recomputes them itself, *segment* by segment from the last to the first: a segment is a
+longest run of units each of which, but the last, gives up its output. Recomputing and reversing any unit of it needs
+the outputs before it in the segment, so all its buffers exist at once, and those of only one segment at a time. The
+parts of a head are reversed together, so they are in one segment. A split backward needs ``rl`` until W, so its I has
+only ``ra`` here.
+
+Example: of three units the first gives up its norm and its output, the others their norms. The segments are units 0 to
+1 and unit 2: what units 0 and 1 give up exists at once, and shares its memory with the norm of unit 2.
 """
 
 from __future__ import annotations
@@ -10,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from penstock.core.layout import (
     EVERY_OPERATION,
@@ -81,6 +92,59 @@ def scratch_buffers(
         offset = ends.get(owner, len(turns) * turn)
         yield ScratchBuffer(slot=slot, unit=unit, buffer=buffer, offset=offset)
         ends[owner] = offset + aligned(buffer.num_bytes(precision))
+
+
+def segments(spec: ModelSpec, first: int, stop: int, remade: Remade) -> tuple[range, ...]:
+    """The segments of the stage of units [first, stop), in order; one of all units without recomputation."""
+    if not remade:
+        return (range(first, stop),)
+    given_up = stage_slot_buffers(spec, first, stop, SlotKind.REMADE_ACTIVATIONS, 1, 1, remade=remade)
+    linked = {unit for unit, buffer in given_up if buffer.name == "y"} | set(range(spec.first_head_unit, stop))
+    bounds = [first, *(unit for unit in range(first + 1, stop) if unit - 1 not in linked), stop]
+    return tuple(range(*pair) for pair in pairwise(bounds))
+
+
+def segment_bytes(
+    spec: ModelSpec,
+    precision: Precision,
+    first: int,
+    stop: int,
+    batch: int,
+    tokens: int,
+    sharding: Sharding,
+    remade: Remade,
+    *,
+    is_split: bool,
+) -> int:
+    """Bytes of all `segment_buffers`."""
+    places = segment_buffers(spec, precision, first, stop, batch, tokens, sharding, remade, is_split=is_split)
+    return max((place.offset + aligned(place.buffer.num_bytes(precision)) for place in places), default=0)
+
+
+def segment_buffers(
+    spec: ModelSpec,
+    precision: Precision,
+    first: int,
+    stop: int,
+    batch: int,
+    tokens: int,
+    sharding: Sharding,
+    remade: Remade,
+    *,
+    is_split: bool,
+) -> Iterator[ScratchBuffer]:
+    """The buffers that a B of units [first, stop) recomputes by ``remade``, or an I (``is_split``); those of different
+    segments overlap.
+    """
+    segment_of = {unit: segment for segment in segments(spec, first, stop, remade) for unit in segment}
+    ends: dict[range, int] = {}
+    slots = (SlotKind.ACTIVATIONS,) if is_split else tuple(REMADE_SLOTS)
+    for slot in slots:
+        for unit, buffer in stage_slot_buffers(spec, first, stop, REMADE_SLOTS[slot], batch, tokens, sharding, remade):
+            segment = segment_of[unit]
+            offset = ends.get(segment, 0)
+            yield ScratchBuffer(slot=slot, unit=unit, buffer=buffer, offset=offset)
+            ends[segment] = offset + aligned(buffer.num_bytes(precision))
 
 
 def _of_a_chunk(buffer: Buffer) -> Buffer:

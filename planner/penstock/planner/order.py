@@ -120,16 +120,19 @@ class Order:
 
     def with_recomputation(self, stages: Set[int], ahead: int = 0) -> Order:
         """The order with an R of these stages before each of their backwards: ``ahead`` actions earlier, but after its
-        forward, and before or after a pair, not within. Stages that already have an R are unchanged.
+        forward, and before or after a pair, not within. Stages that already have an R only get those of backwards in
+        pairs, which cannot recompute inside: a pair needs that memory for its forward.
 
         R needs no message, so it runs while the next action waits for one. Directly before its backward that is the
         gradient's. Further ahead it also fills other waits, so less of it is exposed, but its tensors live longer.
         """
-        added = stages - set(self.stages[self.kinds == RECOMPUTE].tolist())
-        if not added:
+        has_r = set(self.stages[self.kinds == RECOMPUTE].tolist())
+        lacks_r = np.isin(self.stages, list(stages - has_r))
+        if self.joined is not None:
+            lacks_r |= (self.joined | np.roll(self.joined, 1)) & np.isin(self.stages, list(stages))
+        backwards = np.flatnonzero(self.recomputes_inside() & lacks_r)
+        if not len(backwards):
             return self
-        is_backward = np.isin(self.kinds, (BACKWARD, INPUT_GRADIENT)) & np.isin(self.stages, list(added))
-        backwards = np.flatnonzero(is_backward)
         forwards = self._forwards_of(backwards) if ahead else backwards - self.num_actions
         places = np.maximum(backwards - ahead, forwards + 1)
         if self.joined is not None:
@@ -156,6 +159,17 @@ class Order:
         by_cell = forwards[np.argsort(cells[forwards])]
         numbers: npt.NDArray[np.int64] = by_cell[np.searchsorted(cells[by_cell], cells[where])]
         return numbers
+
+    def recomputes_inside(self) -> Flags:
+        """[actions]: whether the action is a B or I of a slice without an R. If its stage recomputes anything, it does
+        so inside.
+        """
+        cells = (self.stages, self.microbatches, self.slices)
+        has_r = np.zeros((self.num_stages, self.num_microbatches, self.num_slices), dtype=bool)
+        again = self.kinds == RECOMPUTE
+        has_r[tuple(column[again] for column in cells)] = True
+        inside: Flags = np.isin(self.kinds, (BACKWARD, INPUT_GRADIENT)) & ~has_r[cells]
+        return inside
 
     @property
     def firsts(self) -> npt.NDArray[np.int64]:

@@ -1,4 +1,6 @@
-"""Bytes of the memory that all units of a stage share: scratch of forwards that recompute, and copies of a prefix."""
+"""Bytes of the memory that all units of a stage share: of what forwards give up and backwards recompute inside, and of
+copies of a prefix.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ import numpy as np
 from penstock.core.layout import Precision, Remade, prefix_bytes
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.remaking import Remakes, remade_of
-from penstock.core.scratch import scratch_bytes
+from penstock.core.scratch import scratch_bytes, segment_bytes
 from penstock.core.sharding import Sharding
 from penstock.planner.candidate import Candidate
+from penstock.planner.order import INPUT_GRADIENT, Order
 from penstock.planner.problem import Problem
 from penstock.planner.stagecost import UNIT_KINDS, Integers, first_like, unit_counts
 from penstock.planner.work import MOST_BYTES
@@ -31,8 +34,50 @@ def prefix_table(problem: Problem, candidate: Candidate) -> Integers:
     return table
 
 
-def scratch_table(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages]: bytes of the buffers that a forward of the longest slice does not keep (`penstock.core.scratch`)."""
+def scratch_table(problem: Problem, candidate: Candidate, order: Order | None = None) -> Integers:
+    """[stages]: bytes of the buffers that a forward of the longest slice does not keep (`penstock.core.scratch`), or if
+    that is more, of those that a backward of ``order`` recomputes inside.
+    """
+    table = _forward_table(problem, candidate)
+    inside = [] if order is None else _inside_places(order)
+    for kind, number, column in inside:
+        if candidate.recompute[number]:
+            table[number] = max(table[number], _inside_bytes(problem, candidate, kind, number, column))
+    return table
+
+
+def _inside_places(order: Order) -> list[list[int]]:
+    """Kind, stage and column of backwards without an R, each once."""
+    places = np.stack([order.kinds, order.stages, order.columns], axis=1)[order.recomputes_inside()]
+    distinct: list[list[int]] = np.unique(places, axis=0).tolist()
+    return distinct
+
+
+def _inside_bytes(problem: Problem, candidate: Candidate, kind: int, number: int, column: int) -> int:
+    mesh, model, is_last = candidate.mesh, problem.model, column >= len(candidate.slices)
+    tokens = candidate.remainder_slices[column - len(candidate.slices)] if is_last else candidate.slices[column]
+    shape = (mesh.remainder if is_last else mesh.microbatch, tokens)
+    remade = remade_of(model, candidate.stages[number], candidate.recompute[number])
+    place = (candidate.stages[number], *shape, problem.sharding(mesh.tp), remade)
+    return min(_segment_bytes(model, problem.precision, *place, is_split=kind == INPUT_GRADIENT), MOST_BYTES)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _segment_bytes(
+    model: ModelSpec,
+    precision: Precision,
+    stage: tuple[int, int],
+    batch: int,
+    tokens: int,
+    sharding: Sharding,
+    remade: Remade,
+    *,
+    is_split: bool,
+) -> int:
+    return segment_bytes(model, precision, *stage, batch, tokens, sharding, remade, is_split=is_split)
+
+
+def _forward_table(problem: Problem, candidate: Candidate) -> Integers:
     mesh, model = candidate.mesh, problem.model
     shapes = [(mesh.microbatch, max(candidate.slices))]
     if mesh.remainder:

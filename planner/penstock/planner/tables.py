@@ -156,7 +156,7 @@ def simulation_costs(
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
     remade = recomputation_ns(problem, candidate) if any(candidate.recompute) else ()
-    compute[RECOMPUTE] = 0
+    compute[RECOMPUTE], inside = 0, None
     if remade:
         again = np.stack([until[-1] for until in remade])
         if problem.software.recomputes_on_demand:
@@ -164,6 +164,7 @@ def simulation_costs(
             remade = tuple(np.zeros_like(until) for until in remade)
         else:
             compute[RECOMPUTE] = again + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
+            inside = again
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
@@ -177,6 +178,7 @@ def simulation_costs(
         optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
         gather_ns=_gathers(problem, candidate, stage_ranks, devices),
         remade_ns=remade,
+        inside_ns=inside,
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
         has_barrier=problem.software.optimizer_barrier,
         num_remainder_slices=len(candidate.remainder_slices),
@@ -439,15 +441,17 @@ def static_bytes(
         stages = order.stages[order.firsts + 1]
         np.maximum.at(second, np.array(stage_ranks)[stages], needed[stages])
         transient += second
-    return tuple((resident_bytes(problem, candidate, stage_ranks) + transient).tolist())
+    return tuple((resident_bytes(problem, candidate, stage_ranks, order) + transient).tolist())
 
 
-def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
+def resident_bytes(
+    problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], order: Order | None = None
+) -> Integers:
     """[ranks]: the same without transients.
 
     It includes the buffer in which shards sum the gradients of each stage, the one in which replicas on the host
-    exchange them, the buffers of forwards that R recomputes, and the copy of the prefix where slices have their own
-    keys and values.
+    exchange them, the buffers that forwards give up and backwards without an R recompute inside (none without an
+    ``order``), and the copy of the prefix where slices have their own keys and values.
     """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
@@ -457,7 +461,7 @@ def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[in
         held += np.array([exchange_bytes(shard, mesh.dp) for shard in shards.tolist()])
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     if any(candidate.recompute):
-        held += _largest_per_rank(scratch_table(problem, candidate), stage_ranks, mesh.pp)
+        held += _largest_per_rank(scratch_table(problem, candidate, order), stage_ranks, mesh.pp)
     if problem.prefix_by_slice(candidate.slices):
         held += _largest_per_rank(prefix_table(problem, candidate), stage_ranks, mesh.pp)
     return held + packed + problem.cost_of(mesh.tp).constant_bytes

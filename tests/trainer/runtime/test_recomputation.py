@@ -104,7 +104,7 @@ def test_any_operations_of_any_units(plan: Plan, seed: int) -> None:
 @settings(max_examples=20)
 @given(plans(), st.integers(0, 2**30), st.sampled_from([0.5, 1.0]))
 def test_imported_schedules_that_recompute_some_slices_in_parts_or_whole(plan: Plan, seed: int, share: float) -> None:
-    """Where no R follows, F makes at once what is made again elsewhere."""
+    """Slices without an R are recomputed inside their backwards."""
     plan = replace(plan, remainder=0, remainder_slices=())
     rng = random.Random(seed)
     schedule = schedule_of(plan)

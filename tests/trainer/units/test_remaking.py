@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.core.layout import EVERY_OPERATION, HEAD_CHUNK_TOKENS, Operation, Precision, remaking
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.remaking import Remake, Remakes, full_remakes, uniform_remakes
+from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, Sharding
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.activation import SigmoidGelu, SwiGlu
@@ -75,6 +76,7 @@ def _cases(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[Remakes, ...]]:
         "cuts": cuts,
         "bounds": sorted({0, length, *draw(st.lists(st.integers(1, length - 1), max_size=3))}),
         "batch": draw(st.integers(1, 3)),
+        "inside": draw(st.sampled_from([None, Kind.B, Kind.I])),
     }
     return place, random_remakes(spec, list(pairwise(cuts)), draw(st.integers(0, 2**30)))
 

@@ -13,12 +13,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from penstock.core.layout import Remade, SlotKind
+from penstock.core.layout import NOTHING_REMADE, Remade, SlotKind
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, RankProgram
 from penstock.core.roles import G_IN, G_OUT, PREFIX_KINDS, RA, RL, A, L, SlotName, W, X, Y
 from penstock.core.schedule import Action, Kind, Part
-from penstock.core.scratch import scratch_bytes
+from penstock.core.scratch import scratch_bytes, segment_bytes
 from penstock.core.sharding import Sharding
 from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.dtypes import accumulate_dtype
@@ -28,7 +28,7 @@ from penstock.trainer.optimizer_step import OptimizerStep
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pair, run_pass
 from penstock.trainer.units.cross_entropy import Scale
-from penstock.trainer.units.views import SlotViews, joined, scratch_views
+from penstock.trainer.units.views import SlotViews, joined, scratch_views, segment_views
 
 CPU = torch.device("cpu")
 
@@ -36,6 +36,11 @@ _Result = TypeVar("_Result")
 
 _Steps = Callable[[], Pass[object]]
 """Creates the pass of an action, ready to run."""
+
+_Layout = tuple[int, int, int, int, Sharding, Remade]
+"""Units [first, stop), sequences, tokens, sharding, and the operations that units run again: the shape of given-up
+buffers.
+"""
 
 _OF_STAGE = {RA: A, RL: L}
 """Slot kinds that a stage knows by another name: it does not distinguish buffers that R recomputes."""
@@ -70,7 +75,7 @@ class StageExecutor:
         }
         self._arena = Arena(program, plan, device)
         self._remade = plan.remade
-        self._recomputed = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
+        self._with_r = {(i.action.stage, *_cell(i)) for i in program.instructions if i.action.kind is Kind.R}
         self._scratch = self._make_scratch(device)
         batch_shape = (plan.num_sequences, plan.sequence_length)
         self.token_ids_NS = torch.zeros(batch_shape, dtype=torch.int64, device=device)
@@ -93,15 +98,34 @@ class StageExecutor:
             self._gradient_scale = scale
 
     def _make_scratch(self, device: torch.device) -> Tensor:
-        """Memory for buffers that a forward does not keep because R recomputes them."""
-        layouts = {self._scratch_layout(*cell) for cell in self._recomputed}
-        needed_bytes = [scratch_bytes(self._plan.model, self._plan.precision, *layout) for layout in layouts]
+        """Memory for buffers that a forward does not keep, and for those that a backward recomputes itself."""
+        model, precision = self._plan.model, self._plan.precision
+        instructions = itertools.chain.from_iterable(map(self._program.apart, self._program.instructions))
+        layouts = {self._given_up(instruction) for instruction in instructions if instruction.action.is_compute}
+        needed_bytes = [
+            scratch_bytes(model, precision, *layout)
+            if kind is Kind.F
+            else segment_bytes(model, precision, *layout, is_split=kind is Kind.I)
+            for kind, layout in filter(None, layouts)
+        ]
         return torch.empty(max(needed_bytes, default=0), dtype=torch.uint8, device=device)
 
-    def _scratch_layout(self, stage: int, microbatch: int, part: int) -> tuple[int, int, int, int, Sharding, Remade]:
-        plan = self._plan
+    def _given_up(self, instruction: Instruction) -> tuple[Kind, _Layout] | None:
+        """The kind and the shape of an action that needs memory for buffers that its slice gives up; None for others.
+        A backward needs it unless an R comes before it.
+        """
+        plan, stage, kind = self._plan, instruction.action.stage, instruction.action.kind
+        if not self._remade[stage] or kind not in (Kind.F, Kind.B, Kind.I):
+            return None
+        microbatch, part = _cell(instruction)
+        if kind is not Kind.F and (stage, microbatch, part) in self._with_r:
+            return None
         shape = (plan.size_of(microbatch), plan.slices_of(microbatch)[part])
-        return (*plan.stages[stage], *shape, plan.sharding, self._remade[stage])
+        return kind, (*plan.stages[stage], *shape, plan.sharding, self._remade[stage])
+
+    def _remade_inside(self, instruction: Instruction) -> Remade:
+        """The operations that a backward runs again itself."""
+        return NOTHING_REMADE if self._given_up(instruction) is None else self._remade[instruction.action.stage]
 
     def compute(self, instruction: Instruction) -> Operation:
         if self._graphs is None:
@@ -225,7 +249,9 @@ class StageExecutor:
             stop,
             fresh_dkv=stop == self._plan.sequence_length,
             earlier=earlier,
+            token_ids=self._token_ids(instruction),
             labels=self._labels(instruction),
+            remade=self._remade_inside(instruction),
         )
         return lambda: backward(gradient_scale=self._gradient_scale)
 
@@ -247,6 +273,7 @@ class StageExecutor:
             earlier=earlier,
             token_ids=self._token_ids(instruction),
             labels=self._labels(instruction),
+            remade=self._remade_inside(instruction),
         )
         return lambda: backward(gradient_scale=self._gradient_scale, units=_units(stage, instruction))
 
@@ -304,8 +331,7 @@ class StageExecutor:
         action = instruction.action
         stage = self._stages[action.stage]
         views: dict[SlotKind, SlotTensors] = {A: {}, L: {}, W: {}}
-        if action.kind is Kind.F and (action.stage, *_cell(instruction)) in self._recomputed:
-            views |= self._scratch_views(action.stage, *_cell(instruction))
+        views |= self._given_up_views(instruction)
         for index in dict.fromkeys((*instruction.reads, *instruction.writes)):
             slot = self._slots[index]
             if slot.kind in PREFIX_KINDS and slot.slice not in (None, action.slice):
@@ -320,9 +346,14 @@ class StageExecutor:
                 views[G_OUT] = {stage.first: _renamed(self._arena.tensors(index), G_IN, G_OUT)}
         return views
 
-    def _scratch_views(self, stage: int, microbatch: int, part: int) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
-        layout = self._scratch_layout(stage, microbatch, part)
-        return scratch_views(self._scratch, self._plan.model, self._plan.precision, *layout)
+    def _given_up_views(self, instruction: Instruction) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
+        given_up, model, precision = self._given_up(instruction), self._plan.model, self._plan.precision
+        if given_up is None:
+            return {}
+        kind, layout = given_up
+        if kind is Kind.F:
+            return scratch_views(self._scratch, model, precision, *layout)
+        return segment_views(self._scratch, model, precision, *layout, is_split=kind is Kind.I)
 
 
 _COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], _Steps]] = {

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from penstock.core.layout import EVERY_OPERATION, Operation, Operations, Remade, SlotKind
+from penstock.core.layout import EVERY_OPERATION, NOTHING_REMADE, Operation, Operations, Remade, SlotKind
 from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.scratch import segments
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.attention import Attention
 from penstock.trainer.units.backends import AttentionBackend
@@ -212,19 +213,25 @@ class Stage:
         *,
         fresh_dkv: bool,
         earlier: Sequence[SlotViews] = (),
+        token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
+        remade: Remade = NOTHING_REMADE,
     ) -> Pass[None]:
         """I: compute ``w`` and ``g_out`` from ``g_in`` (last stage: from ``h``), and add the prefix's gradient to
         ``dkv``.
 
         The slices of a micro-batch come in reverse order. ``fresh_dkv`` marks the first one, for which ``dkv`` has no
-        content yet. I also adds the gradients of the norms' parameters.
+        content yet. I also adds the gradients of the norms' parameters. With ``remade`` it first runs these operations
+        again, segment by segment (`penstock.core.scratch`); only then it may need token ids.
         """
-        yield from self._take_gradient(views, labels, gradient_scale)
-        for index in sorted(self._blocks, reverse=True):
-            frame = self._frame(views, index, start, stop, earlier)
-            yield from self._block_input(index, frame, views, fresh_dkv=fresh_dkv)
+        for segment in reversed(segments(self.spec, self.first, self.stop, remade)):
+            yield from self._recompute_segment(views, start, stop, earlier, token_ids, labels, remade, segment)
+            if segment.stop == self.stop:
+                yield from self._take_gradient(views, labels, gradient_scale)
+            for index in self._reversed_blocks(segment):
+                frame = self._frame(views, index, start, stop, earlier)
+                yield from self._block_input(index, frame, views, fresh_dkv=fresh_dkv)
         if self._embedding is not None:
             yield from self._embedding.backward_input(views[SlotKind.OUTPUT_GRADIENTS][self.first]["dy"])
 
@@ -240,26 +247,52 @@ class Stage:
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
         units: range | None = None,
+        remade: Remade = NOTHING_REMADE,
     ) -> Pass[None]:
         """B: I and W of each unit, from the last unit to the first, with the same bits as I followed by W.
 
         This order spreads the collectives of I over the whole pass, where a second action can run during them. With
-        ``units`` only these units are run, after the later ones; the last units include all parts of a head.
+        ``units`` only these units are run, after the later ones; the last units include all parts of a head. With
+        ``remade`` it runs these operations again, as I does: a segment as a whole, before its last unit. So where
+        ``units`` end within a segment, the next call finds what this one left in the memory of the segment.
         """
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
         units = range(self.first, self.stop) if units is None else units
-        if units.stop == self.stop:
-            yield from self._take_gradient(views, labels, gradient_scale)
-            if self._parts is not None:
-                yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
-        for index in sorted((index for index in self._blocks if index in units), reverse=True):
-            frame = self._frame(views, index, start, stop, earlier)
-            yield from self._block_input(index, frame, views, fresh_dkv=fresh_dkv)
-            yield from self._blocks[index].backward_weight(inputs[index], gradients[index])
+        for segment in reversed(segments(self.spec, self.first, self.stop, remade)):
+            if segment.stop - 1 in units:
+                yield from self._recompute_segment(views, start, stop, earlier, token_ids, labels, remade, segment)
+            if segment.stop == units.stop == self.stop:
+                yield from self._take_gradient(views, labels, gradient_scale)
+                if self._parts is not None:
+                    yield from self._parts.backward_weight(views, _needed(labels, "labels"), gradient_scale)
+            for index in self._reversed_blocks(segment, units):
+                frame = self._frame(views, index, start, stop, earlier)
+                yield from self._block_input(index, frame, views, fresh_dkv=fresh_dkv)
+                yield from self._blocks[index].backward_weight(inputs[index], gradients[index])
         if self._embedding is not None and self.first in units:
             yield from self._embedding.backward_input(gradients[self.first]["dy"])
             ids = _needed(token_ids, "token ids")
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
+
+    def _reversed_blocks(self, segment: range, units: range | None = None) -> list[int]:
+        """The blocks of the segment that are among the ``units``, the last one first."""
+        return [index for index in reversed(segment) if index in self._blocks and (units is None or index in units)]
+
+    def _recompute_segment(
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        earlier: Sequence[SlotViews],
+        token_ids: Tensor | None,
+        labels: Tensor | None,
+        remade: Remade,
+        segment: range,
+    ) -> Pass[None]:
+        if remade:
+            yield from self.recompute(
+                views, start, stop, remade, earlier=earlier, token_ids=token_ids, labels=labels, units=segment
+            )
 
     def _take_gradient(self, views: SlotViews, labels: Tensor | None, gradient_scale: Scale) -> Pass[None]:
         """Make the received gradient, or that of the stage's head, the gradient of the last block's output."""

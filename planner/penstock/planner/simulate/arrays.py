@@ -275,19 +275,30 @@ def _deadlock(order: Order, index: int) -> UserError:
 
 def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
     part = (order.stages, order.columns)
-    actions[:, kernel.WORK] = costs.compute_ns[order.kinds, *part]
+    actions[:, kernel.WORK] = whole_ns(order, costs)
     if order.parts is not None:
         for index in np.flatnonzero(order.parts[:, 1]).tolist():
-            place, (first, stop) = (int(part[0][index]), int(part[1][index])), order.parts[index].tolist()
+            (stage, column), (first, stop) = (int(part[0][index]), int(part[1][index])), order.parts[index].tolist()
             kind = int(order.kinds[index])
-            is_remade = kind == RECOMPUTE
-            work_ns = costs.part_ns(*place, first, stop) if is_remade else costs.trained_ns(kind, *place, first)
+            if kind == RECOMPUTE:
+                work_ns = costs.part_ns(stage, column, first, stop)
+            else:
+                work_ns = costs.trained_ns(kind, stage, int(actions[index, kernel.WORK]), first)
             actions[index, kernel.WORK] = work_ns
     actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
     actions[:, kernel.JOINS] = kernel.ALONE
     if order.joined is not None:
         _join(actions, order, costs)
     actions[:, kernel.SENDS_NS] = costs.transfer_ns[DIRECTIONS[order.kinds], *part]
+
+
+def whole_ns(order: Order, costs: Costs) -> Nanoseconds:
+    """[actions]: the time of every action, or of that which it is a part of, alone on its host."""
+    places = (order.stages, order.columns)
+    work_ns: Nanoseconds = costs.compute_ns[order.kinds, *places]
+    if costs.inside_ns is not None:
+        work_ns = work_ns + np.where(order.recomputes_inside(), costs.inside_ns[places], 0)
+    return work_ns
 
 
 def _join(actions: Ints, order: Order, costs: Costs) -> None:

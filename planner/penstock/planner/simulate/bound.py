@@ -35,10 +35,14 @@ def lower_bound_ns(
 ) -> int:
     """Lower bound of a step in nanoseconds.
 
-    ``split``: I and W run instead of B. ``recompute``: R runs before them.
+    ``split``: I and W run instead of B. ``recompute``: R runs before them, or they recompute inside.
     """
-    alone = costs.compute_ns * np.minimum(costs.together_ppm, MILLION) // MILLION
+    least_ppm = np.minimum(costs.together_ppm, MILLION)
+    alone = costs.compute_ns * least_ppm // MILLION
     forward, remade = alone[FORWARD], alone[RECOMPUTE] if recompute else np.zeros_like(alone[RECOMPUTE])
+    if costs.inside_ns is not None:
+        inside = costs.inside_ns * least_ppm[[INPUT_GRADIENT, BACKWARD]].min(axis=0) // MILLION
+        remade = np.minimum(remade, inside)
     gradient = alone[INPUT_GRADIENT if split else BACKWARD]
     weight = alone[WEIGHT_GRADIENT] if split else np.zeros_like(gradient)
     owners = np.asarray(stage_ranks)

@@ -105,6 +105,8 @@ class Costs:
     ``optimizer_ns`` is every rank's time in STEP, and ``gather_ns`` every stage's time in which replicas gather their
     stepped shards; empty if each replica steps everything. ``remade_ns`` has for every stage [units + 1, slices] the
     time in which R recomputes the first so many units, without its fixed overhead; empty if no R is for a part.
+    ``inside_ns`` [stages, slices] is the time that a B or I of a slice without an R takes for recomputing it inside;
+    None if no stage recomputes.
     ``is_blocking``: ranks do not compute while they send or receive. Without ``has_barrier`` ranks begin the next step
     as soon as they are done with this one (`penstock.planner.simulate.arrays`). ``collectives`` gives the collectives
     over shards that a pair of actions hides; None if a rank has one shard.
@@ -121,6 +123,7 @@ class Costs:
     optimizer_ns: tuple[int, ...] = ()
     gather_ns: tuple[int, ...] = ()
     remade_ns: tuple[Nanoseconds, ...] = ()
+    inside_ns: Nanoseconds | None = None
     is_blocking: bool = False
     has_barrier: bool = True
     num_remainder_slices: int = 0
@@ -155,7 +158,8 @@ class Costs:
     def most_ns(self, num_microbatches: int) -> float:
         """Upper bound of a step, with everything one after another; a float, since it may exceed 64 bits."""
         counts = self.counts(num_microbatches).astype(np.float64)
-        actions = (self.compute_ns @ counts).sum(axis=1) * self.together_ppm.max() / MILLION
+        work_ns = self.compute_ns.sum(axis=0) + (0 if self.inside_ns is None else self.inside_ns)
+        actions = (work_ns @ counts) * self.together_ppm.max() / MILLION
         summed = sum(sum(durations) for group, durations in self.reduce_ns.items() if group.is_of_peers)
         summed += sum(self.gather_ns)
         summed += sum(sum(bucket.reduce_ns.values()) for buckets in self.buckets for bucket in buckets)
@@ -173,9 +177,8 @@ class Costs:
             )
         return int(self.compute_ns[RECOMPUTE, stage, slice_] - until_ns[-1] + until_ns[stop] - until_ns[first])
 
-    def trained_ns(self, kind: int, stage: int, column: int, first: int) -> int:
-        """Time of the part of a last B or W that ends with unit ``first``."""
-        whole_ns = int(self.compute_ns[kind, stage, column])
+    def trained_ns(self, kind: int, stage: int, whole_ns: int, first: int) -> int:
+        """Time of the part of a last B or W of ``whole_ns`` that ends with unit ``first``."""
         before_ns = 0
         for bucket in self.buckets[stage]:
             done_ns = bucket.done_ns(kind, whole_ns)

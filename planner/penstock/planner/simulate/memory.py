@@ -38,9 +38,9 @@ Shape = tuple[SlotBytes, Sequence[int]]
 Transients = Mapping[tuple[Kind, int, int], int]
 """Bytes that an action needs only while it runs, by kind, stage and column; 0 if missing."""
 
-# The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it, and the bytes that it
-# does not acquire if they are recomputed.
-ACQUIRED, TRANSIENT, FREED, REMADE = range(4)
+# The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it; and the bytes that an
+# action which is `otherwise` acquires and frees.
+ACQUIRED, TRANSIENT, FREED, ACQUIRED_OTHERWISE, FREED_OTHERWISE = range(5)
 
 # Columns of its `codes`, `stops` and `messages`; the slice is the column of tables (`penstock.planner.order.Order`),
 # and the last is 1 for the first action of a pair.
@@ -67,7 +67,7 @@ class Walk:
     messages: Codes
     first_messages: Ints
     first_waits: Ints
-    is_lean: Flags
+    otherwise: Flags
 
     @classmethod
     def of(cls, order: Order, receive_ahead: int, *, late_receives: bool = False) -> Walk:
@@ -84,7 +84,7 @@ class Walk:
             messages=linked.messages[:, [SENDER, POSTED, AWAITED]].astype(np.int32),
             first_messages=linked.first_messages,
             first_waits=linked.first_waits,
-            is_lean=_is_lean(order),
+            otherwise=_otherwise(order),
         )
 
     def high_water_bytes(
@@ -122,7 +122,7 @@ class Walk:
         _walk(
             self.order.offsets,
             self.codes,
-            self.is_lean,
+            self.otherwise,
             _changes(self.order, slots, transients, prefix_by_slice),
             np.stack(_message_tables(slots)),
             DIRECTIONS,
@@ -189,30 +189,30 @@ def _joined(order: Order) -> Flags:
     return np.zeros(order.num_actions, dtype=bool) if order.joined is None else order.joined
 
 
-def _is_lean(order: Order) -> Flags:
-    """[actions]: whether an action acquires no slots for recomputed tensors; empty without recomputation."""
-    is_recomputation = order.kinds == RECOMPUTE
-    if not is_recomputation.any():
-        return np.zeros(0, dtype=bool)
-    recomputed = np.zeros((order.num_stages, order.num_microbatches, order.num_slices), dtype=bool)
-    recomputed[order.stages[is_recomputation], order.microbatches[is_recomputation], order.slices[is_recomputation]] = (
-        True
-    )
-    is_lean: Flags = (order.kinds == FORWARD) & recomputed[order.stages, order.microbatches, order.slices]
-    return is_lean if order.parts is None else is_lean | (is_recomputation & (order.parts[:, 0] > 0))
+def _otherwise(order: Order) -> Flags:
+    """[actions]: whether it is a B or I of a slice without an R, which recomputes inside if its stage recomputes
+    anything, or an R that continues another.
+    """
+    inside = order.recomputes_inside()
+    return inside if order.parts is None else inside | ((order.kinds == RECOMPUTE) & (order.parts[:, 0] > 0))
 
 
 def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients, prefix_by_slice: bool) -> Ints:
-    """[ACQUIRED TRANSIENT FREED REMADE, kind, stage, slice] of a compute action; if it is lean it acquires ``REMADE``
-    less.
+    """[ACQUIRED ... FREED_OTHERWISE, kind, stage, slice] of a compute action. An I that recomputes inside acquires
+    ``rl``, which its W frees, and no ``ra``; a B neither; an R that continues another acquires nothing.
     """
     acquired, freed = _compute_tables(order, slots, prefix_by_slice)
-    remade = np.broadcast_to(acquired[RECOMPUTE], acquired.shape)
-    return np.stack([acquired, _transient_table(order, transients), freed, remade])
+    remade, linear = slots[SlotKind.REMADE_ACTIVATIONS], slots[SlotKind.REMADE_LINEAR_INPUTS]
+    acquired_otherwise, freed_otherwise = acquired.copy(), freed.copy()
+    acquired_otherwise[RECOMPUTE] = 0
+    acquired_otherwise[INPUT_GRADIENT] += linear
+    freed_otherwise[INPUT_GRADIENT] -= remade
+    freed_otherwise[BACKWARD] -= remade + linear
+    return np.stack([acquired, _transient_table(order, transients), freed, acquired_otherwise, freed_otherwise])
 
 
 def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints], prefix_by_slice: bool) -> tuple[Ints, Ints]:
-    """[kind, stage, slice]: bytes that a compute action acquires and frees (F without recomputation)."""
+    """[kind, stage, slice]: bytes that a compute action acquires and frees, with an R before each backward."""
     sent, received = _message_tables(slots)
     owners = order.stage_ranks
     crosses = np.zeros((2, order.num_stages, 1), dtype=bool)
@@ -224,7 +224,7 @@ def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints], prefix_by_slic
     acquired = np.zeros((len(KINDS), *kept.shape), dtype=np.int64)
     freed = np.zeros_like(acquired)
     acquired[RECOMPUTE] = remade
-    acquired[FORWARD] = kept + remade + prefix + output + slots[SlotKind.HEAD_GRADIENT]
+    acquired[FORWARD] = kept + prefix + output + slots[SlotKind.HEAD_GRADIENT]
     acquired[INPUT_GRADIENT] = slots[SlotKind.OUTPUT_GRADIENTS] + gradient + started
     consumed = (
         SlotKind.INPUT,
@@ -275,7 +275,7 @@ def _transient_table(order: Order, transients: Transients) -> Ints:
 def _walk(
     offsets: Ints,
     codes: Codes,
-    is_lean: Flags,
+    otherwise: Flags,
     changes: Ints,
     message_bytes: Ints,
     directions: Ints,
@@ -309,11 +309,13 @@ def _walk(
                 num_posted[channel] += 1
                 post += 1
             kind, stage, part = codes[index, KIND], codes[index, STAGE], codes[index, SLICE]
-            live += changes[ACQUIRED, kind, stage, part]
-            if len(is_lean) > 0 and is_lean[index]:
-                live -= changes[REMADE, kind, stage, part]
+            if otherwise[index]:
+                live += changes[ACQUIRED_OTHERWISE, kind, stage, part]
+                freed += changes[FREED_OTHERWISE, kind, stage, part]
+            else:
+                live += changes[ACQUIRED, kind, stage, part]
+                freed += changes[FREED, kind, stage, part]
             transient += changes[TRANSIENT, kind, stage, part]
-            freed += changes[FREED, kind, stage, part]
             levels[index] = live + transient
             if codes[index, JOINED]:
                 continue

@@ -13,7 +13,7 @@ from penstock.core.schedule import Action, Kind, Schedule
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.order import RECOMPUTE, Order, actions_of, from_schedule
 from penstock.planner.simulate import kernel, link
-from penstock.planner.simulate.arrays import Linked, StepTimes, in_parts, link_order, simulate_parts
+from penstock.planner.simulate.arrays import Linked, StepTimes, in_parts, link_order, simulate_parts, whole_ns
 from penstock.planner.simulate.costs import Costs
 
 
@@ -99,7 +99,10 @@ class _Waits:
     def __init__(self, order: Order, linked: Linked, costs: Costs) -> None:
         self._collectives = costs.collectives
         self._places = np.stack([order.kinds, order.stages, order.columns], axis=1).astype(np.int64)
-        self._whole_ns, self._work_ns = costs.compute_ns[*self._places.T], linked.actions[:, kernel.WORK]
+        self._whole_ns, self._work_ns = whole_ns(order, costs), linked.actions[:, kernel.WORK]
+        self._is_inside = np.zeros(order.num_actions, dtype=bool)
+        if costs.inside_ns is not None:
+            self._is_inside = order.recomputes_inside() & (costs.inside_ns[order.stages, order.columns] > 0)
         self._is_part = np.zeros(order.num_actions, dtype=bool)
         if order.parts is not None:
             self._is_part = (order.parts[:, 1] > 0) & (order.kinds != RECOMPUTE)
@@ -110,6 +113,9 @@ class _Waits:
             return 0
         places = self._places[number - is_pair : number + 1]
         waited = sum(self._collectives.waited_ns((kind, stage, column)) for kind, stage, column in places.tolist())
+        if self._is_inside[number]:
+            _, stage, column = places[-1].tolist()
+            waited += self._collectives.waited_ns((RECOMPUTE, stage, column))
         if self._is_part[number]:
             return waited * int(self._work_ns[number]) // max(int(self._whole_ns[number]), 1)
         return waited - int(self._collectives.hidden_ns(places[:1], places[1:])[0]) if is_pair else waited

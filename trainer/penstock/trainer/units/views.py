@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from penstock.core.layout import (
     stage_slot_buffers,
 )
 from penstock.core.model import ModelSpec
-from penstock.core.scratch import scratch_buffers
+from penstock.core.scratch import ScratchBuffer, scratch_buffers, segment_buffers
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
 
@@ -94,8 +94,35 @@ def scratch_views(
 
     ``memory`` has at least `penstock.core.scratch.scratch_bytes`.
     """
+    return _placed(memory, precision, scratch_buffers(spec, precision, first, stop, batch, tokens, sharding, remade))
+
+
+def segment_views(
+    memory: Tensor,
+    spec: ModelSpec,
+    precision: Precision,
+    first: int,
+    stop: int,
+    batch: int,
+    tokens: int,
+    sharding: Sharding,
+    remade: Remade,
+    *,
+    is_split: bool,
+) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
+    """Views of the buffers that a backward recomputes itself: of ``ra``, and of ``rl`` unless it ``is_split``.
+
+    ``memory`` has at least `penstock.core.scratch.segment_bytes`.
+    """
+    places = segment_buffers(spec, precision, first, stop, batch, tokens, sharding, remade, is_split=is_split)
+    return _placed(memory, precision, places)
+
+
+def _placed(
+    memory: Tensor, precision: Precision, places: Iterator[ScratchBuffer]
+) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
     views: dict[SlotKind, dict[int, dict[str, Tensor]]] = {SlotKind.ACTIVATIONS: {}, SlotKind.LINEAR_INPUTS: {}}
-    for place in scratch_buffers(spec, precision, first, stop, batch, tokens, sharding, remade):
+    for place in places:
         tensor = _view(memory, place.offset, place.buffer, precision)
         views[place.slot].setdefault(place.unit, {})[place.buffer.name] = tensor
     return views
