@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.core.host.clocks import boot_id
 from penstock.core.program import Program, RankProgram
-from penstock.core.run.claims import boot_id
 from penstock.core.schedule import COMPUTE_KINDS, Kind
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.trainer.comm import Mesh

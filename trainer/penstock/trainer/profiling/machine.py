@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from penstock.core.host.clocks import boot_id
 from penstock.core.pod import NODE_NAME_VARIABLE
 from penstock.core.profile import MachineKey
-from penstock.core.run.claims import boot_id
 
 MOST_NAME_CHARACTERS = 200
 _PACKAGE = Path(__file__).parents[1]
