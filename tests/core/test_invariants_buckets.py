@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import ProgramError
 from penstock.core.invariants import prove
-from penstock.core.program import Program
+from penstock.core.program import Extent, Program
 from penstock.core.schedule import Part, parse_action
 from tests.support.small_programs import (
     TWO_MICROBATCHES,
@@ -180,5 +180,8 @@ def _spread(program: Program) -> Program:
     """The Program of one rank with no two slots in the same memory."""
     (rank,) = program.ranks
     stops = [*accumulate(slot.num_bytes for slot in rank.slots)]
-    slots = tuple(replace(slot, offset=stop - slot.num_bytes) for slot, stop in zip(rank.slots, stops, strict=True))
+    slots = tuple(
+        replace(slot, extents=(Extent(stop - slot.num_bytes, slot.num_bytes),))
+        for slot, stop in zip(rank.slots, stops, strict=True)
+    )
     return replace(program, ranks=(replace(rank, slots=slots, arena_bytes=stops[-1]),))

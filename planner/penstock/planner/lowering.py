@@ -5,7 +5,7 @@ The passes add, in turn: order, transfers, reductions and step, slots, frees, ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -13,12 +13,13 @@ from types import MappingProxyType
 from penstock.core.errors import UserError
 from penstock.core.layout import NOTHING_REMADE, Precision, Remade, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
-from penstock.core.program import Instruction, Program, RankProgram, Slot, SlotSizes
-from penstock.core.roles import Place, Roles, SlotName, slot_table
-from penstock.core.schedule import Kind, Schedule
+from penstock.core.program import Program, RankProgram, Slot, SlotSizes
+from penstock.core.roles import Cell, Place, Roles, SlotName, slot_table
+from penstock.core.schedule import Action, Kind, Schedule
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.passes.arena import place
-from penstock.planner.passes.frees import Life, add_frees
+from penstock.planner.passes.draft import Draft
+from penstock.planner.passes.frees import add_frees
 from penstock.planner.passes.reductions import Buckets, add_reductions, reductions_of
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.passes.slots import add_slots
@@ -109,14 +110,12 @@ def lower(
         add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0, buckets=buckets)
         for rank, row in enumerate(add_transfers(ordered, receive_ahead, late_receives))
     ]
-    ranks = []
-    for rank, row in enumerate(drafts):
-        names = add_slots(row, lambda microbatch: slots_of(microbatch).roles, ordered.recomputed)
-        lives = add_frees(row, len(names), transients, schedule.column_of)
-        own_extents = [slots_of(name[2]).extents_of(name) for name in names]
-        ranks.append(_rank_program(rank, names, own_extents, *lives))
+    column_of = schedule.column_of
     return Program(
-        ranks=tuple(ranks),
+        ranks=tuple(
+            _rank_program(rank, row, slots_of, ordered.recomputed, transients, column_of)
+            for rank, row in enumerate(drafts)
+        ),
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
         slice_capacities=slices,
@@ -174,11 +173,15 @@ class _Slots:
 
 def _rank_program(
     rank: int,
-    names: Sequence[SlotName],
-    sizes: Sequence[Sequence[int]],
-    instructions: tuple[Instruction, ...],
-    lives: list[Life],
+    drafts: Sequence[Draft],
+    slots_of: Callable[[int], _Slots],
+    recomputed: Set[Cell],
+    transients: Transients,
+    column_of: Callable[[Action], int],
 ) -> RankProgram:
-    places, arena_bytes = place(names, lives, sizes)
+    """The drafts with slots, frees and the arena."""
+    names = add_slots(drafts, lambda microbatch: slots_of(microbatch).roles, recomputed)
+    instructions, lives = add_frees(drafts, len(names), transients, column_of)
+    places, arena_bytes = place(names, lives, [slots_of(name[2]).extents_of(name) for name in names])
     slots = [Slot(*name, extents) for name, extents in zip(names, places, strict=True)]
     return RankProgram(rank=rank, instructions=instructions, slots=tuple(slots), arena_bytes=arena_bytes)

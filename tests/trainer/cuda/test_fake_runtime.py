@@ -57,8 +57,8 @@ def test_a_job_on_cuda_runs_from_profile_to_resume(case: str, tmp_path: Path) ->
     command = Command(tmp_path, dict(environment(devices=4, device_bytes=GIBIBYTE, log=log)))
     first, second = RunDir(tmp_path / "first"), RunDir(tmp_path / "second")
 
-    output, log = command("run", _job(tmp_path, case, STEPS), "--run-dir", first.root, "--output", "json")
-    assert json.loads(output)["phase"] == "Succeeded", log
+    output, errors = command("run", _job(tmp_path, case, STEPS), "--run-dir", first.root, "--output", "json")
+    assert json.loads(output)["phase"] == "Succeeded", errors
     plan = first.read_plan()
     assert (plan.dp, plan.pp, plan.slices) == (2, 2, (20, 12))
     assert [entry.step for entry in first.read_metrics()] == list(range(STEPS))
@@ -71,9 +71,9 @@ def test_a_job_on_cuda_runs_from_profile_to_resume(case: str, tmp_path: Path) ->
     log.mkdir()
     newest = max(first.checkpoints.glob("*/*/"), key=lambda path: path.stat().st_mtime_ns)
     job = _job(tmp_path, case, STEPS + EVERY, resumeFrom=str(newest))
-    output, log = command("run", job, "--run-dir", second.root, "--output", "json")
-    assert json.loads(output)["phase"] == "Succeeded", log
-    assert "measure" not in log, "the kept profile is fresh"
+    output, errors = command("run", job, "--run-dir", second.root, "--output", "json")
+    assert json.loads(output)["phase"] == "Succeeded", errors
+    assert "measure" not in errors, "the kept profile is fresh"
     assert [entry.step for entry in second.read_metrics()] == list(range(STEPS, STEPS + EVERY))
     check(read_logs(log), plan, program_of(second.read_plan()), EVERY)
 
