@@ -110,12 +110,9 @@ def lower(
         add_reductions(row, rank, owners, reductions, late=late_receives, gathers=zero > 0, buckets=buckets)
         for rank, row in enumerate(add_transfers(ordered, receive_ahead, late_receives))
     ]
-    column_of = schedule.column_of
+    lay_out = partial(_rank_program, slots_of, ordered.recomputed, transients, schedule.column_of)
     return Program(
-        ranks=tuple(
-            _rank_program(rank, row, slots_of, ordered.recomputed, transients, column_of)
-            for rank, row in enumerate(drafts)
-        ),
+        ranks=tuple(lay_out(rank, row) for rank, row in enumerate(drafts)),
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
         slice_capacities=slices,
@@ -172,12 +169,12 @@ class _Slots:
 
 
 def _rank_program(
-    rank: int,
-    drafts: Sequence[Draft],
     slots_of: Callable[[int], _Slots],
     recomputed: Set[Cell],
     transients: Transients,
     column_of: Callable[[Action], int],
+    rank: int,
+    drafts: Sequence[Draft],
 ) -> RankProgram:
     """The drafts with slots, frees and the arena."""
     names = add_slots(drafts, lambda microbatch: slots_of(microbatch).roles, recomputed)
