@@ -289,7 +289,8 @@ class _Interpreter:
 
     def _is_of_last_unit(self, action: Action) -> bool:
         """Whether it is for the stage's last unit, whose weights are ``v`` and ``head``."""
-        return action.part is None or action.part == self.case.buckets[action.stage][0]
+        buckets = self.case.buckets[action.stage] if self.case.buckets else ()
+        return action.part is None or not buckets or action.part == buckets[0]
 
     def _embedding_gradient(self, rank: _Rank, microbatch: int, part: int, dx: int) -> None:
         rank.gradients["e"] = (rank.gradients["e"] + self.model.tokens[microbatch, part] * dx) % PRIME
