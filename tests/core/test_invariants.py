@@ -359,7 +359,7 @@ REMADE = "0F0,0R0,0I0,0W0\n"
 REMADE_REFUSALS = [
     (lambda p: moved(p, 0, "0I0.0", before="0R0.0"), r"0I0.0: reads ra@0:0.0, which was never acquired"),
     (lambda p: moved(p, 0, "0W0.0", before="0R0.0"), r"0W0.0: reads rl@0:0.0, which was never acquired"),
-    (lambda p: without(p, 0, "0R0.0"), r"0F0.0: has to write .*ra@0:0.0, rl@0:0.0, h@0:0.0, not"),
+    (lambda p: without(p, 0, "0R0.0"), r"0I0.0: reads ra@0:0.0, which was never acquired"),
     (lambda p: _not_touching(p, "0I0.0", SlotKind.REMADE_ACTIVATIONS), r"0I0.0: has to read .*ra@0:0.0, .*, not"),
     (lambda p: _not_touching(p, "0W0.0", SlotKind.REMADE_LINEAR_INPUTS), r"0W0.0: has to read .*rl@0:0.0, .*, not"),
     (lambda p: _not_touching(p, "0R0.0", SlotKind.ACTIVATIONS), r"0R0.0: has to read a@0:0.0, .*, not"),
@@ -380,7 +380,7 @@ def _not_touching(program: Program, text: str, kind: SlotKind) -> Program:
     return replaced(program, 0, text, change)
 
 
-@pytest.mark.parametrize(("corruption", "reason"), REMADE_REFUSALS, ids=[reason for _, reason in REMADE_REFUSALS])
+@pytest.mark.parametrize(("corruption", "reason"), REMADE_REFUSALS, ids=range(len(REMADE_REFUSALS)))
 def test_what_is_made_again_is_not_read_before_and_made_by_nobody_else(
     corruption: Callable[[Program], Program], reason: str
 ) -> None:
@@ -391,13 +391,13 @@ def test_what_is_made_again_is_not_read_before_and_made_by_nobody_else(
 
 
 def test_a_slot_that_is_made_again_begins_its_life_with_the_recomputation() -> None:
-    """Of two slices one is made again: F of the other fills the slots itself."""
+    """Of two slices one has an R: the other is made again inside its backward, in no slot."""
     program = lowered("0F0.0,0F0.1,0B0.1,0R0.0,0B0.0\n", sizes=one_line_of_both)
     rank = program.ranks[0]
     names = {str(slot): index for index, slot in enumerate(rank.slots)}
     acquired = {str(i.action): i.acquires for i in rank.instructions}
     assert {names["ra@0:0.0"], names["rl@0:0.0"]} <= set(acquired["0R0.0"])
-    assert {names["ra@0:0.1"], names["rl@0:0.1"]} <= set(acquired["0F0.1"])
+    assert not {"ra@0:0.1", "rl@0:0.1"} & names.keys()
 
 
 IN_PARTS = "0F0,0R0[0],0R0[1:3],0I0,0W0\n"
