@@ -15,15 +15,8 @@ from penstock.kube.transport import KubeError, Transport
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.kubectl import kubectl_of, with_crds
 from tests.support.manifests import example
-from tests.support.rule_manifests import (
-    DEFINITIONS,
-    GROUP,
-    MANIFESTS,
-    Broken,
-    broken_in_cel,
-    broken_in_python,
-    definition,
-)
+from tests.support.rule_definitions import DEFINITIONS, GROUP, broken_in_cel, definition
+from tests.support.rule_manifests import MANIFESTS, Broken, broken_in_python
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

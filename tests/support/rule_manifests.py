@@ -1,9 +1,9 @@
-"""Manifests whose fields are right one by one, and may disagree; and which rules they break, in Python and in CEL."""
+"""Manifests whose fields are right one by one, and may disagree; and the rules that they break in Python."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -14,17 +14,12 @@ from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.job import PipelineJob
 from penstock.core.manifest import Manifest, declarations
 from penstock.core.rules import Rule
-from penstock.operator.crd import cluster_profile_crd, pipeline_job_crd
 from tests.support.manifest_strategies import manifest_types
-
-GROUP = "rules.penstock.dev"
-"""Of definitions with nothing but core's rules, whose messages are the rules' ids."""
 
 Broken = set[tuple[str, str]]
 """Places of objects, and ids of the rules that they break."""
 
 TYPES: dict[str, type[Manifest]] = {"PipelineJob": PipelineJob, "ClusterProfile": ClusterProfile}
-DEFINITIONS = {"PipelineJob": pipeline_job_crd(), "ClusterProfile": cluster_profile_crd()}
 
 
 def core_rules() -> Iterator[tuple[str, Rule]]:
@@ -124,9 +119,6 @@ MANIFESTS = st.one_of(
 )
 
 
-# In Python
-
-
 def broken_in_python(manifest: Mapping[str, Any]) -> Broken:
     """The rules whose predicates are false."""
     whole = copy.deepcopy(dict(manifest))
@@ -152,39 +144,3 @@ def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Manifest]]:
     elif isinstance(value, Mapping):
         for name, item in value.items():
             yield from _parts(item, f"{path}[{name}]")
-
-
-# In CEL
-
-
-def definition(kind: str) -> dict[str, Any]:
-    """A CustomResourceDefinition with core's rules alone, in a group of its own."""
-    whole = copy.deepcopy(DEFINITIONS[kind])
-    whole["metadata"]["name"] = f"{whole['spec']['names']['plural']}.{GROUP}"
-    whole["spec"]["group"], whole["spec"]["scope"] = GROUP, "Cluster"
-    whole["spec"]["names"].update(shortNames=[f"{kind.lower()}rules"], categories=[])
-    ids = {(rule.cel, rule.where): rule.id for _, rule in core_rules() if rule.cel and not rule.is_untyped}
-    (version,) = whole["spec"]["versions"]
-    _name_rules(version["schema"]["openAPIV3Schema"], ids)
-    return whole
-
-
-def _name_rules(schema: Any, ids: Mapping[tuple[str, str], str]) -> None:
-    if isinstance(schema, list):
-        for item in schema:
-            _name_rules(item, ids)
-    elif isinstance(schema, dict):
-        named = [
-            {"rule": rule["rule"], "message": ids[rule["rule"], rule.get("fieldPath", "").lstrip(".")]}
-            for rule in schema.pop("x-kubernetes-validations", ())
-            if (rule["rule"], rule.get("fieldPath", "").lstrip(".")) in ids
-        ]
-        for inner in schema.values():
-            _name_rules(inner, ids)
-        if named:
-            schema["x-kubernetes-validations"] = named
-
-
-def broken_in_cel(causes: Iterable[tuple[str, str]]) -> Broken:
-    """The rules that an apiserver names; any other cause counts as one."""
-    return {(field, message.rpartition(": ")[2]) for field, message in causes}
