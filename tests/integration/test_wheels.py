@@ -91,4 +91,4 @@ def test_the_agent_starts_where_its_members_alone_are_installed(
         environment = {"PYTHONPATH": str(tmp_path)}
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 2, done.stderr
-        assert "usage: penstock-agent pod" in done.stderr
+        assert done.stderr.startswith("error penstock-agent pod: "), done.stderr

@@ -322,7 +322,8 @@ def take_step(case: Case) -> Step:
             batch = Batch(token_ids=ids, labels=labels, num_valid_tokens=ids.numel())
             runtime.train_step(0, batch, watch)
     blocks = [block for stage in stages.values() for block in stage._blocks.values()]
-    backends = [vars(block)["_backend"] for block in blocks if isinstance(block, Attention)]
+    attentions = [vars(block)["_attention"] for block in blocks if isinstance(block, Attention)]
+    backends = [vars(attention)["_backend"] for attention in attentions]
     parts = [*backends, *(vars(vars(block)["_norm"])["_norm"] for block in blocks)]
     return Step(chosen=tuple(dict.fromkeys(type(part).__name__ for part in parts)), tallies=watch.tallies)
 

@@ -3,7 +3,7 @@
 A slot of a stage and a slice may take a tenth of the arena. A few blocks of such sizes leave gaps that no other block
 fits into: with four unequal slices arenas took 6 % more than the peak of live bytes, and up to 15 %. The buffers of a
 slot need not be neighbours, since every tensor is a view of one buffer. So a slot is divided between units into up to
-`MOST_EXTENTS` extents of about equal bytes, which leaves 2 % and at most 6 % (docs/adr/0055-slots-in-extents.md).
+`MOST_EXTENTS` extents of about equal bytes, which leaves 2.2 % and at most 6.2 % (docs/adr/0055-slots-in-extents.md).
 
 A message is sent from one range of memory, so the slots of hidden states have one extent.
 """
@@ -17,7 +17,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.sharding import Sharding
 
 MOST_EXTENTS = 8
-"""Largest number of extents of a slot. More make more to place and leave hardly less: 16 leave 0.1 % less."""
+"""Largest number of extents of a slot. More make more to place and leave hardly less: with 16 it is 2.1 %."""
 
 
 def extent_bytes(

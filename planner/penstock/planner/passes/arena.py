@@ -11,8 +11,8 @@ the peak of live bytes, the lanes of all families are also packed together.
 
 A refined order repeats itself less: families peak at different times, and there are too many lanes. And a few slots of
 different sizes that take most of the arena, as with unequal slices, leave gaps that nothing fits into. So if lanes need
-more than `FAR` times the peak of live bytes, every extent of a slot (`penstock.core.extents`) is also placed by itself,
-first-fit in several orders.
+more than `FAR` times the peak of live bytes, each slot is also placed by itself, sorted by size or by size times
+duration, and every extent of a slot (`penstock.core.extents`) by itself, in the order of starts.
 
 Example: slots of 256 bytes, live ranges in instructions. Family A has [0, 4), [2, 6), [4, 8) and [6, 10). The first and
 the third share a lane, and so do the second and the fourth: offsets 0 and 256. Family B has [3, 5) and [7, 9), one lane
@@ -21,8 +21,8 @@ and [1, 3), and family B [3, 5) and [4, 6), the stack would take 1,024 bytes, tw
 lanes of B take the offsets of A, since no instruction needs both families.
 
 Complexity. Lanes by size take n log n for n slots. First-fit compares m lanes pairwise by bit sets of instructions, for
-at most `MAX_LANES_TOGETHER` lanes. n extents placed one by one take n^2 steps of a compiled loop, some 10 ms for 3,000,
-and in the order of their starts n steps for each that is live at once.
+at most `MAX_LANES_TOGETHER` lanes. Slots placed one by one take n^2 log n, n extents n times the number that live at
+once. Every rank lays out the whole Program, so nothing here may need a compiler.
 
 Rejected (ADR 0005): a caching allocator, whose peak depends on its history and is known only after a run; an offset for
 every slot in any case, which makes thousands of distinct offsets for a few per cent of an arena.
@@ -39,10 +39,9 @@ from itertools import accumulate, islice
 
 import numpy as np
 
-from penstock.core.layout import ALIGNMENT_BYTES, aligned
+from penstock.core.layout import aligned
 from penstock.core.program import Extent
 from penstock.core.roles import SlotName
-from penstock.planner.passes.arena_kernel import Ints, first_fit
 
 NUM_PERIODS = 5
 """Number of periods that are tried for a family, from the shortest possible one."""
@@ -53,8 +52,8 @@ CLOSE = 1.01
 FAR = 1.03
 """Lanes that need more than so many times the peak of live bytes are compared with extents placed one by one."""
 
-MAX_EXTENTS = 3_000
-"""More extents are placed in one order only: by start, which is fast."""
+MAX_EXTENTS = 10_000
+"""With more extents, slots are placed as a whole."""
 
 MAX_LANES_TOGETHER = 300
 """Packing compares lanes pairwise; with more lanes, families stay stacked."""
@@ -110,9 +109,9 @@ def place(
     packing = _arrange([_pack_family(family) for family in families.values()], high_water)
     arenas = [(_places_of(packing, sizes), packing.num_bytes)]
     if packing.num_bytes > FAR * high_water:
-        arenas.append(_one_by_one(lives, [(sum(extents),) for extents in sizes]))
-        if sum(map(len, sizes)) > len(sizes):
-            arenas.append(_one_by_one(lives, sizes))
+        arenas += [_one_by_one(tenants, order, sizes) for order in _orders(tenants)]
+        if len(sizes) < sum(map(len, sizes)) <= MAX_EXTENTS:
+            arenas += [_by_start(lives, sizes), _by_start([(-stop, -start) for start, stop in lives], sizes)]
     return min(arenas, key=lambda arena: arena[1])
 
 
@@ -125,42 +124,54 @@ def _places_of(packing: Packing, sizes: Sequence[Sequence[int]]) -> Places:
     return [(Extent(offsets[index], sum(extents)),) for index, extents in enumerate(sizes)]
 
 
-def _one_by_one(lives: Sequence[tuple[int, int]], sizes: Sequence[Sequence[int]]) -> tuple[Places, int]:
-    """Every extent by itself, in the best of several orders, and the arena's bytes."""
-    counts = [len(extents) for extents in sizes]
-    num_bytes = np.array([size for extents in sizes for size in extents], dtype=np.int64)
-    starts, stops = np.repeat(np.array(lives, dtype=np.int64).reshape(-1, 2), counts, axis=0).T.copy()
-    aligned_bytes = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    orders = _orders_of_extents if max(counts) > 1 else _orders_of_slots
-    arenas = []
-    for order in orders(starts, stops, aligned_bytes):
-        offsets = np.zeros(len(order), dtype=np.int64)
-        arenas.append((first_fit(order, starts, stops, aligned_bytes, offsets), offsets.tolist()))
-    arena_bytes, lows = min(arenas, key=lambda arena: arena[0])
-    extents = map(Extent, lows, num_bytes.tolist())
-    return [tuple(islice(extents, count)) for count in counts], arena_bytes
+def _orders(tenants: Sequence[Tenant]) -> Iterator[list[int]]:
+    """Two orders of placement: by falling bytes, and by falling bytes times duration."""
+    yield sorted(range(len(tenants)), key=lambda i: (-tenants[i].num_bytes, tenants[i].start))
+    area = [(tenant.stop - tenant.start) * tenant.num_bytes for tenant in tenants]
+    yield sorted(range(len(tenants)), key=lambda i: (-area[i], tenants[i].start))
 
 
-def _orders_of_slots(starts: Ints, stops: Ints, num_bytes: Ints) -> Iterator[Ints]:
-    """By falling bytes, and by falling bytes times duration. Digests of stored plans depend on these two."""
-    yield np.lexsort((starts, -num_bytes))
-    yield np.lexsort((starts, -num_bytes * (stops - starts)))
-
-
-def _orders_of_extents(starts: Ints, stops: Ints, num_bytes: Ints) -> Iterator[Ints]:
-    """By start, by falling bytes, and by distance from the instruction with most live bytes: those that are live there
-    first. Of those with equal starts or distances the one that lives longest is first.
+def _one_by_one(tenants: Sequence[Tenant], order: Sequence[int], sizes: Sequence[Sequence[int]]) -> tuple[Places, int]:
+    """The place of every slot, and the arena's bytes: in the given order, the lowest offset where it overlaps no slot
+    that is live at the same time.
     """
-    yield np.lexsort((-num_bytes, -stops, starts))
-    if len(starts) > MAX_EXTENTS:
-        return
-    yield np.lexsort((starts, -num_bytes))
-    changes = np.zeros(int(stops.max(initial=0)) + 1, dtype=np.int64)
-    np.add.at(changes, starts, num_bytes)
-    np.add.at(changes, stops, -num_bytes)
-    peak = int(changes.cumsum().argmax())
-    distances = np.maximum(np.maximum(starts - peak, peak - stops + 1), 0)
-    yield np.lexsort((starts - stops, distances))
+    starts, stops, num_bytes = (
+        np.array([getattr(tenants[i], name) for i in order], dtype=np.int64) for name in ("start", "stop", "num_bytes")
+    )
+    lows = np.zeros(len(order), dtype=np.int64)
+    for number in range(len(order)):
+        is_concurrent = (starts[:number] < stops[number]) & (stops[:number] > starts[number])
+        low, size = lows[:number][is_concurrent], num_bytes[:number][is_concurrent]
+        by_offset = np.argsort(low, kind="stable")
+        low, high = low[by_offset], np.maximum.accumulate((low + size)[by_offset])
+        below = np.concatenate([[0], high])
+        gaps = np.flatnonzero(low - below[:-1] >= num_bytes[number])
+        lows[number] = below[gaps[0]] if len(gaps) else below[-1]
+    offsets = dict(zip(order, lows.tolist(), strict=True))
+    places: Places = [(Extent(offsets[i], sum(extents)),) for i, extents in enumerate(sizes)]
+    return places, int((lows + num_bytes).max(initial=0))
+
+
+def _by_start(lives: Sequence[tuple[int, int]], sizes: Sequence[Sequence[int]]) -> tuple[Places, int]:
+    """The places of all extents, and the arena's bytes: in the order of their starts, those that live longest first,
+    the lowest offset that is free. With negated times it begins at the end of the step.
+    """
+    order = sorted((start, -stop, index) for index, (start, stop) in enumerate(lives))
+    places: list[tuple[Extent, ...]] = [()] * len(lives)
+    live: list[tuple[int, int, int]] = []
+    arena_bytes = 0
+    for start, minus_stop, index in order:
+        live = [held for held in live if held[2] > start]
+        for num_bytes in sizes[index]:
+            offset, size = 0, aligned(num_bytes)
+            for low, high, _ in live:
+                if low - offset >= size:
+                    break
+                offset = high
+            insort(live, (offset, offset + size, -minus_stop))
+            places[index] += (Extent(offset, num_bytes),)
+            arena_bytes = max(arena_bytes, offset + size)
+    return places, arena_bytes
 
 
 def _arrange(families: Sequence[Packing], high_water: int) -> Packing:
