@@ -141,9 +141,9 @@ class Log:
     def _wrap(self, owner: type, name: str, operation: Operation) -> None:
         method = getattr(owner, name)
 
-        def logged(*arguments: object) -> object:
+        def logged(*arguments: object, **named: object) -> object:
             self.ran.append(operation)
-            return method(*arguments)
+            return method(*arguments, **named)
 
         self._monkeypatch.setattr(owner, name, logged)
 
