@@ -20,10 +20,10 @@ from penstock.api.executor.collecting import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Collector,
-    Left,
+    EndedAttempt,
     ProcessShippers,
     Step,
-    due,
+    next_step,
 )
 from penstock.api.service import Service
 from penstock.api.store import attempts
@@ -41,7 +41,7 @@ from tests.support.service import Clock
 def test_an_attempt_is_closed_only_when_nothing_writes_and_everything_is_acknowledged() -> None:
     """Every state that there is."""
     found = {
-        state: due(Left(supervised=state[0], acknowledged=state[1], shipping=state[2], followed=state[3]))
+        state: next_step(EndedAttempt(supervised=state[0], acknowledged=state[1], shipping=state[2], followed=state[3]))
         for state in itertools.product((False, True), repeat=4)
     }
     closed = {state for state, step in found.items() if step is Step.CLOSE}

@@ -25,7 +25,7 @@ from penstock.api.executor.plan_queue import (
     PlanQueue,
     Poll,
     Step,
-    due,
+    next_steps,
 )
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
@@ -77,7 +77,7 @@ POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
     ],
 )
 def test_what_is_due(found: list[StoredRequest], busy: set[str], steps: list[Step]) -> None:
-    assert due(found, busy, "here", {LAPSED.id}) == steps
+    assert next_steps(found, busy, "here", {LAPSED.id}) == steps
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=2))
@@ -86,7 +86,7 @@ def test_namespaces_take_turns(waiting: list[str], working: list[str]) -> None:
     found = [replace(worked_on(f"w{i}", "there"), namespace=namespace) for i, namespace in enumerate(working)]
     left = [request(f"q{i}", namespace=namespace) for i, namespace in enumerate(waiting)]
     taken = Counter(working)
-    begun = [step.request for step in due([*found, *left], set(), "here", set()) if isinstance(step, Begin)]
+    begun = [step.request for step in next_steps([*found, *left], set(), "here", set()) if isinstance(step, Begin)]
     assert len(begun) == min(AT_ONCE, len(waiting))
     for each in begun:
         assert each == next(other for other in left if other.namespace == each.namespace)

@@ -54,7 +54,7 @@ class Step(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Left:
+class EndedAttempt:
     """State of an attempt that has ended and is open.
 
     ``supervised``: its supervisor runs. ``acknowledged``: the service has acknowledged every record. ``shipping``: a
@@ -67,13 +67,13 @@ class Left:
     followed: bool
 
 
-def due(left: Left) -> Step:
+def next_step(attempt: EndedAttempt) -> Step:
     """Return the action for the attempt, by the table in the module's docstring."""
-    if left.supervised:
+    if attempt.supervised:
         return Step.WAIT
-    if left.acknowledged:
+    if attempt.acknowledged:
         return Step.CLOSE
-    return Step.WAIT if left.shipping or left.followed else Step.COLLECT
+    return Step.WAIT if attempt.shipping or attempt.followed else Step.COLLECT
 
 
 class Shippers(Protocol):
@@ -161,7 +161,7 @@ class Collector:
     def _advance(self, attempt: OpenAttempt) -> None:
         folder = AttemptFolder(self._service.settings.runs / attempt.uid, attempt.attempt)
         key = (attempt.uid, attempt.attempt)
-        match due(self._left(folder, attempt)):
+        match next_step(self._ended(folder, attempt)):
             case Step.CLOSE:
                 now = self._service.clock()
                 self._service.write(attempt.uid, lambda connection: attempts.close(connection, *key, now))
@@ -171,7 +171,7 @@ class Collector:
             case Step.WAIT:
                 pass
 
-    def _left(self, folder: AttemptFolder, attempt: OpenAttempt) -> Left:
+    def _ended(self, folder: AttemptFolder, attempt: OpenAttempt) -> EndedAttempt:
         """Return the attempt's state.
 
         The shipper is checked before its acknowledgements: if it no longer runs, it has written all of them.
@@ -179,7 +179,7 @@ class Collector:
         is_newest = attempt.attempt == attempt.newest
         supervised = _is_supervised(folder)
         shipping = is_locked(shipping_lock(folder.root))
-        return Left(
+        return EndedAttempt(
             supervised=supervised,
             shipping=shipping,
             followed=not is_newest and _is_supervised(AttemptFolder(folder.root, attempt.newest)),

@@ -1,7 +1,7 @@
 """Queue of plan requests: a few run at a time, each in a separate planning process, round robin over namespaces.
 
-Like the executor, the queue keeps no essential state. The store has the open requests and their workers, `due` decides
-the next steps, and the queue executes them. A restarted service reads its requests from the store and restarts them.
+Like the executor, the queue keeps no essential state. The store has the open requests and their workers, `next_steps`
+decides, and the queue executes the steps. A restarted service reads its requests from the store and restarts them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Drop:
 Step = Begin | GiveUp | Poll | Drop
 
 
-def due(
+def next_steps(
     open_requests: Sequence[StoredRequest], busy: Collection[str], worker: str, lapsed: Collection[str]
 ) -> list[Step]:
     """Return the steps of ``worker``, which has a process for each request id in ``busy``.
@@ -124,7 +124,7 @@ class PlanQueue:
         except SQLAlchemyError:
             log.exception("plan requests could not be read from the store; retrying at the next poll")
             return
-        for step in due(open_requests, frozenset(self._busy), self._name, self._lapsed(open_requests)):
+        for step in next_steps(open_requests, frozenset(self._busy), self._name, self._lapsed(open_requests)):
             with _surviving():
                 self._do(step, now)
 
