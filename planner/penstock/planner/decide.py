@@ -398,7 +398,6 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         head_parts=candidate.head_parts,
         recompute=candidate.recompute,
         recompute_ahead=candidate.recompute_ahead,
-        recompute_inside=candidate.recompute_inside,
         zero=candidate.zero,
         profile_digest=problem.profile_digest,
     )

@@ -199,7 +199,7 @@ class Simulated:
         """
         if not self._has_windows(candidate) or isinstance(candidate.schedule, ScheduleSpec):
             return None
-        direct = dataclasses.replace(self._with_variant(candidate), recompute_ahead=0, recompute_inside=False)
+        direct = dataclasses.replace(self._with_variant(candidate), recompute_ahead=0)
         simulate, order = functools.partial(self._traced, direct), self.order(direct)
         always = np.array(static_bytes(self.problem_of(direct), direct, owners_of(direct), order))
         limit_bytes = self.problem.memory_limit_bytes - always
@@ -325,11 +325,14 @@ class Simulated:
         small as the candidate's.
         """
         growing, num_slices = self._without_remainder(candidate), len(candidate.remainder_slices)
-        if not num_slices and not any(candidate.recompute):
+        recomputed, ahead = recomputed_stages(candidate.recompute), candidate.recompute_ahead
+        if not num_slices and not recomputed:
             return growing
         return dataclasses.replace(
             growing,
-            generate=lambda count: _recomputing(growing.generate(count).with_remainder(num_slices), candidate),
+            generate=lambda count: (
+                growing.generate(count).with_remainder(num_slices).with_recomputation(recomputed, ahead)
+            ),
         )
 
     def _without_remainder(self, candidate: Candidate) -> Growing:
@@ -406,7 +409,8 @@ class Simulated:
 
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` if it was made for another shape."""
-        return _recomputing(self._as_recorded(candidate), candidate)
+        recomputed = recomputed_stages(candidate.recompute)
+        return self._as_recorded(candidate).with_recomputation(recomputed, candidate.recompute_ahead)
 
     def _as_recorded(self, candidate: Candidate) -> Order:
         """The order of its recipe, without recomputation."""
@@ -475,12 +479,6 @@ class Simulated:
 def _as_run(order: Order, candidate: Candidate) -> Order:
     """The order as ranks run it: ranks of one shard run the actions of a pair one after the other."""
     return order if candidate.mesh.tp > 1 else order.apart()
-
-
-def _recomputing(order: Order, candidate: Candidate) -> Order:
-    """The order with the candidate's R, unless its stages recompute inside their backwards."""
-    recomputed = recomputed_stages(candidate.recompute)
-    return order.with_recomputation(recomputed, candidate.recompute_ahead, inside=candidate.recompute_inside)
 
 
 def _boundaries(candidate: Candidate) -> tuple[object, ...]:

@@ -118,17 +118,16 @@ class Order:
             joined=None if self.joined is None else (self.joined & kept & np.roll(kept, -1))[kept],
         )
 
-    def with_recomputation(self, stages: Set[int], ahead: int = 0, *, inside: bool = False) -> Order:
+    def with_recomputation(self, stages: Set[int], ahead: int = 0) -> Order:
         """The order with an R of these stages before each of their backwards: ``ahead`` actions earlier, but after its
-        forward, and before or after a pair, not within. Stages that already have an R, and all if they recompute
-        ``inside``, only get those of backwards in pairs, which cannot do it inside: a pair needs that memory for its
-        forward.
+        forward, and before or after a pair, not within. Stages that already have an R only get those of backwards in
+        pairs, which cannot recompute inside: a pair needs that memory for its forward.
 
         R needs no message, so it runs while the next action waits for one. Directly before its backward that is the
         gradient's. Further ahead it also fills other waits, so less of it is exposed, but its tensors live longer.
         """
         has_r = set(self.stages[self.kinds == RECOMPUTE].tolist())
-        lacks_r = np.isin(self.stages, [] if inside else list(stages - has_r))
+        lacks_r = np.isin(self.stages, list(stages - has_r))
         if self.joined is not None:
             lacks_r |= (self.joined | np.roll(self.joined, 1)) & np.isin(self.stages, list(stages))
         backwards = np.flatnonzero(self.recomputes_inside() & lacks_r)
