@@ -78,8 +78,6 @@ class Executor:
         phase = life.enter(self.seen.phase, phase)
         self.phases.append(phase)
         changes: dict[str, Any] = {"phase": phase}
-        if phase is Phase.QUEUED:
-            changes["queued_at"] = self.now
         if reason in life.LOSSES:
             changes |= {"failed_at": self.now, "failures": self.seen.failures + 1}
         if phase.terminal:
@@ -463,7 +461,6 @@ TIMES = st.none() | st.floats(0, 1000)
         active_since=TIMES,
         failed_at=TIMES,
         finished_at=TIMES,
-        queued_at=TIMES,
         training_since=TIMES,
         last_step_at=TIMES,
         feasible_ranks=st.none() | st.integers(0, 4),

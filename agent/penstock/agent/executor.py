@@ -31,8 +31,7 @@ Example of ``penstock run`` with one crash and a stop by the user:
     plan done                              SetPhase(Binding), then Bind: ranks start     Binding
     attempt running                        SetPhase(Running)                             Running
     rank 3 was killed in step 120          SetPhase(Recovering, AttemptFailed)           Recovering, failures 1
-    nothing of attempt 1 is left           SetPhase(Queued), Launch(2, from step 100)    attempt 2; profile and plan
-    stay
+    nothing of attempt 1 is left           SetPhase(Queued), Launch(2, from step 100)    attempt 2; profile, plan stay
     Ctrl-C (suspend is set in the spec)    Stop: a checkpoint after this step
     attempt stopped                        SetPhase(Suspended)                           Suspended; exit code 130
 
@@ -186,13 +185,16 @@ class Executor:
         self._follow()
         attempt, profile = self._attempt, self._profile()
         prediction = self._plan.prediction if self._plan else None
-        newest = newest_checkpoint_step(self._run)
-        report = AttemptReport(state=AttemptState.NONE, profile=profile, last_checkpoint=newest)
+        if attempt is not None:
+            report = attempt.report(profile)
+        else:
+            newest = newest_checkpoint_step(self._run)
+            report = AttemptReport(state=AttemptState.NONE, profile=profile, last_checkpoint=newest)
         return Observation(
             claimed=attempt is not None,
             alive=attempt is not None,
             stop_requested=attempt is not None and attempt.stop_requested,
-            report=attempt.report(profile) if attempt else report,
+            report=report,
             mark=attempt.last_step if attempt else None,
             plan=Step.DONE if self._plan else Step.MISSING,
             predicted_step_seconds=prediction.step_seconds if prediction else None,

@@ -128,7 +128,7 @@ def delete(place: Place, *, etag: str | None = None) -> Call[Job]:
 def events(place: Readable, after: int = 0) -> Call[tuple[Event, ...]]:
     """Return the events of a job after that number, oldest first."""
     query = {"after": after, "limit": 1000}
-    return Call(method="GET", path=f"{place.path}/events", read=_items(Event), query=query)
+    return Call(method="GET", path=f"{place.path}/events", read=items_of(Event), query=query)
 
 
 def retry(place: Place, name: str | None = None) -> Call[Job]:
@@ -152,7 +152,7 @@ def logs(place: Readable, *, rank: int | None = None, cursor: str = "", tail: in
 def metrics(place: Readable, *, ranks: Sequence[int] = (), points: int = MOST_POINTS) -> Call[tuple[Series, ...]]:
     """Return a job's metrics over its steps, over all ranks and of those named; at most ``points`` for a series."""
     query = {"rank": list(ranks), "points": points}
-    return Call(method="GET", path=f"{place.path}/metrics", read=_items(Series, "series"), query=query)
+    return Call(method="GET", path=f"{place.path}/metrics", read=items_of(Series, "series"), query=query)
 
 
 def timeline(place: Readable, step: int | None = None) -> Call[SampledStep]:
@@ -163,7 +163,7 @@ def timeline(place: Readable, step: int | None = None) -> Call[SampledStep]:
 
 def plans_of(place: Readable) -> Call[tuple[JobPlan, ...]]:
     """Return every plan that a job used, oldest first."""
-    return Call(method="GET", path=f"{place.path}/plans", read=_items(JobPlan))
+    return Call(method="GET", path=f"{place.path}/plans", read=items_of(JobPlan))
 
 
 def version() -> Call[Version]:
@@ -173,7 +173,7 @@ def version() -> Call[Version]:
 
 def checkpoints(place: Readable) -> Call[tuple[Checkpoint, ...]]:
     """Return a job's checkpoints, newest first."""
-    return Call(method="GET", path=f"{place.path}/checkpoints", read=_items(Checkpoint))
+    return Call(method="GET", path=f"{place.path}/checkpoints", read=items_of(Checkpoint))
 
 
 def export(place: Place, checkpoint: Checkpoint) -> Call[Checkpoint]:
@@ -184,7 +184,7 @@ def export(place: Place, checkpoint: Checkpoint) -> Call[Checkpoint]:
 
 def artifacts(place: Readable) -> Call[tuple[Artifact, ...]]:
     """Return a job's files, by name."""
-    return Call(method="GET", path=f"{place.path}/artifacts", read=_items(Artifact))
+    return Call(method="GET", path=f"{place.path}/artifacts", read=items_of(Artifact))
 
 
 def artifact_path(place: Readable, name: str) -> str:
@@ -192,7 +192,8 @@ def artifact_path(place: Readable, name: str) -> str:
     return f"{place.path}/artifacts/{quote(name)}"
 
 
-def _items(kind: type[A], name: str = "items") -> Callable[[Any], tuple[A, ...]]:
+def items_of(kind: type[A], name: str = "items") -> Callable[[Any], tuple[A, ...]]:
+    """Return the function that reads the list ``name`` of an answer."""
     return lambda value: tuple(map(kind.from_manifest, value[name]))
 
 

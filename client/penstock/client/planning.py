@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from penstock.client.calls import JSON, Call, of_change
+from penstock.client.calls import JSON, Call, items_of, of_change
 from penstock.client.types import KnownFields
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
@@ -109,7 +109,7 @@ def plans(**query: Any) -> Call[tuple[PlanRequest, ...]]:
     return Call(
         method="GET",
         path="/v1/plans",
-        read=lambda value: tuple(map(PlanRequest.from_manifest, value["items"])),
+        read=items_of(PlanRequest),
         query=given,
     )
 
@@ -124,7 +124,7 @@ def profiles() -> Call[tuple[ProfileEntry, ...]]:
     return Call(
         method="GET",
         path="/v1/profiles",
-        read=lambda value: tuple(map(ProfileEntry.from_manifest, value["items"])),
+        read=items_of(ProfileEntry),
     )
 
 

@@ -70,6 +70,19 @@ def _elements_of_buckets(spec: ModelSpec, first: int, stop: int, tp: int, parts:
     return tuple(sum(elements[part.first : part.stop]) for part in parts)
 
 
+def even_groups(num_bytes: Sequence[int], count: int) -> list[int]:
+    """The group of each unit, so that ``count`` groups of neighbours have about equal bytes.
+
+    A unit is in group k if the middle of its bytes is in the k-th of ``count`` equal shares of all bytes.
+    """
+    total = sum(num_bytes)
+    befores = accumulate(num_bytes, initial=0)
+    return [
+        min(count * (2 * before + own) // (2 * total), count - 1)
+        for before, own in zip(befores, num_bytes, strict=False)
+    ]
+
+
 def completed_by_units(spec: ModelSpec, first: int, stop: int) -> list[list[str]]:
     """Names of the parameters whose gradients each unit of a stage completes: a matrix that several units share belongs
     to the first of them, whose backward is last.
@@ -95,18 +108,12 @@ def buckets_of(num_bytes: Sequence[int]) -> tuple[Part, ...]:
     """Buckets of units whose gradients take ``num_bytes``, from the last unit to the first; none if one bucket is
     enough.
 
-    With n buckets a unit is in bucket k of n if the middle of its bytes is in the k-th n-th of all bytes. So a bucket
-    exceeds an n-th by at most one unit, and may be missing where a unit is larger than that.
+    A bucket exceeds an equal share by at most one unit, and may be missing where a unit is larger than that.
     """
-    total = sum(num_bytes)
-    count = min(MOST_BUCKETS, total // LEAST_BUCKET_BYTES)
+    count = min(MOST_BUCKETS, sum(num_bytes) // LEAST_BUCKET_BYTES)
     if count < 2:
         return ()
-    befores = accumulate(num_bytes, initial=0)
-    numbers = [
-        min(count * (2 * before + own) // (2 * total), count - 1)
-        for before, own in zip(befores, num_bytes, strict=False)
-    ]
+    numbers = even_groups(num_bytes, count)
     bounds = [unit for unit, number in enumerate(numbers) if unit == 0 or number != numbers[unit - 1]]
     parts = [Part(first, stop) for first, stop in pairwise([*bounds, len(numbers)])]
     return tuple(reversed(parts)) if len(parts) > 1 else ()

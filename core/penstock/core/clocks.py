@@ -43,7 +43,7 @@ class Reading:
 
 
 class Ages:
-    """Seconds since values changed, as this process observed them: the only memory between steps of the engine.
+    """Seconds since values changed, as this process observed them. The engine has no other memory between steps.
 
     A new process begins again, with the age that the value has by what is stored, or with 0.
     """
@@ -54,13 +54,13 @@ class Ages:
     def seconds(self, key: tuple[str, str], value: Hashable, boottime: float, initial: float = 0.0) -> float:
         """Seconds since ``value`` was first observed under ``key``, plus the age ``initial`` that it had then.
 
-        A key is a job's and the name of one of its values.
+        A key is the id of an owner, such as a job or a plan request, and the name of one of its values.
         """
         known = self._since.get(key)
         if known is None or known[0] != value:
             known = self._since[key] = (value, boottime - initial)
         return boottime - known[1]
 
-    def forget_all_but(self, jobs: Collection[str]) -> None:
-        """Forget the values of other jobs."""
-        self._since = {key: known for key, known in self._since.items() if key[0] in jobs}
+    def forget_all_but(self, owners: Collection[str]) -> None:
+        """Forget the values of other owners."""
+        self._since = {key: known for key, known in self._since.items() if key[0] in owners}

@@ -114,7 +114,7 @@ class DeviceSpec(Checked):
     ] = field(metadata=BYTES)
     efficiency: Annotated[
         tuple[tuple[int, float], ...],
-        list_of(minItems=1, items={"prefixItems": [one_to(EXACT), {"exclusiveMinimum": 0, "maximum": 1}]}),
+        list_of(minItems=1, items={"prefixItems": [one_to(EXACT), SOME_SHARE]}),
         (
             "pairs `[tokens, share]`: the share of `peakFlops` that is achieved with so many tokens in one pass; "
             "interpolated in log2(tokens)"

@@ -9,20 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
-from penstock.core import job_rules, names
+from penstock.core import job_rules
 from penstock.core.instants import INSTANT
 from penstock.core.job import Device, Metadata, body_of, write_headed
-from penstock.core.kubernetes_spec import Toleration
+from penstock.core.kubernetes_spec import AcceleratorResource, NodeSelector, Tolerations
 from penstock.core.layout import Precision
 from penstock.core.limits import (
     EXACT,
     MOST_RANKS,
     MOST_WIDTH,
-    NODE_SELECTOR,
     SOME_BYTES,
     characters,
-    list_of,
-    named,
     one_to,
     up_to,
 )
@@ -51,17 +48,9 @@ class ClusterProfileSpec(Checked):
         "memory that a rank requests",
     ] = field(default=4 * 2**30, metadata=BYTES)
     threads_per_rank: Annotated[int, one_to(65_536), "CPU threads of one rank"] = 1
-    node_selector: Annotated[
-        dict[str, str],
-        NODE_SELECTOR,
-        "labels that a node must have, as in a pod",
-    ] = field(default_factory=dict)
-    tolerations: Annotated[tuple[Toleration, ...], list_of(), "taints that are tolerated, as in a pod"] = ()
-    accelerator_resource: Annotated[
-        str,
-        named(names.QUALIFIED),
-        "the resource that a rank requests on cuda",
-    ] = "nvidia.com/gpu"
+    node_selector: NodeSelector = field(default_factory=dict)
+    tolerations: Tolerations = ()
+    accelerator_resource: AcceleratorResource = "nvidia.com/gpu"
     image: Annotated[str, characters(), "container image; empty: the one that the operator was installed with"] = ""
     max_age_seconds: Annotated[int, up_to(EXACT), "older measurements are repeated; 0: never"] = 604_800
 

@@ -121,8 +121,8 @@ class DataSpec(Checked):
         str,
         characters(MOST_PATH_CHARACTERS),
         (
-            "`python-stdlib` (this Python's own sources), a folder of text (no links out of it), a text file, a "
-            "`.jsonl` file, or a token file (`.bin` with its header, `.npy`)"
+            "`python-stdlib` (the source code of Python's standard library), a folder of text files, a text file, a "
+            "`.jsonl` file, or a token file (`.npy`, or `.bin` with its header); links must not lead out of the folder"
         ),
     ]
     sequence_length: Annotated[int, one_to(MOST_WIDTH), "tokens of one sequence"]

@@ -1,4 +1,7 @@
-"""The rules about several fields of a job's spec (`penstock.core.rules`), but for those of its `kubernetes` part."""
+"""Rules about several fields (`penstock.core.rules`) of a job's spec and of a cluster profile's.
+
+The rules of a model are in `penstock.core.model`, those of pods and volumes in `penstock.core.kubernetes_spec`.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +56,10 @@ VOCABULARY = Rule(
     id="vocabulary",
     where="model.vocab",
     holds=lambda spec: "vocab" in spec["model"] or vocabulary_of(spec) is not None,
-    what="is missing, and the tokenizer does not say it",
+    what="is missing, and the tokenizer does not define it",
     remedy="write the tokenizer's number of tokens",
     cel="has(self.model.vocab) || has(self.data.tokenizer.vocab) || "
     "(has(self.data.tokenizer.train) && self.data.tokenizer.train == 'bytes')",
-    message="is missing, and the tokenizer does not define it: write the tokenizer's number of tokens",
     reason="FieldValueRequired",
 )
 """Of a spec as a mapping, before it is read: a model that was read has its vocabulary."""

@@ -112,6 +112,11 @@ class Toleration(Checked):
     )
 
 
+NodeSelector = Annotated[dict[str, str], NODE_SELECTOR, "labels that a node must have, as in a pod"]
+Tolerations = Annotated[tuple[Toleration, ...], list_of(), "taints that are tolerated, as in a pod"]
+AcceleratorResource = Annotated[str, named(names.QUALIFIED), "the resource that a rank requests on cuda"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyRef(Checked):
     """One key of a Secret or ConfigMap in the job's namespace."""
@@ -223,17 +228,9 @@ class KubernetesSpec(Checked):
         "Kueue queue; empty: the job waits for none",
     ] = ""
     ranks_per_pod: Annotated[int, one_to(MOST_RANKS), "ranks that share a pod; must divide `ranks`"] = 1
-    node_selector: Annotated[
-        dict[str, str],
-        NODE_SELECTOR,
-        "labels that a node must have, as in a pod",
-    ] = field(default_factory=dict)
-    tolerations: Annotated[tuple[Toleration, ...], list_of(), "taints that are tolerated, as in a pod"] = ()
-    accelerator_resource: Annotated[
-        str,
-        named(names.QUALIFIED),
-        "the resource that a rank requests on cuda",
-    ] = "nvidia.com/gpu"
+    node_selector: NodeSelector = field(default_factory=dict)
+    tolerations: Tolerations = ()
+    accelerator_resource: AcceleratorResource = "nvidia.com/gpu"
     volumes: Annotated[
         dict[str, VolumeSpec],
         {"maxProperties": MOST_PROPERTIES},

@@ -181,7 +181,6 @@ class Observed:
     active_since: float | None = None
     failed_at: float | None = None
     finished_at: float | None = None
-    queued_at: float | None = None
     training_since: float | None = None
     last_step_at: float | None = None
     predicted_step_seconds: float | None = None
@@ -409,10 +408,9 @@ def _pending(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
 def _queued(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
     if observed.attempts_queue:
         return _queued_attempt(spec, observed, now)
-    ranks = _ranks(spec, observed, now)
-    if not observed.admitted and ranks == spec.resources.ranks:
+    if not observed.admitted:
         return []
-    launch = Launch(observed.attempt + 1, ranks, observed.last_checkpoint)
+    launch = Launch(observed.attempt + 1, spec.resources.ranks, observed.last_checkpoint)
     if observed.profile is Step.DONE:
         return [launch, SetPhase(Phase.PLANNING, "Admitted", "the profile is fresh")]
     return [launch, SetPhase(Phase.PROFILING, "Admitted")]
@@ -473,15 +471,6 @@ def _shrink_at(observed: Observed) -> float | None:
     if observed.node_lost_since is None:
         return unschedulable
     return min(unschedulable, max(observed.short_since, observed.node_lost_since + SHRINK_AFTER_NODE_LOST_SECONDS))
-
-
-def _ranks(spec: JobSpec, observed: Observed, now: float) -> int:
-    """All ranks, or the largest feasible number once waiting for all has lasted too long."""
-    least = spec.resources.min_ranks
-    waited = observed.queued_at is not None and now >= observed.queued_at + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
-    if least is None or observed.admitted or not waited or (observed.feasible_ranks or 0) < least:
-        return spec.resources.ranks
-    return min(observed.feasible_ranks or 0, spec.resources.ranks)
 
 
 def _profiling(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:

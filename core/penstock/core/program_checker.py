@@ -44,7 +44,7 @@ from penstock.core.lifetimes import Lifetimes, ViolationError
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
 from penstock.core.reducing import Buckets, Reducing
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
-from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, Part
+from penstock.core.schedule import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind, Part
 
 _FORWARD, _RECOMPUTE, _INPUT, _WEIGHT = 1, 2, 4, 8
 
@@ -52,8 +52,6 @@ _DOES = {Kind.F: _FORWARD, Kind.R: _RECOMPUTE, Kind.I: _INPUT, Kind.W: _WEIGHT, 
 """The parts of its cell's work that an action does, and below, those that have to precede it."""
 
 _NEEDS = {Kind.F: 0, Kind.R: _FORWARD, Kind.I: _FORWARD, Kind.B: _FORWARD, Kind.W: _INPUT}
-
-_BACKWARDS = frozenset({Kind.B, Kind.I})
 
 _MESSAGE_SLOTS = {
     Kind.SEND_F: Y,
@@ -307,7 +305,7 @@ class Machine:
         """Recomputation inside a backward uses the memory of lean forwards: nothing else runs until it has ended."""
         if rank.recomputing not in (None, cell):
             raise ViolationError(f"runs between parts of {Action(Kind.B, *rank.recomputing)}, which recomputes inside")
-        if not (child.kind in _BACKWARDS and self._recomputes_inside(cell)):
+        if not (child.kind in BACKWARD_KINDS and self._recomputes_inside(cell)):
             return
         if action.children:
             raise ViolationError(f"has the memory of its forward, which {child} needs for its recomputation")

@@ -27,13 +27,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
-from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, flatten, parse_action
+from penstock.core.schedule import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind, flatten, parse_action
 from penstock.core.timeline import Activity, Event, Timeline
 
 NEVER = -1
 """Before every time of a step: the arrival of an input that needs no message."""
 
-_BACKWARDS = frozenset({Kind.B, Kind.I})
 _SENDS = {Kind.SEND_F: 1, Kind.SEND_B: -1}
 """The receiving stage, relative to the sender's."""
 _WAITS = frozenset({Kind.WAIT_RECV_F, Kind.WAIT_RECV_B})
@@ -132,7 +131,7 @@ class _Step:
                 for child in flatten((action,)):
                     if child.kind is Kind.F:
                         self._sent(arrivals, rank, child, Kind.F, 1, event.stop_ns)
-                    elif child.kind in _BACKWARDS:
+                    elif child.kind in BACKWARD_KINDS:
                         self._sent(arrivals, rank, child, Kind.B, -1, event.stop_ns)
                     elif child.kind in _SENDS:
                         kind = Kind.F if child.kind is Kind.SEND_F else Kind.B
@@ -161,14 +160,14 @@ class _Step:
 
     def arrived_ns(self, rank: int, action: Action) -> int:
         """The arrival of the message that the action needs."""
-        kind = Kind.F if action.kind is Kind.F else Kind.B if action.kind in _BACKWARDS else None
+        kind = Kind.F if action.kind is Kind.F else Kind.B if action.kind in BACKWARD_KINDS else None
         if kind is None:
             return NEVER
         return self.arrivals.get((rank, kind, action.stage, action.microbatch or 0, action.slice or 0), NEVER)
 
     def sends(self, rank: int, action: Action) -> bool:
         """Whether another rank waits for the result of the action."""
-        direction = 1 if action.kind is Kind.F else -1 if action.kind in _BACKWARDS else 0
+        direction = 1 if action.kind is Kind.F else -1 if action.kind in BACKWARD_KINDS else 0
         return bool(direction) and self.is_alone(action.stage + direction, rank)
 
 

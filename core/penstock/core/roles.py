@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.core.layout import SlotKind
 from penstock.core.program import SlotSizes
-from penstock.core.schedule import Kind
+from penstock.core.schedule import BACKWARD_KINDS, Kind
 
 X, A, L, W = SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS
 RA, RL = SlotKind.REMADE_ACTIVATIONS, SlotKind.REMADE_LINEAR_INPUTS
@@ -20,8 +20,6 @@ PREFIX_KINDS = frozenset({KV, DKV})
 """Slots that several slices of a micro-batch touch: one slot of the whole micro-batch, filled slice by slice, or a slot
 for each slice.
 """
-
-_BACKWARDS = frozenset({Kind.B, Kind.I})
 
 _BACKWARD = ((X, A, L, RA, RL, KV, DKV, G_IN, H), (DKV, W, G_OUT))
 
@@ -103,7 +101,7 @@ class Roles:
         key = (kind, stage, part, recomputed, resumes)
         if key not in self._known:
             reads, writes = READS_AND_WRITES[kind]
-            if kind in _BACKWARDS and not recomputed:
+            if kind in BACKWARD_KINDS and not recomputed:
                 reads = tuple(slot for slot in reads if slot not in (RA, RL))
                 writes = (RL, *writes) if kind is Kind.I else writes
             if resumes:

@@ -83,13 +83,13 @@ def _of(text: Text, instance: Any) -> str:
 
 
 def exactly_one(remedy: str, **fields: str) -> Rule:
-    """Exactly one of ``fields`` is given; by attribute, their names in manifests."""
-    first, *others = fields.values()
+    """Exactly one of ``fields`` is given: keywords are attributes, values their names in manifests."""
+    *others, last = fields.values()
     return Rule(
         id=f"one-of-{'-'.join(fields.values())}",
         where="",
         holds=lambda instance: sum(getattr(instance, name) is not None for name in fields) == 1,
-        what=f"needs exactly one of {', '.join([first, *others[:-1]])} and {others[-1]}",
+        what=f"needs exactly one of {', '.join(others)} and {last}",
         remedy=remedy,
         cel=" + ".join(f"(has(self.{name}) ? 1 : 0)" for name in fields.values()) + " == 1",
     )

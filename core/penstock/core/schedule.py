@@ -46,6 +46,9 @@ class Kind(enum.StrEnum):
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 
+BACKWARD_KINDS = frozenset({Kind.B, Kind.I})
+"""Actions that take the gradient of the output of their stage."""
+
 
 class Group(enum.StrEnum):
     """The ranks that a reduction or a gather joins: replicas, tensor-parallel peers, the copies of a tied matrix, all

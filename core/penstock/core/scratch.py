@@ -58,8 +58,7 @@ def scratch_bytes(
     remade: Remade | None = None,
 ) -> int:
     """Bytes of all `scratch_buffers`."""
-    places = scratch_buffers(spec, precision, first, stop, batch, tokens, sharding, remade)
-    return max((place.offset + aligned(place.buffer.num_bytes(precision)) for place in places), default=0)
+    return _end(precision, scratch_buffers(spec, precision, first, stop, batch, tokens, sharding, remade))
 
 
 def scratch_buffers(
@@ -118,7 +117,7 @@ def segment_bytes(
 ) -> int:
     """Bytes of all `segment_buffers`."""
     places = segment_buffers(spec, precision, first, stop, batch, tokens, sharding, remade, is_split=is_split)
-    return max((place.offset + aligned(place.buffer.num_bytes(precision)) for place in places), default=0)
+    return _end(precision, places)
 
 
 def segment_buffers(
@@ -145,6 +144,11 @@ def segment_buffers(
             offset = ends.get(segment, 0)
             yield ScratchBuffer(slot=slot, unit=unit, buffer=buffer, offset=offset)
             ends[segment] = offset + aligned(buffer.num_bytes(precision))
+
+
+def _end(precision: Precision, places: Iterator[ScratchBuffer]) -> int:
+    """The end of the last buffer."""
+    return max((place.offset + aligned(place.buffer.num_bytes(precision)) for place in places), default=0)
 
 
 def _of_a_chunk(buffer: Buffer) -> Buffer:

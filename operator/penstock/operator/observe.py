@@ -72,7 +72,6 @@ def observe(facts: Facts) -> Observed:
         active_since=status.started_at,
         failed_at=status.failed_at,
         finished_at=status.finished_at,
-        queued_at=status.phase_entered_at if status.phase is Phase.QUEUED else None,
         training_since=_listening_since(facts),
         last_step_at=_last_step_at(facts),
         predicted_step_seconds=status.plan.step_seconds if status.plan else None,

@@ -40,11 +40,12 @@ class Check:
 
 
 def _check(rule: Rule) -> Check:
+    form = rule.for_apiserver
     return Check(
-        path=f"spec.{rule.where}",
-        holds=rule.cel,
-        message=rule.message,
-        message_expression=rule.message_expression,
+        path=f"spec.{form.where}",
+        holds=form.cel,
+        message=form.message,
+        message_expression=form.message_expression,
     )
 
 

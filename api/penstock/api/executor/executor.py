@@ -72,7 +72,7 @@ class _Look(Job[StoredJob]):
     def rests(self) -> bool:
         """Whether nothing is to be done about the job until it changes or may start: in a queue most are so."""
         is_new = self.record.phase is Phase.QUEUED and self.record.attempt == 0
-        return is_new and not self.spec.run_policy.suspend and self.spec.resources.min_ranks is None
+        return is_new and not self.spec.run_policy.suspend
 
 
 class Executor:
@@ -306,10 +306,10 @@ class Executor:
     # Backend: actions
 
     def enter(self, look: _Look, entered: SetPhase, observation: Observation, now: Reading) -> None:
-        """Store the phase. A store that takes nothing costs a healthy job nothing, since its attempt ends after that.
+        """Store the phase. If the store refuses it, the attempt is unaffected: the engine ends it only afterwards.
 
-        Killed in between, the next service sees what is alive and ends it, and a launch closes the attempt before it in
-        any case.
+        If the service is killed in between, the next one ends what is still alive. A launch also ends the attempt
+        before it.
         """
         words = last_words(observation) if entered.reason in LOSSES else ()
         changes = failure_changes(look.record, entered, now)
@@ -446,9 +446,9 @@ def _asked_before(uid: str) -> bool:
 
 
 def _mark(stored: StoredJob, seen: Observation) -> tuple[int | None, float | None] | None:
-    """Progress of the attempt: its last step by its records, and by its supervisor, which also reports while they wait.
+    """Return the last step in the records, and the time of the last step in the supervisor's report; none before both.
 
-    The supervisor's time is only compared with its own ones.
+    The report changes even while records cannot be sent. Its time is only compared for equality.
     """
     progress = stored.progress
     step = progress.step if progress is not None and progress.attempt == stored.attempt else None
