@@ -366,15 +366,6 @@ def test_a_plan_that_fits_nowhere_fails_at_once() -> None:
     assert executor.phases == [Phase.FAILED]
 
 
-def test_an_elastic_job_shrinks_when_ranks_stay_pending() -> None:
-    executor = Executor(spec(resources={"ranks": 4, "minRanks": 2}), Observed())
-    executor.observe(feasible_ranks=3)
-    executor.settle()
-    executor.now = life.SHRINK_AFTER_UNSCHEDULABLE_SECONDS
-    executor.settle()
-    assert executor.launches[-1].ranks == 3
-
-
 def test_a_job_grows_back_only_at_a_checkpoint_and_if_it_pays() -> None:
     executor = running(resources={"ranks": 4, "minRanks": 2})
     executor.observe(attempt_ranks=3, feasible_ranks=4, capacity_stable_since=0.0, last_step_at=300.0)
