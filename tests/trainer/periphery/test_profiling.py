@@ -313,7 +313,10 @@ def test_a_prefix_of_a_long_sequence_is_in_slices(family: Family, monkeypatch: p
     points = [Point(1, 32, 0), Point(1, 8, 24), Point(3, 5, 21), Point(2, 5, 20, held_out=True)]
     units = timer(family, points)
     assert all(len(units.visit(point)()) >= len(BODY) for point in points)
-    assert all(num_bytes > 0 for point in points for _, num_bytes in units.transients(point))
+    for point in points:
+        weighed = dict(units.transients(point))
+        assert weighed.keys() == {(kind, Kind.F) for kind in UnitKind} | {key for key in BODY if key[1] is Kind.I}
+        assert all(num_bytes > 0 for (kind, _), num_bytes in weighed.items() if kind is not UnitKind.EMBEDDING)
 
 
 def test_blocks_are_few_even_in_deep_models() -> None:
