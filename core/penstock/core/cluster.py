@@ -32,15 +32,7 @@ from penstock.core.units import BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelSpec(Checked):
-    """How fast a device's kernels are by the shape of their work; `penstock.planner.kernels` has the formulas.
-
-    A product of m x k by k x n takes as long as one of m + ``product_edge`` rows, n + ``product_edge`` columns and
-    a depth of k + ``product_depth`` at ``product_share`` of the peak; its matrices are read and written at
-    ``product_memory_share`` of the memory's bandwidth. Fused attention takes ``attention_edge`` more
-    keys per query, ``attention_rows`` more rows of queries, and a head ``attention_depth`` wider. Kernels that stream
-    through memory reach ``stream_share`` of its bandwidth, those that reduce rows (norms, softmax) ``row_share``.
-    ``kernel_seconds`` is the least time of any kernel.
-    """
+    """How fast a device's kernels are by the shape of their work; `penstock.planner.kernels` has the formulas."""
 
     product_share: Annotated[
         float,
@@ -192,16 +184,7 @@ class GradientType(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoftwareSpec(Checked):
-    """Properties of a trainer that affect time and memory. The defaults describe penstock's trainer.
-
-    ``dropout`` masks hidden states and attention. ``fused_gradients``: the product of W adds to the gradient itself,
-    else a further kernel does. ``optimizer_barrier``: no rank begins the next step before all have the norm of
-    the gradients. ``allocator_slack`` is the share of activations' bytes that is lost to the allocator.
-    ``launch_seconds`` is the host's time to launch a kernel. ``head_in_forward``: the head's F does its whole
-    backward, else I and W do their parts. ``overlapped_collectives``: in the backward of a block's unit, what shards
-    do together for the first product of the forward runs next to products. ``recomputes_on_demand``: what is made again
-    runs inside of the backward that needs it, after its gradient has come.
-    """
+    """Properties of a trainer that affect time and memory. The defaults describe penstock's trainer."""
 
     attention: Annotated[
         AttentionKernel,

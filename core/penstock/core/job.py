@@ -113,9 +113,7 @@ class TokenizerSpec(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSpec(Checked):
-    """The text to learn: ``python-stdlib``, or a folder, JSONL or token file; ``limitBytes`` reads only so much of
-    it.
-    """
+    """The text to learn, and how it becomes tokens."""
 
     source: Annotated[
         str,
@@ -161,12 +159,7 @@ class OptimizerSpec(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSpec(Checked):
-    """How to learn. ``globalBatch`` counts sequences per step and never changes with the plan.
-
-    ``schedule`` falls to ``minLearningRate`` (a share of the peak) after ``warmupSteps``; ``wsd`` holds the peak and
-    falls over the last ``decayShare`` of the steps. ``validateEvery`` steps the held-out loss is taken; 0 only at
-    the end.
-    """
+    """How to learn."""
 
     global_batch: Annotated[int, one_to(MOST_BATCH), "sequences per step; never changes with the plan"]
     steps: Annotated[int, one_to(EXACT), "optimizer steps"]
@@ -339,10 +332,7 @@ class CheckpointSpec(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPolicySpec(Checked):
-    """How failures, time and waiting are handled.
-
-    A finished job is kept unless ``ttlSecondsAfterFinished`` is set. ``activeDeadlineSeconds: 0`` means no limit.
-    """
+    """How failures, time and waiting are handled."""
 
     suspend: Annotated[bool, "stop after a checkpoint and wait"] = False
     backoff_limit: Annotated[int, up_to(EXACT), "failed attempts that are tried again"] = 3
