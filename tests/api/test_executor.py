@@ -160,7 +160,7 @@ def _interrupted(world: World, meanwhile: Callable[[], None]) -> Service:
     waiting = [meanwhile]
 
     class Once(Crash):
-        def _moment(self) -> None:
+        def moment(self) -> None:
             if waiting:
                 waiting.pop()()
 

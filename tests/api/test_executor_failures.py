@@ -15,8 +15,8 @@ from penstock.api.executor.executor import MOST_LAST_WORDS, MOST_LINE_CHARACTERS
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core import limits
-from penstock.core.engine import LOST
 from penstock.core.lifecycle import STALL_LEAST_SECONDS, AttemptState, Phase
+from penstock.core.processes import LOST
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport
 from tests.support.executing import WHOLE_LIFE, World

@@ -17,9 +17,9 @@ import pytest
 
 from penstock.api.executor import supervisors as module
 from penstock.api.executor.supervisors import ProcessSupervisors
-from penstock.core.engine import Observation
 from penstock.core.host.clocks import boot_id
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.processes import ProcessState
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
 from penstock.core.run.claims import is_alive, this_process
 from penstock.core.serialization.manifest_files import read, write
@@ -106,7 +106,7 @@ def started(service: ProcessSupervisors, folder: AttemptFolder) -> Claim:
 def test_nothing_is_there_before_the_start(stubs: Stubs, folder: AttemptFolder) -> None:
     service = stubs.service()
     assert (service.claimed(folder), service.alive(folder), service.report(folder)) == (False, False, None)
-    assert service.observe(folder) == Observation()
+    assert service.observe(folder) == ProcessState()
 
 
 def test_a_start_leaves_the_order_and_a_process_that_is_known_by_its_claim(stubs: Stubs, folder: AttemptFolder) -> None:

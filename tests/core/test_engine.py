@@ -9,15 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.clocks import Reading
-from penstock.core.engine import LOST, Observation, attempt_state, step
+from penstock.core.engine import step
+from penstock.core.errors import UserError
 from penstock.core.lifecycle import (
     BACKOFF_BASE_SECONDS,
     STALL_LEAST_SECONDS,
     AttemptState,
+    Observation,
     Phase,
     Step,
     backoff_seconds,
 )
+from penstock.core.processes import LOST, ProcessState, attempt_state
 from penstock.core.supervision import AttemptReport
 from tests.support.engine_cases import CASES, Case, End, expected
 from tests.support.memory_backend import (
@@ -152,7 +155,7 @@ def test_a_finished_job_is_due_to_expire_after_its_full_time_at_most(back: float
     backend = MemoryBackend(Durable((End.SUCCEEDS,), record))
     wait = advance(backend, later(0.0, jump_seconds=-back), ttlSecondsAfterFinished=100)
     assert wait == pytest.approx(100.0)
-    assert advance(backend, later(100.0), ttlSecondsAfterFinished=100) == 0.0
+    assert advance(backend, later(100.0), ttlSecondsAfterFinished=100) is None
     assert backend.durable.expired
 
 
@@ -166,10 +169,10 @@ def test_an_attempt_without_a_supervisor_has_failed_unless_it_had_ended(
     state: AttemptState, claimed: bool, alive: bool
 ) -> None:
     report = AttemptReport(state=state)
-    observation = Observation(claimed=claimed, alive=alive, report=report)
+    process_state = ProcessState(claimed=claimed, alive=alive, report=report)
     is_lost = claimed and not alive and not report.ended
     expected_state = AttemptState.FAILED if is_lost else state
-    assert attempt_state(StoredRecord(attempt=1), observation) is expected_state
+    assert attempt_state(StoredRecord(attempt=1), process_state) is expected_state
 
 
 def test_a_supervisor_that_vanished_is_named() -> None:
@@ -177,3 +180,57 @@ def test_a_supervisor_that_vanished_is_named() -> None:
     backend.durable.attempts[1].alive = False
     advance(backend, NOW)
     assert (backend.durable.record.phase, backend.durable.record.message) == (Phase.RECOVERING, LOST)
+
+
+# Observations by a cache
+
+
+class CachedBackend(MemoryBackend):
+    """Its cache says that the attempt is in ``cached``; ``num_fresh`` counts observations without the cache."""
+
+    def __init__(self, durable: Durable, cached: AttemptState) -> None:
+        super().__init__(durable)
+        self.cached, self.num_fresh = cached, 0
+
+    def observe(self, job: MemoryJob, now: Reading, *, fresh: bool = False) -> Observation:
+        self.num_fresh += fresh
+        seen = super().observe(job, now)
+        return seen if fresh else replace(seen, attempt_state=self.cached, fresh=False)
+
+
+@pytest.mark.parametrize("cached", [AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.SUCCEEDED])
+def test_an_attempt_is_not_ended_for_what_only_a_cache_says(cached: AttemptState) -> None:
+    backend = CachedBackend(running().durable, cached)
+    advance(backend, NOW)
+    assert (backend.durable.life, backend.num_fresh) == ([], 1)
+    assert backend.durable.attempts[1].alive
+
+
+def test_the_fresh_observation_counts() -> None:
+    backend = CachedBackend(running().durable, AttemptState.SUCCEEDED)
+    backend.durable.attempts[1].alive = False
+    advance(backend, NOW)
+    assert backend.durable.life == [(Phase.RECOVERING, "AttemptFailed")]
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_launch_is_final_after_an_earlier_one(attempt: int) -> None:
+    record = StoredRecord(phase=Phase.QUEUED, attempt=attempt)
+    backend = CachedBackend(Durable((End.SUCCEEDS,) * 2, record, closed={attempt}), AttemptState.NONE)
+    advance(backend, NOW)
+    assert (list(backend.durable.attempts), backend.num_fresh) == ([attempt + 1], attempt)
+
+
+class RefusingBackend(MemoryBackend):
+    """A place where no attempt can be started for a mistake of the user."""
+
+    def start(self, job: MemoryJob) -> None:
+        raise UserError(what="is missing", where="data", remedy="add it")
+
+
+def test_a_mistake_that_a_start_finds_fails_the_job() -> None:
+    backend = RefusingBackend(Durable((), StoredRecord(phase=Phase.QUEUED)))
+    assert advance(backend, NOW) == 0.0
+    assert [phase for phase, _ in backend.durable.life] == [Phase.PROFILING, Phase.FAILED]
+    assert "add it" in backend.durable.record.message
+    assert backend.durable.closed == {1}

@@ -22,12 +22,13 @@ class Crash:
 
     def around(self, do: Callable[[], T]) -> T:
         """Two moments: the change is not made, or made and not heard of."""
-        self._moment()
+        self.moment()
         done = do()
-        self._moment()
+        self.moment()
         return done
 
-    def _moment(self) -> None:
+    def moment(self) -> None:
+        """A moment at which the service may be killed."""
         self.moments += 1
         if self.moments == self.at:
             raise CrashError

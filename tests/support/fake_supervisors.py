@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
-from penstock.core.engine import Observation
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.processes import ProcessState
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport, Binding, Order, SupervisorRequest
 from tests.support.crashing import Crash
@@ -144,9 +144,9 @@ class FakeSupervisors:
             self.started.append((order.uid, order.attempt))
             self.attempts[folder] = FakeAttempt(folder, order, script)
 
-    def observe(self, folder: AttemptFolder) -> Observation:
+    def observe(self, folder: AttemptFolder) -> ProcessState:
         attempt = self.attempts.get(folder)
-        return Observation(
+        return ProcessState(
             claimed=folder in self.closed or (attempt is not None and attempt.claimed),
             alive=self.alive(folder),
             stop_requested=attempt is not None and SupervisorRequest.STOP in attempt.requests,
@@ -195,7 +195,7 @@ class CrashingSupervisors:
     def start(self, folder: AttemptFolder, order: Order) -> None:
         self.crash.around(lambda: self.real.start(folder, order))
 
-    def observe(self, folder: AttemptFolder) -> Observation:
+    def observe(self, folder: AttemptFolder) -> ProcessState:
         return self.real.observe(folder)
 
     def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:

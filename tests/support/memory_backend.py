@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Job, Observation, failure_changes, step
+from penstock.core.engine import Job, step
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.lifecycle import AttemptState, Launch, Phase, SetPhase, Step, enter
+from penstock.core.lifecycle import AttemptState, Launch, Observation, Phase, SetPhase, Step, enter
+from penstock.core.processes import ProcessState, failure_changes, observation
 from penstock.core.supervision import AttemptReport
 from tests.support.crashing import Crash, CrashError
 from tests.support.engine_cases import Case, End, Outcome
@@ -105,13 +106,17 @@ class MemoryBackend:
         self.durable, self.crash = durable, crash or Crash(at=-1)
         self.ages = Ages()
 
-    def observe(self, job: MemoryJob) -> Observation:
+    def observe(self, job: MemoryJob, now: Reading, *, fresh: bool = False) -> Observation:
+        return observation(job, self._state(job), self.ages, now)
+
+    def _state(self, job: MemoryJob) -> ProcessState:
         attempt = self.durable.attempts.get(job.record.attempt)
         plan = Step.DONE if self.durable.is_planned else Step.MISSING
         if attempt is None:
-            return Observation(claimed=job.record.attempt in self.durable.closed, plan=plan)
-        return Observation(
+            return ProcessState(claimed=job.record.attempt in self.durable.closed, plan=plan, admitted=True)
+        return ProcessState(
             claimed=True,
+            admitted=True,
             alive=attempt.alive,
             stop_requested=attempt.stop_requested,
             report=attempt.report,
@@ -119,13 +124,11 @@ class MemoryBackend:
             plan=plan,
         )
 
-    def has_capacity(self, job: MemoryJob) -> bool:
-        return True
-
-    def enter(self, job: MemoryJob, entered: SetPhase, observation: Observation, now: Reading) -> None:
+    def enter(self, job: MemoryJob, entered: SetPhase, now: Reading) -> None:
         self.crash.around(lambda: self._store(job.record, entered, now))
 
-    def launch(self, job: MemoryJob, launch: Launch, entered: SetPhase, now: Reading) -> MemoryJob:
+    def launch(self, job: MemoryJob, launch: Launch, entered: SetPhase | None, now: Reading) -> MemoryJob:
+        assert entered is not None
         self._require_no_attempt()
         record = job.record
         started = now.wall if record.started_at is None else record.started_at
@@ -145,7 +148,7 @@ class MemoryBackend:
     def bind(self, job: MemoryJob) -> None:
         self.crash.around(lambda: setattr(self._current, "bound", True))
 
-    def stop(self, job: MemoryJob) -> None:
+    def stop(self, job: MemoryJob, reason: str) -> None:
         self.crash.around(lambda: setattr(self._current, "stop_requested", True))
 
     def delete(self, job: MemoryJob) -> None:

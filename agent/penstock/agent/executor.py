@@ -4,8 +4,8 @@ Problem. A job is measured, planned, started, watched, restarted after failures,
 be cut short: by Ctrl-C, a crash, a lost machine. The same job runs in three places, under `penstock run`, under the
 service on one machine, and on Kubernetes, and must behave alike in all of them.
 
-Idea. All decisions are in one pure function, `penstock.core.lifecycle.decide`. Here and under the service it is called
-in one place, `penstock.core.engine.step`, which observes and acts through a `Backend`:
+Idea. All decisions are in one pure function, `penstock.core.lifecycle.decide`. It is called in one place,
+`penstock.core.engine.step`, which observes and acts through a `Backend`:
 
     observe -> decide -> act -> observe ...          until nothing follows, then wait
 
@@ -63,13 +63,14 @@ from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.agent.workers import Workers
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Job, Observation, failure_changes, step
+from penstock.core.engine import Job, step
 from penstock.core.errors import UserError
 from penstock.core.host.clocks import read_clocks
 from penstock.core.host.stopping import StopRequestedError, StopRequests
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.lifecycle import LOSSES, AttemptState, Launch, Phase, SetPhase, Step
+from penstock.core.lifecycle import LOSSES, AttemptState, Launch, Observation, Phase, SetPhase, Step
 from penstock.core.plan import Plan
+from penstock.core.processes import ProcessState, failure_changes, observation
 from penstock.core.run.folder import RunDir
 from penstock.core.supervision import AttemptReport
 from penstock.planner.worker.searching import Report
@@ -117,7 +118,7 @@ class Executor:
         self._workers, self._decider, self._show, self._requests = workers, decider, show, requests
         self._metrics_port, self._clock, self._pause = metrics_port, clock, pause
         self._metrics, self._warnings = MetricsFollower(run.metrics), LineFollower(run.warnings)
-        self.ages = Ages()
+        self._ages = Ages()
         self._attempt: Attempt | None = None
         self._plan: Plan | None = None
         self._profiled = False
@@ -180,8 +181,11 @@ class Executor:
                 self._attempt.last_step = metrics.step
             self._show.stepped(metrics)
 
-    def observe(self, run: _Run) -> Observation:
-        """Observe the processes; an attempt is alive until it is deleted, as this process supervises it."""
+    def observe(self, run: _Run, now: Reading, *, fresh: bool = False) -> Observation:
+        """Observe the processes; an attempt is alive until it is deleted, as this process supervises it.
+
+        The run may start once it is prepared: the machine is its own.
+        """
         self._follow()
         attempt, profile = self._attempt, self._profile()
         prediction = self._plan.prediction if self._plan else None
@@ -190,15 +194,17 @@ class Executor:
         else:
             newest = newest_checkpoint_step(self._run)
             report = AttemptReport(state=AttemptState.NONE, profile=profile, last_checkpoint=newest)
-        return Observation(
+        state = ProcessState(
             claimed=attempt is not None,
             alive=attempt is not None,
+            admitted=self._admitted,
             stop_requested=attempt is not None and attempt.stop_requested,
             report=report,
             mark=attempt.last_step if attempt else None,
             plan=Step.DONE if self._plan else Step.MISSING,
             predicted_step_seconds=prediction.step_seconds if prediction else None,
         )
+        return observation(run, state, self._ages, now)
 
     def _profile(self) -> Step:
         if not self._profiled and self._attempt is not None:
@@ -211,13 +217,9 @@ class Executor:
             self._profiled = True
         return Step.DONE if self._profiled else Step.MISSING
 
-    def has_capacity(self, run: _Run) -> bool:
-        """Whether the run is prepared: the machine is its own."""
-        return self._admitted
-
     # Actions
 
-    def enter(self, run: _Run, entered: SetPhase, observation: Observation, now: Reading) -> None:
+    def enter(self, run: _Run, entered: SetPhase, now: Reading) -> None:
         """Write the phase to state.json, and show it with the last lines of a lost attempt."""
         self._enter(entered, now)
         if entered.reason in LOSSES and self._attempt is not None:
@@ -231,8 +233,9 @@ class Executor:
         write_state(self._run.root, self.state)
         self._show.entered(change)
 
-    def launch(self, run: _Run, launch: Launch, entered: SetPhase, now: Reading) -> _Run:
+    def launch(self, run: _Run, launch: Launch, entered: SetPhase | None, now: Reading) -> _Run:
         """Write the attempt's number and its phase to state.json."""
+        assert entered is not None, "attempts wait for nothing here"
         self._show.launched(launch.attempt, launch.resume_from or 0)
         self._enter(entered, now, attempt=launch.attempt, started_at=self.state.started_at or now.wall)
         return dataclasses.replace(run, record=self.state)
@@ -261,7 +264,7 @@ class Executor:
         assert self._plan is not None, "planning comes before binding"
         self._current.train(self._plan.num_ranks, self._metrics_port)
 
-    def stop(self, run: _Run) -> None:
+    def stop(self, run: _Run, reason: str) -> None:
         """Request a checkpoint, and say how to end without one."""
         self._current.stop()
         self._show.note("stopping after this step and saving a checkpoint; press Ctrl-C again to stop now without one")

@@ -127,13 +127,14 @@ class Step(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
-    """The executor's observation. Times are seconds on the clock of ``decide``, None for events that have not happened.
+class Observation:
+    """What a backend observes of a job's newest attempt, of its measurement and of its plan.
 
-    ``failures`` counts attempts that ended without being asked to. ``attempt_gone``: nothing of the newest attempt is
-    left to write. ``feasible_ranks`` is the largest number of ranks that the capacity admits now. ``last_step_at`` is
-    None before the attempt's first step, which is due since ``training_since``. Since ``drifted_since`` steps differ
-    from the prediction because the hardware no longer is as it was measured; ``replans`` attempts have ended for that.
+    Times are seconds on the clock of ``decide``, None for events that have not happened. ``attempt_gone``: nothing of
+    the newest attempt is left to write. ``feasible_ranks`` is the largest number of ranks that the capacity admits now.
+    ``last_step_at`` is None before the attempt's first step, which is due since ``training_since``. Since
+    ``drifted_since`` steps differ from the prediction because the hardware no longer is as it was measured; ``replans``
+    attempts have ended for that.
 
     ``admitted`` allows a queued job to be launched. With ``attempts_queue``, as on a cluster, a job is launched first
     and its attempt waits for places itself: it is ready once all of it has places. Some of it has had none since
@@ -148,15 +149,15 @@ class Observed:
 
     An attempt that measures has to report progress by ``news_due_at``; None if it is watched in another way.
 
-    ``active_since`` is the first launch, or the next one after a suspension or a wait in a queue, like the startTime of
-    a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
+    Two fields are for the engine. ``unstarted``: the attempt is stored and nothing of it was ever there. ``fresh``: the
+    observation was made just now, and not by a cache that may be behind.
     """
 
-    phase: Phase = Phase.PENDING
-    attempt: int = 0
     attempt_state: AttemptState = AttemptState.NONE
     attempt_gone: bool = True
     attempt_ranks: int = 0
+    unstarted: bool = False
+    fresh: bool = True
     refused: bool = False
     stop_requested: bool = False
     stop_due_at: float | None = None
@@ -176,11 +177,8 @@ class Observed:
     profile: Step = Step.MISSING
     news_due_at: float | None = None
     plan: Step = Step.MISSING
-    failures: int = 0
     message: str = ""
-    active_since: float | None = None
     failed_at: float | None = None
-    finished_at: float | None = None
     training_since: float | None = None
     last_step_at: float | None = None
     predicted_step_seconds: float | None = None
@@ -192,6 +190,21 @@ class Observed:
     drifted_since: float | None = None
     replan_pays: bool = False
     replans: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed(Observation):
+    """An observation with what is stored of the job. ``failures`` counts attempts that ended without being asked to.
+
+    ``active_since`` is the first launch, or the next one after a suspension or a wait in a queue, like the startTime of
+    a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
+    """
+
+    phase: Phase = Phase.PENDING
+    attempt: int = 0
+    failures: int = 0
+    active_since: float | None = None
+    finished_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,14 @@ from penstock.api.store.sanitize import cleaned
 from penstock.core import jsontext
 from penstock.core.capacity import Demand, Machine, demand_of, lacking
 from penstock.core.clocks import Ages, Reading
-from penstock.core.engine import Job, Observation, failure_changes, step
+from penstock.core.engine import Job, step
 from penstock.core.errors import UserError
 from penstock.core.host.clocks import boot_id, boottime_seconds
 from penstock.core.host.launches import Holding, Launches
 from penstock.core.job import JobSpec
-from penstock.core.lifecycle import LIVE, LOSSES, Launch, Phase, SetPhase, Step
+from penstock.core.lifecycle import LIVE, LOSSES, Launch, Observation, Phase, SetPhase, Step
 from penstock.core.plan import Plan
+from penstock.core.processes import ProcessState, failure_changes, observation
 from penstock.core.profile import Profile
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.serialization import yamltext
@@ -66,7 +67,7 @@ class _Look(Job[StoredJob]):
     """A job as observed in a turn, and its demand. ``seen`` is none if the attempt's files could not be read."""
 
     demand: Demand
-    seen: Observation | None
+    seen: ProcessState | None
 
     @property
     def rests(self) -> bool:
@@ -107,7 +108,7 @@ class Executor:
         self._resting: dict[str, _Look] = {}
         self._free: Mapping[str, tuple[str, ...]] = {}
         self._boottime, self._boot_id = boottime, boot_id()
-        self.ages = Ages()
+        self._ages = Ages()
         self._expiry_poll_at = boottime()
 
     def run_once(self) -> None:
@@ -151,7 +152,7 @@ class Executor:
 
     def _forget_all_but(self, stored_jobs: Sequence[StoredJob]) -> None:
         uids = {stored.uid for stored in stored_jobs}
-        self.ages.forget_all_but(uids)
+        self._ages.forget_all_but(uids)
         digests = {stored.plan_digest for stored in stored_jobs if not stored.phase.terminal}
         self._specs = {uid: spec for uid, spec in self._specs.items() if uid in uids}
         self._plans = {digest: plan for digest, plan in self._plans.items() if digest in digests}
@@ -168,7 +169,7 @@ class Executor:
                 self._refuse(stored, mistake)
                 return None
             with _surviving(stored):
-                seen = self._supervisors.observe(self._folder(stored)) if stored.attempt else Observation()
+                seen = self._supervisors.observe(self._folder(stored)) if stored.attempt else ProcessState()
             return _Look(key=stored.uid, record=stored, spec=spec, demand=demand_of(spec), seen=seen)
         return None
 
@@ -255,23 +256,21 @@ class Executor:
 
     # Backend: observation
 
-    def observe(self, look: _Look) -> Observation:
-        """Add the plan to what the turn observed of the attempt."""
+    def observe(self, look: _Look, now: Reading, *, fresh: bool = False) -> Observation:
+        """Add the plan, and whether admission lets the job start, to what the turn observed of the attempt."""
         stored = look.record
         assert look.seen is not None, "a job whose attempt cannot be observed takes no step"
         plan, error = self._plan_step(stored)
         planned = self._plans.get(stored.plan_digest or "")
-        return replace(
+        state = replace(
             look.seen,
+            admitted=look.key in self._free,
             mark=_mark(stored, look.seen),
             plan=plan,
             plan_error=error,
             predicted_step_seconds=planned.prediction.step_seconds if planned and planned.prediction else None,
         )
-
-    def has_capacity(self, look: _Look) -> bool:
-        """Whether admission lets the job start in this turn."""
-        return look.key in self._free
+        return observation(look, state, self._ages, now)
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
         """The step of planning for the newest attempt; missing while the attempt holds no devices."""
@@ -305,13 +304,13 @@ class Executor:
 
     # Backend: actions
 
-    def enter(self, look: _Look, entered: SetPhase, observation: Observation, now: Reading) -> None:
+    def enter(self, look: _Look, entered: SetPhase, now: Reading) -> None:
         """Store the phase. If the store refuses it, the attempt is unaffected: the engine ends it only afterwards.
 
         If the service is killed in between, the next one ends what is still alive. A launch also ends the attempt
         before it.
         """
-        words = last_words(observation) if entered.reason in LOSSES else ()
+        words = last_words(look.seen) if look.seen and entered.reason in LOSSES else ()
         changes = failure_changes(look.record, entered, now)
         self._enter(look.record, entered, now.wall, last_words=words, **changes)
 
@@ -337,10 +336,11 @@ class Executor:
         self._planner.cancel(stored.uid)
         self._no_plan.pop(stored.uid, None)
 
-    def launch(self, look: _Look, launch: Launch, entered: SetPhase, now: Reading) -> _Look:
+    def launch(self, look: _Look, launch: Launch, entered: SetPhase | None, now: Reading) -> _Look:
         """The attempt's number, its devices and the phase are kept together, before anything starts: none of them is
         ever given twice.
         """
+        assert entered is not None, "a job waits for its devices before it is launched"
         stored, at = look.record, now.wall
         started = stored.started_at if stored.started_at is not None else at
 
@@ -362,11 +362,7 @@ class Executor:
     def start(self, look: _Look) -> None:
         """Idempotent: an attempt that has a supervisor gets no other."""
         stored = look.record
-        try:
-            job = self._service.settings.locations.resolved(stored.job, readable=_asked_before)
-        except UserError as mistake:
-            self._fail(stored, "UserError", mistake)
-            return
+        job = self._service.settings.locations.resolved(stored.job, readable=_asked_before)
         root = self._root(stored)
         make_folder(root)
         write_atomically(root / "job.yaml", yamltext.dump(job.to_manifest()))
@@ -386,7 +382,7 @@ class Executor:
         """Request the measurement from the supervisor."""
         self._supervisors.ask(self._folder(look.record), SupervisorRequest.MEASURE)
 
-    def stop(self, look: _Look) -> None:
+    def stop(self, look: _Look, reason: str) -> None:
         """Request a checkpoint and the end from the supervisor."""
         self._supervisors.ask(self._folder(look.record), SupervisorRequest.STOP)
 
@@ -445,7 +441,7 @@ def _asked_before(uid: str) -> bool:
     return True
 
 
-def _mark(stored: StoredJob, seen: Observation) -> tuple[int | None, float | None] | None:
+def _mark(stored: StoredJob, seen: ProcessState) -> tuple[int | None, float | None] | None:
     """Return the last step in the records, and the time of the last step in the supervisor's report; none before both.
 
     The report changes even while records cannot be sent. Its time is only compared for equality.
@@ -456,9 +452,9 @@ def _mark(stored: StoredJob, seen: Observation) -> tuple[int | None, float | Non
     return None if step is None and at is None else (step, at)
 
 
-def last_words(observation: Observation) -> tuple[str, ...]:
+def last_words(state: ProcessState) -> tuple[str, ...]:
     """The last lines of the rank at fault, cut to the limits of an event."""
-    lines = observation.report.last_words if observation.report else ()
+    lines = state.report.last_words if state.report else ()
     return tuple(cleaned(line[:MOST_LINE_CHARACTERS]) for line in lines[-MOST_LAST_WORDS:])
 
 

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from penstock.core.engine import Observation
 from penstock.core.lifecycle import AttemptState
+from penstock.core.processes import ProcessState
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
 from penstock.core.run.claims import NOBODY, is_alive, is_locked, take
 from penstock.core.serialization.files import make_folder
@@ -35,7 +35,7 @@ class Supervisors(Protocol):
     def start(self, folder: AttemptFolder, order: Order) -> None:
         """Start a supervisor of the attempt, unless it has or had one."""
 
-    def observe(self, folder: AttemptFolder) -> Observation:
+    def observe(self, folder: AttemptFolder) -> ProcessState:
         """Observe the attempt by its files, without its plan."""
 
     def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
@@ -75,12 +75,12 @@ class ProcessSupervisors:
         process = self._started.get(folder)
         return process is not None and process.poll() is None
 
-    def observe(self, folder: AttemptFolder) -> Observation:
+    def observe(self, folder: AttemptFolder) -> ProcessState:
         """Observe in this order: an attempt that is claimed, or ends, in between is not taken for lost."""
         claimed = self.claimed(folder)
         alive = self.alive(folder)
         is_stopped = folder.request(SupervisorRequest.STOP).exists()
-        return Observation(claimed=claimed, alive=alive, stop_requested=is_stopped, report=self.report(folder))
+        return ProcessState(claimed=claimed, alive=alive, stop_requested=is_stopped, report=self.report(folder))
 
     def alive(self, folder: AttemptFolder) -> bool:
         """Whether the supervisor runs, or a shipper still uploads the attempt's records.
