@@ -92,7 +92,7 @@ class Actions:
             return None
         return self._cache.put_job(current)
 
-    def refresh_children(self, snapshot: JobSnapshot, *, with_pods: bool) -> None:
+    def refresh_children(self, snapshot: JobSnapshot) -> None:
         """Read the job's children from the cluster into the cache, which watches may not have updated yet."""
         selector = f"{UID_LABEL}={snapshot.uid}"
         try:
@@ -101,13 +101,10 @@ class Actions:
         except KubeError as error:
             if not error.is_missing:  # a kind that the cluster does not know has no objects
                 raise
-        if with_pods:
-            ranks_jobs = self._kube.list(BATCH_JOBS, snapshot.namespace, selector)
-            self._cache.replace_ranks_jobs(
-                map(ranks_job_snapshot, ranks_jobs.objects), int(ranks_jobs.version), snapshot
-            )
-            pods = self._kube.list(PODS, snapshot.namespace, selector)
-            self._cache.replace_pods(map(pod_snapshot, pods.objects), int(pods.version), snapshot)
+        ranks_jobs = self._kube.list(BATCH_JOBS, snapshot.namespace, selector)
+        self._cache.replace_ranks_jobs(map(ranks_job_snapshot, ranks_jobs.objects), int(ranks_jobs.version), snapshot)
+        pods = self._kube.list(PODS, snapshot.namespace, selector)
+        self._cache.replace_pods(map(pod_snapshot, pods.objects), int(pods.version), snapshot)
 
     def require_storage(self, job: PipelineJob, ranks: int) -> None:
         """Raise `UserError` if the pods of so many ranks could not share their output."""

@@ -11,7 +11,7 @@ from penstock.core.lifecycle import (
     PLACES_GIVEN_UP,
     PREPARING_SECONDS,
     AttemptState,
-    Observed,
+    Observation,
     Phase,
     Step,
 )
@@ -37,18 +37,18 @@ NODE_NOTICE_SECONDS = 60.0
 _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
 
 
-def observe(facts: Facts) -> Observed:
-    """The input of `penstock.core.lifecycle.decide`."""
+def observe(facts: Facts, *, fresh: bool = False) -> Observation:
+    """The observation of the life cycle, ``fresh`` if the facts were just read from the cluster."""
     status, spec = facts.status, facts.job.spec
     state, message = attempt_state(facts)
     stop_asked_at = min((pod.stop_asked_at for pod in facts.pods if pod.stop_asked_at is not None), default=None)
     progress = facts.progress
-    return Observed(
-        phase=status.phase,
-        attempt=status.attempt,
+    return Observation(
         attempt_state=state,
         attempt_gone=is_gone(facts),
         attempt_ranks=status.ranks,
+        unstarted=_is_unstarted(facts),
+        fresh=fresh,
         refused=_refused(facts),
         stop_requested=stop_asked_at is not None,
         stop_due_at=None if stop_asked_at is None else stop_asked_at + grace_seconds(spec, status),
@@ -67,11 +67,8 @@ def observe(facts: Facts) -> Observed:
         profile=facts.profile,
         news_due_at=_news_due_at(facts),
         plan=facts.plan,
-        failures=status.failures,
         message=message if state in _ENDS else _said(facts) or message,
-        active_since=status.started_at,
         failed_at=status.failed_at,
-        finished_at=status.finished_at,
         training_since=_listening_since(facts),
         last_step_at=_last_step_at(facts),
         predicted_step_seconds=status.plan.step_seconds if status.plan else None,
@@ -113,7 +110,9 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
 
     The order is that of certainty: a pod's report of its own end comes before the state of pods and nodes.
     """
-    if facts.status.attempt == 0 or (_is_closed(facts) and facts.status.phase not in LIVE):
+    if _is_unstarted(facts):
+        return AttemptState.STARTING, ""
+    if facts.status.attempt == 0 or (is_closed(facts) and facts.status.phase not in LIVE):
         return AttemptState.NONE, ""
     ended = _failed(facts) or _done(facts) or _completed(facts) or _taken(facts) or _failed_as_a_whole(facts)
     if ended is not None:
@@ -216,7 +215,14 @@ def _is_complete(facts: Facts) -> bool:
     return len(there) == facts.wanted_pods and facts.jobset is not None and not facts.jobset.suspended
 
 
-def _is_closed(facts: Facts) -> bool:
+def _is_unstarted(facts: Facts) -> bool:
+    """Whether the attempt is written to the status, and its JobSet was never there."""
+    status = facts.status
+    return status.phase is Phase.QUEUED and status.attempt > status.launched and facts.jobset is None
+
+
+def is_closed(facts: Facts) -> bool:
+    """Whether the attempt's JobSet makes no more pods, because it is gone or being deleted."""
     return facts.jobset is None or facts.jobset.being_deleted
 
 
@@ -227,7 +233,7 @@ def is_gone(facts: Facts) -> bool:
     """
     if any(_may_write(pod, facts.nodes) for pod in (*facts.pods, *facts.leftovers)):
         return False
-    return _is_closed(facts) or (facts.status.phase.terminal and not _may_bear(facts))
+    return is_closed(facts) or (facts.status.phase.terminal and not _may_bear(facts))
 
 
 def _may_write(pod: PodSnapshot, nodes: Mapping[str, NodeSnapshot]) -> bool:

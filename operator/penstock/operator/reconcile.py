@@ -1,21 +1,23 @@
-"""Reconcile one job: take a snapshot, decide by the life cycle, act, and write the status.
+"""The operator's backend of `penstock.core.engine`, and the loop of steps that reconciles one job.
 
 Problem. A PipelineJob changes for many reasons: its user edits it, a pod ends, a node is lost, a plan is finished, the
 service reports a step. Watches deliver these events late, in any order, or not at all, and the operator itself may be
 killed between any two of its calls. No attempt may then exist twice, and no attempt may be given up without a reason.
 
-Idea. Events carry no meaning: each one only enqueues the job's uid. A reconcile reads the whole state from the cache
-(`_facts`), translates it into the input of the life cycle (`observe`), and carries out what the pure function
-`penstock.core.lifecycle.decide` returns. It repeats this until nothing follows at once, writes the status, and returns
-the number of seconds after which time alone may change a decision. Three rules make it idempotent:
+Idea. Events carry no meaning: each one only enqueues the job's uid. A reconcile takes steps of the engine until nothing
+follows at once, writes the status, and returns the number of seconds after which time alone may change a decision. For
+each step, the whole state is read from the cache (`_facts`) and translated into the engine's observation
+(`penstock.operator.observe`). The rules of the engine hold here so:
 
-1. The status is written before the action that it announces. Attempt N is written as ``attempt: N`` under the resource
-   version of the snapshot, and only then are its ConfigMap and JobSet created, under names that follow from N. After a
-   crash in between, ``attempt > launched`` shows the half-done launch, and it is repeated (`_is_half_launched`).
-2. Every action may be repeated: objects have fixed names and are created or left alone, a delete names a uid, and an
+1. The status is written before the action that it announces. Phases are collected in a draft of the status, which every
+   action writes first. Attempt N is written as ``attempt: N`` under the resource version of the snapshot, and only then
+   are its ConfigMap and JobSet created, under names that follow from N.
+2. A live phase ends with the delete of the JobSet. That of a succeeded job stays: people read the logs of its pods.
+3. After a crash in a launch, ``attempt > launched`` shows that it is half done, and the attempt is started again.
+4. The cache may be behind, and a pod that is not cached yet looks like a lost one. So for a decision that is final, the
+   job and its children are read from the cluster first (`_refresh`).
+5. Every action may be repeated: objects have fixed names and are created or left alone, a delete names a uid, and an
    annotation that a pod has is not written again.
-3. A decision that cannot be undone is confirmed with the cluster (`_confirmed`): a launch after an earlier attempt, and
-   every end of an attempt. The cache may lag behind, and a pod that is not cached yet looks like a lost one.
 
 Example: a job of two pods, from its creation on. ``D`` is the decision, ``W`` a write to the cluster.
 
@@ -43,7 +45,7 @@ Rejected designs:
 - State in annotations of the operator's own: the status already shows it to users, and one place cannot contradict
   itself.
 - Reading the cluster instead of the cache in every reconcile: with 1,000 jobs the resync alone would be thousands of
-  calls a minute. Only the decisions of rule 3 need fresh state.
+  calls a minute. Only the decisions of rule 4 need fresh state.
 - Confirming a first launch also: its number is written under the job's resource version, which fails if the job has
   changed. That is as good as a read (docs/adr/0015).
 """
@@ -53,26 +55,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from penstock.core.clocks import Reading
+from penstock.core.engine import step
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.job import PipelineJob
+from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.kubernetes_spec import KubernetesSpec
-from penstock.core.lifecycle import (
-    PLACED_IN_PART_SECONDS,
-    Bind,
-    Decision,
-    Delete,
-    Expire,
-    Launch,
-    Observed,
-    Phase,
-    SetPhase,
-    StartPlan,
-    StartProfile,
-    Step,
-    Stop,
-    Wait,
-    decide,
-)
+from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, Launch, Observation, Phase, SetPhase, Step
 from penstock.core.plan import Plan
 from penstock.core.status import JobStatus
 from penstock.kube.transport import KubeError
@@ -82,9 +70,10 @@ from penstock.operator.agents import PAUSE_SECONDS, SELDOM_SECONDS, AgentAnswer,
 from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.facts import Facts
 from penstock.operator.measurements import Measurements, is_measuring
-from penstock.operator.observe import measuring, observe
+from penstock.operator.observe import is_closed, is_gone, measuring, observe
 from penstock.operator.pending_reasons import first_pod, placement_since
 from penstock.operator.planning import Planning
+from penstock.operator.restart_benefit import feasible_ranks
 from penstock.operator.statuses import (
     begin_attempt,
     compute_status,
@@ -110,19 +99,34 @@ within a fifth of a second, and three such pods in a hundred got it only after m
 
 RETRY_SECONDS = 0.2
 MOST_ROUNDS = 12
-"""Limit of successive decisions in one reconcile; a job's whole life needs fewer."""
+"""Limit of successive steps in one reconcile; a job's whole life needs fewer."""
 
 Announce = Callable[[JobSnapshot, SetPhase], None]
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A job during one reconcile: ``status`` is ahead of the cluster's until it is written."""
+    """A job during one reconcile: ``status`` is ahead of the cluster's until it is written.
+
+    ``facts`` are those of the last step. The JobSet of the attempt ``deleted`` may still be in the cache.
+    """
 
     snapshot: JobSnapshot
     job: PipelineJob
     status: JobStatus
+    facts: Facts = field(init=False)
+    deleted: int = 0
     unannounced: list[SetPhase] = field(default_factory=list)
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's spec."""
+        return self.job.spec
+
+    @property
+    def record(self) -> JobStatus:
+        """What is stored of the job, or is about to be."""
+        return self.status
 
 
 class GoneError(PenstockError):
@@ -130,7 +134,10 @@ class GoneError(PenstockError):
 
 
 class Reconciler:
-    """Reconciles jobs, each in one thread at a time. ``announce`` publishes a change of phase as an event."""
+    """Reconciles jobs, each in one thread at a time. ``announce`` publishes a change of phase as an event.
+
+    It is the `penstock.core.engine.Backend` of these jobs.
+    """
 
     def __init__(
         self,
@@ -191,50 +198,28 @@ class Reconciler:
 
     def _reconcile_draft(self, draft: _Draft) -> float | None:
         try:
-            for _ in range(MOST_ROUNDS):
-                if not self._advance(draft):
-                    break
-            return self._finish(draft)
+            return self._finish(draft, self._settle(draft))
         except KubeError as error:
-            if error.is_denial:
+            if error.is_denial or error.is_refusal:
                 self._write(draft, denied(draft.status, error, draft.snapshot.generation, self._clock()))
             raise
 
-    def _advance(self, draft: _Draft) -> bool:
-        """Decide once and act; return whether something changed, so that another decision may follow."""
-        if _has_measured(draft):
-            return False
-        if self._is_half_launched(draft):
-            self._launch(draft)
-            return True
-        now = self._clock()
-        facts, _, decisions = self._decide(draft, now)
-        if _plans(decisions) and not self._holds(draft, facts, now):
-            return True
-        if _should_confirm(draft.snapshot, decisions) and not self._confirmed(draft, decisions):
-            return True
-        changed = [self._act(draft, facts, decision, now) for decision in sorted(decisions, key=_is_effect)]
-        return any(changed)
+    def _settle(self, draft: _Draft) -> float | None:
+        """Take steps until none follows at once; return the seconds until the next one."""
+        for _ in range(MOST_ROUNDS):
+            if is_measuring(draft.job) and draft.status.profile is not None:
+                break
+            wait = step(self, draft, Reading(wall=self._clock()))
+            if wait != 0.0:
+                return wait
+        draft.facts = self._facts(draft)
+        return None
 
-    def _decide(self, draft: _Draft, now: float) -> tuple[Facts, Observed, list[Decision]]:
-        facts = self._facts(draft)
-        observed = observe(facts)
-        return facts, observed, decide(draft.job.spec, observed, now)
-
-    def _holds(self, draft: _Draft, facts: Facts, now: float) -> bool:
-        try:
-            return self._measurements.holds(facts, now)
-        except KubeError as error:
-            if error.is_refusal:
-                self._write(draft, denied(draft.status, error, draft.snapshot.generation, now))
-            raise
-
-    def _finish(self, draft: _Draft) -> float | None:
+    def _finish(self, draft: _Draft, wait: float | None) -> float | None:
         """Write the status of the decisions and observations; return the seconds until the next reconcile."""
-        now = self._clock()
-        facts, observed, decisions = self._decide(draft, now)
-        self._write(draft, compute_status(draft.status, facts, observed, draft.snapshot.generation, now))
-        waits = [decision.until - now for decision in decisions if isinstance(decision, Wait)]
+        now, facts = self._clock(), draft.facts
+        self._write(draft, compute_status(draft.status, facts, draft.snapshot.generation, now))
+        waits = [] if wait is None else [wait]
         if facts.plan is Step.WORKING:
             waits.append(PLANNING_SECONDS)
         if facts.agent is not None:
@@ -262,7 +247,7 @@ class Reconciler:
         ``launched`` is written with the next change: the JobSet shows it until then. The same holds for a checkpoint
         that the service reported.
         """
-        if self._is_made(draft.snapshot.uid, status.attempt):
+        if any(jobset.attempt == status.attempt for jobset in self._cache.jobsets(draft.snapshot.uid)):
             status = replace(status, launched=status.attempt)
         before = draft.snapshot.status
         checkpoint = before.checkpoint if is_reported_by_service(status) else status.checkpoint
@@ -273,10 +258,25 @@ class Reconciler:
             self._announce(draft.snapshot, decision)
         draft.unannounced.clear()
 
-    def _is_made(self, uid: str, attempt: int) -> bool:
-        return any(jobset.attempt == attempt for jobset in self._cache.jobsets(uid))
+    # Backend: observation
 
-    # Observation
+    def observe(self, draft: _Draft, now: Reading, *, fresh: bool = False) -> Observation:
+        """Observe the job in the cache, which is refreshed first for a ``fresh`` observation."""
+        if fresh:
+            self._refresh(draft)
+        draft.facts = self._facts(draft)
+        return observe(draft.facts, fresh=fresh)
+
+    def _refresh(self, draft: _Draft) -> None:
+        """Read the job and its children from the cluster. If the job has changed, the draft takes over its state."""
+        fresh = self._actions.refresh(draft.snapshot)
+        if fresh is None or fresh.job is None or fresh.being_deleted:
+            raise GoneError(f"job {draft.snapshot.namespace}/{draft.snapshot.name} was deleted during its reconcile")
+        self._actions.refresh_children(draft.snapshot)
+        if fresh.status != draft.snapshot.status or fresh.job != draft.job:
+            draft.job, draft.status = fresh.job, fresh.status
+            draft.unannounced.clear()
+        draft.snapshot = fresh
 
     def _facts(self, draft: _Draft) -> Facts:
         uid, status = draft.snapshot.uid, draft.status
@@ -329,107 +329,89 @@ class Reconciler:
         step, answer = self._planning.status(key)
         return step, answer.error if answer is not None else ""
 
-    def _confirmed(self, draft: _Draft, decisions: list[Decision]) -> bool:
-        """Whether fresh state leads to the same decisions. If not, the draft takes over the fresh state."""
-        fresh = self._actions.refresh(draft.snapshot)
-        if fresh is None or fresh.job is None or fresh.being_deleted:
-            raise GoneError(f"job {draft.snapshot.namespace}/{draft.snapshot.name} was deleted during its reconcile")
-        self._actions.refresh_children(draft.snapshot, with_pods=any(_gives_up(decision) for decision in decisions))
-        if fresh.status != draft.snapshot.status or fresh.job != draft.job:
-            draft.snapshot, draft.job, draft.status = fresh, fresh.job, fresh.status
-            draft.unannounced.clear()
-            return False
-        draft.snapshot = fresh
-        return self._decide(draft, self._clock())[2] == decisions
+    # Backend: actions
 
-    # Acting
+    def enter(self, draft: _Draft, entered: SetPhase, now: Reading) -> None:
+        """Enter the phase in the draft; none for a plan by a measurement that proves lost."""
+        if entered.phase is not Phase.PLANNING or self._measurements.holds(draft.facts, now.wall):
+            self._enter(draft, entered, now.wall)
 
-    def _act(self, draft: _Draft, facts: Facts, decision: Decision, now: float) -> bool:
-        """Carry out the decision; return whether another may follow at once.
-
-        The status is written before other objects.
-        """
-        if isinstance(decision, SetPhase):
-            self._enter(draft, facts, decision, now)
-            return True
-        if isinstance(decision, Launch):
-            return self._begin(draft, facts, decision, now)
-        if isinstance(decision, StartPlan):
-            return self._ask(draft, facts, now)
-        if isinstance(decision, Wait):
-            return False
-        if isinstance(decision, Stop) and decision.reason == "Grow":
-            draft.status = replace(draft.status, feasible_ranks=observe(facts).feasible_ranks)
-        if isinstance(decision, Bind):
-            draft.status = self._with_plan(draft)
-        self._write(draft, draft.status)
-        match decision:
-            case StartProfile():
-                pods = binding.in_order(facts.pods, facts.nodes)
-                self._actions.bind(pods, binding.measuring_bindings(draft.job, decision.attempt, pods))
-            case Bind():
-                self._bind(draft, facts)
-            case Stop():
-                self._actions.ask_to_stop(facts.pods, now)
-            case Delete():
-                self._actions.end_attempt(draft.snapshot)
-            case Expire():
-                self._actions.remove_job(draft.snapshot)
-        return isinstance(decision, Bind)
-
-    def _enter(self, draft: _Draft, facts: Facts, decision: SetPhase, now: float) -> None:
-        status = enter_phase(draft.status, decision, now)
-        if decision.phase is Phase.PLANNING:
-            status = replace(status, profile=self._measurements.chosen(facts))
+    def _enter(self, draft: _Draft, entered: SetPhase, now: float) -> None:
+        status = enter_phase(draft.status, entered, now)
+        if entered.phase is Phase.PLANNING:
+            status = replace(status, profile=self._measurements.chosen(draft.facts))
             status = self._measurements.retained(status, draft.job)
-        if decision.phase is Phase.BINDING:
-            plan = self._plan(draft)
+        if entered.phase is Phase.BINDING:
+            plan = self._answered(draft)
             status = replace(status, plan=summarize(plan) if plan else None)
-        if decision.reason == "Shrink":
-            status = replace(status, feasible_ranks=observe(facts).feasible_ranks)
-        if decision.phase in (Phase.RECOVERING, Phase.SUSPENDED) or decision.phase.terminal:
+        if entered.reason == "Shrink":
+            status = replace(status, feasible_ranks=feasible_ranks(draft.facts))
+        if entered.phase in (Phase.RECOVERING, Phase.SUSPENDED) or entered.phase.terminal:
             self._questions.pop(draft.snapshot.uid, None)
-        observed = replace(facts, status=status)
-        draft.status = compute_status(status, observed, observe(observed), draft.snapshot.generation, now)
-        draft.unannounced.append(decision)
+        draft.status = compute_status(status, draft.facts, draft.snapshot.generation, now)
+        draft.unannounced.append(entered)
 
-    def _begin(self, draft: _Draft, facts: Facts, launch: Launch, now: float) -> bool:
+    def launch(self, draft: _Draft, launch: Launch, entered: SetPhase | None, now: Reading) -> _Draft:
         """Write the attempt's number before any object has it, so that no two attempts share one."""
-        try:
-            if not is_measuring(draft.job):
-                self._actions.require_storage(draft.job, launch.ranks)
-        except UserError as mistake:
-            self._enter(draft, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
-            return True
-        status = begin_attempt(draft.status, launch, bool(draft.job.spec.kubernetes.queue_name), now)
-        begins = replace(facts, status=status, jobset=None, pods=())
-        self._write(draft, compute_status(status, begins, observe(begins), draft.snapshot.generation, now))
-        self._launch(draft)
-        return True
+        if not is_measuring(draft.job):
+            self._actions.require_storage(draft.job, launch.ranks)
+        status = begin_attempt(draft.status, launch, bool(draft.spec.kubernetes.queue_name), now.wall)
+        bare = replace(draft.facts, jobset=None, pods=())
+        self._write(draft, compute_status(status, bare, draft.snapshot.generation, now.wall))
+        return draft
 
-    def _is_half_launched(self, draft: _Draft) -> bool:
-        """Whether an attempt was written to the status, and none of its objects exists."""
-        status = draft.status
-        waits = status.phase is Phase.QUEUED and not draft.job.spec.run_policy.suspend
-        return waits and status.attempt > status.launched and not self._is_made(draft.snapshot.uid, status.attempt)
-
-    def _launch(self, draft: _Draft) -> None:
-        try:
-            self._actions.launch(draft.job, draft.status)
-        except KubeError as error:
-            if error.is_refusal:
-                self._write(draft, denied(draft.status, error, draft.snapshot.generation, self._clock()))
-            raise
+    def start(self, draft: _Draft) -> None:
+        """Create the objects of the newest attempt."""
+        self._actions.launch(draft.job, draft.status)
         draft.status = replace(draft.status, message="")
 
-    def _ask(self, draft: _Draft, facts: Facts, now: float) -> bool:
-        """Request a plan; return whether a decision follows at once, because the request failed or is answered already.
+    def measure(self, draft: _Draft) -> None:
+        """Write to each pod that it measures."""
+        self._write(draft, draft.status)
+        pods = binding.in_order(draft.facts.pods, draft.facts.nodes)
+        self._actions.bind(pods, binding.measuring_bindings(draft.job, draft.status.attempt, pods))
 
-        Equal requests of many jobs have equal keys, so the request does not contain the job's name.
+    def bind(self, draft: _Draft) -> None:
+        """Write the plan first, then the bindings: a binding makes a pod read the plan.
+
+        The plan may differ from that of the status after a restart of the operator.
         """
+        plan, known = self._answered(draft), draft.status.plan
+        assert plan is not None, "the life cycle binds once there is a plan"
+        if known is None or known.digest != plan.digest:
+            draft.status = replace(draft.status, plan=summarize(plan))
+        self._write(draft, draft.status)
+        self._actions.publish_plan(draft.job, draft.status.attempt, plan)
+        pods = binding.in_order(draft.facts.pods, draft.facts.nodes)
+        digest = plan.for_ranks.digest
+        self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, digest))
+
+    def stop(self, draft: _Draft, reason: str) -> None:
+        """Request a checkpoint and the end from each pod."""
+        if reason == "Grow":
+            draft.status = replace(draft.status, feasible_ranks=feasible_ranks(draft.facts))
+        self._write(draft, draft.status)
+        self._actions.ask_to_stop(draft.facts.pods, self._clock())
+
+    def delete(self, draft: _Draft) -> None:
+        """Delete the JobSet of the newest attempt, but that of a succeeded job of which no rank is left."""
+        facts, attempt = replace(draft.facts, status=draft.status), draft.status.attempt
+        is_kept = draft.status.phase is Phase.SUCCEEDED and is_gone(facts)
+        if not (is_kept or is_closed(facts) or draft.deleted == attempt):
+            self._write(draft, draft.status)
+            self._actions.end_attempt(draft.snapshot)
+            draft.deleted = attempt
+
+    def expire(self, draft: _Draft) -> None:
+        """Delete the job."""
+        self._write(draft, draft.status)
+        self._actions.remove_job(draft.snapshot)
+
+    def plan(self, draft: _Draft) -> None:
+        """Request a plan. Equal requests of many jobs have equal keys: a request does not contain the job's name."""
         if self._has_published(draft):
-            return True
-        known, spec = draft.status.profile, draft.job.spec
+            return
+        known, spec = draft.status.profile, draft.spec
         if known is None:
             remedy = "delete the job and apply it again: another writer removed the field from the status"
             raise UserError(
@@ -438,16 +420,15 @@ class Reconciler:
         try:
             profile = self._actions.profile(draft.snapshot.namespace, known.ref)
         except UserError as lost:
-            self._measurements.lose(facts, known.ref, str(lost))
-            return True
+            self._measurements.lose(draft.facts, known.ref, str(lost))
+            return
         try:
             resources = replace(spec.resources, ranks=draft.status.ranks)
             question = Question(spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile)
         except UserError as mistake:
-            self._enter(draft, facts, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), now)
-            return True
+            self._enter(draft, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), self._clock())
+            return
         self._questions[draft.snapshot.uid] = self._planning.ask(question, draft.snapshot.namespace)
-        return self._plan_step(draft)[0] is not Step.WORKING
 
     def _has_published(self, draft: _Draft) -> bool:
         """Whether an earlier operator published a plan and ended while it bound the pods.
@@ -462,52 +443,7 @@ class Reconciler:
         self._questions[draft.snapshot.uid] = self._planning.remember(plan)
         return True
 
-    def _plan(self, draft: _Draft) -> Plan | None:
+    def _answered(self, draft: _Draft) -> Plan | None:
         key = self._questions.get(draft.snapshot.uid)
         answer = self._planning.status(key)[1] if key is not None else None
         return answer.plan if answer is not None else None
-
-    def _with_plan(self, draft: _Draft) -> JobStatus:
-        """Return the status with the plan that is bound, which may differ after a restart of the operator."""
-        plan, known = self._plan(draft), draft.status.plan
-        if plan is None or (known is not None and known.digest == plan.digest):
-            return draft.status
-        return replace(draft.status, plan=summarize(plan))
-
-    def _bind(self, draft: _Draft, facts: Facts) -> None:
-        """Write the plan first, then the bindings: a binding makes a pod read the plan."""
-        plan = self._plan(draft)
-        assert plan is not None, "the life cycle binds once there is a plan"
-        self._actions.publish_plan(draft.job, draft.status.attempt, plan)
-        pods = binding.in_order(facts.pods, facts.nodes)
-        digest = plan.for_ranks.digest
-        self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, digest))
-
-
-def _has_measured(draft: _Draft) -> bool:
-    return is_measuring(draft.job) and draft.status.profile is not None
-
-
-def _is_effect(decision: Decision) -> bool:
-    """Sort key that puts phases first: an operator that ends in between has written the reason before it acted."""
-    return not isinstance(decision, SetPhase)
-
-
-def _plans(decisions: list[Decision]) -> bool:
-    return any(isinstance(decision, SetPhase) and decision.phase is Phase.PLANNING for decision in decisions)
-
-
-def _should_confirm(snapshot: JobSnapshot, decisions: list[Decision]) -> bool:
-    """Whether a decision launches an attempt after an earlier one, or gives one up.
-
-    A first launch needs no confirmation: its number is written under the resource version of the job that it follows
-    from, or the write fails.
-    """
-    makes_another = snapshot.status.attempt > 0
-    return any((isinstance(decision, Launch) and makes_another) or _gives_up(decision) for decision in decisions)
-
-
-def _gives_up(decision: Decision) -> bool:
-    if not isinstance(decision, SetPhase):
-        return False
-    return decision.phase.terminal or decision.phase is Phase.RECOVERING

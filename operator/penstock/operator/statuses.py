@@ -13,7 +13,6 @@ from penstock.core.lifecycle import (
     PLACES_GIVEN_UP,
     AttemptState,
     Launch,
-    Observed,
     Phase,
     SetPhase,
     Step,
@@ -28,6 +27,7 @@ from penstock.kube.transport import KubeError
 from penstock.operator import places
 from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, ratio, step_seconds, with_drift
 from penstock.operator.facts import Facts
+from penstock.operator.observe import attempt_state
 from penstock.operator.pending_reasons import (
     hold_reason,
     measuring_message,
@@ -92,14 +92,15 @@ def summarize(plan: Plan) -> PlanStatus:
     )
 
 
-def compute_status(status: JobStatus, facts: Facts, observed: Observed, generation: int, now: float) -> JobStatus:
+def compute_status(status: JobStatus, facts: Facts, generation: int, now: float) -> JobStatus:
     """Return the status with its conditions, and the pending reason as its message; equal if nothing changed."""
+    facts = dataclasses.replace(facts, status=status)
     queued = status.phase is Phase.QUEUED
     waits_for = _waits_for(status, facts, now) if queued else ""
     message = waits_for if queued else status.message
     if status.phase is Phase.PROFILING and facts.profile is not Step.DONE:
         message = measuring_message(facts)
-    conditions = _merged(status.conditions, _conditions(status, facts, observed, waits_for, now), generation, now)
+    conditions = _merged(status.conditions, _conditions(status, facts, waits_for, now), generation, now)
     return dataclasses.replace(
         with_drift(dataclasses.replace(status, conditions=conditions), facts, now),
         observed_generation=generation,
@@ -164,7 +165,7 @@ def refused(status: JobStatus, mistake: str, generation: int, now: float) -> Job
     return dataclasses.replace(failed, observed_generation=generation, conditions=conditions)
 
 
-def _conditions(status: JobStatus, facts: Facts, observed: Observed, waits_for: str, now: float) -> Iterable[Condition]:
+def _conditions(status: JobStatus, facts: Facts, waits_for: str, now: float) -> Iterable[Condition]:
     """The conditions that apply in this phase; one that was true stays, with its current content."""
     live = status.phase in LIVE
     if status.attempt or waits_for:
@@ -176,7 +177,7 @@ def _conditions(status: JobStatus, facts: Facts, observed: Observed, waits_for: 
     if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":
         yield _planned(status)
     if live:
-        is_bound = observed.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
+        is_bound = attempt_state(facts)[0] in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
         yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
     yield from _outlived(status)
     if status.condition(ConditionType.STALLED) or NO_STEP in status.message:
