@@ -15,7 +15,7 @@ from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.program import Channel, Extent, Instruction, Program, RankProgram, Reduction, Slot
 from penstock.core.residency import NUM_PLACES
-from penstock.core.schedule import Action, Group, Kind, Part
+from penstock.core.schedule import Action, Group, Kind, Part, parse_action
 from penstock.planner.lowering import lower
 from tests.support.corruption import corrupt
 from tests.support.interpreter import expected_answer, interpret
@@ -411,7 +411,7 @@ PART_REFUSALS = [
     (lambda p: _part(p, "0R0.0[0]", None), r"0R0.0\[1:3\]: does work that was done before"),
     (
         lambda p: _part(p, "0I0.0", Part(0, 3)),
-        r"0I0.0\[0:3\]: is for a part of its stage, which only R, B and W may be",
+        r"0I0.0\[0:3\]: is for a part of its stage, which only F, R, B and W may be",
     ),
 ]
 
@@ -448,19 +448,23 @@ def test_a_reduction_may_start_as_soon_as_its_stage_is_complete_and_has_to_be_ov
 
 GATHER_REFUSALS: list[tuple[str, Callable[[Program], Program]]] = [
     (
-        r"rank 0, 2START_GATHER\(dp\): gathers parameters before STEP",
-        lambda p: moved(p, 0, "2START_GATHER(dp)", before="0STEP"),
+        r"rank 0, 2F0\.0: runs before 2WAIT_GATHER\(dp\)",
+        lambda p: moved(p, 0, "2F0.0", before="2WAIT_GATHER(dp)"),
+    ),
+    (
+        r"rank 0, 2START_GATHER\(dp\): starts a gather that was started before",
+        lambda p: replaced(p, 0, "0STEP", lambda i: replace(i, action=parse_action("2START_GATHER(dp)"))),
     ),
     (
         r"rank 0, 0WAIT_GATHER\(dp\): waits for a gather that is not under way",
         lambda p: moved(p, 0, "0WAIT_GATHER(dp)", before="0START_GATHER(dp)"),
     ),
     (
-        r"rank 1, end of the Program: ends without 3WAIT_GATHER\(dp\)",
+        r"rank 1, 3F0\.0: runs before 3WAIT_GATHER\(dp\)",
         lambda p: without(without(p, 1, "3START_GATHER(dp)"), 1, "3WAIT_GATHER(dp)"),
     ),
     (
-        r"rank 1, end of the Program: ends without 3WAIT_GATHER\(dp\)",
+        r"rank 1, 3F0\.0: runs before 3WAIT_GATHER\(dp\)",
         lambda p: without(p, 1, "3WAIT_GATHER(dp)"),
     ),
     (
@@ -484,7 +488,7 @@ GATHER_REFUSALS: list[tuple[str, Callable[[Program], Program]]] = [
 
 
 @pytest.mark.parametrize(("reason", "corruption"), GATHER_REFUSALS, ids=[reason for reason, _ in GATHER_REFUSALS])
-def test_parameters_of_every_stage_are_gathered_once_after_the_step(
+def test_parameters_of_every_stage_are_gathered_once_before_its_forwards(
     reason: str, corruption: Callable[[Program], Program]
 ) -> None:
     program = lowered(TWO_STAGES_EACH, dp=True, zero=1)

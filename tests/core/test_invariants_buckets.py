@@ -78,9 +78,35 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: moved(divided(), 0, "0STEP", before="0WAIT_REDUCE(dp)[0]"),
         "0STEP: runs before 0WAIT_REDUCE(dp)[0]",
     ),
-    "a gather of a bucket": (
-        lambda: renamed(divided(), 0, "0START_GATHER(dp)", "0START_GATHER(dp)[0]"),
-        "0START_GATHER(dp)[0]: is no gather of its rank",
+    "a gather of a whole stage next to those of buckets": (
+        lambda: renamed(divided(), 0, "0START_GATHER(dp)[0]", "0START_GATHER(dp)"),
+        "0START_GATHER(dp): is no gather of its rank",
+    ),
+    "a forward before its bucket is gathered": (
+        lambda: moved(divided(), 0, "0F0.0[1]", before="0WAIT_GATHER(dp)[1]"),
+        "0F0.0[1]: runs before 0WAIT_GATHER(dp)[1]",
+    ),
+    "a forward before an earlier bucket is gathered": (
+        lambda: moved(divided(), 0, "0WAIT_GATHER(dp)[0]", before="0F0.0[1]"),
+        "0F0.0[0]: runs before 0WAIT_GATHER(dp)[0]",
+    ),
+    "parts of a forward in another order": (
+        lambda: moved(
+            moved(divided(), 0, "0WAIT_GATHER(dp)[2:4]", before="0F0.0[1]"), 0, "0F0.0[2:4]", before="0F0.0[1]"
+        ),
+        "0F0.0[2:4]: begins at unit 2 of 4 where unit 1 is next",
+    ),
+    "a whole forward after a part": (
+        lambda: renamed(divided(), 0, "0F0.0[2:4]", "0F0.0"),
+        "0F0.0: does work that was done before",
+    ),
+    "a missing part of a forward": (
+        lambda: without(divided(), 0, "0F0.0[2:4]"),
+        "0SEND_F0.0: sends y@0:0.0, which holds nothing",
+    ),
+    "a message before the last part of a forward": (
+        lambda: moved(divided(), 0, "0SEND_F0.0", before="0F0.0[2:4]"),
+        "0SEND_F0.0: sends y@0:0.0, which holds nothing",
     ),
     "a bucket before its part of W": (
         lambda: moved(split(), 1, "1START_REDUCE(dp)[0:3]", before="1W1.0[0:3]"),
@@ -110,13 +136,13 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: moved(full(), 1, "1SEND_B1.0", before="1B1.0[0:3]"),
         "1SEND_B1.0: sends g_out@1:1.0, which holds nothing",
     ),
-    "a forward in parts": (
+    "a part of a forward instead of all of it": (
         lambda: renamed(full(), 0, "0F1.0", "0F1.0[0]"),
-        "0F1.0[0]: is for a part of its stage, which only R, B and W may be",
+        "0SEND_F1.0: sends y@0:1.0, which holds nothing",
     ),
     "an input gradient in parts": (
         lambda: renamed(split(), 0, "0I1.0", "0I1.0[0]"),
-        "0I1.0[0]: is for a part of its stage, which only R, B and W may be",
+        "0I1.0[0]: is for a part of its stage, which only F, R, B and W may be",
     ),
     "a norm in parts": (
         lambda: renamed(full(), 0, "0START_REDUCE(norm)", "0START_REDUCE(norm)[0]"),
@@ -172,7 +198,21 @@ def test_parts_that_recompute_inside_share_memory_that_nothing_else_may_use_mean
         if sizes is one_line_each:
             prove(apart, sizes=sizes, num_trained=[2, 2])
             continue
-        with pytest.raises(ProgramError, match=r"0B0\.0: runs between parts of 1B1\.0, which recomputes inside"):
+        with pytest.raises(ProgramError, match=r"0B0\.0: runs between parts of 1B1\.0, which share memory"):
+            prove(apart, sizes=sizes, num_trained=[2, 2])
+
+
+def test_parts_of_a_forward_that_gives_up_buffers_share_memory_that_nothing_else_may_use_meanwhile() -> None:
+    text = "0F0,1F0,0F1,1F1,1B0,0B0,1B1,0B1\n"
+    for sizes in (one_line_each, one_line_remade):
+        buckets = ((), (Part(1, 2), Part(0, 1)))
+        program = lowered(text, dp=True, zero=1, buckets=buckets, sizes=sizes)
+        prove(program, sizes=sizes, num_trained=[2, 2])
+        apart = moved(_spread(program), 0, "0F1.0", before="1F0.0[1]")
+        if sizes is one_line_each:
+            prove(apart, sizes=sizes, num_trained=[2, 2])
+            continue
+        with pytest.raises(ProgramError, match=r"0F1\.0: runs between parts of 1F0\.0, which share memory"):
             prove(apart, sizes=sizes, num_trained=[2, 2])
 
 

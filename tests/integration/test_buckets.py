@@ -171,7 +171,7 @@ STEPS = 3
 def test_two_replicas_train_alike_in_buckets_or_not(
     worker_pool: WorkerPool, layout: str, family: Family, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses, norms and weights, bit for bit, with the state divided and not."""
+    """Losses, norms, weights and losses of evaluations between steps, bit for bit, with the state divided and not."""
     case = {"dp": 2, "tp": 1, "head_parts": 1, "slices": (3, 1, 2), "num_microbatches": 2, "family": family, "zero": 1}
     divided = plan_of({**case, **TRAINED[layout]}, precision=precision)
     plan = replace(divided, zero=0)
@@ -185,4 +185,5 @@ def test_two_replicas_train_alike_in_buckets_or_not(
     for results in in_buckets:
         assert results[0].losses == whole[0].losses
         assert results[0].norms == whole[0].norms
+        assert results[0].evaluated == whole[0].evaluated
         assert [result.weights for result in results] == [result.weights for result in whole]

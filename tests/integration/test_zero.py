@@ -111,6 +111,7 @@ def test_two_replicas_train_alike_with_the_state_divided_or_not(
     whole, divided = trained
     assert divided[0].losses == whole[0].losses
     assert divided[0].norms == whole[0].norms
+    assert divided[0].evaluated == whole[0].evaluated
     assert min(whole[0].norms) > whole[0].clip
     assert whole[0].losses[-1] < whole[0].losses[0]
     assert [result.weights for result in divided] == [result.weights for result in whole]

@@ -401,19 +401,19 @@ def test_reductions_of_devices_with_places_start_after_all_compute() -> None:
 
 
 @pytest.mark.parametrize("late_receives", [False, True])
-def test_parameters_that_replicas_divide_are_gathered_after_the_step(late_receives: bool) -> None:
-    """All gathers of a rank start before one is waited for."""
+def test_parameters_that_replicas_divide_are_gathered_before_the_first_forwards(late_receives: bool) -> None:
+    """All gathers of a rank start before one is waited for, by its stage or, on devices, by the rank's first action."""
     program = lowered(TWO_STAGES_EACH, dp=True, zero=1, late_receives=late_receives)
-    for rank in (0, 1):
-        row = actions(program, rank)
-        own = (rank, rank + 2)
-        assert row[-5:] == [
-            f"{rank}STEP",
-            *(f"{stage}START_GATHER(dp)" for stage in own),
-            *(f"{stage}WAIT_GATHER(dp)" for stage in own),
-        ]
     without = lowered(TWO_STAGES_EACH, dp=True, late_receives=late_receives)
-    assert [actions(program, rank)[:-4] for rank in (0, 1)] == [actions(without, rank) for rank in (0, 1)]
+    for rank in (0, 1):
+        row, own = actions(program, rank), (rank, rank + 2)
+        waits = [f"{stage}WAIT_GATHER(dp)" for stage in own]
+        assert row[:2] == [f"{stage}START_GATHER(dp)" for stage in own]
+        if late_receives:
+            assert row[2:4] == waits
+        else:
+            assert [row[row.index(wait) + 1] for wait in waits] == [f"{stage}F0.0" for stage in own]
+        assert [action for action in row if "GATHER" not in action] == actions(without, rank)
     assert program.digest != without.digest
 
 

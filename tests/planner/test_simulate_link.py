@@ -50,11 +50,11 @@ def test_rounds_are_those_of_the_first_pass(drawn: tuple[bool, Schedule]) -> Non
 
 
 def without_later_parts(instructions: Sequence[Instruction]) -> Iterator[Instruction]:
-    """The instructions with one for a last backward that is in the parts of its buckets."""
+    """The instructions with one for a first forward or last backward that is in the parts of its buckets."""
     begun: set[Action] = set()
     for instruction in instructions:
         whole = replace(instruction.action, part=None)
-        if instruction.action.kind in (Kind.B, Kind.W) and instruction.action.part is not None:
+        if instruction.action.kind in (Kind.F, Kind.B, Kind.W) and instruction.action.part is not None:
             if whole in begun:
                 continue
             begun.add(whole)

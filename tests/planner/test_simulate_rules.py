@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
-from penstock.core.schedule import Group, parse_schedule
+from penstock.core.schedule import Group, Part, parse_schedule
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.lowering import lower
 from penstock.planner.order import Order, from_schedule
@@ -22,6 +22,7 @@ from penstock.planner.simulate.arrays import simulate_arrays
 from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import (
     MILLION,
+    Bucket,
     Costs,
     Hosts,
     InstructionCosts,
@@ -321,6 +322,76 @@ def test_a_reduction_over_shards_holds_up_its_rank_and_lets_that_over_replicas_s
     assert found.reduction_ns.tolist()[0] == 5 + 3 + (found.makespan_ns - 2 - finish - 3) + 2
     late = simulate_arrays(order, costs, reductions=[Reduction(Group.TP, (0, 1)), *groups], late_receives=True)
     assert late.makespan_ns == int(late.finish_ns[0]) + 3 + 5 + 35 + 2
+
+
+# The begin of the step
+
+
+def with_gathers(costs: Costs, whole_ns: int, *of_buckets_ns: int) -> Costs:
+    """With gathers of every stage, as a whole and in equal buckets, from its first units to its last."""
+    num_buckets = len(of_buckets_ns)
+    shares = [MILLION * (number + 1) // num_buckets for number in range(num_buckets)]
+    buckets = tuple(
+        Bucket(
+            part=Part(first, first + 1),
+            done_ppm=(share, share, share),
+            reduce_ns={Group.DP: 0},
+            gather_ns=of_buckets_ns[first],
+        )
+        for first, share in zip(reversed(range(num_buckets)), shares, strict=True)
+    )
+    num_stages = costs.num_stages
+    return dataclasses.replace(costs, gather_ns=(whole_ns,) * num_stages, buckets=(buckets,) * num_stages)
+
+
+REPLICAS = [Reduction(Group.DP, (0, 1)), Reduction(Group.NORM, (0, 1))]
+
+
+@pytest.mark.parametrize("has_barrier", [True, False])
+@pytest.mark.parametrize(
+    ("gathers_ns", "waited_ns"),
+    [
+        pytest.param((16,), 16, id="of the stage: exposed"),
+        pytest.param((8, 8), 8 + 3, id="of buckets: next to half of a forward each"),
+        pytest.param((3, 3), 3, id="the second is shorter than half of a forward"),
+        pytest.param((4, 4, 4), 4 + 1, id="a part of 3 ns and one of 4 between gathers of 4 and 4"),
+        pytest.param((0, 20), 20 - 5, id="only the second takes time"),
+    ],
+)
+def test_parts_of_a_first_forward_wait_for_their_gathers(
+    gathers_ns: tuple[int, ...], waited_ns: int, has_barrier: bool
+) -> None:
+    """A rank alone, whose next step begins when this one ends, with a barrier or without."""
+    plain = dataclasses.replace(equal_costs(1, 1, 10, 10, 10), has_barrier=has_barrier)
+    order, alone = parse("0F0,0F1,0B0,0B1\n"), [Reduction(Group.DP, (0,)), Reduction(Group.NORM, (0,))]
+    costs = with_gathers(plain, sum(gathers_ns), *gathers_ns)
+    step = simulate_arrays(order, costs, reductions=alone)
+    assert step.makespan_ns == 60 + waited_ns
+    assert step.reduction_ns.tolist() == [waited_ns if has_barrier else 0]
+    assert step.communication_ns.tolist() == [0]
+    late = simulate_arrays(order, costs, reductions=alone, late_receives=True)
+    assert late.makespan_ns == 60 + sum(gathers_ns)
+    for times in (step, late):
+        assert times.makespan_ns >= lower_bound_ns(costs, 2, stage_ranks=(0,), split=False, reductions=alone)
+
+
+def test_a_rank_gathers_while_it_waits_for_its_first_message() -> None:
+    """Rank 0 waits for its first bucket, rank 1 for a message that comes after its buckets."""
+    costs = with_gathers(equal_costs(2, 1, 10, 10, 10), 8, 4, 4)
+    step = simulate_arrays(parse("0F0,0B0\n1F0,1B0\n"), costs, reductions=REPLICAS)
+    assert step.makespan_ns == 4 + 60
+    assert step.reduction_ns.tolist() == [4, 0]
+    assert step.bubble_ns.tolist() == [30, 34]
+
+
+def test_without_a_barrier_gathers_are_part_of_a_ranks_span() -> None:
+    """Neither rank waits inside its span, so it waits for its first bucket, and for the rest of its second."""
+    order = parse("0F0,0F1,0F2,0I0,0W0,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1F2,1I2,1W0,1W1,1W2\n")
+    compute = np.full((5, 2, 1), 10, dtype=np.int64)
+    costs = with_gathers(unbarred(uncontended(compute, np.zeros((2, 2, 1), dtype=np.int64))), 11, 4, 7)
+    step = simulate_arrays(order, costs, reductions=REPLICAS)
+    assert step.makespan_ns == 9 * 10 + 4 + (7 - 5)
+    assert step.makespan_ns >= lower_bound_ns(costs, 3, stage_ranks=(0, 1), split=True, reductions=REPLICAS)
 
 
 def test_the_timeline_shows_every_kind_of_event() -> None:

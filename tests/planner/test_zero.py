@@ -192,8 +192,10 @@ def test_the_two_passes_take_as_long_as_the_sum(cards: int | None, size: int) ->
     st.integers(1, 4),
     st.sampled_from([Precision.FP32, Precision.BF16]),
 )
-def test_only_the_end_of_a_step_is_another(model: ModelSpec, schedule: str, count: int, precision: Precision) -> None:
-    """Its parts add up, no step is shorter than its bound, and every stage is gathered once, after its update."""
+def test_only_reductions_and_optimizers_are_others(
+    model: ModelSpec, schedule: str, count: int, precision: Precision
+) -> None:
+    """The parts of steps add up, and no step is shorter than its bound."""
     per_rank = 2 if schedule in ("zbv", "interleaved-zb") else 1
     cuts = np.linspace(0, model.num_units, 2 * per_rank + 1).astype(int).tolist()
     mesh = Mesh(dp=2, tp=1, pp=2, microbatch=1, num_microbatches=count)
@@ -212,20 +214,27 @@ def test_only_the_end_of_a_step_is_another(model: ModelSpec, schedule: str, coun
     assert found[1].slot_bytes == found[0].slot_bytes
 
 
-def test_every_stage_is_gathered_after_its_ranks_update() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_every_stage_is_gathered_before_its_first_forward(late: bool) -> None:
+    """One after the other, as forwards need them; on devices before anything else."""
     plan = decide(llama_problem(dp=2, pp=2, zero=1, schedule="zbv")).plan
+    plan = dataclasses.replace(plan, late_receives=late, program_digest="")
     timeline = simulated(plan, cluster()).timeline
-    updates = {event.rank: event.stop_ns for event in timeline.events if event.activity is Activity.STEP}
-    gathers = [event for event in timeline.events if "GATHER" in event.action]
-    waits = [event for event in gathers if event.activity is Activity.REDUCE]
-    assert sorted(event.action for event in waits) == [f"{stage}WAIT_GATHER(dp)" for stage in range(4)]
-    assert {event.action for event in gathers} - {event.action for event in waits} == {
-        f"{stage}START_GATHER(dp)" for stage in range(4)
-    }
-    for rank in (0, 1):
-        own = sorted(event.start_ns for event in waits if event.rank == rank)
-        assert own[0] == updates[rank]
-    assert timeline.step_ns == max(event.stop_ns for event in waits)
+    for rank, stages in ((0, (0, 3)), (1, (1, 2))):
+        own = [event for event in timeline.events if event.rank == rank]
+        running = {event.action: event for event in own if "START_GATHER" in event.action}
+        waits = {event.action: event for event in own if "WAIT_GATHER" in event.action}
+        computed = [event for event in own if event.activity is Activity.COMPUTE]
+        gathers = [running[f"{stage}START_GATHER(dp)"] for stage in stages]
+        assert len(gathers) == len(running)
+        assert [gather.start_ns for gather in gathers] == [0, gathers[0].stop_ns]
+        for stage, gather in zip(stages, gathers, strict=True):
+            waiting = computed if late else [event for event in computed if event.action.startswith(f"{stage}F")]
+            assert gather.stop_ns <= min(event.start_ns for event in waiting)
+            wait = waits.get(f"{stage}WAIT_GATHER(dp)")
+            assert wait is None or wait.stop_ns == gather.stop_ns
+        assert len(waits) == 2 or not late
+    assert timeline.step_ns == max(event.stop_ns for event in timeline.events if event.activity is Activity.STEP)
 
 
 def test_with_one_replica_nothing_changes() -> None:

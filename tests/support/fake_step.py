@@ -297,7 +297,9 @@ def _right_formulas() -> AbstractContextManager[object]:
 
 
 def take_step(case: Case) -> Step:
-    """Build a rank's stages on ``cuda:0`` and take one step, with every tensor fake."""
+    """Build a rank's stages on ``cuda:0`` and take one step, with every tensor fake: the second one, since only a step
+    that follows another has parameters to gather.
+    """
     plan = plan_of(case)
     program = program_of(plan)
     own = program.ranks[case.rank]
@@ -318,9 +320,10 @@ def take_step(case: Case) -> Step:
         shape = (plan.num_sequences, plan.sequence_length)
         feed = BatchFeed(lambda step: (np.zeros(shape, np.int64), np.zeros(shape, np.int64)), shape, CUDA)
         ids, labels = feed.take(0)
+        runtime.train_step(0, Batch(token_ids=ids, labels=labels, num_valid_tokens=ids.numel()))
         with watch:
             batch = Batch(token_ids=ids, labels=labels, num_valid_tokens=ids.numel())
-            runtime.train_step(0, batch, watch)
+            runtime.train_step(1, batch, watch)
     blocks = [block for stage in stages.values() for block in stage._blocks.values()]
     attentions = [vars(block)["_attention"] for block in blocks if isinstance(block, Attention)]
     backends = [vars(attention)["_backend"] for attention in attentions]

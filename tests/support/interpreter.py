@@ -100,7 +100,8 @@ class _Rank:
         self.remade: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.started: dict[tuple[Group | None, int, Part | None], dict[str, int]] = {}
         self.stepped: dict[str, int] = {}
-        self.gathering: dict[int, dict[str, int]] = {}
+        self.gathering: dict[tuple[int, Part | None], dict[str, int]] = {}
+        self.forwarded: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         self.shared: dict[SlotKind, list[int]] = {}
 
     @property
@@ -135,7 +136,9 @@ class _Interpreter:
             names = [f"{name}{stage}" for name in "vu"] if case.stages[stage].has_linears else []
             names += ["e"] if stage == 0 else []
             names += ["head"] if stage == len(case.stages) - 1 else []
-            self.ranks[rank].weights.update({name: model.weights[name] for name in names})
+            self.ranks[rank].stepped.update({name: model.weights[name] for name in names})
+            stale = {name: rng.randrange(PRIME) for name in names}
+            self.ranks[rank].weights.update(stale if case.zero else self.ranks[rank].stepped)
 
     def run(self) -> Answer:
         while any(rank.next for rank in self.ranks):
@@ -151,7 +154,7 @@ class _Interpreter:
         weights: dict[str, int] = {}
         for rank in self.ranks:
             gradients.update({name: rank.gradients[name] for name in rank.weights})
-            weights.update(rank.weights)
+            weights.update(rank.stepped)
         return Answer(gradients, weights)
 
     def _blocked(self, rank: _Rank, instruction: Instruction) -> bool:
@@ -213,24 +216,46 @@ class _Interpreter:
             _TABLE[child.kind](self, rank, replace(instruction, action=child, reads=reads, writes=writes))
 
     def forward(self, rank: _Rank, instruction: Instruction) -> None:
+        """In parts the first reads the input, and only the last leaves all that backward needs."""
+        part, cell = instruction.action.part, _cell(instruction.action)
+        reached, x, attended = rank.forwarded.get(cell, (0, 0, 0))
+        if part is not None and part.first != reached:
+            raise Crash("goes on with what was not begun")
+        if any(self._has(rest, cell[0]) for rest in _REST.values()):
+            rank.shared, rank.forwarded = {}, {}
+        if part is None or part.first == 0:
+            x, attended = self._attended(rank, instruction)
+        if part is not None:
+            rank.forwarded[cell] = (part.stop, x, attended)
+        if self._is_of_last_unit(instruction.action):
+            self._end_forward(rank, instruction, x, attended)
+
+    def _attended(self, rank: _Rank, instruction: Instruction) -> tuple[int, int]:
+        """The input, and what the first unit makes of it."""
+        stage, _, part = _cell(instruction.action)
+        x, u = self._input(rank, instruction), self._weight(rank, f"u{stage}")
+        if not self.case.stages[stage].attention:
+            return x, 0
+        keys = self._regions(rank, rank.slots(instruction.writes), KV, stage)
+        _store(keys[part], [u * x % PRIME])
+        return x, u * x * self._prefix(keys, part) % PRIME
+
+    def _weight(self, rank: _Rank, name: str) -> int:
+        """What this replica has; a weight that no step changes is the model's."""
+        return rank.weights.get(name, self.model.weights[name])
+
+    def _end_forward(self, rank: _Rank, instruction: Instruction, x: int, attended: int) -> None:
         stage, microbatch, part = _cell(instruction.action)
         written = rank.slots(instruction.writes)
-        v, u, b = (self.model.weights[f"{name}{stage}"] for name in "vub")
-        x = self._input(rank, instruction)
-        y = (v * x * x + b * x) % PRIME
-        if self.case.stages[stage].attention:
-            keys = self._regions(rank, written, KV, stage)
-            _store(keys[part], [u * x % PRIME])
-            y = (y + u * x * self._prefix(keys, part)) % PRIME
+        v, b = self._weight(rank, f"v{stage}"), self.model.weights[f"b{stage}"]
+        y = (v * x * x + b * x + attended) % PRIME
         self._save(rank, instruction, x)
-        if any(self._has(rest, stage) for rest in _REST.values()):
-            rank.shared = {}
         if stage < len(self.case.stages) - 1:
             self._write(rank, written, Y if Y in written else X, stage, part, [y])
         else:
             target = self.model.targets[microbatch, part]
             rank.gradients["head"] = (rank.gradients["head"] + target * y * y) % PRIME
-            self._write(rank, written, H, stage, part, [2 * target * self.model.weights["head"] * y % PRIME])
+            self._write(rank, written, H, stage, part, [2 * target * self._weight(rank, "head") * y % PRIME])
 
     def recompute(self, rank: _Rank, instruction: Instruction) -> None:
         """In parts the first reads the input, and only the last leaves all that backward needs. Reads what was kept."""
@@ -298,7 +323,7 @@ class _Interpreter:
     def _input(self, rank: _Rank, instruction: Instruction) -> int:
         stage, microbatch, part = _cell(instruction.action)
         if stage == 0:
-            return self.model.weights["e"] * self.model.tokens[microbatch, part] % PRIME
+            return self._weight(rank, "e") * self.model.tokens[microbatch, part] % PRIME
         (x,) = self._read(rank, rank.slots(instruction.reads), X, stage, part, 1)
         return x
 
@@ -340,7 +365,7 @@ class _Interpreter:
                 if rest in written:
                     self._write(rank, written, rest, stage, part, left)
                 else:
-                    rank.shared[rest] = left
+                    rank.shared[rest], rank.forwarded = left, {}
 
     def _saved(
         self, rank: _Rank, slots: dict[SlotKind, Slot], kept: SlotKind, stage: int, part: int, count: int
@@ -469,21 +494,20 @@ class _Interpreter:
             raise Crash("steps without the norm")
         for name, value in rank.weights.items():
             rank.stepped[name] = (value - rank.norm * rank.gradients[name]) % PRIME
-        if not self.case.zero:
-            rank.weights.update(rank.stepped)
 
     def start_gather(self, rank: _Rank, instruction: Instruction) -> None:
         """Other replicas have what is there now."""
-        if instruction.action.stage in rank.gathering:
+        gathered = (instruction.action.stage, instruction.action.part)
+        if gathered in rank.gathering:
             raise Crash("gathers twice")
-        rank.gathering[instruction.action.stage] = dict(rank.stepped)
+        rank.gathering[gathered] = dict(rank.stepped)
 
     def finish_gather(self, rank: _Rank, instruction: Instruction) -> None:
-        stage = instruction.action.stage
-        if stage not in rank.gathering:
+        gathered = (instruction.action.stage, instruction.action.part)
+        if gathered not in rank.gathering:
             raise Crash("waits for a gather that it did not start")
-        stepped = rank.gathering[stage]
-        rank.weights.update({name: stepped[name] for name in self._names(stage) if name in stepped})
+        stepped = rank.gathering[gathered]
+        rank.weights.update({name: stepped[name] for name in self._names_of(instruction.action) if name in stepped})
 
     def _names(self, stage: int) -> list[str]:
         """The weights of a stage."""

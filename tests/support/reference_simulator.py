@@ -90,7 +90,7 @@ class ReferenceSimulator:
         }
         self.joined: dict[Group, dict[int, int]] = {}
         self.over: dict[tuple[Group, int, Part | None], int] = {}
-        self.gathered: dict[int, int] = {}
+        self.gathered: dict[tuple[int, Part | None], int] = {}
         self.free: defaultdict[tuple[Group, int], int] = defaultdict(int)
         self.makespan = self._run()
 
@@ -214,12 +214,14 @@ class ReferenceSimulator:
         elif kind is Kind.WAIT_REDUCE:
             return self._reduce(rank, worker, instruction, now)
         elif kind is Kind.START_GATHER:
-            stage, link = instruction.action.stage, (Group.DP, rank)
-            self.free[link] = max(self.free[link], now) + self.costs.gather_ns[stage]
-            self.gathered[stage] = self.free[link]
+            action, link = instruction.action, (Group.DP, rank)
+            in_bucket = action.part is not None
+            duration = self._bucket(action).gather_ns if in_bucket else self.costs.gather_ns[action.stage]
+            self.free[link] = max(self.free[link], now) + duration
+            self.gathered[action.stage, action.part] = self.free[link]
             worker.until = now
         elif kind is Kind.WAIT_GATHER:
-            worker.until = max(self.gathered[instruction.action.stage], now)
+            worker.until = max(self.gathered[instruction.action.stage, instruction.action.part], now)
             worker.reduction += worker.until - now
         elif kind is Kind.STEP:
             worker.optimizer = (self.costs.optimizer_ns or (0,) * len(self.workers))[rank]
@@ -318,7 +320,7 @@ class ReferenceSimulator:
         if part is None:
             return whole
         if action.kind is not Kind.R:
-            place = int(action.kind is Kind.W)
+            place = (Kind.B, Kind.W, Kind.F).index(action.kind)
             buckets = self.costs.buckets[action.stage]
             done = [0, *(whole * bucket.done_ppm[place] // MILLION for bucket in buckets)]
             at = buckets.index(self._bucket(action))

@@ -72,7 +72,9 @@ def costs_of(rng: random.Random, program: Program, buckets: Sequence[tuple[Part,
     counts = [len(each) for each in (program.slice_capacities, program.remainder_capacities)]
     costs = random_costs(rng, len(program.ranks), program.num_stages, sum(counts))
     gather_ns = tuple(rng.randrange(30) for _ in range(program.num_stages)) if program.zero else ()
-    in_buckets = tuple(tuple(_random_buckets(rng, parts)) if parts else () for parts in buckets)
+    in_buckets = tuple(
+        tuple(_random_buckets(rng, parts, gathers=bool(program.zero))) if parts else () for parts in buckets
+    )
     again = costs.compute_ns[RECOMPUTE]
     inside = again + np.random.default_rng(rng.getrandbits(32)).integers(0, 20, again.shape)
     return replace(
@@ -84,12 +86,17 @@ def costs_of(rng: random.Random, program: Program, buckets: Sequence[tuple[Part,
     )
 
 
-def _random_buckets(rng: random.Random, parts: Sequence[Part]) -> Iterator[Bucket]:
-    """Any shares of B and W, and any times."""
-    both, weight = (sorted(rng.randrange(MILLION + 1) for _ in parts[1:]) for _ in range(2))
-    for part, *done_ppm in zip(parts, [*both, MILLION], [*weight, MILLION], strict=True):
+def _random_buckets(rng: random.Random, parts: Sequence[Part], *, gathers: bool) -> Iterator[Bucket]:
+    """Any shares of B, W and F, and any times."""
+    rows = [[*sorted(rng.randrange(MILLION + 1) for _ in parts[1:]), MILLION] for _ in range(3)]
+    for part, *done_ppm in zip(parts, *rows, strict=True):
         reduce_ns = {group: rng.randrange(30) for group in (Group.TP, Group.DP)}
-        yield Bucket(part=part, done_ppm=(done_ppm[0], done_ppm[1]), reduce_ns=reduce_ns)
+        yield Bucket(
+            part=part,
+            done_ppm=(done_ppm[0], done_ppm[1], done_ppm[2]),
+            reduce_ns=reduce_ns,
+            gather_ns=rng.randrange(30) if gathers else 0,
+        )
 
 
 def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices: int) -> Costs:

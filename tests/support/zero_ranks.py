@@ -25,10 +25,13 @@ CLIP = 0.05
 
 @dataclass(frozen=True)
 class Trained:
-    """Of every step; the weights that products use, by stage, as a digest."""
+    """Of every step; losses of evaluations after the first and the last one; the weights that products use, by stage,
+    as a digest.
+    """
 
     losses: list[float]
     norms: list[float]
+    evaluated: list[float]
     weights: dict[int, str]
     state_bytes: int
     clip: float = CLIP
@@ -36,10 +39,11 @@ class Trained:
 
 def train_steps(me: PoolRank, plan: Plan, program: Program, num_steps: int) -> Trained:
     """Steps with clipping and weight decay on the same batch."""
-    totals, stages, optimizers = _train(me, plan, program, num_steps)
+    totals, evaluated, stages, optimizers = _train(me, plan, program, num_steps)
     return Trained(
         losses=[each.loss_sum for each in totals],
         norms=[each.gradient_norm for each in totals],
+        evaluated=evaluated,
         weights={number: _digest(stage.parameters.compute) for number, stage in stages.items()},
         state_bytes=sum(map(_state_bytes, optimizers.values())),
     )
@@ -47,7 +51,7 @@ def train_steps(me: PoolRank, plan: Plan, program: Program, num_steps: int) -> T
 
 def _train(
     me: PoolRank, plan: Plan, program: Program, num_steps: int
-) -> tuple[list[Totals], dict[int, Stage], dict[int, AdamW]]:
+) -> tuple[list[Totals], list[float], dict[int, Stage], dict[int, AdamW]]:
     mesh = Mesh.of(plan)
     stages = build_stages(
         plan,
@@ -79,13 +83,18 @@ def _train(
     share = plan.num_sequences
     own = slice(mesh.replica(me.rank) * share, (mesh.replica(me.rank) + 1) * share)
     batch = Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=int((labels >= 0).sum()))
-    return [runtime.train_step(step, batch) for step in range(num_steps)], stages, optimizers
+    totals, evaluated = [], []
+    for step in range(num_steps):
+        totals.append(runtime.train_step(step, batch))
+        if step in (0, num_steps - 1):
+            evaluated.append(runtime.evaluate(step, ids[own], labels[own]))
+    return totals, evaluated, stages, optimizers
 
 
 def peak_of_two_steps(me: PoolRank, plan: Plan, program: Program) -> int:
     """The most bytes that it takes to build the rank and train two steps, beyond what the process held before."""
     before = held_bytes(CPU)
-    totals, _, _ = _train(me, plan, program, 2)
+    totals, *_ = _train(me, plan, program, 2)
     return totals[-1].peak_bytes[me.rank] - before
 
 

@@ -177,8 +177,9 @@ class Program(Manifest):
     A smaller last micro-batch has slices of ``remainder_capacities``; if empty, it is like the others. ``reductions``
     are in the order in which they reduce a gradient. Those over peers may be for buckets of a stage, and then its last
     backward is in parts (`penstock.core.buckets`). With ``zero`` 1 the one over dp leaves each replica the sums of its
-    shard (`penstock.core.replicas`), and after STEP the parameters of every stage are gathered over dp. With
-    ``prefix_by_slice`` every slice has its own slots for keys, values and their gradients.
+    shard (`penstock.core.replicas`). Then STEP leaves parameters in shards, and the next step begins with gathers over
+    dp, of the same buckets: the first forward of a stage is in parts, too. With ``prefix_by_slice`` every slice has its
+    own slots for keys, values and their gradients.
     """
 
     ranks: tuple[RankProgram, ...]

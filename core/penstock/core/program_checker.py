@@ -135,8 +135,9 @@ class _Line:
 
 
 class RankState:
-    """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid. ``recomputing``
-    is the cell whose backward has run in part and recomputes inside it: its parts share memory that is no slot.
+    """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid. ``unfinished`` is
+    the action that has run in part, if its parts share memory that is no slot: that of buffers that a forward gives up,
+    or that a backward recomputes inside it.
     """
 
     def __init__(self, program: RankProgram, bytes_of: Callable[[Slot], int], reducing: Reducing) -> None:
@@ -148,7 +149,7 @@ class RankState:
         self.position = 0
         self.step = 0
         self.cells: list[tuple[int, Action]] = []
-        self.recomputing: Cell | None = None
+        self.unfinished: tuple[Kind, Cell] | None = None
         self.reducing = reducing
 
     @property
@@ -179,6 +180,7 @@ class Machine:
         self._lines = _lines(pipeline.stage_ranks)
         self._done: dict[Cell, int] = {}
         self._remade: dict[Cell, int] = {}
+        self._forwarded: dict[Cell, int] = {}
         self._trained: dict[Cell, tuple[Kind, int]] = {}
         self.num_transfers = 0
         self._waits: dict[Kind, Callable[[RankState, Instruction], Wait | None]] = {
@@ -225,7 +227,6 @@ class Machine:
         rank.lifetimes.finish()
         if not rank.reducing.is_stepped:
             raise ViolationError("ends without STEP")
-        rank.reducing.require_gathered()
 
     # Compute: each action once, in order, on the right slots, which hold what it needs. The children of a pair run in
     # turns, a part of one and a part of the other: each finds the contents from before both began.
@@ -236,11 +237,13 @@ class Machine:
             raise ViolationError("is no forward and backward of different micro-batches")
         children = {child.microbatch: (child, self._cell(rank, child)) for child in action.children or (action,)}
         for child, cell in children.values():
+            if child.kind is Kind.F:
+                rank.reducing.require_gathered(child)
             self._require_turn(child, cell)
             self._require_memory(rank, action, child, cell)
         for child, cell in children.values():
             self._take_turn(rank, child, cell)
-        under_way = {child.microbatch for child, cell in children.values() if self._is_under_way(child, cell)}
+        under_way = {child.microbatch for child, cell in children.values() if self._goes_on(child)}
         touched = [self._touched(child, cell) for child, cell in children.values()]
         _check_names(rank, "read", instruction.reads, [name for reads, _ in touched for name in reads])
         _check_names(rank, "write", instruction.writes, [name for _, writes in touched for name in writes])
@@ -302,40 +305,67 @@ class Machine:
             raise ViolationError("runs before the I of the slice after it")
 
     def _require_memory(self, rank: RankState, action: Action, child: Action, cell: Cell) -> None:
-        """Recomputation inside a backward uses the memory of lean forwards: nothing else runs until it has ended."""
-        if rank.recomputing not in (None, cell):
-            raise ViolationError(f"runs between parts of {Action(Kind.B, *rank.recomputing)}, which recomputes inside")
-        if not (child.kind in BACKWARD_KINDS and self._recomputes_inside(cell)):
+        """Forwards that give up buffers, and recomputations inside backwards, use the same memory: nothing else runs
+        until one has ended.
+        """
+        if rank.unfinished not in (None, (child.kind, cell)):
+            kind, of = rank.unfinished
+            raise ViolationError(f"runs between parts of {Action(kind, *of)}, which share memory that is no slot")
+        if not self._gives_up_buffers(child.kind, cell):
             return
-        if action.children:
+        if action.children and child.kind is not Kind.F:
             raise ViolationError(f"has the memory of its forward, which {child} needs for its recomputation")
-        ends = child.part is None or child.part.first == 0
-        rank.recomputing = None if ends else cell
+        rank.unfinished = (child.kind, cell) if self._goes_on(child) else None
 
-    def _recomputes_inside(self, cell: Cell) -> bool:
-        """Whether the slice is recomputed inside its backward."""
+    def _gives_up_buffers(self, kind: Kind, cell: Cell) -> bool:
+        """Whether the action needs memory that is no slot: a forward of a slice that is recomputed, or a backward that
+        recomputes it inside.
+        """
         stage, microbatch, part = cell
-        return cell not in self.pipeline.recomputed and self._roles_of(microbatch).remakes(stage, part)
+        is_inside = kind in BACKWARD_KINDS and cell not in self.pipeline.recomputed
+        return (kind is Kind.F or is_inside) and self._roles_of(microbatch).remakes(stage, part)
 
     def _was_begun(self, action: Action, cell: Cell) -> bool:
         """Whether parts of another action have done some of its work."""
         if not _DOES[action.kind] & (_INPUT | _WEIGHT):
-            return action.kind is Kind.R and action.part is None and cell in self._remade
+            return action.part is None and cell in (self._remade if action.kind is Kind.R else self._forwarded)
         kind, _ = self._trained.get(cell, (action.kind, 0))
         return kind is not action.kind or (action.part is None and cell in self._trained)
 
     def _take_turn(self, rank: RankState, action: Action, cell: Cell) -> None:
         does, part = _DOES[action.kind], action.part
-        if part is not None and not does & (_RECOMPUTE | _WEIGHT):
-            raise ViolationError("is for a part of its stage, which only R, B and W may be")
-        if part is None or (self._remake(part, cell) if does & _RECOMPUTE else self._train(part, cell, action.kind)):
+        if part is None or self._take_part(part, cell, action.kind):
             self._done[cell] = self._done.get(cell, 0) | does
         if does & _WEIGHT:
             rank.reducing.add(cell[0], cell[1:], 0 if part is None else part.first)
 
-    def _is_under_way(self, action: Action, cell: Cell) -> bool:
-        """Whether the action is a part of a backward that goes on: what it writes is complete after the last part."""
-        return action.part is not None and self._trained.get(cell, (action.kind, 0))[1] > 0
+    def _take_part(self, part: Part, cell: Cell, kind: Kind) -> bool:
+        """Run a part of the cell's work; return whether it was the last."""
+        if kind is Kind.R:
+            return self._remake(part, cell)
+        if kind is Kind.F:
+            return self._run_forward(part, cell)
+        if kind is Kind.I:
+            raise ViolationError("is for a part of its stage, which only F, R, B and W may be")
+        return self._train(part, cell, kind)
+
+    def _goes_on(self, action: Action) -> bool:
+        """Whether the action is a part of a forward or backward and not the last one, after which what it writes is
+        complete.
+        """
+        if action.part is None or action.kind is Kind.R:
+            return False
+        if action.kind is Kind.F:
+            return action.part.stop < self.pipeline.num_trained[action.stage]
+        return action.part.first > 0
+
+    def _run_forward(self, part: Part, cell: Cell) -> bool:
+        """Run a part of the cell's forward, from the first unit to the last; return whether it was the last."""
+        reached, num_units = self._forwarded.get(cell, 0), self.pipeline.num_trained[cell[0]]
+        if part.first != reached or part.stop > num_units:
+            raise ViolationError(f"begins at unit {part.first} of {num_units} where unit {reached} is next")
+        self._forwarded[cell] = part.stop
+        return part.stop == num_units
 
     def _train(self, part: Part, cell: Cell, kind: Kind) -> bool:
         """Run a part of the cell's backward, from the last unit to the first; return whether it was the last."""
@@ -371,7 +401,7 @@ class Machine:
 
     def _fill(self, rank: RankState, index: int, cell: Cell, *, resumes: bool, under_way: bool) -> None:
         """Fill a slot; a recomputation that ``resumes`` continues in the slots that the first part filled. The last
-        part of a backward fills its slots; its other parts are ``under_way``.
+        part of a forward or backward fills its slots; its other parts are ``under_way``.
         """
         (slot, *_, of_slice), held = rank.names[index], rank.contents[index]
         _, microbatch, part = cell

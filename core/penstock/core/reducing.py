@@ -1,4 +1,5 @@
-"""The part of the proof about one rank's gradients: each is complete, then reduced in order, then used, once.
+"""The part of the proof about one rank's gradients and parameters: gradients are complete, then reduced in order, then
+used, once; parameters are gathered before they are used.
 
 A stage's gradients are complete after its last W. They are summed over the copies of a tied matrix (tie), then over
 shards if each has only an addend (tp, stage by stage), then over replicas (dp, stage by stage), and count in the norm,
@@ -9,8 +10,9 @@ The sums over shards and replicas may be for buckets of a stage (`penstock.core.
 A W in parts runs from the last unit to the first. So the gradients of a bucket are complete once every W of the stage
 has reached its first unit. Only the bucket with the rows of a tied matrix needs the sum over tie.
 
-If replicas divide the optimizer state, each steps a shard of every stage's parameters, so after STEP each stage's
-parameters are gathered over dp, once, between START_GATHER and WAIT_GATHER.
+If replicas divide the optimizer state, each steps a shard of every bucket. The next step begins with shards, so it
+gathers the parameters of every bucket over dp, once, between START_GATHER and WAIT_GATHER. No F may read a bucket
+before that. All other actions on a stage's parameters, STEP included, follow an F of all of its units.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Buckets = Mapping[int, tuple[Part, ...]]
 
 class Reducing:
     """Tracks the reductions of ``rank``, whose stages have ``num_cells`` weight gradients each, and its gathers, which
-    exist if ``gathers``. ``buckets`` of stages are summed one by one.
+    exist if ``gathers``. ``buckets`` of stages are summed and gathered one by one.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Reducing:
         buckets: Buckets | None = None,
     ) -> None:
         self._stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
-        self._num_cells, self._gathers = num_cells, gathers
+        self._num_cells = num_cells
         self._buckets = buckets or {}
         self._num_gradients: Counter[int] = Counter()
         self._reached: dict[int, dict[tuple[int, int], int]] = {}
@@ -58,8 +60,9 @@ class Reducing:
         self._started: list[_Piece] = []
         self._over: list[_Piece] = []
         self._is_stepped = False
-        self._ungathered = set(self._stages if gathers else ())
-        self._gathering: set[int] = set()
+        of_gathers = self._pieces_of(Group.DP) if gathers else []
+        self._gathers = frozenset((stage, part) for _, stage, part in of_gathers)
+        self._ungathered, self._gathering = set(self._gathers), set[tuple[int, Part | None]]()
 
     @property
     def is_stepped(self) -> bool:
@@ -125,31 +128,33 @@ class Reducing:
                 raise ViolationError(f"runs before {_waits_for(piece)}")
 
     def start_gather(self, action: Action) -> None:
-        """Run START_GATHER; raises `ViolationError` before STEP and for parameters that are already gathered."""
-        self._require_gathered_stage(action)
-        if not self._is_stepped:
-            raise ViolationError("gathers parameters before STEP")
-        if action.stage in self._gathering or action.stage not in self._ungathered:
+        """Run START_GATHER; raises `ViolationError` for parameters that are already gathered."""
+        gathered = self._gather_of(action)
+        if gathered in self._gathering or gathered not in self._ungathered:
             raise ViolationError("starts a gather that was started before")
-        self._gathering.add(action.stage)
+        self._gathering.add(gathered)
 
     def finish_gather(self, action: Action) -> None:
         """Run WAIT_GATHER; raises `ViolationError` unless its gather is under way."""
-        self._require_gathered_stage(action)
-        if action.stage not in self._gathering:
+        gathered = self._gather_of(action)
+        if gathered not in self._gathering:
             raise ViolationError("waits for a gather that is not under way")
-        self._gathering.remove(action.stage)
-        self._ungathered.remove(action.stage)
+        self._gathering.remove(gathered)
+        self._ungathered.remove(gathered)
 
-    def require_gathered(self) -> None:
-        """Raise `ViolationError` unless all parameters are gathered."""
-        for stage in sorted(self._ungathered):
-            raise ViolationError(f"ends without {stage}WAIT_GATHER({Group.DP})")
+    def require_gathered(self, action: Action) -> None:
+        """Raise `ViolationError` unless the parameters are gathered that an F uses: those of its units and, since these
+        may share a matrix with an earlier one, of all units before them.
+        """
+        for stage, part in self._ungathered:
+            if stage == action.stage and (part is None or action.part is None or part.first < action.part.stop):
+                raise ViolationError(f"runs before {stage}WAIT_GATHER({Group.DP}){part or ''}")
 
-    def _require_gathered_stage(self, action: Action) -> None:
-        is_gather = action.group is Group.DP and action.part is None and self._gathers
-        if not is_gather or action.stage not in self._stages:
+    def _gather_of(self, action: Action) -> tuple[int, Part | None]:
+        gathered = (action.stage, action.part)
+        if action.group is not Group.DP or gathered not in self._gathers:
             raise ViolationError("is no gather of its rank")
+        return gathered
 
     def _piece(self, action: Action) -> _Piece:
         for piece in self._pieces:

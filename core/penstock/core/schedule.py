@@ -68,8 +68,9 @@ class Group(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Units [first, stop) of a stage, counted from its first: the work of one of several R of a slice, or in a Program
-    of one part of a stage's last backward, and the gradients that it completes (`penstock.core.buckets`).
+    """Units [first, stop) of a stage, counted from its first: the work of one of several R of a slice. In a Program
+    also the work of one part of a stage's first forward or last backward, the parameters that the one needs, and the
+    gradients that the other completes (`penstock.core.buckets`).
     """
 
     first: int
@@ -89,7 +90,8 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Action:
     """One action. ``microbatch`` and ``slice`` are None for actions without them (reductions, STEP); ``part`` is None
-    for the whole stage. In a schedule only R may be for a part, in a Program also B, W and reductions over peers.
+    for the whole stage. In a schedule only R may be for a part, in a Program also F, B, W, reductions over peers, and
+    gathers.
     """
 
     kind: Kind

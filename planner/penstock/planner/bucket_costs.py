@@ -1,9 +1,12 @@
-"""Costs of buckets of gradients: how much of a stage's last backward each waits for, and how long its sums take."""
+"""Costs of buckets: how much of a stage's last backward and first forward each is, and how long its sums and its gather
+take.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +18,7 @@ from penstock.planner.memory import gradient_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Problem
 from penstock.planner.simulate.costs import MILLION, Bucket
-from penstock.planner.stagecost import PASSES, Stages, UnitTable, first_like, unit_counts
+from penstock.planner.stagecost import Stages, UnitTable, first_like, unit_counts
 from penstock.planner.tables import shards_seconds
 
 
@@ -29,7 +32,7 @@ def buckets_of(
     mesh, model = candidate.mesh, problem.model
     if not problem.has_buckets(mesh):
         return ()
-    known: dict[tuple[tuple[int, int], tuple[Part, ...]], list[tuple[tuple[int, int], int, int]]] = {}
+    known: dict[tuple[tuple[int, int], tuple[Part, ...]], list[_Share]] = {}
     costs = []
     parts_of_stages = stage_buckets(model, candidate.stages, problem.precision, mesh.tp)
     for stage, rank, parts in zip(candidate.stages, stage_ranks, parts_of_stages, strict=True):
@@ -41,19 +44,28 @@ def buckets_of(
             tuple(
                 Bucket(
                     part=part,
-                    done_ppm=done_ppm,
-                    reduce_ns=_reduce_ns(problem, candidate, num_bytes, shards_ns, peers),
+                    done_ppm=share.done_ppm,
+                    reduce_ns=_reduce_ns(problem, candidate, share, peers),
+                    gather_ns=_gather_ns(problem, candidate, share, peers),
                 )
-                for part, (done_ppm, num_bytes, shards_ns) in zip(parts, known.get(key, ()), strict=True)
+                for part, share in zip(parts, known.get(key, ()), strict=True)
             )
         )
     return tuple(costs)
 
 
+class _Share(NamedTuple):
+    """Of a bucket `Bucket.done_ppm`, its elements with gaps, and its time in sums over shards."""
+
+    done_ppm: tuple[int, int, int]
+    num_elements: int
+    shards_ns: int
+
+
 def _shares(
     problem: Problem, candidate: Candidate, units: UnitTable, stage: tuple[int, int], parts: Sequence[Part]
-) -> list[tuple[tuple[int, int], int, int]]:
-    """Of every bucket of a stage the parts of B and W done at its end, its bytes, and its time in sums over shards."""
+) -> list[_Share]:
+    """Of every bucket of a stage."""
     first, _ = stage
     mesh, model = candidate.mesh, problem.model
     ranges: Stages = tuple((first + part.first, first + part.stop) for part in parts)
@@ -61,19 +73,16 @@ def _shares(
     elements = bucket_elements(model, *stage, mesh.tp)
     sums = [sum(elements[part.first : part.stop]) for part in parts]
     flats = [candidate.optimizer_shards * largest_shard(count, candidate.optimizer_shards) for count in sums]
-    per_gradient = gradient_bytes(problem.precision, problem.software.gradient_type)
     shards_ns = np.zeros(len(parts), dtype=np.int64)
     if mesh.tp > 1:
         shards_ns = whole_nanoseconds(shards_seconds(problem, ranges, mesh))
-    return list(zip(done_ppm, [count * per_gradient for count in flats], shards_ns.tolist(), strict=True))
+    return list(map(_Share, done_ppm, flats, shards_ns.tolist()))
 
 
-def _done_ppm(units: UnitTable, counts: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
-    """The last backward is that of slice 0. ``counts`` [buckets, unit kinds] are units of each kind."""
-    seconds = counts @ units.seconds[:, :, 0].T
-    weight = seconds[:, len(PASSES) - 1]
-    both = weight + seconds[:, len(PASSES) - 2]
-    return list(zip(_running_ppm(both.tolist()), _running_ppm(weight.tolist()), strict=True))
+def _done_ppm(units: UnitTable, counts: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[tuple[int, int, int]]:
+    """The first F and the last backward are of slice 0. ``counts`` [buckets, unit kinds] are units of each kind."""
+    forward, gradient, weight = (counts @ units.seconds[:, :, 0].T).T
+    return list(zip(*(_running_ppm(row.tolist()) for row in (gradient + weight, weight, forward)), strict=True))
 
 
 def _running_ppm(parts: Sequence[float]) -> list[int]:
@@ -83,9 +92,15 @@ def _running_ppm(parts: Sequence[float]) -> list[int]:
     return [*shares[:-1], MILLION]
 
 
-def _reduce_ns(
-    problem: Problem, candidate: Candidate, num_bytes: int, shards_ns: int, peers: Sequence[int]
-) -> dict[Group, int]:
+def _reduce_ns(problem: Problem, candidate: Candidate, share: _Share, peers: Sequence[int]) -> dict[Group, int]:
     cost = problem.cost_of(candidate.mesh.tp)
+    num_bytes = share.num_elements * gradient_bytes(problem.precision, problem.software.gradient_type)
     reduce_seconds = cost.reduce_scatter_seconds if candidate.optimizer_shards > 1 else cost.all_reduce_seconds
-    return {Group.TP: shards_ns, Group.DP: int(whole_nanoseconds(reduce_seconds(num_bytes, peers)))}
+    return {Group.TP: share.shards_ns, Group.DP: int(whole_nanoseconds(reduce_seconds(num_bytes, peers)))}
+
+
+def _gather_ns(problem: Problem, candidate: Candidate, share: _Share, peers: Sequence[int]) -> int:
+    if candidate.optimizer_shards == 1:
+        return 0
+    num_bytes = share.num_elements * problem.precision.compute_bytes
+    return int(whole_nanoseconds(problem.cost_of(candidate.mesh.tp).all_gather_seconds(num_bytes, peers)))

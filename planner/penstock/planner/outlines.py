@@ -397,14 +397,14 @@ class _StageTimes:
     ) -> tuple[float, int]:
         """Seconds of the sums over replicas and of the optimizer, and bytes of the state, of a rank that steps
         ``stepped`` elements per replica. With ZeRO a replica receives its shard of the sums, steps it, and gathers the
-        weights. The sum of ``summed_last`` elements ends after all compute.
+        weights. The sum of ``summed_last`` elements ends after all compute, and as many are gathered before it.
         """
         cost, precision, replicas = self.work.cost, problem.precision, [replica * mesh.tp for replica in range(mesh.dp)]
         shards, per_gradient = optimizer_shards(mesh, zero), gradient_bytes(precision, problem.software.gradient_type)
         weights = stepped * shards * precision.compute_bytes
         if zero:
             sums = cost.reduce_scatter_seconds(summed_last * shards * per_gradient, replicas)
-            sums += cost.all_gather_seconds(weights, replicas)
+            sums += cost.all_gather_seconds(summed_last * shards * precision.compute_bytes, replicas)
         else:
             sums = cost.all_reduce_seconds(summed_last * per_gradient, replicas)
         state_bytes = stepped * (shards * per_gradient + optimizer_bytes_per_parameter(precision)) + weights

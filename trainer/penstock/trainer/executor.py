@@ -187,7 +187,7 @@ class StageExecutor:
         return self._optimizer_step.step
 
     def gather(self, instruction: Instruction) -> Callable[[], Work]:
-        return self._optimizer_step.gather(instruction.action.stage)
+        return self._optimizer_step.gather(instruction.action)
 
     def evaluate(self, instruction: Instruction) -> Operation:
         """F without gradients."""
@@ -213,8 +213,9 @@ class StageExecutor:
     def _forward(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop), earlier = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
+        units = _units(stage, instruction)
         forward = partial(stage.forward, views, start, stop, earlier=earlier, token_ids=token_ids, labels=labels)
-        return self._keeping_loss(instruction, lambda: forward(gradient_scale=self._gradient_scale))
+        return self._keeping_loss(instruction, lambda: forward(gradient_scale=self._gradient_scale, units=units))
 
     def _run(self, make: Callable[[], Pass[_Result]]) -> Callable[[], _Result]:
         """Create the pass and run it, waiting for the other shards."""
@@ -222,7 +223,9 @@ class StageExecutor:
         return lambda: run_pass(make(), shards)
 
     def _keeping_loss(self, instruction: Instruction, forward: Callable[[], Pass[Tensor | None]]) -> _Steps:
-        if not self._stages[instruction.action.stage].returns_loss:
+        stage = self._stages[instruction.action.stage]
+        units = _units(stage, instruction)
+        if not stage.returns_loss or (units is not None and units.stop < stage.stop):
             return forward
         microbatch, part = _cell(instruction)
         slice_loss = self.losses_MP[microbatch, part]

@@ -1,7 +1,8 @@
-"""The end of a step on one rank: gradient reductions, the global norm, the optimizers, and the step's totals.
+"""The ends of a step on one rank: gathers of parameters; gradient reductions, the global norm, the optimizers, totals.
 
 Where replicas divide the optimizer state (`penstock.core.replicas`), gradients are reduce-scattered. Each replica
-computes the norm of its sums and updates its part, and the new parameters are gathered over replicas.
+computes the norm of its sums and updates its part. The new parameters are gathered over replicas when they are needed:
+bucket by bucket at the start of the next step, or before an evaluation. Checkpoints store the parts.
 
 Some gradients are partial sums on each shard. They are many and small: those of a stage are packed into one buffer,
 summed and unpacked. First come those that all shards hold, then those of the shards that hold copies of the same
@@ -147,7 +148,7 @@ class OptimizerStep:
         )
         self._sums = torch.zeros(_NUM_SUMS + mesh.num_ranks, dtype=torch.float64, device=device)
         self._values = self._sums.tolist()
-        self._ungathered: set[int] = set()
+        self._ungathered: set[tuple[int, int]] = set()
         self._gradient_norm = 0.0
         self._peak_bytes = 0
         self._earlier_peak_bytes = 0
@@ -189,24 +190,31 @@ class OptimizerStep:
         return partial(self._start_norm, losses)
 
     def step(self) -> None:
-        """Run the optimizers. This ends the step unless gathers follow."""
+        """Run the optimizers, and end the step."""
         self._sums[_SQUARED_NORM] = self._squared_norm.total(self._sums[:NUM_LIMBS])
         for optimizer in self._optimizers:
             optimizer.step(self._step, self._sums[_SQUARED_NORM])
-        self._ungathered = set(self._parameters) if self._is_divided else set()
-        self._end_if_over()
+        self._ungathered = set(self._sections())
+        self._peak_bytes = memory.peak_bytes(self._device)
+        self._meanwhile()
+        self._values = self._sums.tolist()
+        self._gradient_norm = finite_norm(self._step, self._values[_SQUARED_NORM])
 
-    def gather(self, stage: int) -> Callable[[], Work]:
-        """Return a function that starts the gather of a stage's parameters over the replicas that updated them. Waiting
-        for the last gather ends the step.
+    def gather(self, action: Action) -> Callable[[], Work]:
+        """Return a function that starts the gather of ``action``, over the replicas that updated the parameters. It
+        does nothing if the parameters were gathered since.
         """
-        start = partial(self._start_gather, self._parameters[stage])
-        return lambda: _Gather(start(), partial(self._gathered, stage))
+        return partial(self._start_gather, action.stage, self._parameters[action.stage].section_of(action.part))
+
+    def gather_stepped(self) -> None:
+        """Gather all parameters that were updated and not gathered since; collective over all ranks."""
+        for stage, section in sorted(self._ungathered):
+            self._start_gather(stage, section).wait()
 
     def gather_all(self) -> None:
         """Gather the parameters of all stages if replicas divide them; collective over all ranks."""
-        for stage in sorted(self._parameters) if self._is_divided else ():
-            self._start_gather(self._parameters[stage]).wait()
+        self._ungathered = set(self._sections())
+        self.gather_stepped()
 
     def refresh_compute(self) -> None:
         """Update the compute copies of this rank's master weights."""
@@ -220,26 +228,24 @@ class OptimizerStep:
             optimizer.step(0, self._sums[_SQUARED_NORM])
         self._sums.tolist()
 
-    def _start_gather(self, parameters: StageParameters) -> Work:
+    def _sections(self) -> Iterator[tuple[int, int]]:
+        """All sections that replicas divide, by stage."""
+        for stage, parameters in self._parameters.items() if self._is_divided else ():
+            yield from ((stage, number) for number in range(len(parameters.sections)))
+
+    def _start_gather(self, stage: int, section: int) -> Work:
         """Gather the compute weights, and sum the wider weights of norms if there are any: they are zero outside the
         own part.
         """
-        works = [self._transport.all_gather(section) for section in parameters.compute_sections]
-        if parameters.wide_flat is not None:
-            works.append(self._transport.all_reduce(Group.DP, parameters.wide_flat))
+        if (stage, section) not in self._ungathered:
+            return AllOf([])
+        self._ungathered.remove((stage, section))
+        parameters = self._parameters[stage]
+        works = [self._transport.all_gather(parameters.compute_flat[parameters.sections[section].place])]
+        wide = parameters.wide_section(section)
+        if wide is not None:
+            works.append(self._transport.all_reduce(Group.DP, wide))
         return AllOf(works)
-
-    def _gathered(self, stage: int) -> None:
-        self._ungathered.discard(stage)
-        self._end_if_over()
-
-    def _end_if_over(self) -> None:
-        if self._ungathered:
-            return
-        self._peak_bytes = memory.peak_bytes(self._device)
-        self._meanwhile()
-        self._values = self._sums.tolist()
-        self._gradient_norm = finite_norm(self._step, self._values[_SQUARED_NORM])
 
     def _start_tied(self) -> Work:
         """Sum tied gradients between this rank's stages, then with every other rank that holds the same rows, in stage
@@ -286,18 +292,6 @@ class OptimizerStep:
         for tie in self._tied:
             if tie.other is not None:
                 tie.other.copy_(tie.gradient)
-
-
-@dataclass(frozen=True, slots=True)
-class _Gather:
-    """A gather under way; ``over`` is called after the wait for it."""
-
-    work: Work
-    over: Callable[[], None]
-
-    def wait(self) -> None:
-        self.work.wait()
-        self.over()
 
 
 def finite_norm(step: int, squared_norm: float) -> float:

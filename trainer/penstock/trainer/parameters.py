@@ -72,11 +72,6 @@ class FlatParameters:
         """Whether compute weights are copies, of another type than the masters."""
         return self.compute_flat.dtype != self.gradient_flat.dtype
 
-    @property
-    def compute_sections(self) -> tuple[Tensor, ...]:
-        """The compute weights of every section, to be gathered over the replicas that divide it."""
-        return tuple(self.compute_flat[section.place] for section in self.sections)
-
     def refresh_compute(self) -> None:
         """Update the compute copies of this replica's masters; nothing to do where they are the masters themselves."""
         for own, master in zip(self.own, self.masters, strict=True) if self.has_copy else ():
@@ -262,7 +257,7 @@ class StageParameters(FlatParameters):
         if part is None:
             return [self.gradient_flat]
         if self.is_divided:
-            return [self.gradient_flat[self.sections[self._buckets.index(part)].place]]
+            return [self.gradient_flat[self.sections[self.section_of(part)].place]]
         stretches: list[slice] = []
         for name in self._names_of(part):
             place = self._place(name)
@@ -270,6 +265,18 @@ class StageParameters(FlatParameters):
                 place = slice(stretches.pop().start, place.stop)
             stretches.append(place)
         return [self.gradient_flat[stretch] for stretch in stretches]
+
+    def section_of(self, part: Part | None) -> int:
+        """The number of the section of a bucket; that of the only one without buckets."""
+        return 0 if part is None else self._buckets.index(part)
+
+    def wide_section(self, number: int) -> Tensor | None:
+        """The part of `wide_flat` that belongs to a section; None if there is none."""
+        if self.wide_flat is None:
+            return None
+        sizes = [stop - start for start, stop in self._undecayed()]
+        begin = sum(sizes[:number])
+        return self.wide_flat[begin : begin + sizes[number]]
 
     def _names_of(self, part: Part | None) -> list[str]:
         """The parameters whose gradients some units complete, in the order of the flat buffers."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -165,6 +165,7 @@ class Runtime:
         All ranks of a replica pass the same sequences. The first shard of a rank counts the losses. Evaluation needs no
         memory beyond training's: micro-batches run one after the other in the slots of micro-batch 0.
         """
+        self._optimizer_step.gather_stepped()
         losses_MP = self._executor.losses_MP
         total_1 = losses_MP.new_zeros(1)
         for start in range(0, len(token_ids_NS), self._plan.microbatch):
@@ -185,6 +186,7 @@ class Runtime:
         be empty, and ``length`` may not exceed the sequence length. Like `evaluate`, it needs no memory beyond
         training's. Every token runs through all slices up to its own, since the next pass overwrites the slots.
         """
+        self._optimizer_step.gather_stepped()
         ids = list(prompt)[:length]
         ends = list(accumulate(self._plan.slices))
         passes: dict[int, Interpreter] = {}
@@ -239,11 +241,12 @@ def _forward_of_first(program: RankProgram, num_slices: int | None = None) -> It
     """The forward actions and transfers of micro-batch 0, for its first ``num_slices`` slices or for all.
 
     They keep the program's order, so none overwrites a slot that a later one still needs, and every channel keeps its
-    order.
+    order. A forward in parts runs as one, in place of its first part.
     """
     for index, instruction in enumerate(program.instructions):
-        for part in program.apart(instruction):
-            action = part.action
+        for child in program.apart(instruction):
+            action = child.action
             is_wanted = num_slices is None or (action.slice or 0) < num_slices
-            if action.kind in _FORWARD and action.microbatch == 0 and is_wanted:
-                yield index, part
+            goes_on = action.part is not None and action.part.first > 0
+            if action.kind in _FORWARD and action.microbatch == 0 and is_wanted and not goes_on:
+                yield index, replace(child, action=replace(action, part=None))

@@ -91,15 +91,20 @@ class Stage:
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         gradient_scale: Scale = 1.0,
+        units: range | None = None,
     ) -> Pass[Tensor | None]:
-        """F: fill ``kv`` at [start, stop), ``a``, ``l`` and ``y``.
+        """F: fill ``kv`` at [start, stop), ``a``, ``l`` and ``y``. With ``units`` only these units are run, after the
+        earlier ones; the last units include all parts of a head.
 
         The last stage returns the sum of the slice's token losses, a scalar of the accumulate type. It is zero on all
         shards but the first, so that a sum over ranks counts it once. The last stage also writes ``gradient_scale``
         times the gradient of the sum to ``h``, and adds the gradient of the parameters of an undivided head. Other
-        stages return None.
+        stages, and other units of the last stage, return None.
         """
-        yield from self._run_body(views, start, stop, earlier, token_ids)
+        units = range(self.first, self.stop) if units is None else units
+        yield from self._run_body(views, start, stop, earlier, token_ids, dict.fromkeys(units, EVERY_OPERATION))
+        if units.stop < self.stop:
+            return None
         if self._parts is not None:
             wanted = _needed(labels, "labels")
             return (yield from self._parts.forward(views, self._parts_input(views), wanted, gradient_scale))

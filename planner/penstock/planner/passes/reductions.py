@@ -1,4 +1,4 @@
-"""Pass 3, reductions: places of the starts and waits of gradient sums, of the optimizer's step, and of gathers.
+"""Pass 3, reductions: places of the starts and waits of gathers, of gradient sums, and of the optimizer's step.
 
 Gradients of a tied matrix are summed over its copies (tie); a divided head has one copy per stage. Gradients of which
 each shard has only an addend are summed over shards (tp), then the gradients of each stage over replicas (dp), then
@@ -24,8 +24,11 @@ and the chain of each bucket begins directly after its part. Messages follow the
 has the embedding, which may be tied: only this bucket waits for the tie. The other stages of a tie have no buckets. A
 stage's last backward is in no pair, since the backward of the forward next to it would follow.
 
-If replicas divide the optimizer state (`penstock.core.replicas`), the parameters of all stages are gathered over them
-directly after STEP: all gathers start, then all are waited for.
+If replicas divide the optimizer state (`penstock.core.replicas`), a step begins with shards of the parameters that the
+step before it has updated, and gathers them. All gathers of a rank start first, in the order in which its forwards need
+them, and each is waited for directly before the first of these. The first forward of a stage with buckets is in parts,
+from the first units to the last, and each part waits for its bucket only: the next buckets are gathered while it runs.
+With ``late_receives`` there are no parts, and all gathers are waited for before anything else.
 
 Example, two stages per rank, split backward, dp. Rank 0 ends with stage 2, then stage 0:
 
@@ -36,14 +39,16 @@ With stage 0 in two buckets of two units each, the end of its backward is
     0I0 · 0W0[2:4] · 0START_REDUCE(dp)[2:4] · 0W0[0:2] · 0START_REDUCE(dp)[0:2]
 
 With tp, 2START_REDUCE(tp) · 2WAIT_REDUCE(tp) stand before 2START_REDUCE(dp), and likewise for stage 0. With zero 1 the
-rank ends with
+rank begins with
 
-    0STEP · 0START_GATHER(dp) · 2START_GATHER(dp) · 0WAIT_GATHER(dp) · 2WAIT_GATHER(dp)
+    0START_GATHER(dp)[0:2] · 0START_GATHER(dp)[2:4] · 2START_GATHER(dp) ·
+    0WAIT_GATHER(dp)[0:2] · 0F0[0:2] · 0WAIT_GATHER(dp)[2:4] · 0F0[2:4] · 2WAIT_GATHER(dp) · 2F0
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.core.program import Reduction
@@ -73,7 +78,7 @@ def reductions_of(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The gradients of a stage, or a bucket of them."""
+    """The gradients of a stage or its parameters, or a bucket of them."""
 
     stage: int
     part: Part | None = None
@@ -93,8 +98,8 @@ def add_reductions(
     gathers: bool = False,
     buckets: Buckets = (),
 ) -> list[Draft]:
-    """The drafts of ``rank`` with its reductions, STEP and, if it ``gathers`` parameters, the gathers; with ``late``
-    all are at the end.
+    """The drafts of ``rank`` with its reductions, STEP and, if it ``gathers`` parameters, the gathers. With ``late``
+    all reductions are at the end, and all gathers at the start.
     """
     own_stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
     groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
@@ -102,7 +107,10 @@ def add_reductions(
     ties = [reduction for reduction in reductions if reduction.group is Group.TIE]
     tied_stages = [stage for reduction in ties for stage in reduction.tied_of(stage_ranks, rank)]
     may_cut = {stage for stage in own_stages if peers and not late and (stage == 0 or stage not in tied_stages)}
-    drafts, parts = _in_parts(drafts, {stage: own for stage, own in enumerate(buckets) if own and stage in may_cut})
+    cut = {stage: own for stage, own in enumerate(buckets) if own and stage in may_cut}
+    drafts, parts = _in_parts(drafts, cut, _last_backwards(drafts))
+    if gathers:
+        drafts, _ = _in_parts(drafts, {stage: own[::-1] for stage, own in parts.items()}, _first_forwards(drafts))
     pieces = {stage: [_Piece(stage, part) for part in parts.get(stage, (None,))] for stage in own_stages}
     tied = [pieces[stage][-1] for stage in tied_stages]
     untied = [piece for stage in own_stages for piece in pieces[stage] if piece not in tied]
@@ -127,22 +135,36 @@ def add_reductions(
         row += [_wait(Group.DP, piece) for piece in (*begun, *tied)]
     first = _Piece(own_stages[0])
     row += [_start(Group.NORM, first), _wait(Group.NORM, first), Draft(Action(Kind.STEP, own_stages[0]))]
-    for kind in (Kind.START_GATHER, Kind.WAIT_GATHER) if gathers else ():
-        row += [Draft(Action(kind, stage, group=Group.DP)) for stage in own_stages]
-    return row
+    return _gathered(row, itertools.chain.from_iterable(pieces.values()), late=late) if gathers else row
+
+
+def _gathered(row: Sequence[Draft], pieces: Iterable[_Piece], *, late: bool) -> list[Draft]:
+    """The row with the gathers of all ``pieces``."""
+    missing = set(pieces)
+    needed: dict[int, _Piece] = {}
+    for position, draft in enumerate(row):
+        piece = _Piece(draft.action.stage, draft.action.part)
+        if draft.action.kind is Kind.F and piece in missing:
+            needed[position] = piece
+            missing.remove(piece)
+    gathered = list(row)
+    for position, piece in reversed(needed.items()):
+        gathered.insert(0 if late else position, _draft(Kind.WAIT_GATHER, Group.DP, piece))
+    return [*(_draft(Kind.START_GATHER, Group.DP, piece) for piece in needed.values()), *gathered]
 
 
 def _in_parts(
-    drafts: Sequence[Draft], buckets: Mapping[int, tuple[Part, ...]]
+    drafts: Sequence[Draft], buckets: Mapping[int, tuple[Part, ...]], positions: Mapping[int, int]
 ) -> tuple[list[Draft], dict[int, tuple[Part, ...]]]:
-    """The drafts with the last backward of every stage in the parts of its buckets, and the parts of those stages."""
+    """The drafts with the actions at the ``positions`` of stages in the parts of their buckets, and the parts of those
+    stages.
+    """
     cut: dict[int, tuple[Part, ...]] = {}
     row: list[Draft] = []
-    last_positions = _last_backwards(drafts)
     for position, draft in enumerate(drafts):
         action = draft.action
         parts = buckets.get(action.stage, ())
-        if parts and last_positions.get(action.stage) == position:
+        if parts and positions.get(action.stage) == position:
             cut[action.stage] = parts
             row += [replace(draft, action=replace(action, part=part)) for part in parts]
         else:
@@ -180,6 +202,12 @@ def _last_backwards(drafts: Sequence[Draft]) -> dict[int, int]:
         for action in flatten((draft.action,))
         if action.kind in (Kind.B, Kind.W)
     }
+
+
+def _first_forwards(drafts: Sequence[Draft]) -> dict[int, int]:
+    """The position of the first F of every stage. It is in no pair: the backward next to it would follow an F."""
+    forwards = [(draft.action.stage, at) for at, draft in enumerate(drafts) if draft.action.kind is Kind.F]
+    return dict(reversed(forwards))
 
 
 def _start(group: Group, piece: _Piece) -> Draft:

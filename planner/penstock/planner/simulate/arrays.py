@@ -4,12 +4,13 @@ A step without a barrier at its end. Let rank r be busy with a step from begin(r
 its own peers and the optimizer. The next step can have all the same times plus P if and only if every rank is done by
 then: P >= end(r) - begin(r) for each r, since all messages move by P as well. So the time from step to step is the
 longest span of a rank. In a pipeline that fills and drains, ranks begin and end at different times, so that is shorter
-than from the first begin to the last end (optimizer post-validation, arXiv 2401.10241, section 4).
+than from the first begin to the last end (optimizer post-validation, arXiv 2401.10241, section 4). If a rank gathers
+parameters from end(r) - P on, for g until an action that begins at t, then also P >= end(r) + g - t.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,8 +20,8 @@ from penstock.core.errors import UserError
 from penstock.core.explanation import StepParts
 from penstock.core.program import Reduction
 from penstock.core.schedule import Group
-from penstock.planner.clock import Clock, new_clock
-from penstock.planner.order import BACKWARD, RECOMPUTE, WEIGHT_GRADIENT, Flags, Integers, Order, action_of
+from penstock.planner.clock import Clock, new_clock, set_time
+from penstock.planner.order import BACKWARD, FORWARD, RECOMPUTE, WEIGHT_GRADIENT, Flags, Integers, Order, action_of
 from penstock.planner.simulate import kernel, link
 from penstock.planner.simulate.channels import DIRECTIONS, Channels, channels_of
 from penstock.planner.simulate.costs import MILLION, Costs, Nanoseconds
@@ -135,9 +136,10 @@ def simulate_linked(
 def simulate_parts(
     order: Order, linked: Linked, costs: Costs, *, receive_ahead: int, reductions: Sequence[Reduction] = ()
 ) -> StepTimes:
-    """The times of one step of an order whose last backwards are `in_parts`."""
+    """The times of one step of an order whose first forwards and last backwards are `in_parts`."""
     _fill_costs(linked.actions, order, costs)
     ends = Reductions(order.stage_ranks.tolist(), costs, reductions, _cut_stages(order))
+    gathers = list(_gathers(order, linked, costs, ends))
     cells = _cells(order, linked, costs, len(ends.pieces))
     pieces = slice(len(cells) - len(ends.pieces), None)
     completed = _early_reductions(order, linked, ends)
@@ -145,34 +147,46 @@ def simulate_parts(
     linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - len(ends.pieces) + completed, -1)
     linked.actions[early, kernel.PAUSE_NS] = ends.pauses_ns[completed[early]]
     settings = _settings(linked, costs, receive_ahead)
-    kernel.run(linked.actions, cells, linked.messages, _clock(order.num_ranks, len(linked.channels.sources)), settings)
+    clock = _clock(order.num_ranks, len(linked.channels.sources))
+    waits_first = linked.late_receives and costs.has_barrier
+    if waits_first:
+        for rank, gathered_at in enumerate(linked.actions[order.offsets[:-1], kernel.GATHERED_AT].tolist()):
+            set_time(clock, rank, gathered_at)
+    kernel.run(linked.actions, cells, linked.messages, clock, settings)
     if order.joined is not None and linked.actions.shape[1] > kernel.REACHED:
         firsts = order.firsts[:, None]
         linked.actions[firsts, [kernel.START, kernel.STOP]] = linked.actions[firsts + 1, [kernel.START, kernel.STOP]]
     started = {ends.pieces[piece]: int(cells[pieces, kernel.STARTED][piece]) for piece in completed[early]}
-    return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, ends, started)
+    for gather in gathers:
+        missing_ns = int(linked.actions[gather.action, kernel.MISSING_NS])
+        gather.missing_ns = ends.gather_ns(gather.piece) if waits_first else missing_ns
+    return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, ends, started, gathers)
 
 
 def in_parts(order: Order, linked: Linked, costs: Costs, reductions: Sequence[Reduction] = ()) -> tuple[Order, Linked]:
-    """The order with the last backward of every stage that is reduced in buckets in their parts, as
-    `penstock.planner.passes.reductions` cuts them: the first part receives, the last one sends.
+    """The order with the last backward of every stage that is reduced in buckets in their parts, and the first forward
+    of every one that is gathered in buckets, as `penstock.planner.passes.reductions` cuts them: the first part
+    receives, the last one sends.
     """
     buckets = dict(enumerate(costs.buckets)) if any(reduction.group.is_of_peers for reduction in reductions) else {}
     ties = [reduction.stages or (0, order.num_stages - 1) for reduction in reductions if reduction.group is Group.TIE]
     copies = {stage for stages in ties for stage in stages if stage}
+    stages = range(order.num_stages)
+    uncut = stages if linked.late_receives else copies
+    of_stages = [1 if stage in uncut else max(len(buckets.get(stage, ())), 1) for stage in stages]
     counts = np.ones(order.num_actions, dtype=np.int64)
-    for stage, last in enumerate(_last_backwards(order).tolist()):
-        if not (linked.late_receives or stage in copies):
-            counts[last] = max(len(buckets.get(stage, ())), 1)
+    counts[_last_backwards(order)] = of_stages
+    if costs.gather_ns:
+        counts[_first_forwards(order)] = of_stages
     if (counts == 1).all():
         return order, linked
     origins = np.repeat(np.arange(order.num_actions), counts)
     stops = np.cumsum(counts)
     parts = np.zeros((order.num_actions, 2), dtype=np.int32) if order.parts is None else order.parts
     parts = parts[origins]
-    for last in np.flatnonzero(counts > 1).tolist():
-        cut = buckets[int(order.stages[last])]
-        parts[stops[last] - len(cut) : stops[last]] = [(bucket.part.first, bucket.part.stop) for bucket in cut]
+    for whole in np.flatnonzero(counts > 1).tolist():
+        cut = [(bucket.part.first, bucket.part.stop) for bucket in buckets[int(order.stages[whole])]]
+        parts[stops[whole] - len(cut) : stops[whole]] = cut[::-1] if order.kinds[whole] == FORWARD else cut
     return _repeated(order, origins, stops, parts), _linked_in_parts(order, linked, origins, stops)
 
 
@@ -213,17 +227,26 @@ def _last_backwards(order: Order) -> Ints:
     return last
 
 
+def _first_forwards(order: Order) -> Ints:
+    """[stages]: the first F."""
+    forwards = np.flatnonzero(order.kinds == FORWARD)
+    first = np.full(order.num_stages, order.num_actions, dtype=np.int64)
+    np.minimum.at(first, order.stages[forwards], forwards)
+    return first
+
+
 def _begins(order: Order) -> Flags:
-    """[actions]: whether it is not a later part of a backward."""
+    """[actions]: whether it is not a later part of a forward or backward."""
     assert order.parts is not None, "only orders with parts are cut"
     is_part = (order.kinds != RECOMPUTE) & (order.parts[:, 1] > 0)
     goes_on = is_part[1:] & is_part[:-1] & (order.stages[1:] == order.stages[:-1])
+    goes_on &= order.kinds[1:] == order.kinds[:-1]
     begins: Flags = np.concatenate([[True], ~goes_on])
     return begins
 
 
 def _cut_stages(order: Order) -> frozenset[int]:
-    """The stages whose last backward is in parts."""
+    """The stages that are reduced in buckets, whose last backward is in parts."""
     if order.parts is None:
         return frozenset()
     return frozenset(order.stages[(order.kinds != RECOMPUTE) & (order.parts[:, 1] > 0)].tolist())
@@ -333,6 +356,36 @@ def _early_reductions(order: Order, linked: Linked, ends: Reductions) -> Nanosec
     return completed
 
 
+@dataclass(slots=True)
+class _Gather:
+    """The gather of a piece's parameters. If the rank's gathers begin at 0, it is over at ``over_ns``. That is
+    ``missing_ns`` after ``action``, which waits for it, could begin otherwise (negative: before that).
+    """
+
+    piece: Piece
+    action: int
+    over_ns: int
+    missing_ns: int = 0
+
+
+def _gathers(order: Order, linked: Linked, costs: Costs, ends: Reductions) -> Iterator[_Gather]:
+    """All gathers, in the order in which the ranks' first forwards need them; with ``late_receives`` a rank's first
+    action waits for all.
+    """
+    linked.actions[:, kernel.GATHERED_AT] = 0
+    if not costs.gather_ns:
+        return
+    firsts = _first_forwards(order)
+    needed = sorted(
+        (firsts[piece.stage] + ends.num_pieces(piece.stage) - 1 - piece.number, piece) for piece in ends.pieces
+    )
+    over_ns = ends.gathered_ns([piece for _, piece in needed])
+    for (action, piece), over in zip(needed, over_ns, strict=True):
+        waits = order.offsets[order.stage_ranks[piece.stage]] if linked.late_receives else action
+        linked.actions[waits, kernel.GATHERED_AT] = over
+        yield _Gather(piece, int(waits), over)
+
+
 def _cells(order: Order, linked: Linked, costs: Costs, num_pieces: int) -> Ints:
     """Rows of ranks, channels, sending cards, receiving cards (row 0 of each stands for no card), and pieces of
     gradients.
@@ -400,20 +453,35 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
         traced,
         *counts,
         costs.is_blocking,
+        costs.has_barrier,
     ]
     return np.array(constants, dtype=np.int64)
 
 
-def _close(ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[Piece, int]) -> StepTimes:
-    """Simulate the end of the step: the ranks' reductions, some of which ``started`` early, their optimizers, and their
-    gathers.
+def _close(
+    ranks: Ints,
+    trace: Ints,
+    costs: Costs,
+    ends: Reductions,
+    started: Mapping[Piece, int],
+    gathers: Sequence[_Gather],
+) -> StepTimes:
+    """Simulate the end of the step: the ranks' reductions, some of which ``started`` early, and their optimizers.
+    Without a barrier the gathers of the next step follow, which takes the same times.
     """
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
-    communication = finish - busy - bubble - ends.paused_ns(started)
+    for gather in gathers if costs.has_barrier else ():
+        ends.gather(gather.piece, gather.over_ns, max(gather.missing_ns, 0))
+    communication = finish - busy - bubble - ends.paused_ns(started) - ends.reduction_ns
     ends.join(finish, started)
     optimizer = np.array(costs.optimizer_ns or (0,) * len(finish), dtype=np.int64)
-    begins = 0 if costs.has_barrier else ranks[:, kernel.BEGAN]
-    makespan = int((ends.gather(ends.clock_ns + optimizer) - begins).max())
+    done = ends.clock_ns + optimizer
+    begins = np.zeros_like(done) if costs.has_barrier else ranks[:, kernel.BEGAN].copy()
+    for gather in () if costs.has_barrier else gathers:
+        rank = ends.rank_of(gather.piece)
+        begins[rank] = min(begins[rank], -gather.missing_ns)
+        ends.gather(gather.piece, int(done[rank]) + gather.over_ns, 0)
+    makespan = int((done - begins).max())
     return StepTimes(
         makespan_ns=makespan,
         finish_ns=finish,

@@ -72,19 +72,20 @@ class InstructionCosts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """A bucket of a stage's gradients (`penstock.core.buckets`): of units ``part``.
+    """A bucket of a stage's gradients and parameters (`penstock.core.buckets`): of units ``part``.
 
-    ``done_ppm`` is the part of a B and of a W that is done when its units' part of that action is, in millionths.
-    ``reduce_ns`` has its time in a reduction, by group of peers.
+    ``done_ppm`` is the part that its units and those behind them are of a B, of a W and of an F, in millionths.
+    ``reduce_ns`` has its time in a reduction, by group of peers, and ``gather_ns`` that in a gather.
     """
 
     part: Part
-    done_ppm: tuple[int, int]
+    done_ppm: tuple[int, int, int]
     reduce_ns: Mapping[Group, int]
+    gather_ns: int = 0
 
     def done_ns(self, kind: int, whole_ns: int) -> int:
-        """Of ``whole_ns`` that a B or W takes, those until its part of it is done."""
-        return whole_ns * self.done_ppm[kind == WEIGHT_GRADIENT] // MILLION
+        """Of ``whole_ns`` that a B, W or F takes, those of its units and of those behind them."""
+        return whole_ns * self.done_ppm[(BACKWARD, WEIGHT_GRADIENT, FORWARD).index(kind)] // MILLION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,8 +104,9 @@ class Costs:
     order in which backward completes them, none for a stage that is only reduced as a whole.
 
     ``optimizer_ns`` is every rank's time in STEP, and ``gather_ns`` every stage's time in which replicas gather their
-    stepped shards; empty if each replica steps everything. ``remade_ns`` has for every stage [units + 1, slices] the
-    time in which R recomputes the first so many units, without its fixed overhead; empty if no R is for a part.
+    stepped shards, as a whole; empty if each replica steps everything. ``remade_ns`` has for every stage [units + 1,
+    slices] the time in which R recomputes the first so many units, without its fixed overhead; empty if no R is for a
+    part.
     ``inside_ns`` [stages, slices] is the time that a B or I of a slice without an R takes for recomputing it inside;
     None if no stage recomputes.
     ``is_blocking``: ranks do not compute while they send or receive. Without ``has_barrier`` ranks begin the next step
@@ -162,7 +164,7 @@ class Costs:
         actions = (work_ns @ counts) * self.together_ppm.max() / MILLION
         summed = sum(sum(durations) for group, durations in self.reduce_ns.items() if group.is_of_peers)
         summed += sum(self.gather_ns)
-        summed += sum(sum(bucket.reduce_ns.values()) for buckets in self.buckets for bucket in buckets)
+        summed += sum(bucket.gather_ns + sum(bucket.reduce_ns.values()) for own in self.buckets for bucket in own)
         ends = summed + sum(max(durations, default=0) for durations in (*self.reduce_ns.values(), self.optimizer_ns))
         return float(actions.sum() + (self.transfer_ns @ counts).sum()) + ends
 
@@ -178,7 +180,7 @@ class Costs:
         return int(self.compute_ns[RECOMPUTE, stage, slice_] - until_ns[-1] + until_ns[stop] - until_ns[first])
 
     def trained_ns(self, kind: int, stage: int, whole_ns: int, first: int) -> int:
-        """Time of the part of a last B or W of ``whole_ns`` that ends with unit ``first``."""
+        """Time of the part of a first F, or of a last B or W, of ``whole_ns`` whose first unit is ``first``."""
         before_ns = 0
         for bucket in self.buckets[stage]:
             done_ns = bucket.done_ns(kind, whole_ns)

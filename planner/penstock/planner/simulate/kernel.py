@@ -6,7 +6,7 @@ the order in which they are processed, so it is a function of the inputs alone.
 An action of a rank has these steps; each may take time, and the starred ones may wait for a message to arrive:
 
     the POST_RECVs that `link` placed here, WAIT_RECV* of its message (and of earlier ones of that channel), each with
-    the POST_RECVs that it allows, compute, the WAIT_SENDs* that `link` placed here, SEND
+    the POST_RECVs that it allows, WAIT_GATHER of its parameters, compute, the WAIT_SENDs* that `link` placed here, SEND
 
 The two actions of a pair are consecutive rows. Both first receive; the second row holds the work of both; then the
 first sends, and the second.
@@ -52,11 +52,14 @@ MILLION = 1_000_000
 
 # Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the
 # wait of its rank for a reduction over shards where the next starts, the row of `cells` of the gradients that are
-# reduced after that (-1: none), and whether it is the first or the second of a pair; then, with a trace, the times at
-# which WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended
-# (-1: never).
-WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES, JOINS = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 6)
-REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(JOINS + 1, JOINS + 8)
+# reduced after that (-1: none), whether it is the first or the second of a pair, the time at which the parameters that
+# it needs are gathered, and how much later that is than the time at which it could begin otherwise (negative: earlier);
+# then, with a trace, the times at which WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the
+# message's transfer began and ended (-1: never).
+WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES, JOINS, GATHERED_AT, MISSING_NS = range(
+    NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 8
+)
+REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(MISSING_NS + 1, MISSING_NS + 8)
 
 # Columns of `messages` after those of `link`.
 SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
@@ -83,7 +86,7 @@ WIDTH = SPEED + 1
 
 # Entries of `settings`.
 POST_NS, WAIT_RECEIVE_NS, SEND_NS, WAIT_SEND_NS, RECEIVE_AHEAD, REPLICAS, CONTENDED, TRACED = range(8)
-NUM_RANKS, NUM_CHANNELS, BLOCKING = range(8, 11)
+NUM_RANKS, NUM_CHANNELS, BLOCKING, BARRIER = range(8, 12)
 
 # Entries of JOINS: an action by itself, and the two of a pair.
 ALONE, FIRST_OF_PAIR, SECOND_OF_PAIR = range(3)
@@ -144,6 +147,8 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
             cells[rank, STEP] = POST
         else:
             cells[rank, STEP] = COMPUTE
+            actions[index, MISSING_NS] = actions[index, GATHERED_AT] - now
+            duration = max(actions[index, MISSING_NS], 0) * settings[BARRIER]
     else:
         if settings[TRACED] and actions[index, REACHED] < 0:
             actions[index, REACHED] = now

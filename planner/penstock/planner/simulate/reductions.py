@@ -1,4 +1,4 @@
-"""The end of a simulated step: the starts of reductions, and their ranks' waits.
+"""Reductions and gathers of a simulated step: their starts, and their ranks' waits.
 
 A rank has one link per group, which carries one reduction after the other in the order of their starts, while the rank
 continues. Tie and norm begin once the last of their ranks has started them, and end on all of them together. Reductions
@@ -7,8 +7,10 @@ reduction over tp is waited for where it starts. Messages and reductions do not 
 
 A stage whose last backward is in parts is reduced in buckets (`penstock.core.buckets`), one after the other.
 
-If replicas divide the optimizer state, reductions over dp leave each replica its part of the sums, and after its STEP a
-rank gathers the weights of its stages over dp, one after the other.
+If replicas divide the optimizer state, reductions over dp leave each replica its part of the sums. At the start of a
+step a rank gathers the weights of its stages over dp, one after the other on its link, in the order in which its
+forwards need them. With a barrier all ranks begin a step at the same time. Without one a rank's gathers for the next
+step begin as soon as it is done with this one.
 """
 
 from __future__ import annotations
@@ -51,12 +53,12 @@ class Reduced:
 
 
 class Reductions:
-    """Simulates ``reductions`` as `penstock.planner.passes.reductions` orders them: call `join` once, then `gather`.
+    """Simulates ``reductions`` as `penstock.planner.passes.reductions` orders them: call `join` once.
 
     Afterwards ``clock_ns`` [ranks] is the time at which the rank has no reductions left, and ``reduction_ns`` its wait
-    for reductions and gathers under way. The stages ``cut`` are reduced in buckets. ``pieces`` are all gradients that
-    are reduced together, and ``pauses_ns`` [pieces] is the wait of a rank whose compute continues, before the reduction
-    over replicas starts.
+    for reductions and gathers under way. The stages ``cut`` are reduced and gathered in buckets. ``pieces`` are all
+    gradients that are reduced together, and ``pauses_ns`` [pieces] is the wait of a rank whose compute continues,
+    before the reduction over replicas starts.
     """
 
     def __init__(
@@ -81,8 +83,12 @@ class Reductions:
             waited = [number for number, piece in enumerate(self.pieces) if not self._is_tied(piece)]
             self.pauses_ns[waited] = [self._duration_ns(Group.TP, self.pieces[number]) for number in waited]
 
+    def rank_of(self, piece: Piece) -> int:
+        """The rank of the piece's stage."""
+        return self._stage_ranks[piece.stage]
+
     def num_pieces(self, stage: int) -> int:
-        """Number of buckets in which the stage is reduced."""
+        """Number of buckets in which the stage is reduced and gathered."""
         return len(self._costs.buckets[stage]) if stage in self._cut else 1
 
     def _pieces_of(self, stage: int) -> list[Piece]:
@@ -122,18 +128,40 @@ class Reductions:
         if Group.NORM in self._ranks_of:
             self._meet(Group.NORM, [int(self.clock_ns[rank]) for rank in self._ranks_of[Group.NORM]])
 
-    def gather(self, stepped_ns: Nanoseconds) -> Nanoseconds:
-        """[ranks]: the time at which ranks whose optimizer is done at ``stepped_ns`` [ranks] have all weights of their
-        stages.
+    def gathered_ns(self, pieces: Iterable[Piece]) -> list[int]:
+        """For pieces in the order in which their ranks gather them, the time from the begin of a rank's gathers to the
+        end of the piece's.
         """
-        over_ns = stepped_ns.copy()
-        for rank, stages in self._own.items() if self._costs.gather_ns else ():
-            for stage in stages:
-                begin, duration = int(over_ns[rank]), self._costs.gather_ns[stage]
-                self.reductions.append(Reduced(Group.DP, rank, stage, begin, begin + duration, begin, is_gather=True))
-                over_ns[rank] += duration
-                self.reduction_ns[rank] += duration
-        return over_ns
+        clock = [0] * self._costs.num_ranks
+        return [self._gathered_ns(clock, piece) for piece in pieces]
+
+    def _gathered_ns(self, clock: list[int], piece: Piece) -> int:
+        rank = self.rank_of(piece)
+        clock[rank] += self.gather_ns(piece)
+        return clock[rank]
+
+    def gather_ns(self, piece: Piece) -> int:
+        """Nanoseconds of a piece's gather."""
+        if piece.stage in self._cut:
+            return self._costs.buckets[piece.stage][piece.number].gather_ns
+        return self._costs.gather_ns[piece.stage]
+
+    def gather(self, piece: Piece, over_ns: int, missing_ns: int) -> None:
+        """Record the gather of a piece that is over at ``over_ns``, ``missing_ns`` after its rank came to the wait."""
+        rank = self.rank_of(piece)
+        self.reductions.append(
+            Reduced(
+                Group.DP,
+                rank,
+                piece.stage,
+                over_ns - self.gather_ns(piece),
+                over_ns,
+                over_ns - missing_ns,
+                is_gather=True,
+                part=self._part_of(piece),
+            )
+        )
+        self.reduction_ns[rank] += missing_ns
 
     def _tie_start(self, rank: int, finish_ns: Nanoseconds, started: Mapping[Piece, int]) -> int:
         """The start of the rank's tie; several tied stages share one sum, which starts after all compute."""
@@ -218,7 +246,9 @@ def least_end_ns(
     """The least length of a step whose ranks have no compute left at these times, for any starts of reductions.
 
     The stage whose W a rank runs last is reduced after that, or one of its buckets, whichever it is. A tied stage of a
-    rank with several may have been reduced before.
+    rank with several may have been reduced before. Every forward follows one of stage 0, which waits at least for the
+    parameters of its first units. Without a barrier each rank gathers at least those of one of its stages' first units
+    between its last action and its next one.
     """
     own = stages_of(stage_ranks)
     clock = finish_ns.copy()
@@ -232,9 +262,18 @@ def least_end_ns(
         else:
             clock[members] += durations
     clock += np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)
-    if costs.gather_ns:
-        np.add.at(clock, list(stage_ranks), costs.gather_ns)
+    if costs.gather_ns and costs.has_barrier:
+        clock += _least_gather_ns(0, costs)
+    elif costs.gather_ns:
+        for rank, stages in own.items():
+            clock[rank] += min(_least_gather_ns(stage, costs) for stage in stages)
     return int(clock.max())
+
+
+def _least_gather_ns(stage: int, costs: Costs) -> int:
+    """The least wait for parameters of a rank that has nothing to do before it begins with the stage."""
+    first_bucket = [buckets[-1].gather_ns for buckets in costs.buckets[stage : stage + 1] if buckets]
+    return min([costs.gather_ns[stage], *first_bucket])
 
 
 def _least_ns(group: Group, rank: int, stages: Sequence[int], costs: Costs) -> int:
