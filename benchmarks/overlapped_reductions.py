@@ -1,12 +1,13 @@
-"""What buckets hide of the reduction of gradients, simulated and rehearsed: a sum as long as a micro-batch's backward.
+"""What buckets hide of the exchanges of replicas, simulated and rehearsed: sums as long as a micro-batch's backward.
 
     ./dev bench overlapped_reductions
 
 The links are described, so that the sum of a stage's gradients over two replicas takes as long as the backward of one
-micro-batch. Each case is run in three ways on real ranks, which send real messages and wait instead of computing
-(`penstock rehearse`): *serial*, with every reduction after all compute (as plans for CUDA have them), *overlapped*, in
-buckets, and with *none*, one replica alone. A step is as long as that of the worst rank. What is hidden is (serial -
-overlapped) / (serial - none), of which at least half has to be.
+micro-batch. If replicas divide the optimizer's state (zero 1), that is a reduce-scatter, and the gather of the stage's
+parameters takes as long, too. Each case is run in three ways on real ranks, which send real messages and wait instead
+of computing (`penstock rehearse`): *serial*, with every reduction after all compute and every gather before it (as
+plans for CUDA have them), *overlapped*, in buckets, and with *none*, one replica alone. A step is as long as that of
+the worst rank. Hidden is (serial - overlapped) / (serial - none), of which at least half has to be.
 
 All are visited in turn, and a visit is the step of median length of three. A visit during which anything else used the
 machine does not count.
@@ -55,6 +56,7 @@ class Case:
     schedule: str
     pp: int
     microbatches: int
+    zero: int
 
     @property
     def job(self) -> JobSpec:
@@ -66,7 +68,7 @@ class Case:
             training=TrainingSpec(global_batch=DP * self.microbatches, steps=1),
             resources=ResourcesSpec(ranks=DP * self.pp, memory_per_rank=MEMORY),
             parallelism=ParallelismSpec(
-                dp=DP, tp=1, pp=self.pp, micro_batch=1, slices=1, schedule=self.schedule, zero=0
+                dp=DP, tp=1, pp=self.pp, micro_batch=1, slices=1, schedule=self.schedule, zero=self.zero
             ),
         )
 
@@ -93,12 +95,12 @@ class Case:
         return self.cluster(rate)
 
     def plan(self, way: str, cluster: ClusterSpec) -> Plan:
-        """The planner's, or the same with reductions after all compute, or one replica of it."""
+        """The planner's, or the same with nothing next to compute, or one replica of it."""
         plan = decide(problem_from_cluster(self.job, cluster)).plan
         if way == "serial":
             return dataclasses.replace(plan, late_receives=True, program_digest="", prediction=None)
         if way == "none":
-            return dataclasses.replace(plan, dp=1, placement=(), program_digest="", prediction=None)
+            return dataclasses.replace(plan, dp=1, zero=0, placement=(), program_digest="", prediction=None)
         return plan
 
 
@@ -123,13 +125,10 @@ def backward_ns(timeline: Timeline) -> int:
 
 
 CASES = [
-    Case(schedule=schedule, pp=pp, microbatches=microbatches)
-    for schedule, pp, microbatches in (
-        ("1f1b", 1, 1),
-        ("1f1b", 1, 4),
-        ("1f1b", 2, 4),
-        ("1f1b", 4, 8),
-        ("interleaved-1f1b", 2, 4),
+    Case(schedule=schedule, pp=pp, microbatches=microbatches, zero=zero)
+    for zero, (schedule, pp, microbatches) in itertools.product(
+        (0, 1),
+        (("1f1b", 1, 1), ("1f1b", 1, 4), ("1f1b", 2, 4), ("1f1b", 4, 8), ("interleaved-1f1b", 2, 4)),
     )
 ]
 
@@ -184,7 +183,7 @@ def main() -> int:
 
 
 def hidden(steps: dict[str, float]) -> float:
-    """The share of the serial reductions that the overlapped ones hide."""
+    """The share of the serial exchanges that the overlapped ones hide."""
     return (steps["serial"] - steps["overlapped"]) / (steps["serial"] - steps["none"])
 
 
@@ -195,19 +194,20 @@ def table(results: dict[str, Any]) -> str:
 
 def _lines(results: dict[str, Any]) -> Iterator[str]:
     yield from (
-        "# Reductions next to backward",
+        "# Reductions next to backward, gathers next to forward",
         "",
         f"Two replicas of a pipeline with {BLOCKS_PER_STAGE} blocks per rank on {results['machine']}; links are such "
-        "that the longest sum of a stage's gradients takes as long as the backward of a micro-batch. Seconds of a "
+        "that the longest sum of a stage's gradients takes as long as the backward of a micro-batch, and with zero 1 "
+        "the gather of its parameters, too. Seconds of a "
         f"step; medians of {VISITS} visits by turns. Hidden is (serial - overlapped) / (serial - none), at least "
         f"{LEAST_HIDDEN:.0%}.",
         "",
-        "| schedule | ranks | micro-batches | serial | overlapped | none | hidden | simulated: serial | overlapped | "
-        "none | hidden |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| zero | schedule | ranks | micro-batches | serial | overlapped | none | hidden | simulated: serial | "
+        "overlapped | none | hidden |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     )
     for _, group in itertools.groupby(
-        results["cases"], key=lambda case: (case["schedule"], case["pp"], case["microbatches"])
+        results["cases"], key=lambda case: (case["zero"], case["schedule"], case["pp"], case["microbatches"])
     ):
         ways = {case["way"]: case for case in group}
         of_case = ways["serial"]
@@ -217,7 +217,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
             {way: case["simulated_seconds"] for way, case in ways.items()},
         ):
             columns += [*(f"{steps[way]:.3f}" for way in WAYS), f"{hidden(steps):.0%}"]
-        shape = f"{of_case['schedule']} | {DP * of_case['pp']} | {of_case['microbatches']}"
+        shape = f"{of_case['zero']} | {of_case['schedule']} | {DP * of_case['pp']} | {of_case['microbatches']}"
         yield f"| {shape} | {' | '.join(columns)} |"
 
 
