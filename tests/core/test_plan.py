@@ -301,6 +301,7 @@ def test_a_plan_whose_stages_differ_is_pinned_stage_by_stage() -> None:
     policy = (uniform_remakes(plan.model, plan.stages[0], (Operation.NORM,)), ())
     plan = replace(plan, recompute=policy)
     assert plan.recompute_pin == policy
+    assert replace(plan, recompute_inside=True).recompute_pin is None
     assert plan.recomputes(policy)
     assert not plan.recomputes((policy[0], policy[0]))
     assert not plan.recomputes(policy[:1])

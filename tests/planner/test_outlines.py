@@ -81,17 +81,21 @@ def test_pins_are_obeyed() -> None:
 
 @pytest.mark.parametrize("schedule", [*BUILT_IN, "of another package"])
 @pytest.mark.parametrize("zero", [0, 1])
-def test_schedules_with_shared_memory_estimates_have_the_same_as_separately(schedule: str, zero: int) -> None:
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_schedules_with_shared_memory_estimates_have_the_same_as_separately(
+    schedule: str, zero: int, is_inside: bool
+) -> None:
     asked = problem(ranks=4, global_batch=12, sequence_length=40)
     for mesh in meshes(asked):
         work = UnitWork.of(asked, mesh.tp, mesh.microbatch, [equal_slices(40, count) for count in (1, 2, 4)])
         memories = OutlineMemories(asked, work, mesh)
         for other in BUILT_IN:
             memories.least_bytes(other, zero)
-            memories.relief(other, zero, 0)
+            memories.relief(other, zero, 0, is_inside)
         alone = OutlineMemory.of(asked, work, mesh, schedule, zero)
         assert memories.least_bytes(schedule, zero).tolist() == alone.least_bytes.tolist()
-        assert [memories.relief(schedule, zero, place) for place in range(3)] == alone.reliefs(asked, work, mesh)
+        reliefs = [memories.relief(schedule, zero, place, is_inside) for place in range(3)]
+        assert reliefs == alone.reliefs(asked, work, mesh, is_inside=is_inside)
 
 
 def test_more_memory_does_not_change_estimates_of_schedules_without_a_memory_limit() -> None:

@@ -123,6 +123,7 @@ remainderSlices: [128]
 stages: [[0, 2], [2, 4]]
 recompute: [[{unit: attention, count: 1, operations: [norm]}], []]
 recomputeAhead: 2
+recomputeInside: true
 schedule: {generator: zb, version: 1, text: x}
 receiveAhead: 3
 placement: [0, 1, 2, 3]

@@ -33,5 +33,6 @@ def _some(rng: random.Random, operations: tuple[Operation, ...]) -> tuple[Operat
 
 
 def randomly_recomputed(plan: Plan, seed: int) -> Plan:
-    """The plan with such remakes, by an R up to three actions ahead of its backward."""
-    return replace(plan, recompute=random_remakes(plan.model, plan.stages, seed), recompute_ahead=seed % 4)
+    """The plan with such remakes: inside its backwards, or by an R up to three actions ahead of them."""
+    recompute = random_remakes(plan.model, plan.stages, seed)
+    return replace(plan, recompute=recompute, recompute_ahead=seed % 4, recompute_inside=seed % 3 == 0)

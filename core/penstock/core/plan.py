@@ -135,9 +135,11 @@ class Plan(Manifest):
     for keys, values and their gradients, which are freed with its backward; without it a micro-batch has one of each.
     With ``split_slots`` a slot may lie in several extents of its rank's arena (`penstock.core.extents`).
 
-    ``recompute`` is the recomputation of every stage before its backward (`penstock.core.remaking`), empty if all
-    stages keep everything. ``recompute_ahead`` is the distance in actions of its rank from an R to its backward, as far
-    as its forward permits. ``head_parts`` units share the head's vocabulary, the last of ``model.units``
+    ``recompute`` is the recomputation of every stage (`penstock.core.remaking`), empty if all stages keep everything. A
+    stage without an R in the schedule gets one for each backward: ``recompute_ahead`` actions of its rank earlier, as
+    far as its forward permits. With ``recompute_inside`` it gets none and recomputes inside its backwards.
+
+    ``head_parts`` units share the head's vocabulary, the last of ``model.units``
     (`penstock.core.model.DividedModel`). With ``zero`` 1 the replicas divide the optimizer state (ZeRO-1,
     `penstock.core.replicas`); with one replica it is 0. Each pipeline rank's units are shared by ``tp`` shards, hidden
     states by tokens with ``sequence_parallel`` (`penstock.core.sharding`).
@@ -168,6 +170,7 @@ class Plan(Manifest):
     zero: Annotated[int, up_to(MOST_ZERO)] = 0
     recompute: Annotated[tuple[Remakes, ...], list_of(2 * MOST_LAYERS + 2, items=list_of(MOST_REMAKES))] = ()
     recompute_ahead: Annotated[int, up_to(MOST_AHEAD)] = 0
+    recompute_inside: bool = False
     program_digest: str = ""
     profile_digest: str = ""
     prediction: Prediction | None = None
@@ -353,10 +356,11 @@ class Plan(Manifest):
     @property
     def recompute_pin(self) -> RecomputePin | None:
         """The recomputation, as a job pins it: by a name if one fits, else stage by stage. None if that would need
-        stages that a job cannot pin (`blocks`), and if the schedule itself has all of it.
+        stages that a job cannot pin (`blocks`), if the schedule itself has all of it, and if it is inside backwards,
+        which no pin says.
         """
         named_pin = next((pin for pin in Recompute if self.recomputes(pin)), None)
-        if named_pin is Recompute.NONE and self._imported_recompute_stages:
+        if self.recompute_inside or (named_pin is Recompute.NONE and self._imported_recompute_stages):
             return None
         return named_pin or (None if self.blocks is None else self.recompute)
 
@@ -410,8 +414,8 @@ class Plan(Manifest):
         Ranks do not need those fields, and ranks of version 0.1.0, which may run during an upgrade, reject fields that
         they do not know. So new fields for people have to be added to `confidence` as well. ``late_receives`` is
         written only for CUDA, which 0.1.0 cannot run. ``remainder``, ``head_parts``, ``recompute``,
-        ``recompute_ahead``, ``zero``, ``prefix_by_slice`` and ``split_slots`` are written only if they are used; 0.1.0
-        rejects them.
+        ``recompute_ahead``, ``recompute_inside``, ``zero``, ``prefix_by_slice`` and ``split_slots`` are written only if
+        they are used; 0.1.0 rejects them.
         """
         alternatives = tuple(dataclasses.replace(alternative, speed=None) for alternative in self.alternatives)
         if self.prediction is None:

@@ -30,6 +30,8 @@ class Candidate:
     """Recomputation of each stage before its backwards; empty if all keep everything."""
     recompute_ahead: int = 0
     """Distance in actions of its rank from an R to its backward."""
+    recompute_inside: bool = False
+    """Whether stages without an R in the schedule recompute inside their backwards instead of getting one."""
     zero: int = 0
     """1 if replicas divide the optimizer state (ZeRO-1), 0 if each has all of it."""
 

@@ -125,6 +125,7 @@ class Proposer:
             remainder_slices=remainder_slices(self.problem, outline.mesh, slices),
             head_parts=outline.head_parts,
             recompute=pinned_remakes(self.problem.divided(outline.head_parts), stages),
+            recompute_inside=outline.recomputes_inside,
             zero=outline.zero,
         )
 

@@ -35,6 +35,7 @@ def schedule_of(plan: Plan) -> Schedule:
         num_remainder_slices=len(plan.remainder_slices),
         recomputed=recomputed_stages(plan.recompute),
         recompute_ahead=plan.recompute_ahead,
+        recompute_inside=plan.recompute_inside,
         keep_pairs=plan.tp > 1,
     )
 

@@ -19,12 +19,15 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.compile import lowered, prove_plan
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import explained
-from penstock.planner.judge import Evaluation, NothingFitsError, Reporter
+from penstock.planner.judge import Ending, Evaluation, NothingFitsError, Reporter
+from penstock.planner.moves import inside_of
+from penstock.planner.outlines import outlines
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
 from penstock.planner.recompute import may_recompute
 from penstock.planner.search import Result, search
+from penstock.planner.search_inside import search_inside
 from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
@@ -45,6 +48,12 @@ MOST_TIGHTER_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 2
 """A tighter search lowers the limit by the factor by which the best plan's arenas were too large, times `TIGHTER`, with
 this fraction (1 / `TIGHTER_PART`) of the first budget.
 """
+
+INSIDE_PART = 4
+"""The search for plans that recompute inside of their backwards gets 1 / `INSIDE_PART` of the budget."""
+
+MOST_INSIDE, MOST_LEANER = 3, 3
+"""So many of its plans are laid out, each with more recomputation up to so many times if its arena does not fit."""
 
 MOST_PLACEMENTS, PLACEMENT_PART = 2, 2
 """Searches with the placement of the best plan so far, each with a fraction of the budget."""
@@ -70,7 +79,8 @@ class Decision:
     """The plan, how it was found, and its Program unless that is too large to lower here.
 
     ``overshoot_bytes`` is the excess of a better candidate's arena over the limit, 0 if there is no better one.
-    ``chosen`` is the plan's candidate as ``judge`` simulated it.
+    ``chosen`` is the plan's candidate as ``judge`` simulated it. ``apart`` is the best plan that does not recompute
+    inside of its backwards, if this one does.
     """
 
     plan: Plan
@@ -79,6 +89,7 @@ class Decision:
     judge: Simulated
     chosen: Evaluation
     overshoot_bytes: int = 0
+    apart: Decision | None = None
 
     def score(self, problem: Problem) -> int:
         """The objective: nanoseconds, or those of all devices together."""
@@ -119,11 +130,70 @@ def _ranks(problem: Problem) -> str:
 
 
 def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
-    """The best plan for the judge's problem. A search assumes one placement per mesh: if another placement suits its
+    """The best plan for the judge's problem; those that recompute inside of their backwards are searched last."""
+    budget = budget or usual_budget(judge.problem.num_devices)
+    try:
+        apart = _apart(judge, budget, reporter)
+    except NothingFitsError:
+        inside = _inside(judge, budget.part(INSIDE_PART), reporter, None)
+        if inside is None:
+            raise
+        return inside
+    same_placement = apart.judge.limited(judge.problem.memory_limit_bytes)
+    return _inside(same_placement, budget.part(INSIDE_PART), reporter, apart) or apart
+
+
+def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: Decision | None) -> Decision | None:
+    """The best plan that recomputes inside of its backwards, if it is better than ``apart``; None if there is none."""
+    problem, earlier = judge.problem, None if apart is None else apart.result
+    if not may_recompute(problem) or problem.software.recomputes_on_demand:
+        return None
+    among, to_beat = outlines(problem) if earlier is None else earlier.outlines, None if apart is None else apart.chosen
+    try:
+        result = search_inside(problem, judge, among, to_beat, budget, reporter)
+    except NothingFitsError:
+        return None
+    best = None if apart is None else apart.score(problem)
+    fitting = None
+    for evaluation in itertools.islice((result.best, *result.others), MOST_INSIDE):
+        for leaner_judge, laid_out in _leaner(judge, evaluation, problem):
+            score = problem.score(laid_out.evaluation.step_ns, laid_out.evaluation.candidate.mesh.num_devices)
+            if (best is None or score < best) and laid_out.peak_bytes <= problem.memory_limit_bytes:
+                fitting, best = (leaner_judge, laid_out), score
+    if fitting is None:
+        return None
+    leaner_judge, laid_out = fitting
+    result = dataclasses.replace(result, best=laid_out.evaluation)
+    return Decision(
+        plan=_explained_plan(laid_out, problem, _together(problem, result, earlier), place=1),
+        result=result,
+        program=laid_out.program,
+        judge=leaner_judge,
+        chosen=laid_out.evaluation,
+        apart=apart,
+    )
+
+
+def _leaner(judge: Simulated, evaluation: Evaluation, problem: Problem) -> Iterator[tuple[Simulated, _LaidOut]]:
+    """The evaluation laid out, and while its arena does not fit, its candidate with more recomputation."""
+    if not evaluation.is_exact:
+        evaluation = judge.evaluate(evaluation.candidate, in_full=True)
+    for _ in range(1 + MOST_LEANER):
+        laid_out = _laid_out(judge, evaluation, problem)
+        yield judge, laid_out
+        excess = laid_out.peak_bytes - problem.memory_limit_bytes
+        judge = judge.limited(judge.problem.memory_limit_bytes - excess)
+        leaner = None if excess <= 0 else judge.proposer.room.leaner(inside_of(evaluation.candidate))
+        if leaner is None:
+            return
+        evaluation = judge.evaluate(leaner, in_full=True)
+
+
+def _apart(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
+    """The best plan with recomputation by R. A search assumes one placement per mesh: if another placement suits its
     plan better, the search is repeated with that, or the plan would depend on how devices are numbered.
     """
     problem = judge.problem
-    budget = budget or usual_budget(problem.num_devices)
     best = _by_placement(judge, budget, reporter)
     for _ in range(MOST_PLACEMENTS):
         if best.plan.placement == best.judge.placement(best.chosen.candidate.mesh):
@@ -242,7 +312,7 @@ def _whole_mebibytes(num_bytes: float) -> int:
 def _first_fit(judge: Simulated) -> Decision | NothingFitsError:
     """The first plan that fits, however slow."""
     try:
-        return _decided(judge, FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT)
+        return _apart(judge, FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT, None)
     except NothingFitsError as shortage:
         return shortage
 
@@ -293,6 +363,24 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
     raise _NoArenaFitsError(needs)
 
 
+def _together(problem: Problem, result: Result, earlier: Result | None) -> Result:
+    """Both results for an explanation; the first has the best evaluation."""
+    if earlier is None:
+        return result
+    others, order = (*result.others, earlier.best, *earlier.others), list(Ending)
+    return dataclasses.replace(
+        result,
+        others=tuple(sorted(others, key=lambda e: problem.score(e.step_ns, e.candidate.mesh.num_devices))),
+        too_large=(*result.too_large, *earlier.too_large),
+        shortages=(*result.shortages, *earlier.shortages),
+        ruled_out=(*result.ruled_out, *earlier.ruled_out),
+        num_outlines=result.num_outlines + earlier.num_outlines,
+        num_judged=result.num_judged + earlier.num_judged,
+        ending=max(result.ending, earlier.ending, key=order.index),
+        overview=earlier.overview,
+    )
+
+
 def _few_alike(ranked: Iterable[Evaluation]) -> Iterator[Evaluation]:
     """The evaluations without those of which `MOST_ALIKE` before have the same label: if the arenas of these do not
     fit, neither do theirs.
@@ -327,7 +415,7 @@ def _laid_out(judge: Simulated, simulated: Evaluation, problem: Problem) -> _Lai
         program = lowered(draft, action_transients(divided, evaluation.candidate))
         evaluation = _with_arena(placed_judge, evaluation, program)
         if max(evaluation.peak_bytes) <= problem.memory_limit_bytes:
-            prove_plan(draft, program, _room(problem, evaluation.candidate), num_places=problem.num_places)
+            prove_plan(draft, program, _room(placed_judge, problem, evaluation), num_places=problem.num_places)
     return _LaidOut(draft=draft, evaluation=evaluation, program=program)
 
 
@@ -353,7 +441,10 @@ def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Pla
     """
     yield decision.plan
     labels, place = {decision.chosen.candidate.label}, 1
-    for other in decision.result.others:
+    apart = decision.apart
+    ranked = decision.result.others if apart is None else (apart.chosen, *apart.result.others)
+    decision = apart or decision
+    for other in ranked:
         if place >= count:
             return
         label = other.candidate.label
@@ -366,9 +457,10 @@ def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Pla
             yield _explained_plan(laid_out, problem, decision.result, place)
 
 
-def _room(problem: Problem, candidate: Candidate) -> list[int]:
+def _room(judge: Simulated, problem: Problem, evaluation: Evaluation) -> list[int]:
     """Bytes that every rank has for its arena and transients."""
-    always = resident_bytes(problem.divided(candidate.head_parts), candidate, owners_of(candidate))
+    candidate, order = evaluation.candidate, judge.order(evaluation.candidate)
+    always = resident_bytes(problem.divided(candidate.head_parts), candidate, owners_of(candidate), order)
     return [problem.memory_limit_bytes - num_bytes for num_bytes in always.tolist()]
 
 
@@ -398,6 +490,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         head_parts=candidate.head_parts,
         recompute=candidate.recompute,
         recompute_ahead=candidate.recompute_ahead,
+        recompute_inside=candidate.recompute_inside and any(candidate.recompute),
         zero=candidate.zero,
         profile_digest=problem.profile_digest,
     )

@@ -214,7 +214,8 @@ class Simulated:
 
     def _hiding_orders(self, candidate: Candidate, name: str) -> Iterator[Order]:
         """Other orders of a split backward: with R as an action of its own, and made as if R took no time."""
-        if name not in SPLIT or find(name).per_rank(candidate.mesh.pp, len(candidate.stages)) > MOST_STAGES_PER_RANK:
+        is_splitting = name in SPLIT and not candidate.recompute_inside
+        if not is_splitting or find(name).per_rank(candidate.mesh.pp, len(candidate.stages)) > MOST_STAGES_PER_RANK:
             return
         recomputed, num_remainder_slices = recomputed_stages(candidate.recompute), len(candidate.remainder_slices)
         inputs = self._inputs_with_costs(candidate, name, hides_recomputation=True)
@@ -239,6 +240,8 @@ class Simulated:
         problem, width = self.problem_of(candidate), kernel.ARRIVED + 1
         linked = link_order(order, self.receive_ahead, self.problem.late_receives, width=width)
         times, memory = self._times(candidate, order, linked), stage_memory(problem, candidate)
+        costs, remade = self.costs(candidate, owners_of(candidate)), remade_bytes(problem, candidate)
+        remade_ns = costs.compute_ns[RECOMPUTE]
         remainder = remainder_shape(problem, candidate) if order.num_remainder_slices else None
         levels = Walk.of_linked(order, linked).levels_bytes(
             memory.slot_bytes,
@@ -251,7 +254,9 @@ class Simulated:
             linked=linked,
             makespan_ns=times.makespan_ns,
             levels=levels,
-            remade_bytes=remade_bytes(problem, candidate),
+            remade_bytes=remade,
+            remade_ns=remade_ns,
+            inside_ns=np.zeros_like(remade_ns) if costs.inside_ns is None else costs.inside_ns,
         )
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
@@ -325,14 +330,11 @@ class Simulated:
         small as the candidate's.
         """
         growing, num_slices = self._without_remainder(candidate), len(candidate.remainder_slices)
-        recomputed, ahead = recomputed_stages(candidate.recompute), candidate.recompute_ahead
-        if not num_slices and not recomputed:
+        if not num_slices and not any(candidate.recompute):
             return growing
         return dataclasses.replace(
             growing,
-            generate=lambda count: (
-                growing.generate(count).with_remainder(num_slices).with_recomputation(recomputed, ahead)
-            ),
+            generate=lambda count: _recomputing(growing.generate(count).with_remainder(num_slices), candidate),
         )
 
     def _without_remainder(self, candidate: Candidate) -> Growing:
@@ -409,8 +411,7 @@ class Simulated:
 
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` if it was made for another shape."""
-        recomputed = recomputed_stages(candidate.recompute)
-        return self._as_recorded(candidate).with_recomputation(recomputed, candidate.recompute_ahead)
+        return _recomputing(self._as_recorded(candidate), candidate)
 
     def _as_recorded(self, candidate: Candidate) -> Order:
         """The order of its recipe, without recomputation."""
@@ -479,6 +480,12 @@ class Simulated:
 def _as_run(order: Order, candidate: Candidate) -> Order:
     """The order as ranks run it: ranks of one shard run the actions of a pair one after the other."""
     return order if candidate.mesh.tp > 1 else order.apart()
+
+
+def _recomputing(order: Order, candidate: Candidate) -> Order:
+    """The order with the candidate's R, unless its stages recompute inside their backwards."""
+    recomputed = recomputed_stages(candidate.recompute)
+    return order.with_recomputation(recomputed, candidate.recompute_ahead, inside=candidate.recompute_inside)
 
 
 def _boundaries(candidate: Candidate) -> tuple[object, ...]:

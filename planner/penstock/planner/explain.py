@@ -260,7 +260,9 @@ def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tupl
         return ()
     remakes = f"recomputation: {_made_again(problem, candidate)}"
     cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
-    if candidate.recompute_ahead:
+    if candidate.recompute_inside:
+        cost += ", inside backwards" if isinstance(candidate.schedule, str) else ", inside backwards or in waits"
+    elif candidate.recompute_ahead:
         cost += f", begun up to {format_count(candidate.recompute_ahead, 'action')} before its backward"
     elif not isinstance(candidate.schedule, str) and candidate.schedule != problem.pinned.schedule:
         cost += ", in earlier waits of its ranks than those for gradients"

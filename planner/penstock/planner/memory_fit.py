@@ -56,9 +56,11 @@ from penstock.planner.recompute import (
     Cut,
     Savings,
     fully_recomputed,
+    keeps_links,
     may_recompute,
     own_remakes,
     pinned_remakes,
+    savings_inside,
     savings_of,
 )
 from penstock.planner.schedules.braided import BRAIDED
@@ -72,6 +74,9 @@ from penstock.planner.tables import remade_bytes, remainder_shape, stage_memory,
 from penstock.planner.work import Floats
 
 MOST_CORRECTIONS = 4
+
+FURTHER = 2
+"""More recomputation inside of a backward takes memory itself. So corrections after the first count so many times."""
 
 NEARLY, SHORT_WALK = 1.1, 4_000
 """Walks of more actions take milliseconds: there the third step only follows if the second came below ``NEARLY`` times
@@ -198,7 +203,7 @@ class Room:
         owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
         margin = np.zeros(shape.mesh.pp, dtype=np.int64) if margin is None else margin
         trial, missing, target_bytes = dataclasses.replace(shape, recompute=()), 1, limit - margin
-        for _ in range(1 + MOST_CORRECTIONS):
+        for number in range(1 + MOST_CORRECTIONS):
             always, kept = self._held_bytes(dataclasses.replace(trial, recompute=()), kept_walk, num_held)
             if not trial.recompute and (always + kept <= target_bytes).all():
                 return trial
@@ -216,18 +221,23 @@ class Room:
             lacking = np.add(*self._held_bytes(trial, remade_walk, num_held)) - target_bytes
             if lacking.max() <= 0:
                 return trial
-            missing, margin = int(lacking.max()), margin + np.maximum(lacking, 0)
+            factor = FURTHER if number and shape.recompute_inside else 1
+            missing, margin = int(lacking.max()), margin + factor * np.maximum(lacking, 0)
+        full = fully_recomputed(problem, trial)
+        if shape.recompute_inside and (np.add(*self._held_bytes(full, remade_walk, num_held)) <= target_bytes).all():
+            return full
         return Shortage(candidate=trial, missing_bytes=max(missing, 1))
 
     def _walks_of(self, shape: Candidate) -> Iterator[tuple[Walk, Walk]]:
-        """Pairs of walks with the order's bytes: with everything kept, and with everything recomputed. For an order
-        that adapts to the free memory, first those of the orders in `STANDS_FOR`, then with one micro-batch at a time.
+        """Pairs of walks with the order's bytes: with everything kept, and with everything recomputed, without an R if
+        that is inside backwards. For an order that adapts to the free memory, first those of the orders in
+        `STANDS_FOR`, then with one micro-batch at a time.
         """
         name, num_remainder_slices = str(shape.schedule), len(shape.remainder_slices)
         num_microbatches = enough_microbatches(shape, self.receive_ahead)
         shapes = [(schedule, num_microbatches, num_remainder_slices) for schedule in STANDS_FOR.get(name, (name,))]
         for shape_key in shapes + ([(name, 1, 0)] if name in STANDS_FOR else []):
-            yield self._walk(shape, *shape_key), self._walk(shape, *shape_key, recomputes=True)
+            yield self._walk(shape, *shape_key), self._walk(shape, *shape_key, recomputes=not shape.recompute_inside)
 
     def _cut_of(
         self,
@@ -241,7 +251,7 @@ class Room:
     ) -> Cut:
         problem, mesh = self.problem.divided(shape.head_parts), shape.mesh
         state, held = unit_bytes(problem, mesh.tp, mesh.microbatch, shape.optimizer_shards)
-        savings = self._savings(shape)
+        savings = savings_inside(self._savings(shape)) if keeps_links(problem, shape) else self._savings(shape)
         of_kinds = np.array([sum(s.num_bytes for s in savings if s.unit is kind) for kind in UNIT_KINDS])
         kinds = [unit.kind for unit in problem.model.units]
         numbers = [UNIT_KINDS.index(kind) for kind in kinds]
@@ -268,7 +278,8 @@ class Room:
 
     def _fitted_orders(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         name, num_remainder_slices = str(balanced.schedule), len(balanced.remainder_slices)
-        num_microbatches, recomputes = enough_microbatches(balanced, self.receive_ahead), bool(balanced.recompute)
+        num_microbatches = enough_microbatches(balanced, self.receive_ahead)
+        recomputes = bool(balanced.recompute) and not balanced.recompute_inside
         if name not in STANDS_FOR:
             yield self._fitted(
                 balanced, self._walk(balanced, name, num_microbatches, num_remainder_slices, recomputes=recomputes)
@@ -338,13 +349,14 @@ class Room:
         return Shortage(candidate=balanced, missing_bytes=max(min(needed) - limit, 1))
 
     def _held_bytes(self, candidate: Candidate, walk: Walk, num_held: float) -> tuple[Integers, Integers]:
-        """The bytes if a rank holds its micro-batches ``num_held`` times, and what R makes once."""
+        """The bytes if a rank holds its micro-batches ``num_held`` times, and once what R makes, if there is one."""
         always, slots = self._bytes(candidate, walk)
         if num_held == 1:
             return always, slots
         problem, remade = self.problem.divided(candidate.head_parts), np.zeros_like(slots)
         owners = list(stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages)))
-        np.maximum.at(remade, owners, remade_bytes(problem, candidate).max(axis=1))
+        if not candidate.recompute_inside:
+            np.maximum.at(remade, owners, remade_bytes(problem, candidate).max(axis=1))
         return always, slots + ((num_held - 1) * np.maximum(slots - remade, 0)).astype(np.int64)
 
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:

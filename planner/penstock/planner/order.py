@@ -118,16 +118,17 @@ class Order:
             joined=None if self.joined is None else (self.joined & kept & np.roll(kept, -1))[kept],
         )
 
-    def with_recomputation(self, stages: Set[int], ahead: int = 0) -> Order:
+    def with_recomputation(self, stages: Set[int], ahead: int = 0, *, inside: bool = False) -> Order:
         """The order with an R of these stages before each of their backwards: ``ahead`` actions earlier, but after its
-        forward, and before or after a pair, not within. Stages that already have an R only get those of backwards in
-        pairs, which cannot recompute inside: a pair needs that memory for its forward.
+        forward, and before or after a pair, not within. Stages that already have an R, and all if they recompute
+        ``inside``, only get those of backwards in pairs, which cannot do it inside: a pair needs that memory for its
+        forward.
 
         R needs no message, so it runs while the next action waits for one. Directly before its backward that is the
         gradient's. Further ahead it also fills other waits, so less of it is exposed, but its tensors live longer.
         """
         has_r = set(self.stages[self.kinds == RECOMPUTE].tolist())
-        lacks_r = np.isin(self.stages, list(stages - has_r))
+        lacks_r = np.isin(self.stages, [] if inside else list(stages - has_r))
         if self.joined is not None:
             lacks_r |= (self.joined | np.roll(self.joined, 1)) & np.isin(self.stages, list(stages))
         backwards = np.flatnonzero(self.recomputes_inside() & lacks_r)
@@ -138,6 +139,10 @@ class Order:
         if self.joined is not None:
             is_within_pair = np.roll(self.joined, 1)[places]
             places = places - is_within_pair + 2 * (is_within_pair & (forwards == places - 1))
+        return self.with_recomputations_of(backwards, places)
+
+    def with_recomputations_of(self, backwards: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> Order:
+        """The order with an R of each of the ``backwards`` before the action of the same rank at its place."""
         columns: dict[str, Any] = {
             name: np.insert(getattr(self, name), places, getattr(self, name)[backwards])
             for name in ("stages", "microbatches", "slices")

@@ -18,7 +18,7 @@ from penstock.planner.candidate import optimizer_shards
 from penstock.planner.cost import CostModel
 from penstock.planner.memory import optimizer_bytes_per_parameter, whole_bytes_per_parameter
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.recompute import Savings, may_recompute, savings_of
+from penstock.planner.recompute import Savings, may_recompute, savings_inside, savings_of
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, pass_seconds, prefixes
 from penstock.planner.tables import gradient_slot_bytes, optimizer_bytes, unit_bytes
@@ -78,11 +78,11 @@ class UnitWork:
         state: Floats = self.state_bytes - self.optimizer_bytes * (1 - 1 / optimizer_shards)
         return state
 
-    def again_ns(self, shares: Floats) -> Floats:
+    def again_ns(self, shares: Floats, *, is_inside: bool = False) -> Floats:
         """Nanoseconds, elementwise, in which a layer recomputes the given shares of the buffers of a micro-batch that
         it can recompute.
         """
-        savings = self.savings()
+        savings = savings_inside(self.savings()) if is_inside else self.savings()
         total = sum(saving.num_bytes for saving in savings)
         missing_bytes, again_ns = shares * total, np.zeros_like(shares)
         for saving in savings:
@@ -94,6 +94,11 @@ class UnitWork:
         """Bytes of a micro-batch that a layer does not hold if it recomputes these operations."""
         recomputed = frozenset(operations)
         return sum(saving.num_bytes for saving in self.savings() if saving.operation in recomputed)
+
+    @property
+    def given_up_inside_bytes(self) -> int:
+        """The same if it recomputes everything inside its backward."""
+        return sum(saving.num_bytes for saving in savings_inside(self.savings()))
 
 
 def _passing_bytes(problem: Problem, tp: int, batch: int, slicings: Sequence[Slices]) -> tuple[Floats, Floats]:
@@ -223,21 +228,22 @@ class OutlineMemory:
         least: Floats = np.maximum(balanced, self.always.max(axis=0))
         return least
 
-    def reliefs(self, problem: Problem, work: UnitWork, mesh: Mesh) -> list[Relief | None]:
-        """[slicings]: the effect of recomputing what exceeds the limit, with the time as the mean over ranks; None if
-        ranks fit without, or may not recompute.
+    def reliefs(self, problem: Problem, work: UnitWork, mesh: Mesh, *, is_inside: bool) -> list[Relief | None]:
+        """[slicings]: the effect of recomputing what exceeds the limit, by an R or inside backwards, with the time as
+        the mean over ranks; None if ranks fit without, or may not recompute.
         """
         units_per_rank, limit = self.num_units / mesh.pp, problem.memory_limit_bytes
         most_units = _most_units(problem, mesh, self.num_units)
         if not may_recompute(problem) or (self.always + most_units * self.per_unit <= limit / 2).all():
             return [None] * len(units_per_rank)
-        given_up = self.in_flight_elsewhere * work.given_up_bytes() / 2  # an attention and an MLP give up together
+        given_up = self._given_up_bytes(problem, work, mesh, is_inside=is_inside)
         if not given_up.any():
             return [None] * len(units_per_rank)
         always, per_unit = self._with_passing(problem, work)
         held = always + units_per_rank * per_unit
         shares = np.clip((held - limit) / np.maximum(units_per_rank * given_up, 1), 0, 1)
-        seconds_again = mesh.num_by_work * problem.model.layers / mesh.pp * work.again_ns(shares).mean(axis=0)
+        of_layer = work.again_ns(shares, is_inside=is_inside).mean(axis=0)
+        seconds_again = mesh.num_by_work * problem.model.layers / mesh.pp * of_layer
         least_bytes = self._dealt(self.per_unit - given_up)
         most_bytes = always + most_units * per_unit
         is_wanted = np.any(most_bytes > NEARLY_FULL * limit, axis=0)
@@ -247,6 +253,16 @@ class OutlineMemory:
                 seconds_again.tolist(), least_bytes.tolist(), is_wanted.tolist(), strict=True
             )
         ]
+
+    def _given_up_bytes(self, problem: Problem, work: UnitWork, mesh: Mesh, *, is_inside: bool) -> Floats:
+        """Bytes that a unit of mean size gives up; an attention and an MLP give up together. R makes those of a slice
+        again for all layers of its rank at once, a backward those of one layer.
+        """
+        if not is_inside:
+            return self.in_flight_elsewhere * work.given_up_bytes() / 2
+        of_one_layer = min(mesh.pp / problem.model.layers, 1.0)
+        elsewhere = self.in_flight_elsewhere + (1 - of_one_layer) / work.counts
+        return elsewhere * work.given_up_inside_bytes / 2
 
     def _with_passing(self, problem: Problem, work: UnitWork) -> tuple[Floats, Floats]:
         """``always`` and ``per_unit`` including the output gradients of a slice, and the largest transient."""
@@ -268,7 +284,7 @@ class OutlineMemories:
     work: UnitWork
     mesh: Mesh
     _known_bytes: dict[tuple[str, int], Floats] = field(default_factory=dict)
-    _known_reliefs: dict[tuple[str, int], list[Relief | None]] = field(default_factory=dict)
+    _known_reliefs: dict[tuple[str, int, bool], list[Relief | None]] = field(default_factory=dict)
 
     def least_bytes(self, schedule: str, zero: int) -> Floats:
         """`OutlineMemory.least_bytes`."""
@@ -277,11 +293,12 @@ class OutlineMemories:
             self._known_bytes[key] = self._memory(schedule, zero).least_bytes
         return self._known_bytes[key]
 
-    def relief(self, schedule: str, zero: int, place: int) -> Relief | None:
+    def relief(self, schedule: str, zero: int, place: int, is_inside: bool) -> Relief | None:
         """One of `OutlineMemory.reliefs`."""
-        key = holding_alike(schedule), zero
+        key = holding_alike(schedule), zero, is_inside
         if key not in self._known_reliefs:
-            self._known_reliefs[key] = self._memory(schedule, zero).reliefs(self.problem, self.work, self.mesh)
+            memory = self._memory(schedule, zero)
+            self._known_reliefs[key] = memory.reliefs(self.problem, self.work, self.mesh, is_inside=is_inside)
         return self._known_reliefs[key][place]
 
     def _memory(self, schedule: str, zero: int) -> OutlineMemory:

@@ -46,7 +46,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -82,7 +82,8 @@ from penstock.planner.work import Floats
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
     """A mesh with a number of slices, a schedule, parts of the head and a degree of ZeRO, with its estimated step and
-    the least bytes that a rank needs. ``recomputes``: ranks recompute what exceeds the limit.
+    the least bytes that a rank needs. ``recomputes``: ranks recompute what exceeds the limit, by an R or inside their
+    backwards (``recomputes_inside``).
     """
 
     mesh: Mesh
@@ -93,8 +94,11 @@ class Outline:
     head_parts: int = 1
     zero: int = 0
     recomputes: bool = False
-    relief: Callable[[], Relief | None] = field(default=lambda: None, compare=False, repr=False)
-    """Recomputation that would reduce the bytes; gives None if ranks fit without it, or may not recompute."""
+    recomputes_inside: bool = False
+    relief: Callable[[bool], Relief | None] = field(default=lambda is_inside: None, compare=False, repr=False)
+    """Recomputation that would reduce the bytes, by an R or inside backwards; gives None if ranks fit without it, or
+    may not recompute.
+    """
 
     @property
     def label(self) -> str:
@@ -105,7 +109,15 @@ class Outline:
     @property
     def relieved(self) -> Outline | None:
         """The outline with recomputation of what exceeds the limit; None without a ``relief``, or if it has it."""
-        relief = None if self.recomputes else self.relief()
+        return None if self.recomputes else self._relieved_by(self.relief(False))
+
+    @property
+    def relieved_inside(self) -> Outline | None:
+        """The same with recomputation inside backwards."""
+        relieved = None if self.recomputes else self._relieved_by(self.relief(True))
+        return None if relieved is None else replace(relieved, recomputes_inside=True)
+
+    def _relieved_by(self, relief: Relief | None) -> Outline | None:
         if relief is None:
             return None
         return Outline(

@@ -96,6 +96,22 @@ def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -
     )
 
 
+LINKING = (UnitKind.MLP, Operation.OUTPUT)
+"""The input of the next layer. Stages that recompute inside their backwards keep it: without it all of their layers
+would be one segment, whose recomputed buffers exist at once (`penstock.core.scratch`).
+"""
+
+
+def keeps_links(problem: Problem, candidate: Candidate) -> bool:
+    """Whether the planner's choice keeps the inputs of layers: also for stacks that recompute layer by layer."""
+    return candidate.recompute_inside or problem.software.recomputes_on_demand
+
+
+def savings_inside(savings: Savings) -> Savings:
+    """The savings of stages that recompute inside their backwards."""
+    return tuple(saving for saving in savings if (saving.unit, saving.operation) != LINKING)
+
+
 def may_recompute(problem: Problem) -> bool:
     """Whether the planner chooses the recomputation: only with schedules for which it can predict the memory."""
     pinned = problem.pinned
@@ -120,13 +136,20 @@ def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
 
 
 def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate with all of its layers recomputed."""
-    kinds = [Remake(unit=kind, count=1, operations=remaking(problem.model, kind)) for kind in OF_LAYERS]
+    """The candidate with all of its layers recomputed, from their inputs if that is inside of backwards."""
+    kinds = [Remake(unit=kind, count=1, operations=_most_operations(problem, candidate, kind)) for kind in OF_LAYERS]
     counts = unit_counts(problem.model, candidate.stages)[:, [UNIT_KINDS.index(kind) for kind in OF_LAYERS]].tolist()
     remakes = (
         tuple(replace(remake, count=count) for remake, count in zip(kinds, row, strict=True) if count) for row in counts
     )
     return replace(candidate, recompute=_trimmed(remakes))
+
+
+def _most_operations(problem: Problem, candidate: Candidate, kind: UnitKind) -> tuple[Operation, ...]:
+    operations = remaking(problem.model, kind)
+    if not keeps_links(problem, candidate):
+        return operations
+    return tuple(operation for operation in operations if (kind, operation) != LINKING)
 
 
 def own_remakes(problem: Problem, candidate: Candidate) -> Candidate:

@@ -13,6 +13,10 @@ any R moves, at most `MOST_PASSES` times. The shortest step counts.
 Example: a rank has 6 ms of waiting for the input of F7, then runs F7 and B3, whose gradient is there already. An R of 4
 ms before B3 delays it and the rank above by 4 ms. Before F7 it delays nothing, and its buffers exist during F7 as well.
 
+A backward that recomputes inside gets an R in the same way, in the wait before it or in an earlier one, if that hides
+more than the fixed cost of an action and the rank has the bytes of all layers of the stage there. So a plan may
+recompute inside where its ranks are full, and by an R where they are not.
+
 Tried and rejected: fixed distances of 2, 4 and 8 actions for all R alone (`Plan.recompute_ahead`, which also describe
 long steps): they move R away from the gradient's wait where that hides it.
 """
@@ -38,7 +42,8 @@ NEVER = -1
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TracedStep:
     """A simulated step with the times of its actions. ``levels`` [actions] are the bytes that a rank holds while the
-    action runs, and ``remade_bytes`` [stages, columns] those that an R makes.
+    action runs, and ``remade_bytes`` [stages, columns] those that an R makes. ``remade_ns`` [stages, columns] is the
+    time of an R, and ``inside_ns`` that of the same recomputation inside a backward.
     """
 
     order: Order
@@ -46,6 +51,8 @@ class TracedStep:
     makespan_ns: int
     levels: Ints
     remade_bytes: Ints
+    remade_ns: Ints
+    inside_ns: Ints
 
     @property
     def peaks(self) -> Ints:
@@ -66,8 +73,8 @@ def exposed_shares(step: TracedStep) -> tuple[float, ...]:
 
 
 def hidden_in_waits(order: Order, simulate: Callable[[Order], TracedStep], limit_bytes: Ints) -> TracedStep | None:
-    """The shortest step within ``limit_bytes`` [ranks] of the order or of those with R in earlier waits; None if the
-    order itself exceeds them.
+    """The shortest step within ``limit_bytes`` [ranks] of the order or of those with R in earlier waits, or in any if
+    the order recomputes inside; None if the order itself exceeds them.
 
     Its R are of whole stages, directly before their backwards.
     """
@@ -76,7 +83,7 @@ def hidden_in_waits(order: Order, simulate: Callable[[Order], TracedStep], limit
     if (step.peaks > limit).any():
         return None
     for _ in range(MOST_PASSES):
-        moved = _moved(step, limit)
+        moved = _taken_out(step, limit) or _moved(step, limit)
         if moved is None:
             break
         step = simulate(moved)
@@ -86,6 +93,23 @@ def hidden_in_waits(order: Order, simulate: Callable[[Order], TracedStep], limit
         elif step.makespan_ns < best.makespan_ns:
             best = step
     return best
+
+
+def _taken_out(step: TracedStep, limit_bytes: Ints) -> Order | None:
+    """The step's order with an R in a wait for every backward that recomputes inside, where that hides any of it; None
+    if there is none.
+    """
+    order, times = step.order, _Times(step)
+    backwards, places = list[int](), list[int]()
+    for rank in range(order.num_ranks):
+        row = _Row(step, times, rank, int(limit_bytes[rank]))
+        for number in row.inside_backwards():
+            place = row.wait_for(number)
+            if place is not None:
+                row.add(number, place)
+                backwards.append(number)
+                places.append(place)
+    return order.with_recomputations_of(np.array(backwards), np.array(places)) if backwards else None
 
 
 def _moved(step: TracedStep, limit_bytes: Ints) -> Order | None:
@@ -118,8 +142,8 @@ def _reordered(order: Order, places: Ints) -> Order:
 
 
 class _Times:
-    """Nanoseconds of all actions: when they start and stop, when their rank reached them, and when the message arrived
-    that they need.
+    """Nanoseconds of all actions: when they start and stop, when their rank reached them, when the message arrived
+    that they need, and how much of it they recompute inside.
     """
 
     def __init__(self, step: TracedStep) -> None:
@@ -135,6 +159,8 @@ class _Times:
         self.reached = np.where(reached < 0, start, reached).tolist()
         self.arrived = arrived.tolist()
         self.sends = (actions[:, link.SENDS_CHANNEL] >= 0).tolist()
+        inside_ns = np.where(order.recomputes_inside(), step.inside_ns[order.stages, order.columns], 0)
+        self.inside_ns = inside_ns.tolist()
         self.begins_pair = [False] * len(start) if order.joined is None else order.joined.tolist()
 
     def duration(self, number: int) -> int:
@@ -168,7 +194,9 @@ class _Row:
         own, self._numbers = slice(first, stop), range(first, stop)
         self._first = first
         self._levels = step.levels[own].copy()
-        self._bytes = step.remade_bytes[order.stages[own], order.columns[own]].tolist()
+        cells = order.stages[own], order.columns[own]
+        self._bytes = step.remade_bytes[cells].tolist()
+        self._remade_ns, self._inside_ns = step.remade_ns[cells].tolist(), times.inside_ns[own]
         columns = (order.stages, order.microbatches, order.slices)
         self._cells = list(zip(*(column[own].tolist() for column in columns), strict=True))
         before = [times.start[first], *times.stop[first : stop - 1]]
@@ -217,6 +245,31 @@ class _Row:
 
     def move(self, number: int, place: int) -> None:
         """Run the R before the action at ``place``."""
-        between = slice(place - self._first, number - self._first)
-        self._levels[between] += self._bytes[number - self._first]
-        self._waits[place - self._first] -= min(self._waits[place - self._first], self._times.duration(number))
+        self._hold(number, place, number, self._times.duration(number))
+
+    def inside_backwards(self) -> list[int]:
+        """The backwards that recompute anything inside."""
+        return [number for number in self._numbers if self._inside_ns[number - self._first]]
+
+    def wait_for(self, number: int) -> int | None:
+        """The action before which an R of this backward would hide most, like `better_place`; None if no wait that the
+        rank has bytes for hides more than the R takes in addition.
+        """
+        own = number - self._first
+        needed, num_bytes = self._remade_ns[own], self._bytes[own]
+        best, longest = None, needed - self._inside_ns[own]
+        for place in range(number, self._forwards[self._cells[own]], -1):
+            if longest >= needed or self._levels[place - self._first] + num_bytes > self._limit:
+                break
+            if self._waits[place - self._first] > longest:
+                best, longest = place, self._waits[place - self._first]
+        return best
+
+    def add(self, number: int, place: int) -> None:
+        """Run an R of the backward before the action at ``place``."""
+        self._hold(number, place, number + 1, self._remade_ns[number - self._first])
+
+    def _hold(self, number: int, place: int, stop: int, duration_ns: int) -> None:
+        """Hold the recomputed bytes of an action from ``place`` until ``stop``, and fill the wait there."""
+        self._levels[place - self._first : stop - self._first] += self._bytes[number - self._first]
+        self._waits[place - self._first] -= min(self._waits[place - self._first], duration_ns)

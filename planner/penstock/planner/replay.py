@@ -88,5 +88,6 @@ def candidate_of(plan: Plan) -> Candidate:
         head_parts=plan.head_parts,
         recompute=plan.recompute,
         recompute_ahead=plan.recompute_ahead,
+        recompute_inside=plan.recompute_inside,
         zero=plan.zero,
     )

@@ -18,7 +18,8 @@ Meshes that leave devices unused, or whose tensor parallelism spans hosts, are s
 estimates below the best step so far are kept (`penstock.planner.problem.later_meshes`). They never displace the best
 plan of the other meshes.
 
-Outlines whose ranks recompute what exceeds the limit are also searched later.
+Outlines whose ranks recompute what exceeds the limit are also searched later, those that do so inside of their
+backwards in a search of their own (`penstock.planner.search_inside`).
 
 Replicas divide the optimizer state (ZeRO-1), which needs less memory, unless the estimated step is shorter without
 that. The best few candidates are simulated both ways.
@@ -31,7 +32,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
@@ -89,6 +90,8 @@ class Result:
     num_judged: int
     ending: Ending
     overview: Overview
+    outlines: Sequence[Outline] = ()
+    """All outlines that the search knew."""
 
 
 def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporter: Reporter | None = None) -> Result:
@@ -97,7 +100,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     The problem has at least one mesh, and its pins were checked (`penstock.planner.pins`).
     """
     budget = budget or usual_budget(problem.num_devices)
-    run = _Search(problem, judge, budget, reporter or Reporter(), outlines(problem))
+    run = Search(problem, judge, budget, reporter or Reporter(), outlines(problem))
     run.explore(run.outlines, budget)
     if run.fitting:
         run.look_around(2 * budget.actions)
@@ -112,18 +115,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         run.braid()
     run.improve()
     run.settle()
-    ranked = sorted(run.fitting, key=run.rank)
-    return Result(
-        best=ranked[0],
-        others=tuple(ranked[1:]),
-        too_large=tuple(run.too_large),
-        shortages=tuple(run.shortages),
-        ruled_out=tuple(run.ruled_out),
-        num_outlines=len(run.opened),
-        num_judged=len(run.seen),
-        ending=run.ending,
-        overview=Overview.of(run.outlines, problem.memory_limit_bytes),
-    )
+    return run.result()
 
 
 VARIED_KINDS = 2
@@ -159,7 +151,9 @@ MOST_ABOVE_LEAST = 1.5
 
 
 @dataclass(slots=True)
-class _Search:
+class Search:
+    """The state of a search."""
+
     problem: Problem
     judge: Judge
     budget: Budget
@@ -180,6 +174,8 @@ class _Search:
     """By kind, the evaluations before their boundaries were moved."""
     compared: set[Candidate] = field(default_factory=set)
     """Candidates that were simulated only to compare degrees of ZeRO."""
+    to_beat: int | None = None
+    """The score of the best plan of an earlier search."""
 
     def score(self, mesh: Mesh, nanoseconds: int) -> int:
         """The objective: time, or device time."""
@@ -191,9 +187,24 @@ class _Search:
         return self.score(mesh, evaluation.step_ns), max(evaluation.peak_bytes), evaluation.candidate.label
 
     def best_score(self) -> int | None:
-        """The smallest score so far among evaluations that fit."""
-        return min(
-            (self.score(evaluation.candidate.mesh, evaluation.step_ns) for evaluation in self.fitting), default=None
+        """The smallest score so far: that of an earlier search, and of evaluations that fit."""
+        scores = [self.score(evaluation.candidate.mesh, evaluation.step_ns) for evaluation in self.fitting]
+        return min(scores if self.to_beat is None else [*scores, self.to_beat], default=None)
+
+    def result(self) -> Result:
+        """The evaluations so far; at least one fits."""
+        ranked = sorted(self.fitting, key=self.rank)
+        return Result(
+            best=ranked[0],
+            others=tuple(ranked[1:]),
+            too_large=tuple(self.too_large),
+            shortages=tuple(self.shortages),
+            ruled_out=tuple(self.ruled_out),
+            num_outlines=len(self.opened),
+            num_judged=len(self.seen),
+            ending=self.ending,
+            overview=Overview.of(self.outlines, self.problem.memory_limit_bytes),
+            outlines=self.outlines,
         )
 
     def explore(self, among: list[Outline], budget: Budget) -> None:
@@ -331,7 +342,7 @@ class _Search:
                 self.reporter.no_room(candidate)
                 continue
             num_candidates += 1
-            ruled_out = self._ruled_out(candidate)
+            ruled_out = self.ruled_out_by(candidate)
             if ruled_out is not None:
                 self.ruled_out.append(ruled_out)
             is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
@@ -350,18 +361,18 @@ class _Search:
         """
         evaluation = self.judged(candidate)
         if not self.fits(evaluation) and outline.recomputes:
-            self._judge_leaner(evaluation)
+            self.judge_leaner(evaluation)
         elif (
             not self.fits(evaluation) and max(evaluation.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes
         ):
             owners = owners_of_stages(self.problem, candidate.mesh, candidate.schedule)
             for move in relieving(candidate, self.problem, owners, evaluation.peak_bytes):
                 moved = self.judge.proposer.room.moved(move)
-                if moved is not None and self._ruled_out(moved) is None:
+                if moved is not None and self.ruled_out_by(moved) is None:
                     self.judged(moved)
         return evaluation.step_ns
 
-    def _judge_leaner(self, latest: Evaluation) -> None:
+    def judge_leaner(self, latest: Evaluation) -> None:
         """Simulate the candidate with more recomputation, by as many bytes as ranks exceeded the limit, a few times."""
         lacking_bytes, candidate, limit = (
             [0] * len(latest.peak_bytes),
@@ -373,7 +384,7 @@ class _Search:
                 lacking + max(peak - limit, 0) for lacking, peak in zip(lacking_bytes, latest.peak_bytes, strict=True)
             ]
             leaner = self.judge.proposer.room.leaner(candidate, lacking_bytes)
-            if leaner is None or self._ruled_out(leaner) is not None:
+            if leaner is None or self.ruled_out_by(leaner) is not None:
                 return
             latest = self.judged(leaner)
             if self.fits(latest):
@@ -386,13 +397,13 @@ class _Search:
 
     def _is_worth_room(self, balanced: Candidate) -> bool:
         """Whether a bound does not rule out the time-balanced stages; stages that fit are hardly ever faster."""
-        bound_ns = self.judge.bound_ns(balanced) if self.fitting else 0
+        bound_ns = 0 if self.best_score() is None else self.judge.bound_ns(balanced)
         if bound_ns < self._far_ns(balanced.mesh):
             return True
         self.ruled_out.append(RuledOut(candidate=balanced, bound_ns=bound_ns))
         return False
 
-    def _ruled_out(self, candidate: Candidate) -> RuledOut | None:
+    def ruled_out_by(self, candidate: Candidate) -> RuledOut | None:
         """The bound that rules the candidate out; None if it has to be simulated."""
         best = self.best_score()
         if best is None:
@@ -500,7 +511,7 @@ class _Search:
         for _ in range(MOST_PRICES if may_recompute(self.problem) else 0):
             exposed = self.judge.exposed_shares(best.candidate)
             cuts = cut_again(self.judge.proposer.room, best.candidate, exposed)
-            evaluations = [self.judged(candidate) for candidate in cuts if self._ruled_out(candidate) is None]
+            evaluations = [self.judged(candidate) for candidate in cuts if self.ruled_out_by(candidate) is None]
             better = min(filter(self.fits, evaluations), key=self.rank, default=best)
             if self.rank(better) >= self.rank(best):
                 return
@@ -553,7 +564,7 @@ class _Search:
         for evaluation in self._best_kinds()[:VARIED_KINDS]:
             self._vary(evaluation, tried)
             unmoved = self.unmoved.get(kind_of(evaluation.candidate), evaluation)
-            if unmoved.candidate not in tried and self._ruled_out(unmoved.candidate) is None:
+            if unmoved.candidate not in tried and self.ruled_out_by(unmoved.candidate) is None:
                 self._vary(unmoved, tried)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)

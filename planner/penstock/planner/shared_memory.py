@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -38,9 +39,19 @@ def scratch_table(problem: Problem, candidate: Candidate, order: Order | None = 
     """[stages]: bytes of the buffers that a forward of the longest slice does not keep (`penstock.core.scratch`), or if
     that is more, of those that a backward of ``order`` recomputes inside.
     """
+    return _with_inside(problem, candidate, [] if order is None else _inside_places(order))
+
+
+def split_scratch_table(problem: Problem, candidate: Candidate) -> Integers:
+    """The same for any order in which every I recomputes inside."""
+    num_columns = len(candidate.slices) + len(candidate.remainder_slices)
+    places = itertools.product([INPUT_GRADIENT], range(len(candidate.stages)), range(num_columns))
+    return _with_inside(problem, candidate, places)
+
+
+def _with_inside(problem: Problem, candidate: Candidate, places: Iterable[Sequence[int]]) -> Integers:
     table = _forward_table(problem, candidate)
-    inside = [] if order is None else _inside_places(order)
-    for kind, number, column in inside:
+    for kind, number, column in places:
         if candidate.recompute[number]:
             table[number] = max(table[number], _inside_bytes(problem, candidate, kind, number, column))
     return table

@@ -25,7 +25,7 @@ from penstock.planner.pair_costs import collectives_of
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
-from penstock.planner.shared_memory import prefix_table, scratch_table
+from penstock.planner.shared_memory import prefix_table, scratch_table, split_scratch_table
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.simulate.memory import Shape
 from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, first_like, unit_counts
@@ -560,8 +560,11 @@ def stash_caps(
     always = np.array(static_bytes(problem, candidate, stage_ranks))
     gradients = memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, [problem.sequence_length])[:, 0]
     messages = (2 * receive_ahead + 2) * memory.slot_bytes(SlotKind.INPUT, candidate.slices).max(axis=1)
-    remade = memory.slot_bytes(SlotKind.REMADE_ACTIVATIONS, candidate.slices).max(axis=1)
-    remade += memory.slot_bytes(SlotKind.REMADE_LINEAR_INPUTS, candidate.slices).max(axis=1)
+    remade = memory.slot_bytes(SlotKind.REMADE_LINEAR_INPUTS, candidate.slices).max(axis=1)
+    if candidate.recompute_inside and any(candidate.recompute):
+        remade += split_scratch_table(problem, candidate) - scratch_table(problem, candidate)
+    else:
+        remade += memory.slot_bytes(SlotKind.REMADE_ACTIVATIONS, candidate.slices).max(axis=1)
     always += _largest_per_rank(remade, stage_ranks, candidate.mesh.pp)
     room = problem.memory_limit_bytes - always - _per_rank(gradients + messages, stage_ranks, candidate.mesh.pp)
     return tuple(np.maximum(room, 0).tolist())

@@ -19,8 +19,12 @@ from penstock.core.plan import Plan
 from penstock.core.remaking import SELECTIVE, Remake, full_remakes, uniform_remakes
 from penstock.core.schedule import CSV, Action, Kind, ScheduleSpec
 from penstock.planner.compile import program_of, schedule_of
+from penstock.planner.evaluate import Simulated
+from penstock.planner.replay import candidate_of, problem_of
+from penstock.planner.shared_memory import scratch_table
 from penstock.trainer.runtime import Batch, Runtime
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
+from tests.support.planning import cluster
 from tests.support.remaking import randomly_recomputed
 from tests.support.sharded_pipeline import joined_gradients
 from tests.support.small_plans import looped_schedule, small_plan
@@ -113,6 +117,22 @@ def test_imported_schedules_that_recompute_some_slices_in_parts_or_whole(plan: P
     recomputed = in_parts(replace(schedule, ranks=tuple(rows)), units, seed)
     with_r = randomly_recomputed(_imported(plan, recomputed.to_csv()), seed)
     check(_where_there_is_an_r(with_r), _imported(plan, schedule.to_csv()))
+
+
+@settings(max_examples=20)
+@given(plans(), st.integers(0, 2**30), st.sampled_from([0.0, 0.5, 1.0]))
+def test_shared_memory_has_the_bytes_that_the_planner_counts(plan: Plan, seed: int, share: float) -> None:
+    """Of what forwards give up and of what backwards without an R recompute, in schedules with R for some slices."""
+    plan = replace(plan, remainder=0, remainder_slices=())
+    schedule, rng = schedule_of(plan), random.Random(seed)
+    rows = [tuple(_with_some(rng, row, share)) for row in schedule.ranks]
+    plan = randomly_recomputed(_imported(plan, replace(schedule, ranks=tuple(rows)).to_csv()), seed)
+    run = ThreadedRun(plan)
+    judge, candidate = Simulated(problem_of(plan, cluster(num_nodes=1, devices_per_node=8))), candidate_of(plan)
+    table = scratch_table(judge.problem_of(candidate), candidate, judge.order(candidate))
+    for rank, runtime in enumerate(run.runtimes):
+        own = [stage for stage, owner in enumerate(schedule.stage_ranks) if owner == run.mesh.pipeline_rank(rank)]
+        assert vars(runtime._executor)["_scratch"].numel() == max(table[own])
 
 
 def _with_some(rng: random.Random, row: Sequence[Action], share: float) -> Sequence[Action]:

@@ -123,14 +123,15 @@ def order_from_spec(
     num_remainder_slices: int = 0,
     recomputed: Set[int] = frozenset(),
     recompute_ahead: int = 0,
+    recompute_inside: bool = False,
     keep_pairs: bool = True,
 ) -> Order:
     """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default the schedule's usual number.
 
     A recipe is for equal micro-batches; the last one keeps ``num_remainder_slices`` unless that is 0. Its stages keep
     everything, unless it includes recomputation itself: the stages ``recomputed`` get an R before every backward,
-    ``recompute_ahead`` actions earlier (`Order.with_recomputation`). Unless ``keep_pairs``, an R may come between the
-    two actions of a pair, which then run one after the other.
+    ``recompute_ahead`` actions earlier, or none if they ``recompute_inside`` (`Order.with_recomputation`). Unless
+    ``keep_pairs``, an R may come between the two actions of a pair, which then run one after the other.
     """
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
@@ -140,7 +141,9 @@ def order_from_spec(
     else:
         order = find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
     order = order if keep_pairs or not recomputed else order.apart()
-    return order.with_remainder(num_remainder_slices).with_recomputation(recomputed, recompute_ahead)
+    return order.with_remainder(num_remainder_slices).with_recomputation(
+        recomputed, recompute_ahead, inside=recompute_inside
+    )
 
 
 def from_spec(
@@ -153,6 +156,7 @@ def from_spec(
     num_remainder_slices: int = 0,
     recomputed: Set[int] = frozenset(),
     recompute_ahead: int = 0,
+    recompute_inside: bool = False,
     keep_pairs: bool = True,
 ) -> Schedule:
     """The schedule of a recipe, as objects; the same on every rank."""
@@ -168,6 +172,7 @@ def from_spec(
         num_remainder_slices=num_remainder_slices,
         recomputed=recomputed,
         recompute_ahead=recompute_ahead,
+        recompute_inside=recompute_inside,
         keep_pairs=keep_pairs,
     )
     return to_schedule(order)
