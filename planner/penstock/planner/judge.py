@@ -1,5 +1,5 @@
-"""Interfaces of the search: the judge that bounds and simulates candidates, its evaluations, the error if nothing fits,
-progress reports, and the reason of its end.
+"""Interfaces of the search: the judge that bounds and simulates candidates, its evaluations, what bounds ruled out, the
+error if nothing fits, progress reports, and the reason of its end.
 """
 
 from __future__ import annotations
@@ -54,6 +54,18 @@ class OrderBound:
 
     step_ns: int
     num_actions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuledOut:
+    """A candidate that was not simulated: another step was already no longer than this lower bound of its step.
+
+    The bound holds for the order that was made for the candidate if ``of_order``, else for all orders.
+    """
+
+    candidate: Candidate
+    bound_ns: int
+    of_order: bool = False
 
 
 class NothingFitsError(Exception):

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field, replace
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate, at_other_zero
-from penstock.planner.judge import Ending, Evaluation, Judge, NothingFitsError, Reporter
+from penstock.planner.judge import Ending, Evaluation, Judge, NothingFitsError, Reporter, RuledOut
 from penstock.planner.memory_fit import Shortage
 from penstock.planner.moves import (
     MOST_PRICES,
@@ -63,18 +63,6 @@ from penstock.planner.recompute import may_recompute
 
 SLACK = 1.05
 """Tolerance for estimates above their steps: with few micro-batches over uneven stages they are up to 7 % above."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuledOut:
-    """A candidate that was not simulated: another step was already no longer than this lower bound of its step.
-
-    The bound holds for the order that was made for the candidate if ``of_order``, else for all orders.
-    """
-
-    candidate: Candidate
-    bound_ns: int
-    of_order: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
