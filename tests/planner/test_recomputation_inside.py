@@ -22,7 +22,7 @@ from penstock.planner import decide as deciding
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.compile import program_of
-from penstock.planner.decide import decide
+from penstock.planner.decide import Decision, best_plans, decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import NothingFitsError
 from penstock.planner.problem import Mesh, Problem
@@ -103,10 +103,10 @@ def asked_for(memory: int, **pins: Any) -> Problem:
     return problem(cluster(num_nodes=1, devices_per_node=2), dp=1, tp=1, pp=2, **fields, **pins)
 
 
-def planned(asked: Problem) -> Plan | None:
-    """The best plan; None if nothing fits."""
+def decided(asked: Problem) -> Decision | None:
+    """The decision; None if nothing fits."""
     try:
-        return decide(asked, QUICK).plan
+        return decide(asked, QUICK)
     except UserError:
         return None
 
@@ -129,17 +129,21 @@ def seconds(plan: Plan | None) -> float:
 
 @pytest.mark.parametrize("pins", [{"schedule": "1f1b", "slices": 1}, {"schedule": "zb", "slices": 4}])
 def test_a_plan_is_never_slower_than_with_r_alone_and_steps_fall_with_memory(pins: dict[str, Any]) -> None:
-    roomy = planned(asked_for(ROOMY, micro_batch=1, **pins))
-    assert roomy is not None
+    roomy = decide(asked_for(ROOMY, **pins), QUICK).plan
     assert roomy.prediction is not None
     assert not roomy.recompute
     most, steps, forms = max(roomy.prediction.peak_bytes), [], set()
     for percent in (35, 50, 65, 80, 100):
-        asked = asked_for(most * percent // 100, micro_batch=1, **pins)
-        plan = planned(asked)
+        asked = asked_for(most * percent // 100, **pins)
+        decision = decided(asked)
+        plan = None if decision is None else decision.plan
         steps.append(seconds(plan))
         assert steps[-1] <= seconds(apart(asked))
-        if plan is not None:
+        if decision is not None and plan is not None:
+            first, *others = best_plans(asked, decision, 2)
+            assert first == plan
+            assert not any(other.recompute_inside for other in others)
+            assert decision.apart is None or plan.recompute_inside
             assert plan.prediction is not None
             assert max(plan.prediction.peak_bytes) <= asked.memory_limit_bytes
             assert Plan.from_manifest(plan.to_manifest()) == plan
