@@ -106,6 +106,16 @@ def test_more_memory_does_not_change_estimates_of_schedules_without_a_memory_lim
         assert small == large
 
 
+@settings(max_examples=20)
+@given(PROBLEMS, st.integers(10_000, 400_000))
+def test_a_problem_with_another_limit_has_the_outlines_of_a_new_one(chosen: dict[str, Any], memory: int) -> None:
+    first = problem(**chosen)
+    outlines(first)
+    limited, new = outlines(first.limited(memory)), outlines(problem(**chosen, memory=memory))
+    assert limited == new
+    assert [each.relief() for each in limited] == [each.relief() for each in new]
+
+
 def test_the_guide_has_the_numbers_of_its_example() -> None:
     examples = ROOT / "deploy" / "examples"
     job, cluster = (

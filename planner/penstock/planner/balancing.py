@@ -40,12 +40,15 @@ SMALL = (2, 3, 4, 5, 6, 7, 8, 12)
 
 def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], owners: Sequence[int]) -> Stages:
     """The pinned stages, or those with the smallest bottleneck, without a memory limit. If ``owners`` [stages] have
-    several stages each, the busiest owner gives units to others.
+    several stages each, the busiest owner gives units to others. Results are kept.
     """
     model, pinned = problem.model, problem.pinned.stages
     if pinned is not None:
         return pinned_stages(pinned, model.num_units, model.head_parts)
-    return tuple(itertools.pairwise(_bounds(_unit_ns(problem, mesh, slices), model.head_parts, owners)))
+    key = (time_balanced_stages, mesh.tp, mesh.microbatch, tuple(slices), tuple(owners))
+    return problem.kept(
+        key, lambda: tuple(itertools.pairwise(_bounds(_unit_ns(problem, mesh, slices), model.head_parts, owners)))
+    )
 
 
 def _unit_ns(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> list[int]:

@@ -53,7 +53,6 @@ class Proposer:
     _grids: dict[tuple[int, int, int], Floats] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], SlicingProblem] = field(default_factory=dict)
     _slicings: dict[tuple[object, ...], BalancedSlicings] = field(default_factory=dict)
-    _stages: dict[tuple[object, ...], Stages] = field(default_factory=dict)
     _flushes: dict[tuple[object, ...], Slicing | None] = field(default_factory=dict)
 
     def limited(self, problem: Problem) -> Proposer:
@@ -132,11 +131,7 @@ class Proposer:
     def balanced_stages(self, outline: Outline, slices: Lengths) -> Stages:
         """Stages that are balanced by time over these slices."""
         mesh, problem = outline.mesh, self.problem.divided(outline.head_parts)
-        owners = owners_of_stages(problem, mesh, outline.schedule)
-        key = (mesh.tp, mesh.microbatch, outline.head_parts, owners, slices)
-        if key not in self._stages:
-            self._stages[key] = time_balanced_stages(problem, mesh, slices, owners)
-        return self._stages[key]
+        return time_balanced_stages(problem, mesh, slices, owners_of_stages(problem, mesh, outline.schedule))
 
     def slicings(self, outline: Outline) -> Iterator[Lengths]:
         """The outline's slicings: the pinned one, else lengths that suit the bottleneck stage, and equal lengths."""

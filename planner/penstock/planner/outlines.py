@@ -215,7 +215,6 @@ def outlines_of(
     degrees: dict[tuple[int, int], tuple[int, ...]] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
-        work: dict[int, UnitWork] = {}
         for _, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
             pipelines = list(same)
             first = pipelines[0]
@@ -223,9 +222,8 @@ def outlines_of(
                 degrees[tp, first.pp] = _degrees(problem, first)
             for parts in degrees[tp, first.pp]:
                 divided = problem.divided(parts)
-                if parts not in work:
-                    work[parts] = UnitWork.of(divided, tp, batch, _all_slicings(problem))
-                yield from _of_pipelines(divided, work[parts], pipelines, most_ns)
+                make = functools.partial(UnitWork.of, divided, tp, batch, _all_slicings(problem))
+                yield from _of_pipelines(divided, divided.kept((UnitWork, tp, batch), make), pipelines, most_ns)
 
 
 def _degrees(problem: Problem, mesh: Mesh) -> tuple[int, ...]:

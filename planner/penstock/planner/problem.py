@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from penstock.planner.passes.rounds import can_join
 from penstock.planner.schedules.registry import find
 from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
+
+Value = TypeVar("Value")
 
 MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, so that slicing takes milliseconds."""
@@ -107,6 +109,7 @@ class Problem:
     tensor parallelism and sequences of a micro-batch. Recent ones are cached.
     """
     _divided: dict[int, Problem] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
     _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
@@ -131,12 +134,19 @@ class Problem:
         object.__setattr__(self, "_cards", np.array(self.cards, dtype=np.int64))
 
     def limited(self, memory_limit_bytes: int) -> Problem:
-        """The problem with another limit; both share the costs of units and slices."""
+        """The problem with another limit; both share all that does not depend on it."""
         divided = {parts: problem.limited(memory_limit_bytes) for parts, problem in self._divided.items()}
         other = dataclasses.replace(self, memory_limit_bytes=memory_limit_bytes, _divided=divided)
         object.__setattr__(other, "units", self.units)
         object.__setattr__(other, "slicings", self.slicings)
+        object.__setattr__(other, "_kept", self._kept)
         return other
+
+    def kept(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The result of ``make`` for this key, made once for all problems that differ only in the limit."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast(Value, self._kept[key])
 
     def divided(self, head_parts: int) -> Problem:
         """The problem with the head in so many parts, which units, costs and bytes refer to; always the same object."""
