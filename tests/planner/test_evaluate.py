@@ -20,6 +20,7 @@ from penstock.planner.order import to_schedule
 from penstock.planner.outlines import SCHEDULES
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.variants import QUICK_FROM
+from penstock.planner.stagecost import equal_slices
 from penstock.planner.tables import devices_in_order
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
@@ -134,6 +135,20 @@ def test_orders_have_no_bound_where_they_are_formulas_or_ranks_slow_each_other_d
     candidate = Candidate(mesh=mesh, stages=((0, 3), (3, 5), (5, 7), (7, 10)), slices=(8, 8), schedule="zb")
     assert Simulated(problem(ranks=4)).order_bound(dataclasses.replace(candidate, schedule="zb-h1")) is None
     assert Simulated(measured_problem(ranks=4, slowdown=1.7)).order_bound(candidate) is None
+
+
+@settings(max_examples=20)
+@given(st.data(), st.integers(1, 3), st.sampled_from([0, 1]))
+def test_a_candidate_after_one_with_other_slices_is_judged_as_by_a_new_judge(
+    data: st.DataObject, count: int, zero: int
+) -> None:
+    asked = data.draw(problems())
+    first = data.draw(candidates(asked))
+    other = dataclasses.replace(first, slices=equal_slices(asked.sequence_length, count), zero=zero)
+    judge = Simulated(asked)
+    judge.evaluate(first)
+    assert judge.bound_ns(other) == Simulated(asked).bound_ns(other)
+    assert judge.evaluate(other) == Simulated(asked).evaluate(other)
 
 
 def test_a_step_that_is_never_simulated_in_full_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:

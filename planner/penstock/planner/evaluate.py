@@ -44,6 +44,7 @@ from penstock.planner.simulate.memory import Walk
 from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, joined, stage_costs
 from penstock.planner.tables import (
+    EndCosts,
     Placement,
     Seats,
     devices_in_order,
@@ -92,6 +93,7 @@ class Simulated:
     placement: Placement = devices_in_order
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _seats: dict[tuple[Mesh, tuple[int, ...]], Seats] = field(default_factory=dict)
+    _ends: dict[tuple[object, ...], EndCosts] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
     _best_variants: dict[Candidate, Candidate] = field(default_factory=dict)
@@ -112,7 +114,15 @@ class Simulated:
     def placing(self, placement: Placement) -> Simulated:
         """The judge with another placement of ranks on devices."""
         other = dataclasses.replace(
-            self, placement=placement, _seats={}, _costs={}, _bounds={}, _best_variants={}, _roomiest={}, _recent={}
+            self,
+            placement=placement,
+            _seats={},
+            _ends={},
+            _costs={},
+            _bounds={},
+            _best_variants={},
+            _roomiest={},
+            _recent={},
         )
         object.__setattr__(other, "proposer", self.proposer)
         return other
@@ -178,12 +188,19 @@ class Simulated:
                 self._seats[where] = seats_of(self.problem, candidate.mesh, stage_ranks, self.placement)
             problem = self.problem_of(candidate)
             seats, units = self._seats[where], unit_tables(problem, candidate)[0]
-            costs = simulation_costs(problem, candidate, passes, stage_ranks, seats)
+            ends = self._ends_of(problem, candidate, stage_ranks, seats)
+            costs = simulation_costs(problem, candidate, passes, stage_ranks, seats, ends)
             buckets = buckets_of(problem, candidate, units, stage_ranks, seats.devices)
             costs = dataclasses.replace(costs, buckets=buckets)
             require_countable(costs.most_ns(candidate.mesh.num_microbatches))
             self._costs[key] = costs
         return self._costs[key]
+
+    def _ends_of(self, problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], seats: Seats) -> EndCosts:
+        key = (candidate.mesh, candidate.head_parts, candidate.stages, candidate.zero, stage_ranks)
+        if key not in self._ends:
+            self._ends[key] = EndCosts.of(problem, candidate, stage_ranks, seats.devices)
+        return self._ends[key]
 
     def exposed_shares(self, candidate: Candidate) -> tuple[float, ...]:
         """Per rank, the share of its recomputation that delays other ranks or the end of the step; empty if that runs

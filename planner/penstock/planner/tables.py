@@ -147,8 +147,33 @@ def seats_of(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], placeme
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EndCosts:
+    """The fields of `Costs` with times after a rank's last action, which do not depend on slices."""
+
+    reduce_ns: dict[Group, tuple[int, ...]]
+    optimizer_ns: tuple[int, ...]
+    gather_ns: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: tuple[int, ...]
+    ) -> EndCosts:
+        """Those of ranks whose first devices are ``devices``."""
+        return cls(
+            reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
+            optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
+            gather_ns=_gathers(problem, candidate, stage_ranks, devices),
+        )
+
+
 def simulation_costs(
-    problem: Problem, candidate: Candidate, passes: StageCosts, stage_ranks: tuple[int, ...], seats: Seats
+    problem: Problem,
+    candidate: Candidate,
+    passes: StageCosts,
+    stage_ranks: tuple[int, ...],
+    seats: Seats,
+    ends: EndCosts,
 ) -> Costs:
     """Everything the simulator charges for; ``stage_ranks`` says which rank runs each stage."""
     mesh, devices = candidate.mesh, seats.devices
@@ -174,9 +199,9 @@ def simulation_costs(
         transfer_ns=transfers,
         card_ppm=seats.card_ppm,
         hosts=seats.hosts,
-        reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
-        optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
-        gather_ns=_gathers(problem, candidate, stage_ranks, devices),
+        reduce_ns=ends.reduce_ns,
+        optimizer_ns=ends.optimizer_ns,
+        gather_ns=ends.gather_ns,
         remade_ns=remade,
         inside_ns=inside,
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
