@@ -586,8 +586,9 @@ class Search:
         limit_bytes = self.problem.memory_limit_bytes
         opened = [(limit_bytes + shortage.missing_bytes, shortage.candidate) for shortage in self.shortages]
         opened += [(max(evaluation.peak_bytes), evaluation.candidate) for evaluation in self.too_large]
-        needs = [(num_bytes, candidate.label) for num_bytes, candidate in opened]
-        needs += [
-            (outline.least_bytes, outline.label) for outline in self.outlines if outline.least_bytes > limit_bytes
-        ]
-        return NothingFitsError(*min(needs, default=(0, "")), closest_of_kinds(opened))
+        too_large = [outline for outline in self.outlines if outline.least_bytes > limit_bytes]
+        needs = [num_bytes for num_bytes, _ in opened] + [outline.least_bytes for outline in too_large]
+        least_bytes = min(needs, default=0)
+        labels = [candidate.label for num_bytes, candidate in opened if num_bytes == least_bytes]
+        labels += [outline.label for outline in too_large if outline.least_bytes == least_bytes]
+        return NothingFitsError(least_bytes, min(labels, default=""), closest_of_kinds(opened))
