@@ -11,6 +11,7 @@ forward and backward that a pair hides.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -37,9 +38,12 @@ NUM_LAYERS = 4
 _Division = tuple[int, int, int]
 
 
-def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate]) -> list[Outline]:
+def braided_outlines(
+    problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate], most_score: float = math.inf
+) -> list[Outline]:
     """Outlines with pairs by rising estimate, made from those of 1F1B among ``outlines``, with and without
-    recomputation; ``ranked`` are candidates, best first.
+    recomputation; ``ranked`` are candidates, best first. Those whose score cannot be below ``most_score`` are left out:
+    a pair takes at least as long as the longer of its actions, so it hides at most a half.
 
     Empty if a schedule is pinned, and for other software than penstock's.
     """
@@ -55,6 +59,8 @@ def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iter
         if outline is None or outline.least_bytes > problem.memory_limit_bytes:
             continue
         mesh = outline.mesh
+        if problem.score(outline.estimate_ns // 2, mesh.num_devices) >= most_score:
+            continue
         key = (mesh.tp, mesh.microbatch, outline.num_slices)
         if key not in shares:
             shares[key] = hidden_share(problem, mesh, outline.num_slices)

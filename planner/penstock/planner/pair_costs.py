@@ -25,7 +25,6 @@ from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import KINDS
 from penstock.planner.problem import Problem
 from penstock.planner.simulate.pairs import Collectives, Nanoseconds, Place
-from penstock.planner.stagecost import prefixes
 from penstock.planner.work import Work
 
 _BLOCKS = frozenset({UnitKind.ATTENTION, UnitKind.MLP})
@@ -39,9 +38,10 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
     tp = candidate.mesh.tp
     if tp == 1:
         return None
-    divided, work = problem.divided(candidate.head_parts), list(_work_of_columns(candidate))
+    divided = problem.divided(candidate.head_parts)
     model, sharding = divided.model, divided.sharding(tp)
     unit_ns = functools.cache(functools.partial(_unit_ns, divided.cost_of(tp)))
+    work_of = functools.cache(functools.partial(_work_of_column, candidate))
 
     def waits_of_recomputation(stage: int, of_slice: Work) -> Nanoseconds:
         """Only the collectives of an R, which is in no pair: those of the operations that it runs again."""
@@ -60,12 +60,12 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
     def segments_of(place: Place) -> Nanoseconds:
         kind, stage, column = KINDS[place[0]], place[1], place[2]
         if kind is Kind.R:
-            return waits_of_recomputation(stage, work[column])
+            return waits_of_recomputation(stage, work_of(column))
         segments: list[Segment] = []
         carried = 0
         for unit, pass_kind in _passes(model.units[slice(*candidate.stages[stage])], kind):
             declared = unit_collectives(unit.kind, pass_kind, sharding, head_parts=model.head_parts, part=unit.part)
-            compute, collective = unit_ns(len(declared), unit.kind, pass_kind, work[column])
+            compute, collective = unit_ns(len(declared), unit.kind, pass_kind, work_of(column))
             for before, after in _steps(unit.kind, declared, compute, collective):
                 if after is None:
                     carried += before
@@ -77,12 +77,12 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
     return Collectives(segments_of)
 
 
-def _work_of_columns(candidate: Candidate) -> Iterator[Work]:
-    mesh = candidate.mesh
-    for batch, slices in ((mesh.microbatch, candidate.slices), (mesh.remainder, candidate.remainder_slices)):
-        befores = prefixes(slices).tolist() if slices else []
-        for length, before in zip(slices, befores, strict=True):
-            yield Work.of(batch, length, before)
+def _work_of_column(candidate: Candidate, column: int) -> Work:
+    mesh, slices, place = candidate.mesh, candidate.slices, column
+    batch = mesh.microbatch
+    if column >= len(slices):
+        batch, slices, place = mesh.remainder, candidate.remainder_slices, column - len(slices)
+    return Work.of(batch, slices[place], sum(slices[:place]))
 
 
 def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, work: Work) -> Segment:

@@ -476,7 +476,7 @@ class Search:
     def braid(self) -> None:
         """Open outlines with pairs by rising estimate, until an estimate is no better than the best score."""
         ranked, num_simulated = [evaluation.candidate for evaluation in sorted(self.fitting, key=self.rank)], 0
-        for outline in braided_outlines(self.problem, self.outlines, ranked):
+        for outline in braided_outlines(self.problem, self.outlines, ranked, self.best_score() or 0):
             best_score, num_seen_before = self.best_score() or 0, len(self.seen)
             if num_simulated == MOST_SIMULATED or self.score(outline.mesh, outline.estimate_ns) >= best_score:
                 break
