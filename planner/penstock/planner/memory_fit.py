@@ -91,6 +91,9 @@ DEPTHS = (0.25, 0.5, 1.0, 1.5)
 times the K - 1 slices that 1F1B holds beyond one micro-batch.
 """
 
+MOST_WALKED, FEWEST_WALKS = 5_000_000, 8
+"""Walks are kept up to so many actions, which take some 100 bytes each, but at least so many walks."""
+
 MOST_KNOWN = 256
 """Cached walks' bytes: the same are needed with other margins, and if a candidate needs more recomputation."""
 
@@ -315,8 +318,18 @@ class Room:
             order = order if joins else order.apart()
             order, late = order.with_remainder(num_remainder_slices), self.problem.late_receives
             order = order.with_recomputation(set(range(len(shape.stages)) if recomputes else ()))
-            self._walks[key] = Walk.of(order, self.receive_ahead, late_receives=late)
+            self._keep(key, Walk.of(order, self.receive_ahead, late_receives=late))
         return self._walks[key]
+
+    def _keep(self, key: tuple[object, ...], walk: Walk) -> None:
+        """Keep the walk, instead of older ones if they are long."""
+        self._walks[key] = walk
+        num_actions = sum(kept.order.num_actions for kept in self._walks.values())
+        while num_actions > MOST_WALKED and len(self._walks) > FEWEST_WALKS:
+            oldest = self._walks.pop(next(iter(self._walks)))
+            num_actions -= oldest.order.num_actions
+            for known in [known for known in self._known_bytes if known[1] is oldest]:
+                del self._known_bytes[known]
 
     def _fitted(self, balanced: Candidate, walk: Walk) -> Candidate | Shortage:
         problem = self.problem.divided(balanced.head_parts)
