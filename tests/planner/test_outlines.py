@@ -113,7 +113,8 @@ def test_a_problem_with_another_limit_has_the_outlines_of_a_new_one(chosen: dict
     outlines(first)
     limited, new = outlines(first.limited(memory)), outlines(problem(**chosen, memory=memory))
     assert limited == new
-    assert [each.relief() for each in limited] == [each.relief() for each in new]
+    for is_inside in (False, True):
+        assert [each.relief(is_inside) for each in limited] == [each.relief(is_inside) for each in new]
 
 
 def test_the_guide_has_the_numbers_of_its_example() -> None:
