@@ -21,7 +21,6 @@ from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_o
 from penstock.planner.explain import explained
 from penstock.planner.judge import Ending, Evaluation, NothingFitsError, Reporter
 from penstock.planner.moves import inside_of
-from penstock.planner.outlines import outlines
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
@@ -148,10 +147,8 @@ def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: 
     problem, earlier = judge.problem, None if apart is None else apart.result
     if not may_recompute(problem) or problem.software.recomputes_on_demand:
         return None
-    among, to_beat = outlines(problem) if earlier is None else earlier.outlines, None if apart is None else apart.chosen
-    try:
-        result = search_inside(problem, judge, among, to_beat, budget, reporter)
-    except NothingFitsError:
+    result = search_inside(problem, judge, earlier, None if apart is None else apart.chosen, budget, reporter)
+    if result is None:
         return None
     best = None if apart is None else apart.score(problem)
     fitting = None

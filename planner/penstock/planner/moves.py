@@ -15,8 +15,6 @@ from penstock.planner.memory_fit import Room
 from penstock.planner.outlines import Outline
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remainder import remainder_slices
-from penstock.planner.schedules.braided import BRAIDED
-from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.schedules.zero_bubble import H1
 
 STEPS = (8, 4, 2, 1)
@@ -113,18 +111,6 @@ def cut_again(room: Room, candidate: Candidate, exposed: Sequence[float]) -> Ite
     for part in PRICED_PARTS if exposed else ():
         shares = [1 - part * (1 - share) for share in exposed]
         yield from (cut for cut in room.recomputing(shape, exposed=shares) if isinstance(cut, Candidate))
-
-
-def cut_inside(room: Room, candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate with recomputation inside of its backwards: with the same stages, and with stages cut for that;
-    none if it keeps everything, or for pairs, which need the memory for their forwards.
-    """
-    shape = inside_of(candidate)
-    if not any(candidate.recompute) or shape.schedule not in BUILT_IN or shape.schedule == BRAIDED:
-        return
-    same_stages = room.leaner(shape)
-    cuts = () if same_stages is None else (same_stages,)
-    yield from dict.fromkeys((*cuts, *(cut for cut in room.recomputing(shape) if isinstance(cut, Candidate))))
 
 
 def inside_of(candidate: Candidate) -> Candidate:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.planner.braiding import MOST_SIMULATED, braided_outlines
@@ -78,8 +78,6 @@ class Result:
     num_judged: int
     ending: Ending
     overview: Overview
-    outlines: Sequence[Outline] = ()
-    """All outlines that the search knew."""
 
 
 def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporter: Reporter | None = None) -> Result:
@@ -192,7 +190,6 @@ class Search:
             num_judged=len(self.seen),
             ending=self.ending,
             overview=Overview.of(self.outlines, self.problem.memory_limit_bytes),
-            outlines=self.outlines,
         )
 
     def explore(self, among: list[Outline], budget: Budget) -> None:

@@ -5,55 +5,72 @@ stages that recompute inside need less of it, and recompute less at equal memory
 compared by their simulated steps. Where such a plan has memory for an R in a wait of its rank, it gets that
 (`penstock.planner.recompute_windows`).
 
-This search has a budget of its own and begins after the other has ended, so it can only improve the plan. Bounds that
-are no better than that plan rule most candidates out. One is made from that plan itself.
+This search has a budget of its own and begins after the other has ended, so it can only improve the plan. If that has
+found plans, only the meshes and schedules of those are tried that recompute and are close to the best: the two forms
+differ by less than that. If nothing fits by R all are tried, which may take as long as the search before.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from penstock.planner.budget import Budget
 from penstock.planner.judge import Evaluation, Judge, Reporter
-from penstock.planner.moves import NEAR, cut_inside
-from penstock.planner.outlines import Outline
-from penstock.planner.problem import Problem
+from penstock.planner.moves import NEAR, inside_of
+from penstock.planner.outlines import Outline, outlines, outlines_of
+from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.search import Result, Search
+
+MOST_KINDS = 3
+"""So many meshes and schedules of plans with R are tried with recomputation inside."""
 
 
 def search_inside(
     problem: Problem,
     judge: Judge,
-    among: Iterable[Outline],
+    earlier: Result | None,
     best: Evaluation | None,
     budget: Budget,
     reporter: Reporter | None = None,
-) -> Result:
-    """The evaluation of the best plan that recomputes inside of its backwards what exceeds the limit; raises
-    `NothingFitsError` if none fits, or none that is better than the ``best`` of an earlier search. ``among`` are the
-    outlines of that search.
+) -> Result | None:
+    """The evaluation of the best plan that recomputes inside of its backwards what exceeds the limit; None if none
+    fits, or none that is better than the ``best`` of the ``earlier`` search, if there was one.
     """
-    relieved = [
-        outline.relieved_inside
-        for outline in among
-        if outline.schedule != BRAIDED  # pairs need the memory for their forwards
-    ]
-    run = Search(problem, judge, budget, reporter or Reporter(), [*filter(None, relieved)])
-    if best is not None:
+    run = Search(problem, judge, budget, reporter or Reporter(), [])
+    if best is None or earlier is None:
+        run.outlines = _relieved(outlines(problem))
+    else:
         run.to_beat = run.score(best.candidate.mesh, best.step_ns)
-        for candidate in cut_inside(judge.proposer.room, best.candidate):
-            if run.ruled_out_by(candidate) is None and not run.fits(evaluation := run.judged(candidate)):
-                run.judge_leaner(evaluation)
+        near = _near((best, earlier.best, *earlier.others), problem)
+        alike = outlines_of(problem, dict.fromkeys(mesh for mesh, _ in near))
+        run.outlines = _relieved(outline for outline in alike if (outline.mesh, outline.schedule) in near)
     run.explore(run.outlines, budget)
     if not _may_improve(run):
-        raise run.nothing_fits()
+        return None
     run.improve()
     run.settle()
     result = run.result()
-    if run.to_beat is not None and run.rank(result.best)[0] >= run.to_beat:
-        raise run.nothing_fits()
-    return result
+    return None if run.to_beat is not None and run.rank(result.best)[0] >= run.to_beat else result
+
+
+def _relieved(among: Iterable[Outline]) -> list[Outline]:
+    """The outlines with recomputation inside, but for pairs, which need the memory for their forwards."""
+    unpaired = (outline for outline in among if outline.schedule != BRAIDED)
+    return [outline for outline in (each.relieved_inside for each in unpaired) if outline is not None]
+
+
+def _near(ranked: Iterable[Evaluation], problem: Problem) -> dict[tuple[Mesh, object], None]:
+    """Meshes and schedules of the first kinds that recompute, of those close to the first of ``ranked``."""
+    best_score, kinds = None, dict[tuple[Mesh, object], None]()
+    for evaluation in ranked:
+        candidate = evaluation.candidate
+        score = problem.score(evaluation.step_ns, candidate.mesh.num_devices)
+        best_score = score if best_score is None else best_score
+        if any(candidate.recompute) and score <= NEAR * best_score:
+            kinds.setdefault((candidate.mesh, inside_of(candidate).schedule))
+    return dict.fromkeys(itertools.islice(kinds, MOST_KINDS))
 
 
 def _may_improve(run: Search) -> bool:
