@@ -57,8 +57,8 @@ def search_inside(
 
 def _relieved(among: Iterable[Outline]) -> list[Outline]:
     """The outlines with recomputation inside, but for pairs, which need the memory for their forwards."""
-    unpaired = (outline for outline in among if outline.schedule != BRAIDED)
-    return [outline for outline in (each.relieved_inside for each in unpaired) if outline is not None]
+    relieved = (outline.relieved_inside for outline in among if outline.schedule != BRAIDED)
+    return [outline for outline in relieved if outline is not None]
 
 
 def _near(ranked: Iterable[Evaluation], problem: Problem) -> dict[tuple[Mesh, object], None]:
