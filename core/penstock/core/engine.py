@@ -126,13 +126,13 @@ J = TypeVar("J", bound=AnyJob)
 
 
 class Backend(Protocol[J]):
-    """A place that runs attempts and stores their jobs. Every action may be repeated after a crash."""
+    """A place that runs attempts and stores their jobs. Every action but `enter` and `launch` is idempotent."""
 
     def observe(self, job: J, now: Reading, *, fresh: bool = False) -> Observation:
         """Observe the newest attempt and its plan; a ``fresh`` observation is made without a cache."""
 
     def enter(self, job: J, entered: SetPhase, now: Reading) -> None:
-        """Store the phase, or nothing if what the job enters it with proves unusable: the next step observes that."""
+        """Store the phase, unless its input, such as a measurement, proves unusable, which the next step observes."""
 
     def launch(self, job: J, launch: Launch, entered: SetPhase | None, now: Reading) -> J:
         """Store the attempt's number with the phase, if one is entered; return the job as stored. Nothing starts yet.

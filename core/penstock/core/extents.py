@@ -18,7 +18,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.sharding import Sharding
 
 MOST_EXTENTS = 8
-"""Largest number of extents of a slot. More are more to place and leave hardly less (docs/log.md)."""
+"""Largest number of extents of a slot. More take longer to place and save hardly any memory (docs/log.md)."""
 
 
 def extent_bytes(

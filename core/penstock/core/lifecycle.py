@@ -3,7 +3,8 @@
 Problem. A job outlives the executors that manage it. They are killed at any time, miss events, and may have applied a
 decision without recording it. Idea: nothing depends on events or on memory. `decide` is a pure function of what is
 observed and of the time. Called again after its decisions were applied, or after a crash in between, it returns the
-same ones or none. `TRANSITIONS` has every legal change of phase, no other code makes one; terminal phases are final.
+same ones or none. `TRANSITIONS` has every legal change of phase, and `enter` rejects all others; terminal phases are
+final.
 
 The first rule that returns a decision wins: deadline, suspension, loss, then the rule of the phase. So a job past its
 deadline fails whatever its attempt does, and an attempt that ends during a suspension does not count as a failure.
@@ -132,7 +133,7 @@ class Observation:
 
     Times are seconds on the clock of ``decide``, None for events that have not happened. ``attempt_gone``: nothing of
     the newest attempt is left to write. ``feasible_ranks`` is the largest number of ranks that the capacity admits now.
-    ``last_step_at`` is None before the attempt's first step, which is due since ``training_since``. Since
+    ``last_step_at`` is None before the attempt's first step, whose limit counts from ``training_since``. Since
     ``drifted_since`` steps differ from the prediction because the hardware no longer is as it was measured; ``replans``
     attempts have ended for that.
 

@@ -80,7 +80,9 @@ def observation(job: Job[ProcessRecord], state: ProcessState, ages: Ages, now: R
 
 
 def attempt_state(record: Record, state: ProcessState) -> AttemptState:
-    """The state of the newest attempt. Without a living supervisor it has failed, regardless of its last report."""
+    """The state of the newest attempt. One that was claimed has failed if its supervisor is gone and no report says how
+    it ended.
+    """
     report = state.report
     if record.attempt == 0:
         return AttemptState.NONE

@@ -77,7 +77,7 @@ class Reducing:
         return [(group, stage, None) for stage in self._stages[:1]]
 
     def add(self, stage: int, cell: tuple[int, int], first: int = 0) -> None:
-        """Count a W of ``stage`` for a cell, micro-batch and slice, that has come down to unit ``first``."""
+        """Count a W of ``stage`` for a cell (micro-batch, slice) that has reached unit ``first``."""
         reached = self._reached.setdefault(stage, {})
         if first:
             reached[cell] = first
@@ -143,8 +143,8 @@ class Reducing:
         self._ungathered.remove(gathered)
 
     def require_gathered(self, action: Action) -> None:
-        """Raise `ViolationError` unless the parameters are gathered that an F uses: those of its units and, since these
-        may share a matrix with an earlier one, of all units before them.
+        """Raise `ViolationError` unless all parameters that an F uses are gathered: those of its units and of all units
+        before them, which may share a matrix.
         """
         for stage, part in self._ungathered:
             if stage == action.stage and (part is None or action.part is None or part.first < action.part.stop):

@@ -298,7 +298,7 @@ class Cache:
             return self._nodes
 
     def put_node(self, node: NodeSnapshot) -> None:
-        """Cache the node; one that comes or goes notifies the jobs that have pods on it."""
+        """Cache the node; a change notifies the jobs that have pods on it."""
         with self._lock:
             if self._nodes.get(node.name) == node:
                 return  # a heartbeat only

@@ -89,8 +89,8 @@ def _said(facts: Facts) -> str:
 
 
 def _news_due_at(facts: Facts) -> float | None:
-    """Time at which an attempt that measures is given up. It may prepare data for long. An attempt whose agent never
-    answered, such as one of an image of 0.1.0, has the longer limit.
+    """Time at which an attempt that measures is given up. It may prepare data for long: the longer limit is for agents
+    that report so, and for those that never reported while the service runs, such as agents of 0.1.0.
     """
     if facts.status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
         return None
@@ -144,7 +144,7 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
 def _lost_before(facts: Facts, end: End) -> str:
     """The disruption of other pods of the attempt that made this one give up; empty if there was none.
 
-    The disruption may have happened while no operator ran, whose own node may have been the one. If a user's mistake
+    The disruption may have happened while no operator ran, for example on the operator's own node. If a user's mistake
     ended the pod, that mistake counts.
     """
     if end.report is not None and end.report.refused:
@@ -163,7 +163,7 @@ def _lost_before(facts: Facts, end: End) -> str:
 
 
 def _done(facts: Facts) -> tuple[AttemptState, str] | None:
-    """Whether every pod has ended, and none failed."""
+    """STOPPED or SUCCEEDED if every pod has ended and none failed."""
     reports = [pod.end.report for pod in facts.pods if pod.end]
     if len(reports) < facts.wanted_pods or not reports:
         return None
@@ -172,7 +172,9 @@ def _done(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _completed(facts: Facts) -> tuple[AttemptState, str] | None:
-    """Whether its JobSet has completed, for pods that were removed unobserved; a stopped one has completed, too."""
+    """SUCCEEDED if the JobSet completed and the last step was reported, for pods that were removed unobserved. The
+    JobSet of a stopped attempt completes, too.
+    """
     progress = facts.progress
     if facts.jobset is None or not facts.jobset.completed or progress is None:
         return None
@@ -188,7 +190,7 @@ def _failed_as_a_whole(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
-    """Whether the attempt lost its place, or a part of it."""
+    """The state of an attempt that lost its place, or a part of it."""
     live = facts.status.phase in LIVE
     if facts.jobset is None or facts.jobset.being_deleted:
         return AttemptState.DISRUPTED, "the JobSet was deleted"

@@ -7,12 +7,12 @@ killed between any two of its calls. No attempt may then exist twice, and no att
 Idea. Events carry no meaning: each one only enqueues the job's uid. A reconcile takes steps of the engine until nothing
 follows at once, writes the status, and returns the number of seconds after which time alone may change a decision. For
 each step, the whole state is read from the cache (`_facts`) and translated into the engine's observation
-(`penstock.operator.observe`). The rules of the engine hold here so:
+(`penstock.operator.observe`). The rules of the engine apply as follows:
 
 1. The status is written before the action that it announces. Phases are collected in a draft of the status, which every
    action writes first. Attempt N is written as ``attempt: N`` under the resource version of the snapshot, and only then
    are its ConfigMap and JobSet created, under names that follow from N.
-2. A live phase ends with the delete of the JobSet. That of a succeeded job stays: people read the logs of its pods.
+2. A live phase ends with the deletion of the JobSet. That of a succeeded job stays: people read the logs of its pods.
 3. After a crash in a launch, ``attempt > launched`` shows that it is half done, and the attempt is started again.
 4. The cache may be behind, and a pod that is not cached yet looks like a lost one. So for a decision that is final, the
    job and its children are read from the cluster first (`_refresh`).
@@ -34,9 +34,9 @@ If the operator is killed after ``W status attempt=1``, the next one reads attem
 creates ConfigMap and JobSet a1 again. If it is killed after the JobSet too, it reads launched 0 and a JobSet a1, and
 goes on to wait for pods.
 
-Complexity. One reconcile costs as much as the job has pods: a job of p pods and an event for each costs O(p) per event
-and O(p^2) in total, which is 100 x 100 small comparisons for 100 pods. The whole cluster is never scanned. At most
-`MOST_ROUNDS` decisions are made in one reconcile; a job's whole life needs fewer.
+Complexity. One reconcile takes time linear in the number of the job's pods: a job of p pods and an event for each costs
+O(p) per event and O(p^2) in total, which is 100 x 100 small comparisons for 100 pods. The whole cluster is never
+scanned. At most `MOST_ROUNDS` steps are taken in one reconcile; a job's whole life needs fewer.
 
 Rejected designs:
 
@@ -332,7 +332,7 @@ class Reconciler:
     # Backend: actions
 
     def enter(self, draft: _Draft, entered: SetPhase, now: Reading) -> None:
-        """Enter the phase in the draft; none for a plan by a measurement that proves lost."""
+        """Enter the phase in the draft, except Planning if the measurement for the plan proves to be lost."""
         if entered.phase is not Phase.PLANNING or self._measurements.holds(draft.facts, now.wall):
             self._enter(draft, entered, now.wall)
 
@@ -366,7 +366,7 @@ class Reconciler:
         draft.status = replace(draft.status, message="")
 
     def measure(self, draft: _Draft) -> None:
-        """Write to each pod that it measures."""
+        """Annotate each pod with the request to measure."""
         self._write(draft, draft.status)
         pods = binding.in_order(draft.facts.pods, draft.facts.nodes)
         self._actions.bind(pods, binding.measuring_bindings(draft.job, draft.status.attempt, pods))
@@ -394,7 +394,7 @@ class Reconciler:
         self._actions.ask_to_stop(draft.facts.pods, self._clock())
 
     def delete(self, draft: _Draft) -> None:
-        """Delete the JobSet of the newest attempt, but that of a succeeded job of which no rank is left."""
+        """Delete the JobSet of the newest attempt, unless the job succeeded and no rank is left."""
         facts, attempt = replace(draft.facts, status=draft.status), draft.status.attempt
         is_kept = draft.status.phase is Phase.SUCCEEDED and is_gone(facts)
         if not (is_kept or is_closed(facts) or draft.deleted == attempt):

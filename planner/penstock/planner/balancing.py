@@ -32,7 +32,7 @@ LIGHTER = 1.01
 """A larger number of parts is searched if it makes the busiest rank's work so many times less."""
 
 MOST_DEGREES = 4
-"""Searched numbers of parts per mesh."""
+"""Searched numbers of parts per mesh, in addition to 1."""
 
 SMALL = (2, 3, 4, 5, 6, 7, 8, 12)
 """Numbers of parts that are searched for any number of ranks."""

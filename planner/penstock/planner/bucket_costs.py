@@ -25,7 +25,7 @@ from penstock.planner.tables import shards_seconds
 def buckets_of(
     problem: Problem, candidate: Candidate, units: UnitTable, stage_ranks: Sequence[int], devices: Sequence[int]
 ) -> tuple[tuple[Bucket, ...], ...]:
-    """`Costs.buckets`; none if a plan has none.
+    """Return `Costs.buckets`, which is empty without buckets.
 
     ``units`` has the costs of units for the slices of a micro-batch; ``devices`` the first one of every rank.
     """
@@ -55,7 +55,7 @@ def buckets_of(
 
 
 class _Share(NamedTuple):
-    """Of a bucket `Bucket.done_ppm`, its elements with gaps, and its time in sums over shards."""
+    """`Bucket.done_ppm` of a bucket, its elements including gaps, and the time of its sums over shards."""
 
     done_ppm: tuple[int, int, int]
     num_elements: int
@@ -65,7 +65,7 @@ class _Share(NamedTuple):
 def _shares(
     problem: Problem, candidate: Candidate, units: UnitTable, stage: tuple[int, int], parts: Sequence[Part]
 ) -> list[_Share]:
-    """Of every bucket of a stage."""
+    """The share of every bucket of a stage."""
     first, _ = stage
     mesh, model = candidate.mesh, problem.model
     ranges: Stages = tuple((first + part.first, first + part.stop) for part in parts)
@@ -80,7 +80,10 @@ def _shares(
 
 
 def _done_ppm(units: UnitTable, counts: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[tuple[int, int, int]]:
-    """The first F and the last backward are of slice 0. ``counts`` [buckets, unit kinds] are units of each kind."""
+    """`Bucket.done_ppm` of every bucket, by the costs of slice 0, which the first F and the last backward are of.
+
+    ``counts`` [buckets, unit kinds] are units of each kind.
+    """
     forward, gradient, weight = (counts @ units.seconds[:, :, 0].T).T
     return list(zip(*(_running_ppm(row.tolist()) for row in (gradient + weight, weight, forward)), strict=True))
 

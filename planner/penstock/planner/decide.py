@@ -41,18 +41,18 @@ FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, shortages=200, lean_shortages=
 """The same for problems with recomputation, where the smallest memory bounds are not those of plans that fit."""
 
 MOST_LAID_OUT, MOST_ALIKE = 8, 3
-"""So many arenas are laid out before a search with a tighter limit replaces them, and of plans with the same label."""
+"""Limits of arenas that are laid out before a search with a tighter limit follows: in total, and per label."""
 
-MOST_TIGHTER_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 2
-"""A tighter search lowers the limit by the factor by which the best plan's arenas were too large, times `TIGHTER`, with
-this fraction (1 / `TIGHTER_PART`) of the first budget.
+MOST_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 2
+"""Limit of searches, of which the first has the problem's memory limit. A tighter search lowers the limit by the factor
+by which the best plan's arenas were too large, times `TIGHTER`, with 1 / `TIGHTER_PART` of the first budget.
 """
 
 INSIDE_PART = 4
-"""The search for plans that recompute inside of their backwards gets 1 / `INSIDE_PART` of the budget."""
+"""The search for plans that recompute inside their backwards gets 1 / `INSIDE_PART` of the budget."""
 
 MOST_INSIDE, MOST_LEANER = 3, 3
-"""So many of its plans are laid out, each with more recomputation up to so many times if its arena does not fit."""
+"""Limits of its plans that are laid out, and of retries of each with more recomputation if its arena does not fit."""
 
 MOST_PLACEMENTS, PLACEMENT_PART = 2, 2
 """Searches with the placement of the best plan so far, each with a fraction of the budget."""
@@ -63,7 +63,9 @@ CLOSE_ENOUGH = 1.003
 CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches, and continued in a straight line"
 
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
-"""If nothing fits, these limits are tried, each as a multiple of the closest candidate's bytes."""
+"""If nothing fits, the limits that are tried are multiples of the closest candidate's bytes, and of those that a search
+with the limit before needed.
+"""
 
 
 LEAVE_OUT = {
@@ -187,8 +189,8 @@ def _leaner(judge: Simulated, evaluation: Evaluation, problem: Problem) -> Itera
 
 
 def _apart(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
-    """The best plan with recomputation by R. A search assumes one placement per mesh: if another placement suits its
-    plan better, the search is repeated with that, or the plan would depend on how devices are numbered.
+    """The best plan with recomputation by R. A search assumes one placement per mesh. If another placement suits its
+    plan better, the search is repeated with it; otherwise the plan would depend on the numbering of devices.
     """
     problem = judge.problem
     best = _by_placement(judge, budget, reporter)
@@ -218,7 +220,7 @@ def _placement_like(plan: Plan) -> Placement:
 def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
     """The best plan whose laid-out arena fits: if that of the best does not, searches with tighter limits follow."""
     problem, best, closest = judge.problem, None, None
-    for number in range(MOST_TIGHTER_SEARCHES):
+    for number in range(MOST_SEARCHES):
         if number == 1:
             budget = budget.part(TIGHTER_PART)
         searched = judge.problem
@@ -379,9 +381,7 @@ def _together(problem: Problem, result: Result, earlier: Result | None) -> Resul
 
 
 def _few_alike(ranked: Iterable[Evaluation]) -> Iterator[Evaluation]:
-    """The evaluations without those of which `MOST_ALIKE` before have the same label: if the arenas of these do not
-    fit, neither do theirs.
-    """
+    """The first `MOST_ALIKE` evaluations of each label. If their arenas do not fit, neither do those of others."""
     counts = Counter[str]()
     for evaluation in ranked:
         counts[evaluation.candidate.label] += 1
@@ -391,7 +391,7 @@ def _few_alike(ranked: Iterable[Evaluation]) -> Iterator[Evaluation]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _LaidOut:
-    """A candidate as a Plan without explanation, its Program unless that is too large, and its exact bytes."""
+    """A candidate as a Plan without explanation, its Program unless that is too large, and its bytes."""
 
     draft: Plan
     evaluation: Evaluation

@@ -87,15 +87,15 @@ STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half":
 """Schedules that adapt to the free memory, each with the schedules whose orders it may have with enough memory."""
 
 DEPTHS = (0.25, 0.5, 1.0, 1.5)
-"""Recomputation is also chosen for orders of these that hold more micro-batches, and therefore wait less: for so many
-times the K - 1 slices that 1F1B holds beyond one micro-batch.
+"""Recomputation is also chosen for orders of `STANDS_FOR` that hold more and so wait less: one micro-batch, and these
+multiples of the K - 1 slices that 1F1B holds beyond it.
 """
 
 MOST_WALKED, FEWEST_WALKS = 5_000_000, 8
-"""Walks are kept up to so many actions, which take some 100 bytes each, but at least so many walks."""
+"""Limit of the actions in walks that are kept, which take some 100 bytes each, and walks that are always kept."""
 
 MOST_KNOWN = 256
-"""Cached walks' bytes: the same are needed with other margins, and if a candidate needs more recomputation."""
+"""Limit of cached byte counts, which are reused with other margins and for candidates with more recomputation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ class Room:
 
     def fitted(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         """The time-balanced candidate with stages that fit; several for an order that adapts to the free memory. If
-        that does not fit with one micro-batch at a time, orders that hold more are not walked.
+        that does not fit with one micro-batch at a time, no stages are sought for orders that hold more.
         """
         if balanced.schedule not in BUILT_IN:
             yield balanced  # its bytes are known after its simulation
@@ -197,9 +197,9 @@ class Room:
         most_ns: float = math.inf,
         exposed: Sequence[float] = (),
     ) -> Candidate | Shortage | None:
-        """The candidate with stages and recomputation that fit on every rank with ``margin`` bytes to spare, by the
-        walks with everything kept and with everything recomputed, whose slots are held ``num_held`` times. None if
-        stages take longer than ``most_ns``.
+        """The candidate with stages and recomputation that fit on every rank with ``margin`` bytes to spare. Bytes
+        are those of two walks, with everything kept and with everything recomputed, and slots count ``num_held`` times.
+        None if stages take longer than ``most_ns``.
         """
         keeps_stages = keeps_stages or self.problem.pinned.stages is not None
         problem, limit = self.problem.divided(shape.head_parts), self.problem.memory_limit_bytes
@@ -362,7 +362,7 @@ class Room:
         return Shortage(candidate=balanced, missing_bytes=max(min(needed) - limit, 1))
 
     def _held_bytes(self, candidate: Candidate, walk: Walk, num_held: float) -> tuple[Integers, Integers]:
-        """The bytes if a rank holds its micro-batches ``num_held`` times, and once what R makes, if there is one."""
+        """The bytes if a rank holds its micro-batches ``num_held`` times; the buffers that an R makes count once."""
         always, slots = self._bytes(candidate, walk)
         if num_held == 1:
             return always, slots

@@ -73,18 +73,20 @@ AHEAD = (2, 4, 8)
 """Distances in actions between recomputations and their backwards. Earlier ones fill more waits and hold more bytes."""
 
 NEAR = 1.05
-"""Plans of the other sort that take at most so many times the best step are improved as well."""
+"""The best plan of the other kind, with or without recomputation, is improved too if it takes at most this multiple of
+the best step.
+"""
 
 MOST_PRICES = 3
 """How often stages are cut again with recomputation priced by its exposed share."""
 
 PRICED_PARTS = (1.0, 0.5)
-"""Fractions of the hidden recomputation that stages are cut without: more of it than was hidden may be exposed then."""
+"""Fractions of the hidden recomputation that count as free when stages are cut; new stages may hide less of it."""
 
 
 def other_orders(judge: Judge, problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate with other orders of its schedule, and with its recomputations elsewhere if they are separate
-    actions that are not recorded yet.
+    """The candidate with other orders of its schedule, and with recomputation in other waits unless its order is
+    recorded.
     """
     orders = dict.fromkeys((candidate, with_h1(candidate), judge.best_variant(candidate)))
     yield from orders
@@ -104,8 +106,8 @@ def with_h1(candidate: Candidate) -> Candidate:
 
 
 def cut_again(room: Room, candidate: Candidate, exposed: Sequence[float]) -> Iterator[Candidate]:
-    """The candidate with other stages and recomputation: with hidden recomputation counted in part or not at all, by
-    the ``exposed`` share of each rank; none if that is empty.
+    """The candidate with stages cut for the ``exposed`` share of each rank's recomputation: hidden time counts half or
+    not at all. Nothing if ``exposed`` is empty.
     """
     shape = replace(candidate, variant=None, recompute_ahead=0)
     for part in PRICED_PARTS if exposed else ():

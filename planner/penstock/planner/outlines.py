@@ -26,7 +26,8 @@ parameters: over dp replicas an all-reduce of the gradients and an update of all
 reduce-scatter, an update of a dp-th of them, and an all-gather of the weights. These two are passes of the same ring,
 so in bf16, where weights are half as wide as gradients, ZeRO-1 is shorter and needs less memory. If one degree of ZeRO
 is better in both, there is no outline for the other. On the host a rank with several stages sums the gradients of one
-while it works on another (`penstock.planner.passes.reductions`), so only the longest of its sums counts.
+while it works on another (`penstock.planner.passes.reductions`), so only the longest of its sums counts, or of its
+last bucket.
 
 The bytes are those of units of mean size that can be divided: rank r holds the state of its units and the activations
 of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held) units. The
@@ -34,7 +35,7 @@ least L that allows all units follows directly. A part of a divided head counts 
 rank where these are fewest. Real units are not divided, so plans need more; if attention and MLP differ much, a plan
 may need less by a part of a unit.
 
-If a rank needs more than the limit, its layers recompute as much as makes them fit, if that is enough
+If a rank needs more than the limit, its layers recompute just enough to fit, if any recomputation suffices
 (`penstock.planner.recompute`); the step is longer by that work.
 
 Estimates decide only the order of the search. Every plan that is chosen was simulated.
@@ -165,8 +166,8 @@ REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})
 """Built-in schedules whose steps repeat, and whose ranks do not hold more the longer they run."""
 
 LIKE_USUAL = {"zb": "zb-h1"}
-"""By schedule that adapts to the free memory, the schedule whose ranks hold the same bytes with enough memory. With
-less the former fits without recomputation, but waits.
+"""For each schedule that adapts to the free memory, the one that holds the same bytes if memory suffices. With less the
+adaptive one still fits without recomputation, but waits.
 """
 
 MOST_ACTIONS_IN_FULL = 60_000
@@ -432,8 +433,8 @@ def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
 
 
 def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
-    """[slicings]: seconds in which the busiest network card sends the messages of one slice. Replicas are not counted
-    as sharing a card, as in the simulation.
+    """[slicings]: seconds in which the busiest network card sends the messages of one slice. As in the
+    simulation, messages of different replicas do not share a card.
     """
     if mesh.pp == 1:
         return np.zeros(hops.shape[1])

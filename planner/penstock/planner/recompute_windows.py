@@ -17,8 +17,8 @@ A backward that recomputes inside gets an R in the same way, in the wait before 
 more than the fixed cost of an action and the rank has the bytes of all layers of the stage there. So a plan may
 recompute inside where its ranks are full, and by an R where they are not.
 
-Tried and rejected: fixed distances of 2, 4 and 8 actions for all R alone (`Plan.recompute_ahead`, which also describe
-long steps): they move R away from the gradient's wait where that hides it.
+Tried and rejected: only one fixed distance of 2, 4 or 8 actions for all R (`Plan.recompute_ahead`, which long steps
+still use). It moves R out of waits for gradients that would hide it.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def exposed_shares(step: TracedStep) -> tuple[float, ...]:
 
 
 def hidden_in_waits(order: Order, simulate: Callable[[Order], TracedStep], limit_bytes: Ints) -> TracedStep | None:
-    """The shortest step within ``limit_bytes`` [ranks] of the order or of those with R in earlier waits, or in any if
-    the order recomputes inside; None if the order itself exceeds them.
+    """The shortest step within ``limit_bytes`` [ranks]: of the order itself, or with R moved to earlier waits, or added
+    in waits for backwards that recompute inside. None if the order itself exceeds the limit.
 
-    Its R are of whole stages, directly before their backwards.
+    R in the order recompute whole stages, and stand directly before their backwards.
     """
     best = step = simulate(order)
     limit = limit_bytes.copy()
@@ -127,7 +127,7 @@ def _moved(step: TracedStep, limit_bytes: Ints) -> Order | None:
 
 
 def _reordered(order: Order, places: Ints) -> Order:
-    """The order with each action directly before the action whose number is its place, if that is another."""
+    """The order after moving each action directly before action number ``places[action]``, unless that is itself."""
     numbers = np.arange(order.num_actions)
     sequence = np.lexsort((numbers, places == numbers, places))
     return replace(

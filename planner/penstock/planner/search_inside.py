@@ -1,13 +1,13 @@
 """Search for a plan whose stages recompute inside of their backwards, next to the best plan of another search.
 
-Recomputation inside of a backward takes memory for one layer, where R takes it for all layers of a stage and slice. So
-stages that recompute inside need less of it, and recompute less at equal memory; but no wait hides it. Both forms are
-compared by their simulated steps. Where such a plan has memory for an R in a wait of its rank, it gets that
-(`penstock.planner.recompute_windows`).
+Recomputation inside a backward takes memory for one layer, where R takes it for all layers of a stage and slice. So
+stages that recompute inside need less memory and recompute less within the same limit, but no wait hides their
+recomputation. Both forms are compared by their simulated steps. Where such a plan has memory for an R in a wait of its
+rank, it gets that (`penstock.planner.recompute_windows`).
 
-This search has a budget of its own and begins after the other has ended, so it can only improve the plan. If that has
-found plans, only the meshes and schedules of those are tried that recompute and are close to the best: the two forms
-differ by less than that. If nothing fits by R all are tried, which may take as long as the search before.
+This search has a budget of its own and begins after the other has ended, so it can only improve the plan. If the other
+found plans, this one tries only meshes and schedules of plans that recompute and are close to the best, since the two
+forms differ by less. If nothing fits by R, it tries all, which may take as long as the search before.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def search_inside(
     budget: Budget,
     reporter: Reporter | None = None,
 ) -> Result | None:
-    """The evaluation of the best plan that recomputes inside of its backwards what exceeds the limit; None if none
-    fits, or none that is better than the ``best`` of the ``earlier`` search, if there was one.
+    """The result of a search for plans that recompute inside their backwards what exceeds the limit; None if none fits,
+    or none is better than the ``best`` of the ``earlier`` search, if there was one.
     """
     run = Search(problem, judge, budget, reporter or Reporter(), [])
     if best is None or earlier is None:
@@ -62,7 +62,7 @@ def _relieved(among: Iterable[Outline]) -> list[Outline]:
 
 
 def _near(ranked: Iterable[Evaluation], problem: Problem) -> dict[tuple[Mesh, object], None]:
-    """Meshes and schedules of the first kinds that recompute, of those close to the first of ``ranked``."""
+    """Meshes and schedules of the first kinds of ``ranked`` that recompute and are close to its first."""
     best_score, kinds = None, dict[tuple[Mesh, object], None]()
     for evaluation in ranked:
         candidate = evaluation.candidate

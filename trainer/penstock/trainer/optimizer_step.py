@@ -234,8 +234,8 @@ class OptimizerStep:
             yield from ((stage, number) for number in range(len(parameters.sections)))
 
     def _start_gather(self, stage: int, section: int) -> Work:
-        """Gather the compute weights, and sum the wider weights of norms if there are any: they are zero outside the
-        own part.
+        """Gather the compute weights, and sum the wider weights of norms if there are any: they are zero outside
+        this replica's part.
         """
         if (stage, section) not in self._ungathered:
             return AllOf([])

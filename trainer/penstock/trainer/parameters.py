@@ -82,14 +82,14 @@ class StageParameters(FlatParameters):
     """The parameters of units [first, stop) that one shard holds, by global name.
 
     ``gradients`` and ``compute`` are views of the flat buffers: of each section the tensors with weight decay first,
-    then the others, both in the order of units. ``declared`` has their shapes and the whole tensors that they are parts
-    of. If ``dp`` replicas divide the optimizer state, this is ``replica``, and each of ``buckets``, ranges of units, is
+    then the others, both in the order of units. ``declared`` describes the whole tensors that they are parts of.
+    If ``dp`` replicas divide the optimizer state, this is ``replica``, and each of ``buckets``, ranges of units, is
     a section; by default there is one, which is not divided (`penstock.core.replicas`).
 
     ``master`` has the views with the masters' precision: of all tensors, unless compute weights are copies and other
     replicas have part of the masters. In that case it has the tensors without weight decay, norms and biases, which
-    norms on the host use. These are views of ``wide_flat``, of which each replica updates its own part. On CUDA norms
-    use ``compute``, and ``master`` is empty.
+    norms on the host use. These are views of ``wide_flat``, of which each replica updates its own part. On CUDA, norms
+    use ``compute`` then, and ``master`` is empty.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class StageParameters(FlatParameters):
         return [self.gradient_flat[stretch] for stretch in stretches]
 
     def section_of(self, part: Part | None) -> int:
-        """The number of the section of a bucket; that of the only one without buckets."""
+        """Number of the section of a bucket; 0 for the whole stage."""
         return 0 if part is None else self._buckets.index(part)
 
     def wide_section(self, number: int) -> Tensor | None:

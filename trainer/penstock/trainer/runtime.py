@@ -160,7 +160,7 @@ class Runtime:
         return self._optimizer_step.life_peak_bytes()
 
     def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
-        """Summed loss, forward only, of any number of sequences of this replica and of those of all other replicas.
+        """Run the forward of this replica's sequences, of any number; return the loss summed over all replicas.
 
         All ranks of a replica pass the same sequences. The first shard of a rank counts the losses. Evaluation needs no
         memory beyond training's: micro-batches run one after the other in the slots of micro-batch 0.

@@ -8,9 +8,9 @@ the sums that it joins, each of which needs the result of the one before:
 - Tie and dp run concurrently with the rank's other instructions until it waits for them. Tp is waited for where it
   starts: it is short (norms, biases, few heads), its shards reach it at the same time, and so the long one, dp, starts
   as early as possible.
-- On the host reductions run next to compute, so the chain of a stage begins directly after its last W and the messages
-  that follow it, if its rank still has compute after that, and continues up to the first that is not waited for. The
-  rest follows after all compute, before the norm. With one stage per rank there is no compute left.
+- On the host reductions run next to compute. If the rank still has compute after a stage's last W, the stage's chain
+  begins there, after the messages that follow the W, and goes on up to the first reduction that is not waited for at
+  once. The rest follows after all compute, before the norm. With one stage per rank there is no compute left.
 - A rank with several stages of a tied matrix sums their rows in one reduction over tie, after all compute. Without
   replicas a rank that has all of them sums them with the norm instead.
 - With ``late_receives``, for NCCL, all chains begin after all compute. A reduction is a kernel there, with as many
@@ -22,7 +22,7 @@ So the terms of every sum and their order are the same wherever reductions start
 A stage may be summed over shards and replicas in buckets (`penstock.core.buckets`). Then its last W or B is in parts,
 and the chain of each bucket begins directly after its part. Messages follow the last part. In stage 0 the last bucket
 has the embedding, which may be tied: only this bucket waits for the tie. The other stages of a tie have no buckets. A
-stage's last backward is in no pair, since the backward of the forward next to it would follow.
+stage's last backward is never in a pair: the pair's forward would need a later backward.
 
 If replicas divide the optimizer state (`penstock.core.replicas`), a step begins with shards of the parameters that the
 step before it has updated, and gathers them. All gathers of a rank start first, in the order in which its forwards need
@@ -156,8 +156,8 @@ def _gathered(row: Sequence[Draft], pieces: Iterable[_Piece], *, late: bool) -> 
 def _in_parts(
     drafts: Sequence[Draft], buckets: Mapping[int, tuple[Part, ...]], positions: Mapping[int, int]
 ) -> tuple[list[Draft], dict[int, tuple[Part, ...]]]:
-    """The drafts with the actions at the ``positions`` of stages in the parts of their buckets, and the parts of those
-    stages.
+    """The drafts, with each stage's action at its position split by buckets, and the parts of the stages that were
+    split.
     """
     cut: dict[int, tuple[Part, ...]] = {}
     row: list[Draft] = []

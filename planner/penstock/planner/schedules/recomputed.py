@@ -1,8 +1,8 @@
 """Orders of a split backward with R as an action of its own, which runs where its rank would otherwise wait.
 
 Elsewhere R belongs to its I: it stands directly before it, and orders that are made from costs count its time as a part
-of that of I. Here it has a queue of its own, behind F of its slice and in front of I, and takes the stash that I and W
-give back. `refine` then treats it like any action: an R that is ready overtakes what waits, if the rank's stash stays
+of that of I. Here it has a queue of its own, behind F of its slice and in front of I, and takes the stash that I gives
+back. `refine` then treats it like any action: an R that is ready overtakes what waits, if the rank's stash stays
 within its cap up to the R's old place, and the backward pass moves it behind what is urgent.
 
 Stages that keep everything get an R that takes nothing, so that all ranks have equally many actions; it is left out of

@@ -1,9 +1,10 @@
 """Reductions and gathers of a simulated step: their starts, and their ranks' waits.
 
 A rank has one link per group, which carries one reduction after the other in the order of their starts, while the rank
-continues. Tie and norm begin once the last of their ranks has started them, and end on all of them together. Reductions
-over dp and tp join the rank with its peers, in other pipelines and among its shards, which have the same timing; a
-reduction over tp is waited for where it starts. Messages and reductions do not slow each other.
+continues. With a barrier, tie and norm begin once the last of their ranks has started them, and end on all of them
+together; without one each rank starts on its own. Reductions over dp and tp join the rank with its peers, in other
+pipelines and among its shards, which have the same timing; a reduction over tp is waited for where it starts. Messages
+and reductions do not slow each other.
 
 A stage whose last backward is in parts is reduced in buckets (`penstock.core.buckets`), one after the other.
 
@@ -245,7 +246,7 @@ def least_end_ns(
 ) -> int:
     """The least length of a step whose ranks have no compute left at these times, for any starts of reductions.
 
-    The stage whose W a rank runs last is reduced after that, or one of its buckets, whichever it is. A tied stage of a
+    After its last W a rank still reduces a stage or a bucket; the shortest such reduction counts. A tied stage of a
     rank with several may have been reduced before. Every forward follows one of stage 0, which waits at least for the
     parameters of its first units. Without a barrier each rank gathers at least those of one of its stages' first units
     between its last action and its next one.
