@@ -54,7 +54,7 @@ def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     means = [float(share) for share in re.findall(r"[a-z] ([\d.]+) %", parts)]
     assert abs(sum(means) - 100) < 0.4
     assert time_limit.startswith("limited by ")
-    assert memory_limit == "no plan was left out for want of memory"
+    assert memory_limit == "no plan was left out for lack of memory"
     assert pinned == "nothing is pinned"
     assert ("not sliced" in slices) == (len(best.candidate.slices) == 1)
     assert format_bytes(max(best.peak_bytes)) in memory

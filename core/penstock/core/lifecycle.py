@@ -21,6 +21,8 @@ rules.
         |  ^       |         |            |          |          |
         +--|-------+---------+------------+----------+----------+---> Recovering, Suspended, Failed
            +---------------- Recovering, Suspended
+
+Queued leads directly to Planning if there is a measurement, and Pending does not lead to Recovering.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
     if excluded or result.shortages or result.too_large:
         before = f"{excluded:,} outlines need more in any case, and" if excluded else "some candidates do not fit, but"
         return f"memory excludes plans: {before} none that was simulated beyond the limit is faster"
-    return "no plan was left out for want of memory"
+    return "no plan was left out for lack of memory"
 
 
 def _too_large(problem: Problem, result: Result) -> list[Evaluation]:

@@ -151,7 +151,7 @@ class ProcessPlanner:
         if running.starts < MOST_STARTS:
             self._running[key] = self._begun(running.question, running.starts + 1)
             return None
-        what = f"planning was ended by signal {-code}, {MOST_STARTS} times, which most often is for want of memory"
+        what = f"planning was ended by signal {-code}, {MOST_STARTS} times, which most often is for lack of memory"
         return Answer(what=what, remedy=MORE_MEMORY)
 
     def busy(self, key: str) -> bool:
