@@ -52,7 +52,7 @@ async def job_events(
     caller: CallerIn,
     job: JobIn,
     after: Annotated[int, Query(ge=0, le=LARGEST_NUMBER, description="Only events with a higher number.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Largest number of events in the list; ignored for a stream.")] = 200,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Limit of the list; a stream has none.")] = 200,
     last_event_id: LastEventId = None,
 ) -> Response | EventPage:
     """List the job's events, oldest first; a stream continues with future events and the job's state."""
