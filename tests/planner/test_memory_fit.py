@@ -159,6 +159,16 @@ def test_a_few_micro_batches_hold_as_much_as_all(schedule: str, pp: int, count: 
     assert held[0].tolist() == held[1].tolist()
 
 
+def test_candidates_are_the_same_if_only_the_last_walk_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = problem(model=TINY_LLAMA, ranks=2, global_batch=4, memory=600_000)
+    all_kept = [offered(asked, outline) for outline in outlines(asked)]
+    monkeypatch.setattr("penstock.planner.memory_fit.MOST_WALKED", 1)
+    monkeypatch.setattr("penstock.planner.memory_fit.FEWEST_WALKS", 1)
+    judge = Simulated(asked)
+    assert [list(judge.proposer.candidates(outline)) for outline in outlines(asked)] == all_kept
+    assert len(judge.proposer.room._walks) == 1
+
+
 def test_more_memory_changes_nothing_where_the_balanced_stages_fit() -> None:
     chosen: dict[str, Any] = {"ranks": 4, "global_batch": 8, "pp": 4, "micro_batch": 1, "slices": 4, "schedule": "1f1b"}
     (outline,) = outlines(problem(**chosen))

@@ -18,12 +18,13 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.schedule import ScheduleSpec, import_spec, parse_schedule
 from penstock.core.timeline import Activity
-from penstock.planner.braiding import hidden_share
+from penstock.planner.braiding import braided_outlines, hidden_share
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.memory_fit import Room, Shortage
 from penstock.planner.order import BACKWARD, FORWARD, Order, from_schedule, to_schedule
+from penstock.planner.outlines import outlines
 from penstock.planner.pair_costs import collectives_of
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_cluster
@@ -139,6 +140,19 @@ def test_head_parts_have_separate_collectives(sequence_parallel: bool) -> None:
 def test_one_shard_has_no_collectives() -> None:
     one = problem(1, 8)
     assert collectives_of(one, candidate(one, 1, 8)) is None
+
+
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.9])
+def test_no_outline_of_pairs_below_the_best_score_is_left_out(place: float) -> None:
+    one = problem(8, 4)
+    ranked = [candidate(one, 8, 4)]
+    everything = braided_outlines(one, outlines(one), ranked)
+    scores = [one.score(outline.estimate_ns, outline.mesh.num_devices) for outline in everything]
+    most_score = sorted(scores)[int(place * len(scores))] + 1
+    below = [outline for outline, score in zip(everything, scores, strict=True) if score < most_score]
+    left = braided_outlines(one, outlines(one), ranked, most_score)
+    assert [outline for outline in left if outline in below] == below
+    assert braided_outlines(one, outlines(one), ranked, 0) == []
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])

@@ -146,10 +146,11 @@ def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None 
 
 def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: Decision | None) -> Decision | None:
     """The best plan that recomputes inside of its backwards, if it is better than ``apart``; None if there is none."""
-    problem, earlier = judge.problem, None if apart is None else apart.result
+    problem = judge.problem
     if not may_recompute(problem) or problem.software.recomputes_on_demand:
         return None
-    result = search_inside(problem, judge, earlier, None if apart is None else apart.chosen, budget, reporter)
+    ranked = () if apart is None else (apart.chosen, apart.result.best, *apart.result.others)
+    result = search_inside(problem, judge, ranked, budget, reporter)
     if result is None:
         return None
     best = None if apart is None else apart.score(problem)
@@ -164,7 +165,7 @@ def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: 
     leaner_judge, laid_out = fitting
     result = dataclasses.replace(result, best=laid_out.evaluation)
     return Decision(
-        plan=_explained_plan(laid_out, problem, _together(problem, result, earlier), place=1),
+        plan=_explained_plan(laid_out, problem, _together(problem, result, apart), place=1),
         result=result,
         program=laid_out.program,
         judge=leaner_judge,
@@ -362,10 +363,11 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
     raise _NoArenaFitsError(needs)
 
 
-def _together(problem: Problem, result: Result, earlier: Result | None) -> Result:
+def _together(problem: Problem, result: Result, apart: Decision | None) -> Result:
     """Both results for an explanation; the first has the best evaluation."""
-    if earlier is None:
+    if apart is None:
         return result
+    earlier = apart.result
     others, order = (*result.others, earlier.best, *earlier.others), list(Ending)
     return dataclasses.replace(
         result,

@@ -327,7 +327,7 @@ class Search:
                 self.reporter.no_room(candidate)
                 continue
             num_candidates += 1
-            ruled_out = self.ruled_out_by(candidate)
+            ruled_out = self._ruled_out(candidate)
             if ruled_out is not None:
                 self.ruled_out.append(ruled_out)
             is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
@@ -346,18 +346,18 @@ class Search:
         """
         evaluation = self.judged(candidate)
         if not self.fits(evaluation) and outline.recomputes:
-            self.judge_leaner(evaluation)
+            self._judge_leaner(evaluation)
         elif (
             not self.fits(evaluation) and max(evaluation.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes
         ):
             owners = owners_of_stages(self.problem, candidate.mesh, candidate.schedule)
             for move in relieving(candidate, self.problem, owners, evaluation.peak_bytes):
                 moved = self.judge.proposer.room.moved(move)
-                if moved is not None and self.ruled_out_by(moved) is None:
+                if moved is not None and self._ruled_out(moved) is None:
                     self.judged(moved)
         return evaluation.step_ns
 
-    def judge_leaner(self, latest: Evaluation) -> None:
+    def _judge_leaner(self, latest: Evaluation) -> None:
         """Simulate the candidate with more recomputation, by as many bytes as ranks exceeded the limit, a few times."""
         lacking_bytes, candidate, limit = (
             [0] * len(latest.peak_bytes),
@@ -369,7 +369,7 @@ class Search:
                 lacking + max(peak - limit, 0) for lacking, peak in zip(lacking_bytes, latest.peak_bytes, strict=True)
             ]
             leaner = self.judge.proposer.room.leaner(candidate, lacking_bytes)
-            if leaner is None or self.ruled_out_by(leaner) is not None:
+            if leaner is None or self._ruled_out(leaner) is not None:
                 return
             latest = self.judged(leaner)
             if self.fits(latest):
@@ -388,7 +388,7 @@ class Search:
         self.ruled_out.append(RuledOut(candidate=balanced, bound_ns=bound_ns))
         return False
 
-    def ruled_out_by(self, candidate: Candidate) -> RuledOut | None:
+    def _ruled_out(self, candidate: Candidate) -> RuledOut | None:
         """The bound that rules the candidate out; None if it has to be simulated."""
         best = self.best_score()
         if best is None:
@@ -496,7 +496,7 @@ class Search:
         for _ in range(MOST_PRICES if may_recompute(self.problem) else 0):
             exposed = self.judge.exposed_shares(best.candidate)
             cuts = cut_again(self.judge.proposer.room, best.candidate, exposed)
-            evaluations = [self.judged(candidate) for candidate in cuts if self.ruled_out_by(candidate) is None]
+            evaluations = [self.judged(candidate) for candidate in cuts if self._ruled_out(candidate) is None]
             better = min(filter(self.fits, evaluations), key=self.rank, default=best)
             if self.rank(better) >= self.rank(best):
                 return
@@ -549,7 +549,7 @@ class Search:
         for evaluation in self._best_kinds()[:VARIED_KINDS]:
             self._vary(evaluation, tried)
             unmoved = self.unmoved.get(kind_of(evaluation.candidate), evaluation)
-            if unmoved.candidate not in tried and self.ruled_out_by(unmoved.candidate) is None:
+            if unmoved.candidate not in tried and self._ruled_out(unmoved.candidate) is None:
                 self._vary(unmoved, tried)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)

@@ -1,4 +1,4 @@
-"""Search for a plan whose stages recompute inside of their backwards, next to the best plan of another search.
+"""Search for a plan whose stages recompute inside their backwards, next to the best plan of another search.
 
 Recomputation inside a backward takes memory for one layer, where R takes it for all layers of a stage and slice. So
 stages that recompute inside need less memory and recompute less within the same limit, but no wait hides their
@@ -12,8 +12,7 @@ forms differ by less. If nothing fits by R, it tries all, which may take as long
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock.planner.budget import Budget
 from penstock.planner.judge import Evaluation, Judge, Reporter
@@ -28,24 +27,21 @@ MOST_KINDS = 3
 
 
 def search_inside(
-    problem: Problem,
-    judge: Judge,
-    earlier: Result | None,
-    best: Evaluation | None,
-    budget: Budget,
-    reporter: Reporter | None = None,
+    problem: Problem, judge: Judge, ranked: Sequence[Evaluation], budget: Budget, reporter: Reporter | None = None
 ) -> Result | None:
     """The result of a search for plans that recompute inside their backwards what exceeds the limit; None if none fits,
-    or none is better than the ``best`` of the ``earlier`` search, if there was one.
+    or none is better than the first of ``ranked``.
+
+    ``ranked`` are evaluations of an earlier search that fit, the first of which is its plan; empty if nothing fitted.
     """
     run = Search(problem, judge, budget, reporter or Reporter(), [])
-    if best is None or earlier is None:
-        run.outlines = _relieved(outlines(problem))
-    else:
-        run.to_beat = run.score(best.candidate.mesh, best.step_ns)
-        near = _near((best, earlier.best, *earlier.others), problem)
+    if ranked:
+        run.to_beat = run.score(ranked[0].candidate.mesh, ranked[0].step_ns)
+        near = _near(ranked, problem)
         alike = outlines_of(problem, dict.fromkeys(mesh for mesh, _ in near))
         run.outlines = _relieved(outline for outline in alike if (outline.mesh, outline.schedule) in near)
+    else:
+        run.outlines = _relieved(outlines(problem))
     run.explore(run.outlines, budget)
     if not _may_improve(run):
         return None
@@ -61,16 +57,15 @@ def _relieved(among: Iterable[Outline]) -> list[Outline]:
     return [outline for outline in relieved if outline is not None]
 
 
-def _near(ranked: Iterable[Evaluation], problem: Problem) -> dict[tuple[Mesh, object], None]:
+def _near(ranked: Sequence[Evaluation], problem: Problem) -> Sequence[tuple[Mesh, object]]:
     """Meshes and schedules of the first kinds of ``ranked`` that recompute and are close to its first."""
-    best_score, kinds = None, dict[tuple[Mesh, object], None]()
-    for evaluation in ranked:
-        candidate = evaluation.candidate
-        score = problem.score(evaluation.step_ns, candidate.mesh.num_devices)
-        best_score = score if best_score is None else best_score
-        if any(candidate.recompute) and score <= NEAR * best_score:
-            kinds.setdefault((candidate.mesh, inside_of(candidate).schedule))
-    return dict.fromkeys(itertools.islice(kinds, MOST_KINDS))
+
+    def score(evaluation: Evaluation) -> int:
+        return problem.score(evaluation.step_ns, evaluation.candidate.mesh.num_devices)
+
+    close = (evaluation.candidate for evaluation in ranked if score(evaluation) <= NEAR * score(ranked[0]))
+    kinds = ((candidate.mesh, inside_of(candidate).schedule) for candidate in close if any(candidate.recompute))
+    return list(dict.fromkeys(kinds))[:MOST_KINDS]
 
 
 def _may_improve(run: Search) -> bool:
