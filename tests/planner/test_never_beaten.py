@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Collection
 
 import pytest
 
@@ -37,7 +38,12 @@ SEED, PROBLEMS, PINS = "2026-11-26", 24, 10
 TOLERATED = 1.03
 
 
-@pytest.mark.parametrize("number", range(PROBLEMS))
+def numbers(count: int, long: Collection[int]) -> list[object]:
+    """Return numbers of random problems from 0 on. Those in ``long`` run with long tests only."""
+    return [pytest.param(number, marks=[pytest.mark.long] if number in long else []) for number in range(count)]
+
+
+@pytest.mark.parametrize("number", numbers(PROBLEMS, long=range(8, PROBLEMS)))
 def test_no_pin_and_no_tighter_limit_gives_a_faster_plan(number: int) -> None:
     chance = random.Random(f"{SEED} {number}")
     spec, cluster = random_job(chance)
@@ -51,7 +57,7 @@ def test_no_pin_and_no_tighter_limit_gives_a_faster_plan(number: int) -> None:
 SHORT = 5
 
 
-@pytest.mark.parametrize("number", range(SHORT))
+@pytest.mark.parametrize("number", numbers(SHORT, long=(0, 4)))
 def test_no_pinned_recomputation_and_no_less_memory_gives_a_faster_plan(number: int) -> None:
     """Jobs with little memory: no plan that fits with full recomputation is missed."""
     chance = random.Random(f"{SEED} short {number}")
@@ -69,7 +75,7 @@ def with_memory(spec: JobSpec, part: float) -> JobSpec:
     return dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, memory_per_rank=memory))
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", numbers(4, long=(0,)))
 def test_a_plan_that_fits_recomputes_nothing_and_a_plan_exists_just_below_its_memory(number: int) -> None:
     chance = random.Random(f"{SEED} spare {number}")
     spec, cluster = tight_job(chance, dataclasses.replace(SHORT_OF_MEMORY, models=SHORT_OF_MEMORY.models[:3]))
@@ -90,7 +96,7 @@ def test_a_plan_that_fits_recomputes_nothing_and_a_plan_exists_just_below_its_me
 MORE_DEVICES, FEWEST = 6, 4
 
 
-@pytest.mark.parametrize("number", range(MORE_DEVICES))
+@pytest.mark.parametrize("number", numbers(MORE_DEVICES, long=range(3, MORE_DEVICES)))
 def test_no_plan_is_slower_with_more_devices_or_faster_links(number: int) -> None:
     """If `minRanks` allows it, a plan leaves devices unused that would not make it faster."""
     chance = random.Random(f"{SEED} more {number}")
@@ -228,6 +234,7 @@ def plan_on_h100s(model: ModelSpec, ranks: int, batch: int, tokens: int, **pins:
     return plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "ranks", "batch", "tokens", "pins"),
     [

@@ -46,7 +46,14 @@ def peak_bytes(plan: Plan | None) -> int:
     return max(plan.prediction.peak_bytes)
 
 
-@pytest.mark.parametrize("pins", [{"schedule": "1f1b"}, {"schedule": "1f1b", "slices": 1}, {"schedule": "zb"}])
+@pytest.mark.parametrize(
+    "pins",
+    [
+        pytest.param({"schedule": "1f1b"}, marks=pytest.mark.long),
+        {"schedule": "1f1b", "slices": 1},
+        pytest.param({"schedule": "zb"}, marks=pytest.mark.long),
+    ],
+)
 def test_only_buffers_that_do_not_fit_are_recomputed(pins: dict[str, Any]) -> None:
     roomy = planned(ROOMY, **pins)
     at_its_peak = planned(peak_bytes(roomy), **pins)

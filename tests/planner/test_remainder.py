@@ -175,7 +175,7 @@ def test_the_bound_of_a_candidate_is_no_longer_than_its_step(schedule: str) -> N
         assert (each.candidate.schedule in SPLIT) == (schedule == "zb-h1")
 
 
-@pytest.mark.parametrize("batch", [5, 7, 11, 13])
+@pytest.mark.parametrize("batch", [5, 7, *(pytest.param(batch, marks=pytest.mark.long) for batch in (11, 13))])
 def test_the_best_of_all_sizes_is_hardly_better(batch: int) -> None:
     """Every size of micro-batch pinned in turn: sizes that the search skips are close to one that it tries."""
     free = step_seconds(batch)
