@@ -33,7 +33,7 @@ from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.core.units import MEBIBYTE, format_count
-from penstock.planner.decide import decide, realised
+from penstock.planner.decide import decide, decision_of
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import Evaluation
 from penstock.planner.measured import problem_from_profile
@@ -146,12 +146,12 @@ class Bench:
         decision = decide(problem)
         judge = Simulated(problem)
         others = [
-            self._realised(judge, decision.result, evaluation) for evaluation in decision.result.others[:FINALISTS]
+            self._plan_of(judge, decision.result, evaluation) for evaluation in decision.result.others[:FINALISTS]
         ]
         return decision.plan, others
 
-    def _realised(self, judge: Simulated, result: Any, evaluation: Evaluation) -> Plan:
-        return realised(judge, replace(result, best=evaluation, others=()), judge.problem).plan
+    def _plan_of(self, judge: Simulated, result: Any, evaluation: Evaluation) -> Plan:
+        return decision_of(judge, replace(result, best=evaluation, others=()), judge.problem).plan
 
     def predict(self, contenders: list[Contender]) -> None:
         """Predict all plans again by the medians of all profiles."""

@@ -58,7 +58,7 @@ MOST_PLACEMENTS, PLACEMENT_PART = 2, 2
 """Searches with the placement of the best plan so far, each with a fraction of the budget."""
 
 CLOSE_ENOUGH = 1.003
-"""If a plan takes at most so many times the best candidate's step, no tighter search follows."""
+"""If a plan takes at most the best candidate's step times this factor, no tighter search follows."""
 
 CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches, and continued in a straight line"
 
@@ -81,7 +81,7 @@ class Decision:
 
     ``overshoot_bytes`` is the excess of a better candidate's arena over the limit, 0 if there is no better one.
     ``chosen`` is the plan's candidate as ``judge`` simulated it. ``apart`` is the best plan that does not recompute
-    inside of its backwards, if this one does.
+    inside its backwards, if this one does.
     """
 
     plan: Plan
@@ -99,8 +99,7 @@ class Decision:
 
     def aim(self, problem: Problem) -> int:
         """The score of the search's best candidate, whose arena may not fit."""
-        best = self.result.best
-        return problem.score(best.step_ns, best.candidate.mesh.num_devices)
+        return _score(problem, self.result.best)
 
 
 def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None) -> Decision:
@@ -131,7 +130,7 @@ def _ranks(problem: Problem) -> str:
 
 
 def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
-    """The best plan for the judge's problem; those that recompute inside of their backwards are searched last."""
+    """The best plan for the judge's problem; those that recompute inside their backwards are searched last."""
     budget = budget or usual_budget(judge.problem.num_devices)
     try:
         apart = _apart(judge, budget, reporter)
@@ -145,7 +144,7 @@ def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None 
 
 
 def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: Decision | None) -> Decision | None:
-    """The best plan that recomputes inside of its backwards, if it is better than ``apart``; None if there is none."""
+    """The best plan that recomputes inside its backwards, if it is better than ``apart``; None if there is none."""
     problem = judge.problem
     if not may_recompute(problem) or problem.software.recomputes_on_demand:
         return None
@@ -156,8 +155,8 @@ def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: 
     best = None if apart is None else apart.score(problem)
     fitting = None
     for evaluation in itertools.islice((result.best, *result.others), MOST_INSIDE):
-        for leaner_judge, laid_out in _leaner(judge, evaluation, problem):
-            score = problem.score(laid_out.evaluation.step_ns, laid_out.evaluation.candidate.mesh.num_devices)
+        for leaner_judge, laid_out in _leaner(judge, evaluation, problem, best):
+            score = _score(problem, laid_out.evaluation)
             if (best is None or score < best) and laid_out.peak_bytes <= problem.memory_limit_bytes:
                 fitting, best = (leaner_judge, laid_out), score
     if fitting is None:
@@ -174,19 +173,29 @@ def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: 
     )
 
 
-def _leaner(judge: Simulated, evaluation: Evaluation, problem: Problem) -> Iterator[tuple[Simulated, _LaidOut]]:
-    """The evaluation laid out, and while its arena does not fit, its candidate with more recomputation."""
+def _leaner(
+    judge: Simulated, evaluation: Evaluation, problem: Problem, best: int | None
+) -> Iterator[tuple[Simulated, _LaidOut]]:
+    """The evaluation laid out, and while its arena does not fit, its candidate with more recomputation; nothing that
+    does not improve the ``best`` score, since laying out a Program takes longer than a simulation.
+    """
     if not evaluation.is_exact:
         evaluation = judge.evaluate(evaluation.candidate, in_full=True)
     for _ in range(1 + MOST_LEANER):
+        if best is not None and _score(problem, evaluation) >= best:
+            return
         laid_out = _laid_out(judge, evaluation, problem)
         yield judge, laid_out
         excess = laid_out.peak_bytes - problem.memory_limit_bytes
         judge = judge.limited(judge.problem.memory_limit_bytes - excess)
-        leaner = None if excess <= 0 else judge.proposer.room.leaner(inside_of(evaluation.candidate))
+        leaner = None if excess <= 0 else judge.proposer.memory_fit.leaner(inside_of(evaluation.candidate))
         if leaner is None:
             return
         evaluation = judge.evaluate(leaner, in_full=True)
+
+
+def _score(problem: Problem, evaluation: Evaluation) -> int:
+    return problem.score(evaluation.step_ns, evaluation.candidate.mesh.num_devices)
 
 
 def _apart(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
@@ -231,7 +240,7 @@ def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -
             closest = closest or shortage
             break
         try:
-            decision = realised(judge, result, problem)
+            decision = decision_of(judge, result, problem)
         except _NoArenaFitsError as shortage:
             closest = closest or shortage
             needed_bytes = shortage.of_best_bytes
@@ -337,7 +346,7 @@ def _pinned_to(problem: Problem, candidate: Candidate) -> Problem:
     )
 
 
-def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
+def decision_of(judge: Simulated, result: Result, problem: Problem) -> Decision:
     """The result's best candidate as a Plan for ``problem``, whose limit may be above the judge's.
 
     If the arena of its Program does not fit, the next best candidates are tried, a few times.
@@ -371,7 +380,7 @@ def _together(problem: Problem, result: Result, apart: Decision | None) -> Resul
     others, order = (*result.others, earlier.best, *earlier.others), list(Ending)
     return dataclasses.replace(
         result,
-        others=tuple(sorted(others, key=lambda e: problem.score(e.step_ns, e.candidate.mesh.num_devices))),
+        others=tuple(sorted(others, key=lambda evaluation: _score(problem, evaluation))),
         too_large=(*result.too_large, *earlier.too_large),
         shortages=(*result.shortages, *earlier.shortages),
         ruled_out=(*result.ruled_out, *earlier.ruled_out),
