@@ -173,7 +173,7 @@ def test_a_judge_with_another_limit_is_like_a_new_one(data: st.DataObject, part:
     limit = most * part // 20
     shared, new = judge.limited(limit), Simulated(dataclasses.replace(asked, memory_limit_bytes=limit))
     assert shared.problem.memory_limit_bytes == limit
-    assert list(shared.proposer.room.fitted(candidate)) == list(new.proposer.room.fitted(candidate))
+    assert list(shared.proposer.memory_fit.fitted(candidate)) == list(new.proposer.memory_fit.fitted(candidate))
     assert shared.best_variant(candidate) == new.best_variant(candidate)
     assert shared.evaluate(candidate) == new.evaluate(candidate)
 

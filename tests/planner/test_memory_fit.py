@@ -100,8 +100,8 @@ def test_ranks_recompute_as_much_as_their_memory_requires(
     balanced = next(each for each in offered(roomy, outline) if isinstance(each, Candidate))
     most, least = peak(judge, balanced), peak(judge, fully_recomputed(roomy, balanced))
     limit = round(least + place * (most - least))
-    room = Simulated(problem(**chosen, memory=limit)).proposer.room
-    (found,) = room.recomputing(balanced)
+    fit = Simulated(problem(**chosen, memory=limit)).proposer.memory_fit
+    (found,) = fit.recomputing(balanced)
     assert isinstance(found, Candidate)
     assert peak(judge, found) <= limit
     if limit >= most:
@@ -166,7 +166,7 @@ def test_candidates_are_the_same_if_only_the_last_walk_is_kept(monkeypatch: pyte
     monkeypatch.setattr("penstock.planner.memory_fit.FEWEST_WALKS", 1)
     judge = Simulated(asked)
     assert [list(judge.proposer.candidates(outline)) for outline in outlines(asked)] == all_kept
-    assert len(judge.proposer.room._walks) == 1
+    assert len(judge.proposer.memory_fit._walks) == 1
 
 
 def test_more_memory_changes_nothing_where_the_balanced_stages_fit() -> None:

@@ -22,7 +22,7 @@ from penstock.planner.braiding import braided_outlines, hidden_share
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
-from penstock.planner.memory_fit import Room, Shortage
+from penstock.planner.memory_fit import MemoryFit, Shortage
 from penstock.planner.order import BACKWARD, FORWARD, Order, from_schedule, to_schedule
 from penstock.planner.outlines import outlines
 from penstock.planner.pair_costs import collectives_of
@@ -304,9 +304,9 @@ def test_memory_estimates_equal_those_of_the_simulator(tp: int) -> None:
     one = problem(tp, 4)
     plan = candidate(one, tp, 4)
     needed = max(Simulated(one).evaluate(plan).peak_bytes)
-    assert plan in Room(one.limited(needed), 4).fitted(plan)
+    assert plan in MemoryFit(one.limited(needed), 4).fitted(plan)
     judge = Simulated(one.limited(needed - 1))
-    for found in Room(judge.problem, 4).fitted(plan):
+    for found in MemoryFit(judge.problem, 4).fitted(plan):
         assert isinstance(found, Shortage) or max(judge.evaluate(found).peak_bytes) < needed
 
 

@@ -86,7 +86,7 @@ def test_the_policy_is_close_to_the_best_of_all() -> None:
     least, most = min(peaks.values()), peaks[shape]
     for part in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0):
         limit = round(least + part * (most - least))
-        leaner = judge.limited(limit).proposer.room.leaner(shape)
+        leaner = judge.limited(limit).proposer.memory_fit.leaner(shape)
         assert leaner is not None
         assert peaks[leaner] <= limit
         best_ns = min(evaluation.step_ns for each, evaluation in known.items() if peaks[each] <= limit)

@@ -108,7 +108,7 @@ class DeviceSpec(Checked):
         tuple[tuple[int, float], ...],
         list_of(minItems=1, items={"prefixItems": [one_to(EXACT), SOME_SHARE]}),
         (
-            "pairs `[tokens, share]`: the share of `peakFlops` that is achieved with so many tokens in one pass; "
+            "pairs `[tokens, share]`: the share of `peakFlops` that is achieved with that many tokens in one pass; "
             "interpolated in log2(tokens)"
         ),
     ] = ((1, 0.02), (64, 0.2), (256, 0.4), (1024, 0.5), (4096, 0.55))

@@ -27,7 +27,7 @@ class Pass(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostRow(Checked):
-    """Seconds of one pass of a unit over so many tokens, whose queries attend to so many keys altogether."""
+    """Seconds of one pass of a unit over a number of tokens, whose queries attend to a number of keys altogether."""
 
     unit: Annotated[UnitKind, "`embedding`, `attention`, `mlp` or `head`"]
     pass_: Annotated[Pass, "`F`, `I` (gradient of the input) or `W` (gradients of the weights)"]

@@ -64,9 +64,9 @@ def prove(
 
     With ``sizes`` every slot must have exactly those bytes, those of a smaller last micro-batch ``remainder_sizes``;
     without, the slots' own sizes count, and slots that differ only in their micro-batch must be equally large. With
-    ``num_units`` the parts of a recomputation have to cover so many units of their stage; without, as many as some
+    ``num_units`` the parts of a recomputation have to cover that many units of their stage; without, as many as some
     recomputation of the stage does. With ``num_trained`` the parts of a backward, and the buckets of its gradients,
-    have to cover all of so many units of their stage, and so do the parts of a forward.
+    have to cover all units of their stage, and so do the parts of a forward.
 
     ``memory_limit_bytes`` is what each rank has for its arena and transients; `NoRoomError` means that only that is
     insufficient. ``num_places`` is the number of communication kernels that a CUDA device runs at once: with it, no

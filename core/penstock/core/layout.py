@@ -514,13 +514,13 @@ def stage_slot_buffers(
 
 
 LONG_SEQUENCE = 16_384
-"""From so many tokens on every slice has its own keys and values, which are freed with its backward. A rank copies
-those that a slice attends to together for every F and I of attention: in time that is little where many queries read
-the copy.
+"""From this number of tokens on, every slice has its own keys and values, which are freed with its backward. A rank
+copies those that a slice attends to together for every F and I of attention: in time that is little where many queries
+read the copy.
 """
 
 KEYS_AT_ONCE = 32_768
-"""So many keys at most are copied together. More take more memory, and of fewer there are more results to join."""
+"""Maximum number of keys copied together. More take more memory; with fewer there are more results to join."""
 
 
 def prefix_bytes(

@@ -291,7 +291,7 @@ def enter(current: Phase, following: Phase) -> Phase:
 
 
 def backoff_seconds(failures: int) -> float:
-    """Pause after so many failures: 1, 2, 4, ... up to five minutes."""
+    """Pause after the given number of failures: 1, 2, 4, ... up to five minutes."""
     doublings = min(max(failures - 1, 0), 16)
     return float(min(BACKOFF_BASE_SECONDS * 2**doublings, BACKOFF_MOST_SECONDS))
 

@@ -76,7 +76,7 @@ def above_zero(most: float) -> Limit:
 
 
 def characters(most: int = MOST_CHARACTERS) -> Limit:
-    """A string of at most so many characters."""
+    """A string of at most ``most`` characters."""
     return {"maxLength": most}
 
 

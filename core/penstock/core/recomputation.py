@@ -16,8 +16,9 @@ Example: R takes 10 on rank 0 from 100 on, then its B begins, whose gradient ran
 would have begun at 107 and not at 110: of R 7 are hidden and 3 exposed. Had the gradient arrived at 112, with rank 0
 waiting for it from 110 on, all 10 would be hidden; had it arrived at 90, none.
 
-The arrival is the end of the sender's SEND. Simulated steps have it. Measured ones have the time at which a message was
-sent, and that it arrived later if its receiver still waited then; otherwise its time under way counts as exposed.
+A message arrives at the end of its SEND. In a simulated step that is its arrival at the receiver. In a measured step
+SEND ends as soon as the message is handed over, since nothing measures its arrival; so recomputation during the time
+that the message was under way counts as exposed.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class _Step:
                         owners[child.stage].add(rank)
         return {stage: sorted(ranks) for stage, ranks in owners.items()}
 
-    def is_alone(self, stage: int, rank: int) -> bool:
+    def is_elsewhere(self, stage: int, rank: int) -> bool:
         """Whether the stage exists and the rank does not have it."""
         return stage in self.owners and rank not in self.owners[stage]
 
@@ -168,7 +169,7 @@ class _Step:
     def sends(self, rank: int, action: Action) -> bool:
         """Whether another rank waits for the result of the action."""
         direction = 1 if action.kind is Kind.F else -1 if action.kind in BACKWARD_KINDS else 0
-        return bool(direction) and self.is_alone(action.stage + direction, rank)
+        return bool(direction) and self.is_elsewhere(action.stage + direction, rank)
 
 
 def _rank_time(step: _Step, rank: int) -> RecomputeTime:

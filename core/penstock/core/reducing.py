@@ -90,7 +90,9 @@ class Reducing:
         return any(started is group for started, _, _ in self._started)
 
     def start(self, action: Action) -> None:
-        """Run START_REDUCE; raises `ViolationError` unless the reduced gradients are complete."""
+        """Run START_REDUCE; raises `ViolationError` if it is no reduction of the rank, was started before, or begins
+        before its gradients are complete or before the end of a reduction whose result it sums.
+        """
         piece = self._piece(action)
         if piece in self._started:
             raise ViolationError("starts a reduction that was started before")
@@ -103,7 +105,7 @@ class Reducing:
         self._started.append(piece)
 
     def require_started(self, action: Action) -> Group:
-        """The group of a WAIT_REDUCE; raises `ViolationError` unless its reduction was started."""
+        """The group of a WAIT_REDUCE; raises `ViolationError` unless the rank has started this reduction."""
         piece = self._piece(action)
         if piece not in self._started:
             raise ViolationError("waits for a reduction that was not started")
@@ -128,7 +130,7 @@ class Reducing:
                 raise ViolationError(f"runs before {_waits_for(piece)}")
 
     def start_gather(self, action: Action) -> None:
-        """Run START_GATHER; raises `ViolationError` for parameters that are already gathered."""
+        """Run START_GATHER; raises `ViolationError` if it is no gather of the rank, or was started before."""
         gathered = self._gather_of(action)
         if gathered in self._gathering or gathered not in self._ungathered:
             raise ViolationError("starts a gather that was started before")

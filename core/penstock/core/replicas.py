@@ -36,9 +36,7 @@ def exchange_bytes(shard_bytes: int, dp: int) -> int:
 
 
 def largest_shard(num_elements: int, dp: int) -> int:
-    """Upper bound of the elements of a shard of a section with so many elements, gaps included; all of them with one
-    replica.
-    """
+    """Upper bound of the elements of one replica's shard of a section, gaps included. One replica has all of them."""
     return num_elements if dp == 1 else (-(-num_elements // (dp * BLOCK)) + 1) * BLOCK
 
 
@@ -79,7 +77,7 @@ class ReplicaLayout:
 
 
 def replica_layout(sizes: Sequence[int], dp: int) -> ReplicaLayout:
-    """The layout of tensors with so many elements, in their order, for ``dp`` replicas; without gaps for one."""
+    """The layout of tensors with ``sizes`` elements, in their order, for ``dp`` replicas; without gaps for one."""
     if dp == 1:
         offsets, stop = _packed(sizes, 0)
         return ReplicaLayout(offsets, stop, stop)

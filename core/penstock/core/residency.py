@@ -81,7 +81,7 @@ _Known = dict[_Stream, int]
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The most kernels that may be on a rank's device at once, and the first instruction with so many."""
+    """The most kernels that may be on a rank's device at once, and the first instruction at which they are."""
 
     num_kernels: int
     position: int

@@ -81,7 +81,7 @@ class Timeline(Manifest):
 
     @property
     def collectives(self) -> Lost | None:
-        """Share of the step in which ranks wait for their shards inside of actions; None if they do not."""
+        """Share of the step in which ranks wait for their shards inside actions; None if they do not."""
         waited = [0] * self.num_ranks
         for event in self.events:
             waited[event.rank] += event.collective_ns

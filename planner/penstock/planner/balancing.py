@@ -26,10 +26,10 @@ LIGHT = 0.2
 """A head below this fraction of an even share of the work is not divided."""
 
 UNEVEN = 1.02
-"""A head is divided if the busiest rank has more than so many times an even share."""
+"""A head is divided if the busiest rank has more than an even share times this factor."""
 
 LIGHTER = 1.01
-"""A larger number of parts is searched if it makes the busiest rank's work so many times less."""
+"""A larger number of parts is searched if it divides the busiest rank's work by this factor."""
 
 MOST_DEGREES = 4
 """Searched numbers of parts per mesh, in addition to 1."""

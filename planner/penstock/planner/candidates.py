@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.planner.balancing import time_balanced_stages
 from penstock.planner.candidate import Candidate
-from penstock.planner.memory_fit import Room, Shortage
+from penstock.planner.memory_fit import MemoryFit, Shortage
 from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, slice_counts
 from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem
 from penstock.planner.recompute import pinned_remakes
@@ -33,11 +33,11 @@ from penstock.planner.stagecost import (
 from penstock.planner.work import Floats
 
 FLUSH_TOLERANCE = 1000
-"""The largest slice of a flush is known up to one part in so many of a whole sequence's time."""
+"""The largest slice of a flush is known up to 1 / `FLUSH_TOLERANCE` of a whole sequence's time."""
 
 MOST_GRIDS = 8
-"""Tables of seconds of all slices are kept for so many combinations of tensor parallelism, micro-batch and parts of the
-head; each takes 3 MB.
+"""Number of combinations of tensor parallelism, micro-batch and parts of the head for which tables of seconds of all
+slices are kept; each takes 3 MB.
 """
 
 Lengths = tuple[int, ...]
@@ -49,7 +49,7 @@ class Proposer:
     """Makes the candidates of each outline of one problem; tables are shared between outlines."""
 
     problem: Problem
-    room: Room
+    memory_fit: MemoryFit
     _grids: dict[tuple[int, int, int], Floats] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], SlicingProblem] = field(default_factory=dict)
     _slicings: dict[tuple[object, ...], BalancedSlicings] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Proposer:
 
     def limited(self, problem: Problem) -> Proposer:
         """The proposer of the same problem with another limit; it shares all tables."""
-        return replace(self, problem=problem, room=replace(self.room, problem=problem))
+        return replace(self, problem=problem, memory_fit=replace(self.memory_fit, problem=problem))
 
     def candidates(
         self,
@@ -80,7 +80,7 @@ class Proposer:
                 longest_ns = math.inf if hides_collectives else most_ns(outline.mesh) / outline.mesh.num_by_work
                 yield from self._recomputing(outline, balanced, longest_ns)
             else:
-                fitted = list(self.room.fitted(balanced))
+                fitted = list(self.memory_fit.fitted(balanced))
                 if outline.mesh.pp == 1 and self.problem.pinned.slices is None:
                     fitted = self._cut(outline, fitted)
                 yield from fitted
@@ -89,7 +89,7 @@ class Proposer:
         """Candidates whose ranks recompute what exceeds the limit, and take at most ``most_ns`` for a micro-batch. On
         one rank also those with more slices, which recompute less, up to the first without recomputation.
         """
-        fitted = list(self.room.recomputing(balanced, most_ns))
+        fitted = list(self.memory_fit.recomputing(balanced, most_ns))
         fitting, least = [candidate for candidate in fitted if isinstance(candidate, Candidate)], fitted
         is_free = outline.mesh.pp == 1 and self.problem.pinned.slices is None
         for count in NUM_SLICES[1:] if is_free else ():
@@ -97,7 +97,7 @@ class Proposer:
             if needs_no_recomputation or count > self.problem.sequence_length // self.problem.quantum:
                 break
             slices = equal_slices(self.problem.sequence_length, count)
-            fitted = list(self.room.recomputing(self._balanced(outline, slices), most_ns))
+            fitted = list(self.memory_fit.recomputing(self._balanced(outline, slices), most_ns))
             fitting += [candidate for candidate in fitted if isinstance(candidate, Candidate)]
             least = min(filter(None, (least, fitted)), key=_missing_bytes, default=[])
         return [*fitting] or least
@@ -111,7 +111,7 @@ class Proposer:
             if not isinstance(least[0], Shortage) or count > self.problem.sequence_length // self.problem.quantum:
                 break
             slices = equal_slices(self.problem.sequence_length, count)
-            least = min(least, list(self.room.fitted(self._balanced(outline, slices))), key=_missing_bytes)
+            least = min(least, list(self.memory_fit.fitted(self._balanced(outline, slices))), key=_missing_bytes)
         return least
 
     def _balanced(self, outline: Outline, slices: Lengths) -> Candidate:

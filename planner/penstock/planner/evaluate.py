@@ -19,7 +19,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.compile import has_shared_gradients, recomputed_stages
 from penstock.planner.judge import Evaluation, OrderBound
-from penstock.planner.memory_fit import Room, enough_microbatches
+from penstock.planner.memory_fit import MemoryFit, enough_microbatches
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import RECOMPUTE, Order
 from penstock.planner.outlines import REPEATING
@@ -69,7 +69,7 @@ VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERL
 """Built-in schedules that choose among several orders."""
 
 MAKING = 4
-"""Making an order from costs and simulating it takes about as long as so many simulations."""
+"""Making an order from costs and simulating it takes about as long as this number of simulations."""
 
 MOST_COMPARED_ACTIONS = 20_000
 """For longer steps the variants are not compared with each other."""
@@ -102,7 +102,7 @@ class Simulated:
     proposer: Proposer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "proposer", Proposer(self.problem, Room(self.problem, self.receive_ahead)))
+        object.__setattr__(self, "proposer", Proposer(self.problem, MemoryFit(self.problem, self.receive_ahead)))
 
     def limited(self, memory_limit_bytes: int) -> Simulated:
         """The judge of the same problem with another limit; shares all caches that do not depend on the limit."""

@@ -26,8 +26,8 @@ from penstock.planner.tables import recomputation_ns, resident_bytes
 
 MOST_ALTERNATIVES = 5
 MOST_REJECTED = 5
-MOST_STAGES_TOLD = 3
-"""Up to so many different policies are listed stage by stage."""
+MOST_STAGES_LISTED = 3
+"""Up to this number of different policies are listed stage by stage."""
 LEAST_SHARE = 0.0005
 """Changes below this fraction of the step are not named."""
 
@@ -293,7 +293,7 @@ def _made_again(problem: Problem, candidate: Candidate) -> str:
         remakes_text(model, *stage_remakes) for stage_remakes in zip(candidate.stages, candidate.recompute, strict=True)
     ]
     groups = [(text, [*run]) for text, run in itertools.groupby(range(num_stages), texts.__getitem__) if text]
-    if len(groups) <= MOST_STAGES_TOLD:
+    if len(groups) <= MOST_STAGES_LISTED:
         return "; ".join(f"{_stages(numbers, num_stages)} {text}" for text, numbers in groups)
     counts = Counter[tuple[UnitKind, tuple[Operation, ...]]]()
     for remake in itertools.chain.from_iterable(candidate.recompute):

@@ -76,7 +76,7 @@ from penstock.planner.work import Floats
 MOST_CORRECTIONS = 4
 
 FURTHER = 2
-"""More recomputation inside of a backward takes memory itself. So corrections after the first count so many times."""
+"""More recomputation inside a backward takes memory itself. So corrections after the first are multiplied by this."""
 
 NEARLY, SHORT_WALK = 1.1, 4_000
 """Walks of more actions take milliseconds: there the third step only follows if the second came below ``NEARLY`` times
@@ -107,7 +107,7 @@ class Shortage:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryFit:
     """Cuts the stages of one problem's candidates; walks through orders are shared between candidates."""
 
     problem: Problem
@@ -463,7 +463,7 @@ class Room:
 
 
 def _ranges(lengths: Integers, parity: int, num_units: int) -> Stages:
-    """Stages with so many units each, from each rank's first possible unit on; they need not be adjacent."""
+    """Stages of the given lengths in units, from each rank's first possible unit on; they need not be adjacent."""
     first = np.full(len(lengths), 2 - parity)
     first[0], first[-1] = 0, num_units - lengths[-1]
     return tuple(zip(first.tolist(), (first + lengths).tolist(), strict=True))

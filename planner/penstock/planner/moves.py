@@ -1,5 +1,5 @@
 """Plans one step away from a candidate: one boundary between two slices or two stages moved, and outlines that differ
-in one or two fields. `penstock.planner.memory_fit.Room.moved` chooses the recomputation of a moved candidate.
+in one or two fields. `penstock.planner.memory_fit.MemoryFit.moved` chooses the recomputation of a moved candidate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.planner.candidate import Candidate
 from penstock.planner.judge import Evaluation, Judge
-from penstock.planner.memory_fit import Room
+from penstock.planner.memory_fit import MemoryFit
 from penstock.planner.outlines import Outline
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remainder import remainder_slices
@@ -105,18 +105,18 @@ def with_h1(candidate: Candidate) -> Candidate:
     return replace(candidate, variant=H1) if candidate.schedule == "zb" else candidate
 
 
-def cut_again(room: Room, candidate: Candidate, exposed: Sequence[float]) -> Iterator[Candidate]:
+def cut_again(memory_fit: MemoryFit, candidate: Candidate, exposed: Sequence[float]) -> Iterator[Candidate]:
     """The candidate with stages cut for the ``exposed`` share of each rank's recomputation: hidden time counts half or
     not at all. Nothing if ``exposed`` is empty.
     """
     shape = replace(candidate, variant=None, recompute_ahead=0)
     for part in PRICED_PARTS if exposed else ():
         shares = [1 - part * (1 - share) for share in exposed]
-        yield from (cut for cut in room.recomputing(shape, exposed=shares) if isinstance(cut, Candidate))
+        yield from (cut for cut in memory_fit.recomputing(shape, exposed=shares) if isinstance(cut, Candidate))
 
 
 def inside_of(candidate: Candidate) -> Candidate:
-    """The candidate with all of its recomputation inside of its backwards, and the name of its schedule."""
+    """The candidate with all of its recomputation inside its backwards, and the name of its schedule."""
     schedule = candidate.schedule if isinstance(candidate.schedule, str) else candidate.schedule.generator
     return replace(candidate, schedule=schedule, variant=None, recompute_ahead=0, recompute_inside=True)
 
@@ -168,7 +168,7 @@ def relieved_of(outlines: Iterable[Outline]) -> Iterator[Outline]:
 
 
 MOST_CLOSEST = 3
-"""So many kinds of candidates are named if nothing fits."""
+"""Maximum number of kinds of candidates that are named if nothing fits."""
 
 
 def closest_of_kinds(needs: Iterable[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:

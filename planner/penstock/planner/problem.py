@@ -37,7 +37,7 @@ MOST_BALANCED_SLICES = 64
 """With more slices they have equal lengths: each has few quanta, and boundaries lie between quanta."""
 
 MOST_NUMBERED = 128
-"""Above this number of devices only whole hosts are left unused, at most so many: 1,023 of 1,024 is not tried."""
+"""Above this number of devices only whole hosts are left unused, up to this number: 1,023 of 1,024 is not tried."""
 
 MOST_PARTS = 64
 """More parts of the head are only searched if they are pinned, or if a pinned pipeline needs the units: a slice passes
@@ -45,7 +45,7 @@ through all parts in turn.
 """
 
 LEAST_GAIN = 400
-"""Devices are left unused only if the step is shorter by more than one part in so many, 0.25 %."""
+"""Devices are left unused only if the step is shorter by more than 1 / `LEAST_GAIN` of it, 0.25 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +149,9 @@ class Problem:
         return cast(Value, self._kept[key])
 
     def divided(self, head_parts: int) -> Problem:
-        """The problem with the head in so many parts, which units, costs and bytes refer to; always the same object."""
+        """The problem with the head in ``head_parts`` parts, to which its units, costs and bytes refer. Repeated calls
+        return the same object.
+        """
         if head_parts == self.model.head_parts:
             return self
         if head_parts not in self._divided:
@@ -189,7 +191,7 @@ class Problem:
         return -(-self.sequence_length // MOST_QUANTA)
 
     def score(self, duration_ns: int, num_devices: int) -> int:
-        """The objective for a step on so many devices: its time, or device time.
+        """The objective for a step on ``num_devices`` devices: its time, or device time.
 
         A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
         """
@@ -198,7 +200,7 @@ class Problem:
         return duration_ns + (duration_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
 
     def longest_ns(self, score: float, num_devices: int) -> float:
-        """The longest step on so many devices whose score is at most ``score``."""
+        """The longest step on ``num_devices`` devices whose score is at most ``score``."""
         return score * NANOSECONDS_PER_SECOND / self.score(NANOSECONDS_PER_SECOND, num_devices)
 
     def host_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -389,7 +391,7 @@ def _wide_degrees(problem: Problem) -> tuple[int, ...]:
 
 
 def meshes_over(problem: Problem, num_devices: int) -> Iterator[Mesh]:
-    """Every mesh over so many devices."""
+    """Every mesh over ``num_devices`` devices."""
     imported = imported_schedule(problem.pinned)
     for dp, tp, pp in _degrees(problem, num_devices):
         for mesh in _microbatched(problem, dp, tp, pp):

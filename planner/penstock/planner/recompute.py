@@ -61,16 +61,16 @@ class Saving:
 
 
 TOLERATED = 1.01
-"""Recomputation takes at most so many times the least time, unless that needs more than `MOST_BRANCHES` to find."""
+"""Recomputation takes at most the least time times this factor, unless that needs more than `MOST_BRANCHES` to find."""
 
 MOST_BRANCHES = 300
 """Branches that are tried if the greedy choice may be too slow: a few milliseconds."""
 
 SHORTER = 3
-"""So many ends of the stages in front are followed at once."""
+"""Number of ends of the stages in front that are followed at once."""
 
 PRECISION = 1_000
-"""The time of the slowest stage is minimized up to one part in so many."""
+"""The time of the slowest stage is minimized up to 1 / `PRECISION` of it."""
 
 Savings = tuple[Saving, ...]
 """Sorted by rising time per byte."""
@@ -136,7 +136,7 @@ def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
 
 
 def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate with all of its layers recomputed, from their inputs if that is inside of backwards."""
+    """The candidate with all of its layers recomputed, from their inputs if that is inside backwards."""
     kinds = [Remake(unit=kind, count=1, operations=_most_operations(problem, candidate, kind)) for kind in OF_LAYERS]
     counts = unit_counts(problem.model, candidate.stages)[:, [UNIT_KINDS.index(kind) for kind in OF_LAYERS]].tolist()
     remakes = (
@@ -176,8 +176,8 @@ def _trimmed(remakes: Iterable[Remakes]) -> tuple[Remakes, ...]:
 
 
 def cheapest(savings: Savings, counts: Mapping[UnitKind, int], needed_bytes: float) -> Remakes | None:
-    """The cheapest recomputation by so many units of each kind that saves ``needed_bytes`` of a micro-batch; None if
-    they cannot save so many.
+    """The cheapest recomputation by ``counts`` units of each kind that saves ``needed_bytes`` of a micro-batch; None if
+    they cannot save that.
     """
     chosen = _cheapest(savings, [counts.get(saving.unit, 0) for saving in savings], math.ceil(needed_bytes))
     return None if chosen is None else _remakes(dict(zip(savings, chosen, strict=True)))

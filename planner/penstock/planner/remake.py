@@ -58,7 +58,7 @@ def remake_until_ns(
     batch: int,
     remade: Remade,
 ) -> Integers:
-    """[units + 1, slices]: nanoseconds of recomputation of the first so many units of a stage.
+    """[units + 1, slices]: nanoseconds of recomputation of the first n units of a stage, n = 0, 1, ....
 
     Only units that keep anything count; ``remade`` has the operations of each unit of the stage.
     """

@@ -105,27 +105,27 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
 
 
 VARIED_KINDS = 2
-"""So many of the best kinds of plan get better orders, because these may change which kind is best."""
+"""Number of the best kinds of plan that get better orders, because these may change which kind is best."""
 
 SLIGHTLY_MORE = 1.05
-"""If an order made for the free memory holds at most so many times the limit, other stages are tried."""
+"""If an order made for the free memory holds at most the limit times this factor, other stages are tried."""
 
 MOST_LEANER = 3
 """How often a candidate whose order holds more bytes than estimated is retried with more recomputation."""
 
 FAR = 1.02
-"""If time-balanced stages take at least so many times the best step, no stages that fit are searched for them."""
+"""If time-balanced stages take at least the best step times this factor, no stages that fit are searched for them."""
 
 HOPELESS = 1.1
-"""A candidate whose order takes so many times the best step is not simulated: `settle` shortens orders by less."""
+"""A candidate whose order takes the best step times this factor is not simulated: `settle` shortens orders by less."""
 
 MOST_GROUPS_IN_TURN, IN_TURN = 16, 8
-"""While nothing fits, so many groups of meshes are tried in turn, each with this fraction (1 / `IN_TURN`) of the
+"""While nothing fits, up to `MOST_GROUPS_IN_TURN` groups of meshes are tried in turn, each with 1 / `IN_TURN` of the
 budget.
 """
 
 PROMISING = 1.1
-"""`later_meshes` get half a budget, or a whole one if their least estimate is so many times below the best step."""
+"""`later_meshes` get half a budget, or a whole one if their least estimate times this factor is below the best step."""
 
 RELIEVED_PART, NEEDED_PART, MUCH_BETTER = 12, 2, 1.5
 """Outlines that recompute get 1 / `RELIEVED_PART` of a usual budget, also in searches with less, since each may take a
@@ -133,7 +133,7 @@ second. They get 1 / `NEEDED_PART` if nothing else fits, or only steps above `MU
 """
 
 MOST_ABOVE_LEAST = 1.5
-"""Of the pruned meshes' outlines only those are kept whose estimates are at most so many times the least."""
+"""Of the pruned meshes' outlines only those are kept whose estimates are at most the least times this factor."""
 
 
 @dataclass(slots=True)
@@ -352,7 +352,7 @@ class Search:
         ):
             owners = owners_of_stages(self.problem, candidate.mesh, candidate.schedule)
             for move in relieving(candidate, self.problem, owners, evaluation.peak_bytes):
-                moved = self.judge.proposer.room.moved(move)
+                moved = self.judge.proposer.memory_fit.moved(move)
                 if moved is not None and self._ruled_out(moved) is None:
                     self.judged(moved)
         return evaluation.step_ns
@@ -368,7 +368,7 @@ class Search:
             lacking_bytes = [
                 lacking + max(peak - limit, 0) for lacking, peak in zip(lacking_bytes, latest.peak_bytes, strict=True)
             ]
-            leaner = self.judge.proposer.room.leaner(candidate, lacking_bytes)
+            leaner = self.judge.proposer.memory_fit.leaner(candidate, lacking_bytes)
             if leaner is None or self._ruled_out(leaner) is not None:
                 return
             latest = self.judged(leaner)
@@ -495,7 +495,7 @@ class Search:
         """Cut stages again with recomputation priced by its exposed share, as long as the step gets shorter."""
         for _ in range(MOST_PRICES if may_recompute(self.problem) else 0):
             exposed = self.judge.exposed_shares(best.candidate)
-            cuts = cut_again(self.judge.proposer.room, best.candidate, exposed)
+            cuts = cut_again(self.judge.proposer.memory_fit, best.candidate, exposed)
             evaluations = [self.judged(candidate) for candidate in cuts if self._ruled_out(candidate) is None]
             better = min(filter(self.fits, evaluations), key=self.rank, default=best)
             if self.rank(better) >= self.rank(best):
@@ -510,7 +510,7 @@ class Search:
         if len(zero_degrees(self.problem, candidate.mesh.dp)) == 1:
             return
         other = at_other_zero(candidate)
-        other = self.judge.proposer.room.moved(other) or other
+        other = self.judge.proposer.memory_fit.moved(other) or other
         if other not in self.seen and other not in self.compared:
             self.compared.add(other)
             self.file(self.judge.evaluate(other))
@@ -528,7 +528,7 @@ class Search:
                 previous = best
                 for move in moves(best.candidate, self.problem, step):
                     moved = move(best.candidate)
-                    moved = None if moved is None else self.judge.proposer.room.moved(moved)
+                    moved = None if moved is None else self.judge.proposer.memory_fit.moved(moved)
                     if moved is None:
                         continue
                     if len(self.seen) >= most_candidates or self.num_actions >= most_actions:

@@ -23,7 +23,7 @@ from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.search import Result, Search
 
 MOST_KINDS = 3
-"""So many meshes and schedules of plans with R are tried with recomputation inside."""
+"""Maximum number of pairs of mesh and schedule of plans with R that are tried with recomputation inside."""
 
 
 def search_inside(

@@ -216,7 +216,7 @@ def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequenc
 
 
 MOST_CUTS = 5_000
-"""Up to so many ways to cut the units, all are tried."""
+"""Up to this number of ways to cut the units, all are tried."""
 
 FEW_STAGES = 16
 """With more stages only one cut is evened, since that takes milliseconds there."""

@@ -289,7 +289,7 @@ def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, s
 
 
 def message_bytes(problem: Problem, mesh: Mesh, tokens: Floats) -> Floats:
-    """Of the hidden states of so many tokens that one shard sends, elementwise."""
+    """Bytes of hidden states that one shard sends for each number of ``tokens``, elementwise."""
     width = problem.model.hidden * problem.precision.compute_bytes
     return rows_of(problem.sharding(mesh.tp), tokens) * width
 
@@ -552,7 +552,7 @@ def _unit_stages(problem: Problem) -> Stages:
 
 
 def gradient_slot_bytes(problem: Problem, tp: int, batch: int, lengths: Sequence[int]) -> Integers:
-    """[unit kinds, lengths]: the gradients of outputs of slices of so many tokens."""
+    """[unit kinds, lengths]: the gradients of outputs of slices of each length in tokens."""
     return memory_of(problem, _unit_stages(problem), batch, tp).slot_bytes(SlotKind.OUTPUT_GRADIENTS, lengths)
 
 

@@ -50,7 +50,7 @@ CLOSE = 1.01
 """An arena this close to the peak of live bytes is not improved further."""
 
 FAR = 1.03
-"""Lanes that need more than so many times the peak of live bytes are compared with extents placed one by one."""
+"""Lanes that need more than the peak of live bytes times this factor are compared with extents placed one by one."""
 
 MAX_EXTENTS = 10_000
 """With more extents, slots are placed as a whole."""

@@ -49,7 +49,7 @@ class Generator:
         return self.place(num_ranks, self.per_rank(num_ranks, num_stages))
 
     def per_rank(self, num_ranks: int, num_stages: int | None = None) -> int:
-        """Stages of each rank for a plan with ``num_stages``; the usual number if the schedule cannot have so many."""
+        """Stages of each rank for a plan with ``num_stages``; the usual number if it is not possible."""
         quotient, rest = divmod(num_stages or 0, num_ranks)
         return quotient if rest == 0 and self.is_virtual and quotient > 1 else self.stages_per_rank
 

@@ -53,8 +53,8 @@ def cost_table(inputs: ScheduleInputs, name: str) -> Ints:
 
 
 MOST_KEPT_ACTIONS, KEPT_SHAPES = 20_000, 64
-"""The tables that do not depend on costs are kept for so many recent pipelines of at most so many actions, since a
-search makes orders of few shapes: 30 MB.
+"""The tables that do not depend on costs are kept for `KEPT_SHAPES` recent pipelines of at most `MOST_KEPT_ACTIONS`
+actions, since a search makes orders of few shapes: 30 MB.
 """
 
 

@@ -51,7 +51,7 @@ Word = npt.NDArray[np.int8]
 Int32s = npt.NDArray[np.int32]
 
 WINDOW = 160
-"""A wait searches so many places ahead for an action to run, including the place of the awaited action."""
+"""Number of places that a wait searches ahead for an action to run, including the place of the awaited action."""
 
 TRIED_PATIENCES = (0, 25, 50, 100)
 MOST_DISTURBED = 0.3
@@ -80,7 +80,7 @@ def refine(pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds
 
 
 def improve(pipeline: Pipeline, best: Run, caps: Ints, num_trials: int) -> Run:
-    """The shortest step of so many trials from the ``best`` of `refine`.
+    """The shortest step of ``num_trials`` trials from the ``best`` of `refine`.
 
     Each trial runs the best word so far with perturbed durations, and refines the result. A trial with the same step is
     also accepted, so the search walks along plateaus. The perturbations are the same at every call.

@@ -83,7 +83,7 @@ def usual_depth(num_ranks: int) -> int:
 
 
 FINE_ACTIONS = 20_000
-"""At most so many actions in all steps between depth 0 and 1F1B's: short pipelines are compared at more depths."""
+"""Maximum number of actions of all steps between depth 0 and 1F1B's: short pipelines are compared at more depths."""
 
 
 def fine_depths(inputs: ScheduleInputs) -> tuple[int, ...]:

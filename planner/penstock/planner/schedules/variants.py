@@ -78,7 +78,7 @@ TIGHT = 1.001
 """A round this close to its work is not improved further."""
 
 NEARLY_TIGHT = 1.02
-"""If repeated orders take longer than so many times their work, longer rounds are also tried."""
+"""If repeated orders take longer than their work times this factor, longer rounds are also tried."""
 
 MOST_ACTIONS_IN_FULL = 30_000
 """Steps of more actions are made by repeating rounds."""
@@ -296,7 +296,7 @@ class _Made:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Shape:
     """The orders of ``inputs``: of all micro-batches at once, or if there are many, of few that are repeated.
-    ``seeds_of`` are those of the same inputs with so many micro-batches.
+    ``seeds_of`` gives those of the same inputs with another number of micro-batches.
     """
 
     inputs: ScheduleInputs

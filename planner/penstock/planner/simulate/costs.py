@@ -105,8 +105,8 @@ class Costs:
 
     ``optimizer_ns`` is every rank's time in STEP, and ``gather_ns`` every stage's time in which replicas gather their
     stepped shards, as a whole; empty if each replica steps everything. ``remade_ns`` has for every stage [units + 1,
-    slices] the time in which R recomputes the first so many units, without its fixed overhead; empty if no R is for a
-    part.
+    slices] the time in which R recomputes the first n units (n = 0, 1, ...), without its fixed overhead; empty if
+    no R is for a part.
     ``inside_ns`` [stages, slices] is the time that a B or I of a slice without an R takes for recomputing it inside;
     None if no stage recomputes.
     ``is_blocking``: ranks do not compute while they send or receive. Without ``has_barrier`` ranks begin the next step
@@ -150,7 +150,7 @@ class Costs:
         return int(self.compute_ns.shape[2]) - self.num_remainder_slices
 
     def counts(self, num_microbatches: int) -> Nanoseconds:
-        """[columns]: the number of slices with each column in a step of so many micro-batches."""
+        """[columns]: the number of slices with each column in a step of ``num_microbatches`` micro-batches."""
         counts = np.full(self.compute_ns.shape[2], num_microbatches, dtype=np.int64)
         if self.num_remainder_slices:
             counts -= 1

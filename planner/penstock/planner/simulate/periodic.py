@@ -137,7 +137,7 @@ class _Machine:
     reductions: Sequence[Reduction]
 
     def step(self, num_microbatches: int, *, traced: bool = False) -> _Step:
-        """The step of so many micro-batches."""
+        """The step of ``num_microbatches`` micro-batches."""
         order = self.generate(num_microbatches)
         return self.simulated(order, self.link(order, traced=traced))
 
