@@ -139,10 +139,11 @@ def fully_recomputed(problem: Problem, candidate: Candidate) -> Candidate:
     """The candidate with all of its layers recomputed, from their inputs if that is inside backwards."""
     kinds = [Remake(unit=kind, count=1, operations=_most_operations(problem, candidate, kind)) for kind in OF_LAYERS]
     counts = unit_counts(problem.model, candidate.stages)[:, [UNIT_KINDS.index(kind) for kind in OF_LAYERS]].tolist()
-    remakes = (
-        tuple(replace(remake, count=count) for remake, count in zip(kinds, row, strict=True) if count) for row in counts
-    )
-    return replace(candidate, recompute=_trimmed(remakes))
+    by_counts = {
+        row: tuple(replace(remake, count=count) for remake, count in zip(kinds, row, strict=True) if count)
+        for row in set(map(tuple, counts))
+    }
+    return replace(candidate, recompute=_trimmed(by_counts[tuple(row)] for row in counts))
 
 
 def _most_operations(problem: Problem, candidate: Candidate, kind: UnitKind) -> tuple[Operation, ...]:
