@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.core.cluster import PENSTOCK
@@ -37,7 +38,7 @@ of other software are not lowered: its memory layout is unknown.
 FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, neighbours=0, moves=0)
 """A budget that ends with the first plan that fits, opening the smallest memory bounds first."""
 
-FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, shortages=200, lean_shortages=200)
+FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, lean_shortages=200)
 """The same for problems with recomputation, where the smallest memory bounds are not those of plans that fit."""
 
 MOST_LAID_OUT, MOST_ALIKE = 8, 3
@@ -66,6 +67,9 @@ GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 """If nothing fits, the limits that are tried are multiples of the closest candidate's bytes, and of those that a search
 with the limit before needed.
 """
+
+CLOSE = 1.25
+"""Candidates that need at most this factor more than the least possible are tried before all others."""
 
 
 LEAVE_OUT = {
@@ -295,22 +299,33 @@ def _fits_without(problem: Problem, name: str, least: object) -> bool:
 
 def _enough_bytes(judge: Simulated, shortage: NothingFitsError) -> int | None:
     """A limit, in whole MiB, with which a plan was found; tried upwards from the least possible up to the devices'
-    memory: first with the closest candidates, which takes a fraction of a search, then with all.
+    memory: first with the closest candidates, which takes a fraction of a search, then with all, whose closest
+    candidates follow if nothing fits. Estimates may rule out everything, so that there are no closest candidates yet.
     """
-    least_bytes, most_bytes = shortage.least_bytes, judge.problem.device_memory_bytes
-    for limit in itertools.takewhile(most_bytes.__ge__, (_whole_mebibytes(least_bytes * factor) for factor in GROWTH)):
-        for needed_bytes, candidate in shortage.closest:
-            pinned = Simulated(_pinned_to(judge.problem, candidate).limited(limit))
-            if needed_bytes <= limit and isinstance(_first_fit(pinned), Decision):
-                return limit
+    problem, least_bytes = judge.problem, shortage.least_bytes
     for factor in GROWTH:
+        closest = [need for need in shortage.closest if need[0] <= CLOSE * least_bytes]
+        enough_bytes = _enough_for_closest(problem, closest)
+        if enough_bytes is not None:
+            return enough_bytes
         limit = _whole_mebibytes(least_bytes * factor)
-        if limit > most_bytes:
+        if limit > problem.device_memory_bytes:
             return None
         outcome = _first_fit(judge.limited(limit))
         if isinstance(outcome, Decision):
             return limit
-        least_bytes = max(limit, outcome.least_bytes)
+        shortage, least_bytes = outcome, max(limit, outcome.least_bytes)
+    return None
+
+
+def _enough_for_closest(problem: Problem, closest: Sequence[tuple[int, Candidate]]) -> int | None:
+    """A limit with which a plan was found for one of the ``closest`` candidates, each with the bytes it needs."""
+    for factor in GROWTH:
+        for needed_bytes, candidate in closest:
+            limit = _whole_mebibytes(needed_bytes * factor)
+            pinned = _pinned_to(problem, candidate).limited(limit)
+            if limit <= problem.device_memory_bytes and isinstance(_first_fit(Simulated(pinned)), Decision):
+                return limit
     return None
 
 
@@ -319,9 +334,12 @@ def _whole_mebibytes(num_bytes: float) -> int:
 
 
 def _first_fit(judge: Simulated) -> Decision | NothingFitsError:
-    """The first plan that fits, however slow."""
+    """The first plan that fits, however slow. With more devices a candidate takes longer and there are more of them, so
+    fewer are tried.
+    """
+    budget = FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT
     try:
-        return _apart(judge, FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT, None)
+        return _apart(judge, budget.part(max(math.isqrt(judge.problem.num_devices // 64), 1)), None)
     except NothingFitsError as shortage:
         return shortage
 
