@@ -160,6 +160,7 @@ def measures(status: JobStatus) -> bool:
     return status.profile is not None or (profiled is not None and "has measured" in profiled.message)
 
 
+@pytest.mark.long
 def test_what_was_measured_needs_no_service_and_is_made_again(on: Installed) -> None:
     """The service is away while ranks measure; the attempt's ConfigMap goes, and later that of the measurement."""
     one = submitted(on, "unheard", resources=NOBODY_ELSE_S, training=small_training(2))

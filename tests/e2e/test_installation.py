@@ -55,6 +55,7 @@ def told_step(job: ClusterJob) -> int:
     return progress.step if progress else 0
 
 
+@pytest.mark.long
 def test_what_a_demonstration_shows(
     installation: Installation, space: JobSpace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_a_demonstration_shows(
     assert "12 steps, attempt 1" in out
 
 
+@pytest.mark.long
 def test_the_operator_s_log_can_be_searched_by_job_and_phase(installation: Installation, space: JobSpace) -> None:
     job = submitted(space, "logged", training=small_training(2))
     job.wait_for(Phase.SUCCEEDED)
@@ -104,6 +106,7 @@ def test_people_get_a_token_where_the_service_runs(installation: Installation) -
         said("status", **server, PENSTOCK_TOKEN="another")
 
 
+@pytest.mark.long
 def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, space: JobSpace) -> None:
     with paced(space):
         job = submitted(space, "outlives", training=small_training(STEPS))

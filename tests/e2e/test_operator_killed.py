@@ -63,6 +63,7 @@ def test_the_end_is_the_same(repaired: Installed, undisturbed: list[float]) -> N
         assert [point.last for point in loss.points] == undisturbed[:STEPS]
 
 
+@pytest.mark.long
 def test_an_attempt_is_followed_by_one_other(repaired: Installed, undisturbed: list[float]) -> None:
     """The operator is dead while a pod is deleted, and killed again as it sees to that, and the service is away."""
     on = repaired

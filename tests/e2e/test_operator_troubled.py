@@ -34,6 +34,7 @@ def test_it_is_killed_after_every_write(there: Sieve) -> None:
     assert life.killed == len(life.writes) >= LEAST_WRITES
 
 
+@pytest.mark.long
 def test_every_write_fails_made_or_not_and_what_is_watched_is_stale(there: Sieve) -> None:
     life = there.live("refused", Trouble(kinds=(CONFLICT, FAILURE), late_seconds=0.3, expire_after=7))
     life.verify("refused")

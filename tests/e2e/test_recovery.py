@@ -134,6 +134,7 @@ def test_a_node_is_lost(measured_beside: None, slow: Installed, undisturbed: lis
             lab.bring_back(slow.lab, LOST)
 
 
+@pytest.mark.long
 def test_a_cable_is_pulled(measured_beside: None, slow: Installed, undisturbed: list[float]) -> None:
     """What was cut off comes back later, and changes nothing."""
     job = trained(slow, "cut-off", steps=1000)
@@ -155,6 +156,7 @@ def test_a_cable_is_pulled(measured_beside: None, slow: Installed, undisturbed: 
         assert job.status().attempt == 2
 
 
+@pytest.mark.long
 def test_a_rank_hangs(slow: Installed, undisturbed: list[float]) -> None:
     """It is stopped, so that it neither ends nor answers. Nothing else shows but that no step is taken."""
     job = trained(slow, "hung", steps=400)

@@ -66,6 +66,7 @@ def test_a_run_goes_on_by_itself(command: Command, undisturbed: list[float]) -> 
 
 
 @pytest.mark.xdist_group("cli-recovery")
+@pytest.mark.long
 def test_a_run_without_retries_is_resumed_by_hand(command: Command, undisturbed: list[float]) -> None:
     """Killed, tried with corrupt checkpoints, resumed from the older one, interrupted, and resumed to its end."""
     run = laid_out(command.folder / "by-hand")

@@ -37,6 +37,7 @@ def test_a_second_run_is_refused_while_the_first_has_the_machine(tmp_path: Path)
         command("run", tiny_job(tmp_path / "b", resources=MODEST), "--run-dir", second.root)
 
 
+@pytest.mark.long
 def test_a_service_waits_for_a_run_and_a_run_names_the_service_s_job(tmp_path: Path) -> None:
     run, log = laid_out(tmp_path / "first"), tmp_path / "service.log"
     with served(tmp_path, log=log) as service, no_orphans(run):

@@ -91,7 +91,7 @@ def alone(family: Family, precision: Precision) -> Plan:
     )
 
 
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("family", [Family.GPT2, pytest.param(Family.LLAMA, marks=pytest.mark.long)])
 @pytest.mark.parametrize("precision", [Precision.FP64, pytest.param(Precision.FP32, marks=pytest.mark.long)])
 def test_ten_layouts_learn_what_one_process_learns(
     worker_pool: WorkerPool, tmp_path: Path, family: Family, precision: Precision

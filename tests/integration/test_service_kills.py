@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from benchmarks.service_kills import measure
-from benchmarks.service_load import KINDS
 
 from tests.support.load import Load
 
@@ -16,7 +15,7 @@ NUM_KILLS = 3
 pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"])
 def test_what_was_acknowledged_is_kept_once_and_a_job_is_run_once(kind: str, measurements: Path) -> None:
     """Alone on SQLite; on PostgreSQL two services, killed in turn."""
     found = measure(kind, NUM_KILLS, LOAD, num_real=1, cache=measurements)

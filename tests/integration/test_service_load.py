@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.service_load import KINDS, measure
+from benchmarks.service_load import measure
 
 from tests.support.load import Load
 
@@ -12,7 +12,7 @@ LOAD = Load(num_reports=2)
 pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def test_what_was_acknowledged_is_kept_once(kind: str) -> None:
     """Two hundred requests a second, while job streams and list streams hear of them."""
     found = measure(kind, LOAD)

@@ -28,6 +28,7 @@ def revoke_what_attempts_report_with(folder: Path) -> None:
         store.write("tokens", lambda c: tokens.revoke(c, found.id, store.clock()))
 
 
+@pytest.mark.long
 def test_a_job_reports_to_a_service_that_came_back_elsewhere_by_a_new_token(tmp_path: Path) -> None:
     with served(tmp_path) as service:
         uid = service.submit("moves", **LONG)

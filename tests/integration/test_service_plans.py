@@ -113,6 +113,7 @@ def test_who_stops_waiting_cancels(service: Served, tmp_path: Path, large: dict[
     assert service.client.get("/v1/plans").json()["items"][0]["state"] == "Canceled"
 
 
+@pytest.mark.long
 def test_a_killed_service_plans_anew(service: Served, large: dict[str, Any]) -> None:
     request = ask(service, large)
     searching(service, request)

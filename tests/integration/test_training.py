@@ -105,7 +105,7 @@ def sharded(job: PipelineJob, tp: int, pp: int, *, dp: int = 1, by_tokens: bool 
     return dataclasses.replace(tiny_plan(job, pp, dp=dp), tp=tp, sequence_parallel=by_tokens)
 
 
-@pytest.mark.parametrize(("tp", "pp", "by_tokens"), [(2, 2, True), (2, 1, False)])
+@pytest.mark.parametrize(("tp", "pp", "by_tokens"), [pytest.param(2, 2, True, marks=pytest.mark.long), (2, 1, False)])
 def test_the_number_of_shards_does_not_change_what_is_learnt(
     folder: Path, job: PipelineJob, straight: RunDir, tp: int, pp: int, by_tokens: bool
 ) -> None:
@@ -213,7 +213,7 @@ def test_going_on_with_another_partition(
     assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), [(4, 1, 1), (2, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize(("tp", "pp", "dp"), [pytest.param(4, 1, 1, marks=pytest.mark.long), (2, 2, 1), (2, 1, 2)])
 def test_going_on_with_shards_and_without(
     worker_pool: WorkerPool, tmp_path: Path, job: PipelineJob, straight: RunDir, tp: int, pp: int, dp: int
 ) -> None:

@@ -49,6 +49,7 @@ def launched(service: Served, name: str) -> list[Any]:
     return [each["body"].get("resumeFrom") for each in events if each["kind"] == "launched"]
 
 
+@pytest.mark.long
 def test_a_supervisor_of_0_1_0_goes_on_under_the_new_service(tmp_path: Path) -> None:
     with services(tmp_path, tmp_path / "cache") as (old, new):
         run = RunDir(old.run_dir(old.submit("live", **spec(MANY))))

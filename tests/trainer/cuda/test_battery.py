@@ -74,6 +74,7 @@ def test_ratios_are_over_points_of_enough_tokens() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_parts_run_on_a_fake_device_and_leave_their_results(tmp_path: Path) -> None:
     """It computes nothing: losses are zero, and parity cannot pass, which ends the battery with 1."""
     parts = [name for name in PARTS if name != NEEDS_VALUES]
