@@ -290,8 +290,11 @@ class MemoryFit:
             return
         leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0, recomputes=recomputes))
         for schedule in STANDS_FOR[name]:
-            walk = self._walk(balanced, schedule, num_microbatches, num_remainder_slices, recomputes=recomputes)
-            yield leanest if isinstance(leanest, Shortage) else self._fitted(balanced, walk)
+            if isinstance(leanest, Shortage):  # orders that hold more do not fit either
+                yield leanest
+            else:
+                walk = self._walk(balanced, schedule, num_microbatches, num_remainder_slices, recomputes=recomputes)
+                yield self._fitted(balanced, walk)
         yield leanest
 
     def _walk(
