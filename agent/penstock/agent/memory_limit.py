@@ -58,7 +58,7 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, resources: ResourcesSpec, num_ranks: int) -> MemoryLimit | None:
-        """The limit of so many ranks of a job; None if the job has none."""
+        """The limit of ``num_ranks`` ranks of a job; None if the job has none."""
         num_bytes = resources.host_memory_bytes(num_ranks)
         return None if num_bytes is None else cls(num_bytes=num_bytes, num_ranks=num_ranks)
 

@@ -25,7 +25,7 @@ DEVICE_FIELDS = {
 }
 KERNEL_FIELDS = {
     "product_share": "of the peak, by a product that is large in every dimension",
-    "product_edge": "a product takes as long as one with so many more rows and columns",
+    "product_edge": "a product takes as long as one with that many more rows and columns",
     "product_depth": "and with so much more depth",
     "product_memory_share": "of the bandwidth, by the matrices of a product",
     "attention_share": "of the peak, by fused attention forward",
@@ -51,7 +51,7 @@ SOFTWARE = """\
 #   launchSeconds: 5.0e-6       # of one kernel, on the host
 #   headInForward: true         # the head's F does its whole backward
 #   overlappedCollectives: false  # a backward's, with its products (Megatron-LM)
-#   recomputesOnDemand: false   # inside of the backward that needs it
+#   recomputesOnDemand: false   # inside the backward that needs it
 """
 
 

@@ -230,7 +230,7 @@ class SoftwareSpec(Checked):
     recomputes_on_demand: Annotated[
         bool,
         (
-            "whether recomputation runs inside of the backward that needs it, after its gradient has arrived, as in "
+            "whether recomputation runs inside the backward that needs it, after its gradient has arrived, as in "
             "PyTorch's checkpointing"
         ),
     ] = False

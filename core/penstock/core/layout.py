@@ -494,7 +494,7 @@ def stage_slot_buffers(
 
     ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv`` of a whole micro-batch. The slots
     that carry a hidden state between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next
-    to it. Those inside of a divided head and at its end hold the state that its parts pass on (`_passed_on`). A stage
+    to it. Those inside a divided head and at its end hold the state that its parts pass on (`_passed_on`). A stage
     has one copy of the buffers in ``SHARED_BY_PARTS``.
     """
     if slot in HIDDEN_STATE_SLOTS:

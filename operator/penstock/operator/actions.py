@@ -107,7 +107,7 @@ class Actions:
         self._cache.replace_pods(map(pod_snapshot, pods.objects), int(pods.version), snapshot)
 
     def require_storage(self, job: PipelineJob, ranks: int) -> None:
-        """Raise `UserError` if the pods of so many ranks could not share their output."""
+        """Raise `UserError` if the pods of ``ranks`` ranks could not share their output."""
 
         def modes(claim: str) -> Sequence[str] | None:
             try:

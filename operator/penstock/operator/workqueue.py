@@ -81,7 +81,7 @@ class WorkQueue:
         self._add(key, Level.RESYNC)
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Add the key at the latest in so many seconds."""
+        """Add the key after ``seconds``, or earlier if it is due earlier."""
         entry = self._entries.setdefault(key, _Entry())
         if entry.in_flight or entry.ready is not None:
             return  # its result will be newer

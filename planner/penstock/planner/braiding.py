@@ -27,7 +27,7 @@ from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.stagecost import equal_slices
 
 MOST_DIVISIONS = 4
-"""So many of the best divisions are tried, at any degree of tensor parallelism."""
+"""Number of the best divisions that are tried, at any degree of tensor parallelism."""
 
 MOST_SIMULATED = 16
 """Most outlines with pairs that are simulated. Many have no candidate that fits, since more slices are in flight."""

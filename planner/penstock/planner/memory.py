@@ -6,7 +6,7 @@ of a plan are its Program's arena; the search uses these before a Program exists
 A described software stack may keep more than penstock's own trainer: one byte per element of each dropout mask, and
 with unfused attention the softmax, its mask and the masked softmax, (2 + 1 + 2) bytes per score in bf16 (Korthikanti et
 al., arXiv 2205.05198, section 4.1: 5 a s^2 b of a layer's s b h (34 + 5 a s / h)). A stack that recomputes on demand,
-layer by layer inside of its backward, holds the recomputed tensors of one layer at a time; penstock's R recomputes
+layer by layer inside its backward, holds the recomputed tensors of one layer at a time; penstock's R recomputes
 those of a whole stage before its backward.
 """
 

@@ -74,7 +74,7 @@ class UnitWork:
         )
 
     def state_of(self, optimizer_shards: int) -> Floats:
-        """[unit kinds]: bytes of the state if so many replicas divide the optimizer state."""
+        """[unit kinds]: bytes of the state if ``optimizer_shards`` replicas divide the optimizer state."""
         state: Floats = self.state_bytes - self.optimizer_bytes * (1 - 1 / optimizer_shards)
         return state
 

@@ -18,7 +18,7 @@ Meshes that leave devices unused, or whose tensor parallelism spans hosts, are s
 estimates below the best step so far are kept (`penstock.planner.problem.later_meshes`). They never displace the best
 plan of the other meshes.
 
-Outlines whose ranks recompute what exceeds the limit are also searched later, those that do so inside of their
+Outlines whose ranks recompute what exceeds the limit are also searched later, those that do so inside their
 backwards in a search of their own (`penstock.planner.search_inside`).
 
 Replicas divide the optimizer state (ZeRO-1), which needs less memory, unless the estimated step is shorter without

@@ -220,7 +220,7 @@ class BalancedSlicings(Mapping[int, Slicing]):
         return sum(1 for _ in self)
 
     def _is_possible(self, num_slices: int) -> bool:
-        """Whether there is a slicing with so many slices; fills the table up to that number."""
+        """Whether there is a slicing with ``num_slices`` slices; fills the table up to that number."""
         if not 0 < num_slices < len(self._tails):
             return False
         if num_slices >= self._num_filled:

@@ -61,8 +61,8 @@ def smallest_largest(units: Ints, stages: Ints, factors: Floats, lacking: bool, 
 @numba.njit(cache=True, nogil=True)
 def smallest_longest(running: Ints, num_stages: int) -> int:
     """The smallest longest time of ``num_stages`` stages, without memory, by bisection: the least time within which at
-    most so many stages, each as long as possible, own all units. Fewer stages can be divided further. ``running`` [u +
-    1] are sums of nanoseconds.
+    most ``num_stages`` stages, each as long as possible, own all units. Fewer stages can be divided further.
+    ``running`` [u + 1] are sums of nanoseconds.
     """
     low, high = 0, running[-1]
     for unit in range(len(running) - 1):

@@ -242,7 +242,7 @@ def _in_changed(plan: Plan, spec: JobSpec) -> Candidate | None:
 
 
 def _fitting_slices(candidate: Candidate, remainder: int) -> tuple[int, ...]:
-    """Slices of a last micro-batch of so many sequences: its own, or those of the others if it has grown."""
+    """Slices of a last micro-batch of ``remainder`` sequences: its own, or those of the others if it has grown."""
     if not remainder:
         return ()
     return candidate.remainder_slices if remainder <= candidate.mesh.remainder else candidate.slices

@@ -8,7 +8,7 @@ from typing import Final
 from penstock.view.markup import Markup, element, join
 
 MOST_NUMBERS: Final = 4
-"""So many columns of numbers have a place next to the first column on a narrow screen."""
+"""Number of columns of numbers that have a place next to the first column on a narrow screen."""
 
 
 def table(

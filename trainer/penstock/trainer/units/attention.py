@@ -139,7 +139,7 @@ class Attention:
 
 
 def _own_keys(frame: Frame, sizes: Sequence[int]) -> slice:
-    """The slice's own keys among those of the last slot, where slots have so many."""
+    """The slice's own keys among those of the last slot, where slots have that many."""
     before = sum(sizes[:-1])
     return slice(frame.start - before, frame.stop - before)
 

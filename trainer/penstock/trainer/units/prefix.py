@@ -97,7 +97,7 @@ class PrefixAttention:
 
 
 def groups_of(sizes: Sequence[int], keys_at_once: int) -> list[range]:
-    """Ranges of consecutive pieces with at most so many keys together, or of one piece; the last ones are fullest."""
+    """Ranges of consecutive pieces with at most ``keys_at_once`` keys, or of one piece; the last ones are fullest."""
     groups: list[range] = []
     stop = len(sizes)
     while stop:
