@@ -55,15 +55,17 @@ def test_the_run_closes_with_a_red_list(project: pytest.Pytester, workers: str) 
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_long_tests_are_left_out_of_a_whole_run_alone(
+def test_long_tests_are_left_out_unless_their_file_is_asked_for(
     project: pytest.Pytester, workers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.makepyprojecttoml('[tool.pytest.ini_options]\ntestpaths = ["."]\nmarkers = ["long"]\n')
     path = project.makepyfile("import pytest\n\n@pytest.mark.long\ndef test_it():\n    pass\n")
-    whole = project.runpytest_subprocess("-n", workers)
-    whole.assert_outcomes(skipped=1)
-    assert "1 test: takes minutes" in whole.outlines[-2]
-    project.runpytest_subprocess("-n", workers, path).assert_outcomes(passed=1)
+    for folders in ([], [path.parent]):
+        whole = project.runpytest_subprocess("-n", workers, *folders)
+        whole.assert_outcomes(skipped=1)
+        assert "1 test: takes minutes" in whole.outlines[-2]
+    for file in (path, f"{path}::test_it"):
+        project.runpytest_subprocess("-n", workers, file).assert_outcomes(passed=1)
     monkeypatch.setenv("PENSTOCK_REQUIRE", "long")
     project.runpytest_subprocess("-n", workers).assert_outcomes(passed=1)
 

@@ -26,13 +26,13 @@ def missing(name: str, message: str) -> NoReturn:
 
 
 def note_whole_run(config: pytest.Config) -> None:
-    """Remember, for the workers of pytest-xdist too, that no test was asked for by its path."""
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    """Remember, for the workers of pytest-xdist too, that no file was asked for by its path, only folders or all."""
+    if not any(argument.partition("::")[0].endswith(".py") for argument in config.args):
         os.environ[_WHOLE_RUN] = "yes"
 
 
 def leave_out_if_long(item: pytest.Item) -> None:
-    """Skip a test marked ``long``, loudly, where everything is run and long tests are not required."""
+    """Skip a test marked ``long``, loudly, where whole folders are run and long tests are not required."""
     if item.get_closest_marker("long") and _WHOLE_RUN in os.environ and not required("long"):
         pytest.skip(f"{BEGINNING}takes minutes: PENSTOCK_REQUIRE=long ./dev test, or the path of its file, runs it")
 
