@@ -186,7 +186,7 @@ class Supervisor:
             self._train()
 
     def _stop(self) -> None:
-        """Send the stop signal once the ranks run: they might miss it while they start."""
+        """Request the end of the attempt, except while ranks start: they might miss the signal."""
         if not self._attempt.stop_requested and self._report.state is not AttemptState.STARTING:
             self._attempt.stop()
             if self._watch is not None:

@@ -20,8 +20,8 @@ Four rules of applying make a step that was cut short, or that knew too little, 
 
 1. *Stored before done.* A new phase is stored before anything that follows from it, the number of a new attempt
    together with its phase before anything of it starts. So no number is used twice.
-2. *What leaves a live phase leaves nothing behind.* After such a phase is stored, the attempt is deleted, also one that
-   was only about to start, and once more before the next launch.
+2. *No attempt without a live phase.* After a phase that is not live is stored, the attempt is deleted, even if it was
+   only about to start. It is deleted once more before the next launch.
 3. *Started until it is there.* An attempt that is stored as live or queued, and of which there is nothing yet, is
    started again. `Backend.start` is idempotent, as are all actions but `Backend.enter` and `Backend.launch`, which the
    store refuses if the job is not as observed.
@@ -87,11 +87,11 @@ class Record(Protocol):
 
     @property
     def failures(self) -> int:
-        """Attempts that ended without being asked to."""
+        """Attempts that failed; a disrupted one, preempted or evicted, does not count."""
 
     @property
     def started_at(self) -> float | None:
-        """First launch, since when a deadline counts."""
+        """Start of the deadline: the first launch, or the next one after a suspension or a wait in a queue."""
 
     @property
     def finished_at(self) -> float | None:
@@ -165,8 +165,8 @@ class Backend(Protocol[J]):
 def step(backend: Backend[J], job: J, now: Reading) -> float | None:
     """Observe, decide and apply once; return the seconds until the next step at the latest.
 
-    0 means that another may follow at once, None that only something observed changes anything, such as the end of what
-    was deleted.
+    0 means that another may follow at once; None that only a change in the next observation requires another step, such
+    as the end of deleted processes.
     """
     observation, decisions = _decide(backend, job, now)
     actions = [decision for decision in decisions if not isinstance(decision, Wait)]

@@ -3,14 +3,15 @@
 R needs no message. If a backward waits for the gradient of the next stage, the R before it runs in that time and costs
 nothing; the part of R that is left when the gradient arrives delays the backward, and with it other ranks.
 
-Without R its rank would be d earlier, d being R's duration. It keeps that lead until it needs a message: an action that
-waits for a message begins when it arrives, with or without R. So of a lead of d, an action that its rank reached at t,
-and whose last message arrived at A, leaves at most max(t - A, 0), and hides the rest. At the first action that sends a
-message of its own the remaining lead is exposed, since the other rank has to wait; likewise at the end of the step. W
-and the backward of the first stage send nothing, so a lead persists over them; leads of several R add up.
+Without R its rank would be earlier by R's duration d. It keeps that lead until it needs a message: an action that waits
+for a message begins when it arrives, with or without R. Let the rank reach an action at t, and let the action's last
+message arrive at A. Then at most max(t - A, 0) of the lead remains, and the rest is hidden. At the first action that
+sends a message of its own the remaining lead is exposed, since the other rank has to wait; likewise at the end of the
+step. W and the backward of the first stage send nothing, so a lead persists over them; leads of several R add up.
 
-Messages are assumed to arrive at their measured times. Between stages on one rank there are none, so the last stage's R
-hides nothing by itself: an R before a backward of the last stage delays the gradient that this sends.
+Messages are assumed to arrive at their measured times. Between stages on one rank there are none. A backward of the
+last stage waits for no gradient, so an R before it hides nothing by itself: it delays the gradient that this backward
+sends.
 
 Example: R takes 10 on rank 0 from 100 on, then its B begins, whose gradient rank 1 sent until 107. Without R the B
 would have begun at 107 and not at 110: of R 7 are hidden and 3 exposed. Had the gradient arrived at 112, with rank 0

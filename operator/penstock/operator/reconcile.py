@@ -91,10 +91,11 @@ PLANNING_SECONDS = 5.0
 REMIND_SECONDS = 0.5
 """Delay after an annotation until the pod's reminder is set.
 
-A kubelet writes the annotations that it knew when the write began, and marks all as written that it has received when
-the write ends: those in between come a minute or more later, or when the pod changes again (`MarkRemountRequired` and
-`AddPodToVolume` in Kubernetes' pkg/kubelet/volumemanager/cache). For a pod that has just started it may write twice
-within a fifth of a second, and three such pods in a hundred got it only after more than a minute.
+A kubelet writes the annotations that it knew when the write began, but when the write ends it marks as written all that
+it has received by then. Those that arrived in between are written a minute or more later, or when the pod changes again
+(`MarkRemountRequired` and `AddPodToVolume` in Kubernetes' pkg/kubelet/volumemanager/cache). For a pod that has just
+started it may write twice within a fifth of a second. Without a reminder, three such pods in a hundred got their
+annotation only after more than a minute.
 """
 
 RETRY_SECONDS = 0.2
@@ -155,7 +156,7 @@ class Reconciler:
         self._unreminded: dict[str, float] = {}
 
     def reconcile(self, uid: str) -> float | None:
-        """Reconcile the job; return the seconds until the next reconcile at the latest, none for never."""
+        """Reconcile the job; return the longest time until the next reconcile in seconds, None to wait for an event."""
         for _ in range(MOST_ROUNDS):
             snapshot = self._cache.job(uid)
             if snapshot is None or snapshot.being_deleted:

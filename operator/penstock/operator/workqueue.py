@@ -1,6 +1,6 @@
 """Work queue of keys: at most one call is in flight for each key, and one more follows if it was added meanwhile.
 
-The pattern is client-go's workqueue, here on asyncio, with two levels and two groups of workers. A key that an event
+The pattern is client-go's workqueue, here on asyncio, with three levels and two groups of workers. A key that an event
 added leaves the queue before all keys of a resync: it waits for a worker and not for them. Keys that are ``first`` have
 workers of their own, so the two groups do not delay each other.
 """

@@ -64,8 +64,8 @@ CLOSE_ENOUGH = 1.003
 CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches, and continued in a straight line"
 
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
-"""If nothing fits, the limits that are tried are multiples of the closest candidate's bytes, and of those that a search
-with the limit before needed.
+"""If nothing fits, these multiples of the bytes that the closest candidates need are tried as limits. After a failed
+search, its limit or its least need is multiplied, whichever is larger.
 """
 
 CLOSE = 1.25
@@ -298,9 +298,11 @@ def _fits_without(problem: Problem, name: str, least: object) -> bool:
 
 
 def _enough_bytes(judge: Simulated, shortage: NothingFitsError) -> int | None:
-    """A limit, in whole MiB, with which a plan was found; tried upwards from the least possible up to the devices'
-    memory: first with the closest candidates, which takes a fraction of a search, then with all, whose closest
-    candidates follow if nothing fits. Estimates may rule out everything, so that there are no closest candidates yet.
+    """A limit, in whole MiB, with which a plan was found; None if none was, up to the devices' memory.
+
+    Limits are tried upwards: first for the closest candidates alone, which takes a fraction of a search, then for all.
+    A failed search gives the closest candidates of the next round. The first round may have none, if estimates ruled
+    out everything.
     """
     problem, least_bytes = judge.problem, shortage.least_bytes
     for factor in GROWTH:

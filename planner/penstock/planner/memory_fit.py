@@ -34,8 +34,8 @@ between attention and MLP.
 If the stages of the first step do not fit, ranks may also recompute what exceeds the limit, with stages that are cut
 for that (`penstock.planner.recompute`). The simulator decides which of the two is faster.
 
-An order that adapts to the free memory stays within it down to one micro-batch. Its stages are cut for that, and also
-for the memory of ZB-H1 if that fits: with more free memory it waits less.
+An order that adapts to the free memory stays within it down to one micro-batch. Its stages are cut for that. For `zb`
+they are also cut for the memory of ZB-H1, if stages fit then: with more free memory `zb` waits less.
 """
 
 from __future__ import annotations

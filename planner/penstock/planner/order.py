@@ -120,12 +120,12 @@ class Order:
 
     def with_recomputation(self, stages: Set[int], ahead: int = 0, *, inside: bool = False) -> Order:
         """The order with an R of these stages before each of their backwards: ``ahead`` actions earlier, but after its
-        forward, and before or after a pair, not within. Stages that already have an R, and all if they recompute
-        ``inside``, only get those of backwards in pairs, which cannot do it inside: a pair needs that memory for its
-        forward.
+        forward, and before or after a pair, not within. If a stage already has an R, or if stages recompute ``inside``,
+        only backwards in pairs get one: they cannot recompute inside, because the pair's forward needs that memory.
 
-        R needs no message, so it runs while the next action waits for one. Directly before its backward that is the
-        gradient's. Further ahead it also fills other waits, so less of it is exposed, but its tensors live longer.
+        R needs no message, so it runs while the next action waits for one. Directly before its backward it fills the
+        wait for the gradient. Further ahead it also fills other waits, so less of it is exposed, but its tensors live
+        longer.
         """
         has_r = set(self.stages[self.kinds == RECOMPUTE].tolist())
         lacks_r = self._is_of(frozenset() if inside else stages - has_r)

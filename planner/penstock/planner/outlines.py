@@ -14,9 +14,8 @@ per hop both ways. Where S is larger than d the other turns are the rank's own. 
 
 from the first slice on that waits for another to return, which is max(S, d) slices after the first. Under 1F1B d is K -
 r, so a message costs time for any number of slices. Pipette (arXiv 2405.18093) calls this the hidden critical path.
-Schedules that adapt to the free memory have the n that it allows. Along a V a rank holds two slices of each
-micro-batch: the first stage's for 2 K - r stages there and back, the second's for r + 1, which always adds up to the
-same.
+Schedules that adapt to the free memory have the n that it allows. In a V a rank holds every slice in two stages: in the
+first for the 2 K - r stages from there on, in the second for r + 1. The sum is the same for all ranks.
 
 The fill is the busiest rank's idle time while the first slices arrive and the last leave: the sum over the other stages
 of t under 1F1B and of f + i - w under ZB-H1 (arXiv 2401.10241), with messages both ways, and of the largest slices' t
@@ -155,7 +154,9 @@ class Overview:
 
 
 def _least_relieved_ns(among: Iterable[Outline], limit_bytes: int) -> int | None:
-    """The estimate of the first outline, by its estimate without recomputation, that then fits; None if none does."""
+    """Estimate of the first outline that fits with recomputation, which is included; None if none fits. Outlines are
+    tried in the order of their estimates without recomputation.
+    """
     by_estimate = sorted(among, key=lambda outline: outline.estimate_ns)
     relieved = (outline.relieved for outline in by_estimate)
     fitting = (outline for outline in relieved if outline is not None and outline.least_bytes <= limit_bytes)

@@ -6,23 +6,23 @@ every rank by the bytes that the simulator counts. A candidate is simulated unle
 phase ends when the remaining estimates, corrected by the simulated steps so far, are `SLACK` times the best step. That
 is not a proof.
 
-The next phase opens the neighbours of the best outline regardless of their estimates: one slice more or fewer, half or
-twice as many, the next mesh in every direction, every schedule. It repeats from any better outline. At last the
-boundaries between slices and between stages of the best few kinds are moved, as long as the simulated step gets
-shorter.
+The next phase opens the neighbours of the best outline regardless of their estimates: the next smaller and larger
+number of slices and size of micro-batches, the next mesh in every direction, every schedule. It repeats from any better
+outline, and then opens one slice more and one fewer. At last the boundaries between slices and between stages of the
+best few kinds are moved, as long as the simulated step gets shorter.
 
 The memory limit decides which outlines can fit, the stages of candidates whose time-balanced stages do not fit, and the
 orders and estimates of schedules that adapt to the free memory. Everything else is the same with another limit.
 
 Meshes that leave devices unused, or whose tensor parallelism spans hosts, are searched later: only their outlines with
-estimates below the best step so far are kept (`penstock.planner.problem.later_meshes`). They never displace the best
-plan of the other meshes.
+estimates below `SLACK` times the best step are kept (`penstock.planner.problem.later_meshes`). If the objective is
+time, a plan with unused devices is chosen only if its step is shorter by more than 1 / `LEAST_GAIN` (`Problem.score`).
 
 Outlines whose ranks recompute what exceeds the limit are also searched later, those that do so inside their
 backwards in a search of their own (`penstock.planner.search_inside`).
 
-Replicas divide the optimizer state (ZeRO-1), which needs less memory, unless the estimated step is shorter without
-that. The best few candidates are simulated both ways.
+Replicas divide the optimizer state (ZeRO-1), which needs less memory. If the estimated step is shorter without that,
+there are outlines for both degrees. The best few candidates are simulated both ways.
 
 Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
 """

@@ -1,5 +1,5 @@
-"""Bytes of the memory that all units of a stage share: of what forwards give up and backwards recompute inside, and of
-copies of a prefix.
+"""Bytes of the buffers that all units of a stage share: results that forwards do not keep, those that backwards
+recompute inside, and copies of a prefix.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _forward_table(problem: Problem, candidate: Candidate) -> Integers:
 
 
 def _shortest_like(model: ModelSpec, stage: tuple[int, int], remakes: Remakes) -> tuple[tuple[int, int], Remade]:
-    """A stage that needs the same, whose forward makes its units one after the other: without layers that make the same
-    again as others. The last units keep their place.
+    """A shorter stage with equal scratch, since a forward runs its units one after the other: layers with the same
+    recomputation as an earlier one are left out. The last units keep their place. Returned with its recomputation.
     """
     first, stop = first_like(model, stage)
     remade = remade_of(model, (first, stop), remakes)
