@@ -78,7 +78,7 @@ def test_no_request_fails_the_service(case: Any, subject: Subject) -> None:
 @settings(THOROUGH, max_examples=3)
 @pytest.mark.parametrize("role", [*(role for role in ROLES if role is not Role.ADMIN), None])
 def test_no_request_of_others_fails_the_service(case: Any, role: Role | None, subject: Subject) -> None:
-    """Fewer requests, since most are refused before their bodies are read, and bodies of jobs take seconds to make."""
+    """Fewer requests: bodies of jobs take seconds to make, and an admin sends the same kinds of body."""
     no_failure(case, subject, role)
 
 

@@ -26,8 +26,8 @@ Example, one micro-batch and slice, two ranks. Rank 0 posts the receive of its g
 kernels. With one place the device hangs, since the posted receive holds it and its message needs the activations. If
 the receive is launched after the activations are known to have arrived, one place is enough.
 
-``NUM_PLACES`` is K. `penstock.trainer.comm` limits the thread blocks of kernels that send and receive so that K of them
-fit; reductions over replicas have NCCL's own number.
+``NUM_PLACES`` is K. `penstock.trainer.comm` limits the thread blocks of the kernels of channels and shards so that K of
+them fit. Reductions over replicas have NCCL's own number.
 
 Shards of a rank (`penstock.core.sharding`) also meet in collectives in the middle of actions, which are kernels that
 spin until all shards have theirs. They do not change the numbers, for two reasons:

@@ -39,7 +39,10 @@ FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, ne
 """A budget that ends with the first plan that fits, opening the smallest memory bounds first."""
 
 FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, lean_shortages=200)
-"""The same for problems with recomputation, where the smallest memory bounds are not those of plans that fit."""
+"""The same for problems with recomputation, whose smallest memory bounds are often not those of plans that fit."""
+
+FEW_DEVICES = 64
+"""With more devices, a search for any plan that fits tries fewer candidates, by the square root of their ratio."""
 
 MOST_LAID_OUT, MOST_ALIKE = 8, 3
 """Limits of arenas that are laid out before a search with a tighter limit follows: in total, and per label."""
@@ -336,12 +339,10 @@ def _whole_mebibytes(num_bytes: float) -> int:
 
 
 def _first_fit(judge: Simulated) -> Decision | NothingFitsError:
-    """The first plan that fits, however slow. With more devices a candidate takes longer and there are more of them, so
-    fewer are tried.
-    """
+    """The first plan that fits, however slow. A candidate for more devices takes longer, so fewer are tried."""
     budget = FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT
     try:
-        return _apart(judge, budget.part(max(math.isqrt(judge.problem.num_devices // 64), 1)), None)
+        return _apart(judge, budget.part(max(math.isqrt(judge.problem.num_devices // FEW_DEVICES), 1)), None)
     except NothingFitsError as shortage:
         return shortage
 

@@ -39,7 +39,8 @@ def scratch_table(problem: Problem, candidate: Candidate, order: Order | None = 
     """[stages]: bytes of the buffers that a forward of the longest slice does not keep (`penstock.core.scratch`), or if
     that is more, of those that a backward of ``order`` recomputes inside.
     """
-    return _with_inside(problem, candidate, _inside_places(order) if order and any(candidate.recompute) else [])
+    places = _inside_places(order) if order is not None and any(candidate.recompute) else []
+    return _with_inside(problem, candidate, places)
 
 
 def split_scratch_table(problem: Problem, candidate: Candidate) -> Integers:
