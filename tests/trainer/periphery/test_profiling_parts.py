@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec
+from penstock.core.job import JobSpec, TrainingSpec
 from penstock.core.layout import LONG_SEQUENCE, Precision, num_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.sharding import WHOLE, Sharding
@@ -20,13 +23,16 @@ from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
 from penstock.trainer.profiling.network import (
     OPTIMIZER_SIZES,
     REDUCED_BYTES,
+    REPEATS,
     group_sizes,
+    measure_optimizer,
     optimizer_sizes,
     reduced_sizes,
     sizes_of_halves,
 )
 from penstock.trainer.profiling.parts import MOST_BLOCKS, MOST_SLICES, Workload, choose_parts
 from penstock.trainer.profiling.profile import _workloads, parts_to_measure
+from penstock.trainer.squared_norm import SquaredNorm
 from tests.support.planning import job
 from tests.support.small_plans import small_model
 
@@ -162,6 +168,17 @@ def test_the_smallest_buffer_is_measured_in_any_case() -> None:
     assert optimizer_sizes(Precision.FP32, -1) == OPTIMIZER_SIZES[:1]
     assert optimizer_sizes(Precision.FP32, 2**40) == OPTIMIZER_SIZES
     assert max(optimizer_sizes(Precision.FP32, 2**27)) * 16 <= 2**27
+
+
+def test_the_optimizer_is_measured_with_the_norm_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's norm is summed exactly, which takes several times as long as torch's."""
+    limbs, sums = SquaredNorm.limbs, []
+    monkeypatch.setattr(SquaredNorm, "limbs", lambda norm: sums.append(limbs(norm)) or sums[-1])
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    training = TrainingSpec(steps=1, global_batch=1)
+    with torch.no_grad():
+        measure_optimizer(Precision.FP32, training, torch.device("cpu"), time.perf_counter, -1)
+    assert len(sums) == REPEATS + 1
 
 
 @pytest.mark.parametrize(

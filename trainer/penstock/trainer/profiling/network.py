@@ -29,6 +29,7 @@ from penstock.trainer.parameters import FlatParameters
 from penstock.trainer.profiling.units import mean_and_spread
 from penstock.trainer.reduce_scatter import HostReduceScatter
 from penstock.trainer.shards import shards_of, under_way
+from penstock.trainer.squared_norm import SquaredNorm, Stretch
 from penstock.trainer.units.collectives import Gather, Scatter, Work
 
 REDUCED_BYTES = (16, 2**18, 2**22)
@@ -144,10 +145,11 @@ def measure_optimizer(
         parameters = FlatParameters([section], precision=precision, device=device)
         for master in parameters.masters:
             master.zero_()
+        norm = SquaredNorm([Stretch(parameters.gradient_flat, 0, 0, count)], device)
         optimizer = AdamW(parameters, training)
-        seconds, spread = _repeated(partial(_step, parameters, optimizer), clock)
+        seconds, spread = _repeated(partial(_step, norm, optimizer), clock)
         records.append(OptimizerRecord(num_parameters=count, seconds=seconds, spread=spread))
-        del parameters, optimizer
+        del parameters, norm, optimizer
         release_unused(device)
     return records
 
@@ -159,9 +161,8 @@ def optimizer_sizes(precision: Precision, available_bytes: int) -> tuple[int, ..
     return smallest, *(count for count in others if count * per_parameter <= available_bytes)
 
 
-def _step(parameters: FlatParameters, optimizer: AdamW) -> None:
-    norm = torch.linalg.vector_norm(parameters.gradient_flat)  # torch.dot takes at most 2^31 elements on CUDA
-    optimizer.step(0, norm.double().square())
+def _step(norm: SquaredNorm, optimizer: AdamW) -> None:
+    optimizer.step(0, norm.total(norm.limbs()))
 
 
 def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int) -> float:
