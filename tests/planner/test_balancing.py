@@ -146,7 +146,7 @@ def test_pinned_stages_with_empty_ones_behind_say_how_many_parts_there_can_be() 
 @pytest.mark.parametrize(
     ("pinned", "where", "what"),
     [
-        ({"head_parts": 3, "stages": (1, 1), "pp": 2}, "headParts", "3 parts of the head cannot be one on each of"),
+        ({"head_parts": 3, "stages": (1, 1), "pp": 2}, "headParts", "3 parts of the head need a stage each"),
         ({"head_parts": 2, "stages": (1, 0, 1), "pp": 3, "ranks": 3}, "stages[2]", "after part 1 of 2 of the head"),
         ({"head_parts": 1, "stages": (1, 1, 0, 0), "ranks": 4}, "stages[2]", "holds no unit"),
         ({"stages": (1, 0, 1, 0), "ranks": 4}, "stages[1]", "holds no unit"),

@@ -93,7 +93,7 @@ def test_a_missing_pass_is_named() -> None:
 
 
 def test_attention_needs_two_numbers_of_pairs() -> None:
-    with pytest.raises(UserError, match="what an attended pair costs"):
+    with pytest.raises(UserError, match="the cost of an attended pair"):
         table_times(table(prefixes=(0,)))
 
 

@@ -390,7 +390,7 @@ CLASHES: list[tuple[dict[str, Any], str]] = [
     ({"schedule": IN_PARTS, "global_batch": 1}, "recomputes parts of stages, whose units the planner would choose"),
     (
         {"schedule": IN_PARTS, "global_batch": 1, "stages": (1, 3)},
-        "recomputes 5 units of stage 0, which keeps something of 3",
+        "recomputes 5 units of stage 0, of which 3 keep anything",
     ),
     (
         {"schedule": looped_schedule(num_ranks=2, num_stages=12, num_microbatches=2, num_slices=1)},

@@ -93,7 +93,7 @@ def _nodes(key: tuple[UnitKind, Kind], measured: dict[int, dict[int, float]]) ->
     rates = {tokens: rate for tokens, points in measured.items() if (rate := _rate(points)) is not None}
     if not rates and unit is UnitKind.ATTENTION and kind is not Kind.W:
         raise UserError(
-            what=f"does not tell what an attended pair costs: every count of tokens of {unit} {kind} has one row",
+            what=f"does not give the cost of an attended pair: every count of tokens of {unit} {kind} has one row",
             where="costs",
             remedy="add a row with the same tokens and another number of pairs",
         )

@@ -110,7 +110,7 @@ def _indivisible(problem: Problem, tp: int) -> UserError:
     if model.can_be_sharded(tp) and problem.profile_digest:
         what = f"tp {tp} was not measured; a measurement for this job, with tp pinned, measures it"
     elif model.can_be_sharded(tp):
-        what = f"tp {tp} neither divides a node's devices nor is those of whole nodes"
+        what = f"tp {tp} neither divides a node's devices nor is a multiple of them"
     else:
         what = (
             f"tp {tp} does not divide {model.heads} heads and a feed-forward width of {model.ffn_hidden}, or neither "
@@ -206,7 +206,7 @@ def _check_blocks(problem: Problem, blocks: Sequence[float]) -> None:
     parts = pinned.head_parts
     if parts is not None and parts > max(len(blocks), 1):
         raise UserError(
-            what=f"{parts} parts of the head cannot be one on each of the last of {len(blocks)} stages",
+            what=f"{parts} parts of the head need a stage each, but only {len(blocks)} stages are pinned",
             where=f"{PINNED}.headParts",
             remedy=f"pin at most {len(blocks)}, or leave stages out",
         )
@@ -237,7 +237,7 @@ def _check_parts(problem: Problem) -> None:
         num_kept = num_remade_units(model, *stages[stage])
         if num_units != num_kept:
             raise UserError(
-                what=f"the schedule recomputes {num_units} units of stage {stage}, which keeps something of {num_kept}",
+                what=f"the schedule recomputes {num_units} units of stage {stage}, of which {num_kept} keep anything",
                 where=f"{PINNED}.schedule",
                 remedy=f"let the parts of its R end at unit {num_kept}: {_units_of(model, stages[stage])}",
             )

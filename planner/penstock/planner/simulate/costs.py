@@ -105,10 +105,10 @@ class Costs:
 
     ``optimizer_ns`` is every rank's time in STEP, and ``gather_ns`` every stage's time in which replicas gather their
     stepped shards, as a whole; empty if each replica steps everything. ``remade_ns`` has for every stage [units + 1,
-    slices] the time in which R recomputes the first n units (n = 0, 1, ...), without its fixed overhead; empty if
-    no R is for a part.
-    ``inside_ns`` [stages, slices] is the time that a B or I of a slice without an R takes for recomputing it inside;
-    None if no stage recomputes.
+    slices] the time in which R recomputes the first n units (n = 0, 1, ...), without its fixed overhead; it may be
+    empty if no R is for a part. ``inside_ns`` [stages, slices] is the time that a B or I of a slice without an R takes
+    for recomputing it inside; None if no stage recomputes.
+
     ``is_blocking``: ranks do not compute while they send or receive. Without ``has_barrier`` ranks begin the next step
     as soon as they are done with this one (`penstock.planner.simulate.arrays`). ``collectives`` gives the collectives
     over shards that a pair of actions hides; None if a rank has one shard.
@@ -173,7 +173,7 @@ class Costs:
         until_ns = self.remade_ns[stage][:, slice_]
         if stop >= len(until_ns):
             raise UserError(
-                what=f"recomputes {stop} units of stage {stage}, which keeps something of {len(until_ns) - 1}",
+                what=f"recomputes {stop} units of stage {stage}, of which {len(until_ns) - 1} keep anything",
                 where="schedule",
                 remedy="pin the stages that the schedule was written for",
             )
