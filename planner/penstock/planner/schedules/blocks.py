@@ -51,7 +51,7 @@ number.
 """
 
 KEPT_WORDS = 1024
-"""Words in slots that are kept, of recent shapes with few actions: at most 20 MB."""
+"""Number of cached words of blocks in slots, for recent shapes with few actions: at most 20 MB."""
 
 SEQUENTIAL = 0
 """The ``stretch`` with which a micro-batch starts when the one before has ended on all ranks."""
@@ -75,7 +75,7 @@ class Block:
 
 
 def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
-    """The repeated block as a word; not to be written to, since those of recent shapes are kept."""
+    """The repeated block as a word; read-only, since those of recent shapes are cached."""
     shape = pipeline.shape
     if block.in_slots:
         return (_word_in_slots if shape.num_actions <= MOST_KEPT_ACTIONS else _word_in_slots.__wrapped__)(block, shape)

@@ -47,12 +47,13 @@ QUICK = Effort(
 BRISK, QUICKEST = replace(QUICK, patiences=(0, 50)), replace(QUICK, greedy=())
 
 LEAN_ACTIONS, FULL_ACTIONS, LONG_ACTIONS = 3_000, 10_000, 50_000
-"""Pipelines with more actions get `LONG` effort instead of `LEAN` and of `FULL`, and `Variants.best` compares only
-`LONG_VARIANTS` of them; those with more than `LONG_ACTIONS` get `LONGEST` effort.
+"""Pipelines with more than `LEAN_ACTIONS` actions get `LONG` effort instead of `LEAN`, and `Variants.best` compares
+only their `LONG_VARIANTS`. Those with more than `FULL_ACTIONS` get `LONG` effort instead of `FULL`, and those with more
+than `LONG_ACTIONS` get `LONGEST` effort instead of both.
 """
 
 MOST_TRIALS = 20
-"""Most trials for the best order of a depth."""
+"""Maximum number of trials to improve the best order of a depth."""
 
 
 def affordable(effort: Effort, num_actions: int) -> Effort:

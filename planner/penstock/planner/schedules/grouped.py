@@ -3,11 +3,11 @@
 Stage s is on rank s mod K. The forwards of every rank go by groups of micro-batches: the first of its V stages for the
 whole group, then the second for the whole group, and so on; the backwards likewise from the last stage to the first. A
 group needs K slices to fill the loop, so with S slices ceil(K / S) micro-batches suffice. Micro-batches are divided as
-evenly as possible into as many groups as possible, which works for any number of them. A rank runs
+evenly as possible into as many groups as possible, which works for any number of them. A rank's warm-up has
 
     w = (V - 1) G + a (K - 1 - rank) + S - 1
 
-forwards before its first backward, where G is the number of slices of the largest group, and then one of each in turn.
+forwards, where G is the number of slices of the largest group. Then a forward and a backward follow in turn.
 Megatron has a = 2, which hides transfers; a = 1 suffices if backwards are split, and W fills the remaining waits.
 
 No such order deadlocks: give forward n of rank r the potential n + a r / 2 and backward k the potential k + w + a r /
@@ -15,7 +15,8 @@ No such order deadlocks: give forward n of rank r the potential n + a r / 2 and 
 K slices or there is only one group.
 
 Example: 2 ranks, 2 stages each, 4 micro-batches of one slice make 2 groups. All ranks run forwards 0 1 of their first
-stage, 0 1 of their second, 2 3 of the first, 2 3 of the second; rank 1 runs w = 2 of them before backward 0.
+stage, 0 1 of their second, 2 3 of the first, 2 3 of the second; the warm-up of rank 1 has w = 2 of them; then come
+forward 2 and backward 0.
 """
 
 from __future__ import annotations

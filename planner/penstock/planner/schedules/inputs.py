@@ -30,9 +30,10 @@ class ScheduleInputs:
     ``weight_ns`` are the nanoseconds of F, I and W; ``send_forward_ns`` and ``send_backward_ns`` those of the message a
     stage sends to the next and to the previous one. ``forward_stash``, ``input_stash`` and ``weight_stash`` are the
     changes in a rank's stash by F, I and W, in any unit (bytes, or slices: one, none and minus one if the tables are
-    empty), and ``caps`` its limit per rank in that unit; the default is the need of H1's order. ``receive_ahead`` and
-    ``late_receives`` are the plan's. ``variant`` selects one of the orders that a generator would choose from. An empty
-    cost table means one nanosecond per pass and none per message.
+    empty), and ``caps`` its limit per rank in that unit; the default is 1F1B's memory, or that of the generator's order
+    without caps (H1's) where it needs more. ``receive_ahead`` and ``late_receives`` are the plan's. ``variant`` selects
+    one of the orders that a generator would choose from. An empty cost table means one nanosecond per pass and none per
+    message.
     """
 
     num_ranks: int

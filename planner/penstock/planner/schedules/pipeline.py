@@ -60,7 +60,7 @@ actions, since a search makes orders of few shapes: 30 MB.
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a pipeline is without its costs: the stages ``owned`` by each rank, ascending, micro-batches and slices."""
+    """A pipeline without its costs: the stages ``owned`` by each rank, ascending, micro-batches and slices."""
 
     owned: tuple[tuple[int, ...], ...]
     num_microbatches: int
@@ -106,7 +106,7 @@ class Pipeline:
 
     ``durations``, ``stash`` (the change in its rank's stash) and ``ranks`` are per action; ``first_actions`` [rank,
     queue] is unit 0 of each queue. ``links`` are those of the step, and those of the step in reversed time. ``mean_ns``
-    [8, stage] holds the mean over slices of F, I, W and of both transfers. At most ``most_sent`` messages of a channel
+    [5, stage] holds the mean over slices of F, I, W and of both transfers. At most ``most_sent`` messages of a channel
     are under way: ``receive_ahead`` wait for their SEND to end, and as many are received ahead unless receives are
     late.
     """
@@ -189,7 +189,9 @@ class Pipeline:
         )
 
     def word(self, order: Order) -> npt.NDArray[np.int8]:
-        """The order as a word; its queues have to be in turn. A B counts as I with W directly after it."""
+        """The order as a word; the units of each queue have to be in their order. A B counts as I with W directly after
+        it.
+        """
         places = np.zeros(self.num_stages, dtype=np.int64)
         places[self.owned] = np.arange(self.stages_per_rank)
         word = np.zeros((self.num_ranks, 3 * self.stages_per_rank * self.num_units), dtype=np.int8)

@@ -17,7 +17,7 @@ from penstock.core.errors import UserError
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, Flags, Integers, Order, join_ranks
 
 MOST_ACTIONS = 4_000_000
-"""Most actions of a recorded order: texts of longer ones are rejected before they are built."""
+"""Maximum number of actions of a recorded order: texts of longer ones are rejected before they are built."""
 
 _COLUMNS = 5
 _NUMBER = np.dtype("<i4")

@@ -82,7 +82,7 @@ def rounds(pipeline: Pipeline, run: Run, num_microbatches: int) -> Iterator[Roun
 
 
 def _round_actions(row: Word, place: int, num_units: int, num_queues: int) -> Word:
-    """The next ``each`` actions of every queue, in their order."""
+    """The next ``num_units`` actions of every queue, in their order."""
     rest = row[place:]
     positions = np.sort(np.concatenate([np.flatnonzero(rest == queue)[:num_units] for queue in range(num_queues)]))
     actions: Word = rest[positions]
