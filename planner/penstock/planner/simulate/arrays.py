@@ -3,9 +3,9 @@
 A step without a barrier at its end. Let rank r be busy with a step from begin(r) to end(r), including reductions with
 its own peers and the optimizer. The next step can have all the same times plus P if and only if every rank is done by
 then: P >= end(r) - begin(r) for each r, since all messages move by P as well. So the time from step to step is the
-longest span of a rank. In a pipeline that fills and drains, ranks begin and end at different times, so that is shorter
-than from the first begin to the last end (optimizer post-validation, arXiv 2401.10241, section 4). If a rank gathers
-parameters from end(r) - P on, for g until an action that begins at t, then also P >= end(r) + g - t.
+longest span of a rank. Because of a pipeline's warm-up and cool-down, ranks begin and end at different times, so that
+is shorter than from the first begin to the last end (optimizer post-validation, arXiv 2401.10241, section 4). If a rank
+gathers parameters from end(r) - P on, for g until an action that begins at t, then also P >= end(r) + g - t.
 """
 
 from __future__ import annotations

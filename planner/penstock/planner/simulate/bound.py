@@ -1,4 +1,4 @@
-"""A lower bound of the step for all orders of a pipeline: fill, busiest rank, drain.
+"""A lower bound of the step for all orders of a pipeline: warm-up, busiest rank, cool-down.
 
 For every rank, three chains that any legal order contains:
 

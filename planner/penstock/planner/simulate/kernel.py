@@ -50,12 +50,12 @@ Ints = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 
-# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the
-# wait of its rank for a reduction over shards where the next starts, the row of `cells` of the gradients that are
-# reduced after that (-1: none), whether it is the first or the second of a pair, the time at which the parameters that
-# it needs are gathered, and how much later that is than the time at which it could begin otherwise (negative: earlier);
-# then, with a trace, the times at which WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the
-# message's transfer began and ended (-1: never).
+# Columns of `actions` after those of `link`: work in nanoseconds alone on its host, its slowdown in millionths while
+# all ranks of the host compute, the duration of the message sent, the wait of its rank for a reduction over shards
+# where the next starts, the row of `cells` of the gradients that are reduced after that (-1: none), whether it is the
+# first or the second of a pair, the time at which the parameters that it needs are gathered, and how much later that is
+# than the time at which it could begin otherwise (negative: earlier); then, with a trace, the times at which WAIT_RECV
+# began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
 WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES, JOINS, GATHERED_AT, MISSING_NS = range(
     NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 8
 )

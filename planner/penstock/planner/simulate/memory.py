@@ -39,7 +39,7 @@ Transients = Mapping[tuple[Kind, int, int], int]
 """Bytes that an action needs only while it runs, by kind, stage and column; 0 if missing."""
 
 # The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it; and the bytes that an
-# action which is `otherwise` acquires and frees.
+# action marked in `otherwise` acquires and frees.
 ACQUIRED, TRANSIENT, FREED, ACQUIRED_OTHERWISE, FREED_OTHERWISE = range(5)
 
 # Columns of its `codes`, `stops` and `messages`; the slice is the column of tables (`penstock.planner.order.Order`),

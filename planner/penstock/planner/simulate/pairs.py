@@ -9,7 +9,7 @@ starts.
 Example, two passes of two segments each, 3 of compute and 2 of a collective:
 
     compute   A A A B B B A A A B B B . .
-    link      . . . A A B B . . A A . B B     after A's first segment its collective runs next to B's
+    link      . . . A A . B B . A A . B B     after A's first segment its collective runs next to B's
 
 That takes 14, of which the last collective is exposed; one after the other they take 20. The difference, 6 here, is the
 hidden time: the simulator subtracts it from the sum of the two actions, so that all other parts of their times are

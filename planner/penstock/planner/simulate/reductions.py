@@ -57,9 +57,9 @@ class Reductions:
     """Simulates ``reductions`` as `penstock.planner.passes.reductions` orders them: call `join` once.
 
     Afterwards ``clock_ns`` [ranks] is the time at which the rank has no reductions left, and ``reduction_ns`` its wait
-    for reductions and gathers under way. The stages ``cut`` are reduced and gathered in buckets. ``pieces`` are all
-    gradients that are reduced together, and ``pauses_ns`` [pieces] is the wait of a rank whose compute continues,
-    before the reduction over replicas starts.
+    for reductions and gathers under way. The stages ``cut`` are reduced and gathered in buckets. ``pieces`` are the
+    gradients of each stage, or of each of its buckets, and ``pauses_ns`` [pieces] is the wait of a rank whose compute
+    continues, before the reduction over replicas starts.
     """
 
     def __init__(

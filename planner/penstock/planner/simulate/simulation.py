@@ -179,8 +179,8 @@ def _event(rank: int, activity: Activity, kinds: dict[Kind, Kind], action: Actio
 
 
 def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
-    """Events of the end of a step. A reduction is shown as a transfer while it runs, and as REDUCE while its rank waits
-    for it or for others before it.
+    """Events of reductions, gathers and optimizers. A reduction or gather is shown as a transfer while it runs, and as
+    REDUCE while its rank waits for it or for others before it.
     """
     stage_of = {rank: stage for stage, rank in reversed(list(enumerate(order.stage_ranks.tolist())))}
     for reduced in times.reductions:
