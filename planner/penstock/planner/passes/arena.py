@@ -50,7 +50,9 @@ CLOSE = 1.01
 """An arena this close to the peak of live bytes is not improved further."""
 
 FAR = 1.03
-"""Lanes that need more than the peak of live bytes times this factor are compared with extents placed one by one."""
+"""Lanes that need more than the peak of live bytes times this factor are compared with slots and with extents that are
+placed one by one.
+"""
 
 MAX_EXTENTS = 10_000
 """With more extents, slots are placed as a whole."""
@@ -199,7 +201,7 @@ def _pack_family(family: Sequence[Tenant]) -> Packing:
                 best = packing
             if best.num_bytes <= enough_bytes:
                 return best
-    assert best is not None, "there always is a way by size"
+    assert best is not None, "lanes by size always exist"
     return best
 
 

@@ -219,6 +219,6 @@ def _wait(group: Group, piece: _Piece) -> Draft:
 
 
 def _draft(kind: Kind, group: Group, piece: _Piece) -> Draft:
-    """A tie is filed under the whole stage."""
+    """A reduction over tie names the whole stage, also if the stage has buckets."""
     part = piece.part if group.is_of_peers else None
     return Draft(Action(kind, piece.stage, group=group, part=part))

@@ -229,7 +229,7 @@ class _Rounds:
 
     def _waits_for(self, rank: int) -> int:
         action = self._pending(rank)
-        assert action is not None, "a rank that ended has done all its work, so nobody waits for it"
+        assert action is not None, "a rank that ended has done all its work, so no rank waits for it"
         return self.stage_ranks[self._missing(action)[1]]
 
     def _waiting(self, rank: int) -> str:
