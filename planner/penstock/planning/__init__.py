@@ -1,1 +1,1 @@
-"""An old name of `penstock.planner.worker`, to be started by; it goes with the next release."""
+"""The former name of `penstock.planner.worker`, by which version 0.1.0 starts it; to be removed in the next release."""

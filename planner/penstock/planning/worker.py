@@ -1,4 +1,4 @@
-"""``python -m penstock.planning.worker``: as version 0.1.0 starts the process that plans."""
+"""``python -m penstock.planning.worker``: the command with which version 0.1.0 starts the planning process."""
 
 from __future__ import annotations
 

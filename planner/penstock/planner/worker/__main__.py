@@ -44,7 +44,7 @@ REAL_NUMBERS = "write sizes, speeds and times as real models and devices have th
 
 
 class Counter(Reporter):
-    """Counts the work of a search, reports it to ``report``, and ends a search that takes too long."""
+    """Counts the work of a search, reports it to ``report``, and ends a search that simulates too many candidates."""
 
     def __init__(self, report: Callable[[Progress], None], most_candidates: int = MOST_CANDIDATES) -> None:
         self._report, self._most_candidates = report, most_candidates
@@ -100,7 +100,7 @@ def answer(question: Question, reporter: Counter | None = None) -> Answer:
         return Answer(what=str(error), remedy=SMALLER)
     except (ValueError, ArithmeticError) as error:
         traceback.print_exc()
-        return Answer(what=f"planning cannot count with these numbers: {error}", remedy=REAL_NUMBERS)
+        return Answer(what=f"planning cannot compute with these numbers: {error}", remedy=REAL_NUMBERS)
 
 
 def _planned(question: Question, reporter: Counter | None) -> Answer:

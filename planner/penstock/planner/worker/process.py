@@ -146,7 +146,7 @@ class ProcessPlanner:
         if code is None or code >= 0:
             what = f"planning took over {self._seconds:g} s" if code is None else f"planning ended with code {code}"
             return Answer(what=what, remedy=PLAIN if running.question.what_if else SMALLER)
-        words = "planning %s was ended by signal %d, time %d of %d"
+        words = "planning %s was ended by signal %d, start %d of %d"
         log.log(self._level, words, key, -code, running.starts, MOST_STARTS)
         if running.starts < MOST_STARTS:
             self._running[key] = self._begun(running.question, running.starts + 1)

@@ -63,7 +63,7 @@ def answer_of(question: Question, report: Report, planner: Planner | None = None
     The process ends with this call, also if it is interrupted by Ctrl-C or a stop.
 
     Raises:
-        UserError: the process has no answer, for the reason that it names.
+        UserError: planning failed; the error is the one that the process reported.
     """
     planner = planner or ProcessPlanner(seconds=MOST_SECONDS, level=logging.DEBUG)
     try:
