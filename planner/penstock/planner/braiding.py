@@ -1,11 +1,11 @@
 """Outlines with pairs of overlapped actions that the search tries, next to the best without pairs.
 
-Pairs hide collectives over shards, but cost memory and fill: more slices are in flight, and both actions of a pair end
-together. So they are tried if a rank has several shards, and kept if the simulated step is shorter. The best plan with
-pairs need not be close to the best without: small micro-batches have long collectives, which pairs hide, and many of
-them fill a pipeline. So the search tries all outlines with the degrees of parallelism of one of the best candidates, or
-of the best at another degree of tensor parallelism, by rising estimate: that of 1F1B, less the fraction of a layer's
-forward and backward that a pair hides.
+Pairs hide collectives over shards, but cost memory and a longer warm-up: more slices are in flight, and both actions of
+a pair end together. So they are tried if a rank has several shards, and kept if the simulated step is shorter. The best
+plan with pairs need not be close to the best without: small micro-batches have long collectives, which pairs hide, and
+many of them fill a pipeline. So the search tries all outlines with the degrees of parallelism of one of the best
+candidates, or of the best at another degree of tensor parallelism, by rising estimate: that of 1F1B, less the fraction
+of a layer's forward and backward that a pair hides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ MOST_DIVISIONS = 4
 """Number of the best divisions that are tried, at any degree of tensor parallelism."""
 
 MOST_SIMULATED = 16
-"""Most outlines with pairs that are simulated. Many have no candidate that fits, since more slices are in flight."""
+"""Maximum number of outlines with pairs that are simulated. Many have no candidate that fits, since more slices are in
+flight.
+"""
 
 NUM_LAYERS = 4
 """Layers in a pair for its estimate: enough that its first and last collective count for little."""

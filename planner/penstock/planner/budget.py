@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields, replace
 class Budget:
     """Limits of a search, in counts. ``actions`` are simulated compute actions, over all candidates.
 
-    ``opened`` outlines may be opened by their estimates. ``shortages`` are slicings without stages that fit: after so
-    many without any candidate that fits, the outlines with the smallest memory bounds are opened, until ``lean_fits``
-    candidates fit or ``lean_shortages`` more do not. ``neighbours`` candidates may be simulated around the best.
-    Boundaries are moved from the best ``starts`` kinds of plan, up to ``moves`` times each, until ``moved_actions`` are
-    spent on all together.
+    ``opened`` outlines may be opened by their estimates, and ``candidates`` of theirs simulated. ``shortages`` are
+    slicings without stages that fit: after so many without any candidate that fits, the outlines with the smallest
+    memory bounds are opened, until ``lean_fits`` candidates fit or ``lean_shortages`` more do not. ``neighbours``
+    candidates may be simulated around the best. Boundaries are moved from the best ``starts`` kinds of plan, up to
+    ``moves`` times each, until ``moved_actions`` are spent on all together.
     """
 
     candidates: int = 160

@@ -27,7 +27,7 @@ class Candidate:
     head_parts: int = 1
     """Number of parts of the head; ``stages`` are ranges of the units of the model divided so."""
     recompute: tuple[Remakes, ...] = ()
-    """Recomputation of each stage before its backwards; empty if all keep everything."""
+    """Recomputation of each stage, before or inside its backwards; empty if all keep everything."""
     recompute_ahead: int = 0
     """Distance in actions of its rank from an R to its backward."""
     recompute_inside: bool = False

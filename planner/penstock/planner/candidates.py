@@ -1,8 +1,9 @@
 """Candidates of an outline: the lengths of its slices, and stages that fit.
 
-Every outline has two slicings with its number of slices: the one whose largest slice is cheapest for the bottleneck
-stage, and equal slices, which hold less where the first slices are the longest. A flush also gets the slicing of
-TeraPipe's dynamic programme. The search moves boundaries later, where that shortens the simulated step.
+An outline with several ranks and slices has two slicings with its number of slices, unless they are pinned: the one
+whose largest slice is cheapest for the bottleneck stage (if there are at most `MOST_BALANCED_SLICES`), and equal
+slices, which hold less where the first slices are the longest. A flush also gets the slicing of TeraPipe's dynamic
+programme. The search moves boundaries later, where that shortens the simulated step.
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ def require_places(schedule: Schedule, receive_ahead: int, num_places: int, wher
     """Raise `UserError` if a rank of ``schedule`` may need more than ``num_places`` communication kernels at once.
 
     Its receives are posted late, as in any plan for such devices. The number depends on the order of actions and not on
-    sizes. A rank needs at most one per channel, two in each direction at each border between stages: most schedules
-    need no proof because of this.
+    sizes. A rank needs at most one per channel. Neighbouring stages on different ranks have two channels, one for
+    activations and one for gradients. So most schedules have too few channels to need a proof.
     """
     borders = {(a, b) for a, b in pairwise(schedule.stage_ranks) if a != b}
     if 2 * max(Counter(chain.from_iterable(borders)).values(), default=0) <= num_places:

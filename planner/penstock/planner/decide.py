@@ -56,15 +56,17 @@ INSIDE_PART = 4
 """The search for plans that recompute inside their backwards gets 1 / `INSIDE_PART` of the budget."""
 
 MOST_INSIDE, MOST_LEANER = 3, 3
-"""Limits of its plans that are laid out, and of retries of each with more recomputation if its arena does not fit."""
+"""Limits of the search for plans that recompute inside their backwards: of candidates that are laid out, and of retries
+of each with more recomputation if its arena does not fit.
+"""
 
 MOST_PLACEMENTS, PLACEMENT_PART = 2, 2
-"""Searches with the placement of the best plan so far, each with a fraction of the budget."""
+"""Limit of searches with the placement of the best plan so far, each with 1 / `PLACEMENT_PART` of the budget."""
 
 CLOSE_ENOUGH = 1.003
 """If a plan takes at most the best candidate's step times this factor, no tighter search follows."""
 
-CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches, and continued in a straight line"
+CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches and extrapolated linearly"
 
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 """If nothing fits, these multiples of the bytes that the closest candidates need are tried as limits. After a failed
@@ -79,7 +81,7 @@ LEAVE_OUT = {
     "recompute": (Recompute.FULL, "leave out parallelism.recompute, and ranks recompute as much as memory requires"),
     "zero": (1, "leave out parallelism.zero, and replicas divide the state of the optimizer"),
 }
-"""Pins that may need memory, each with the value that needs least, and the effect of leaving it out."""
+"""Pins that may cost memory, each with the value that needs least, and the advice to leave the pin out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +153,7 @@ def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None 
 
 
 def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: Decision | None) -> Decision | None:
-    """The best plan that recomputes inside its backwards, if it is better than ``apart``; None if there is none."""
+    """The best plan that recomputes inside its backwards, if it is better than ``apart``; else None."""
     problem = judge.problem
     if not may_recompute(problem) or problem.software.recomputes_on_demand:
         return None
@@ -206,8 +208,9 @@ def _score(problem: Problem, evaluation: Evaluation) -> int:
 
 
 def _apart(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
-    """The best plan with recomputation by R. A search assumes one placement per mesh. If another placement suits its
-    plan better, the search is repeated with it; otherwise the plan would depend on the numbering of devices.
+    """The best plan that does not recompute inside its backwards. A search assumes one placement per mesh. If another
+    placement suits its plan better, the search is repeated with it; otherwise the plan would depend on the numbering of
+    devices.
     """
     problem = judge.problem
     best = _by_placement(judge, budget, reporter)
@@ -259,7 +262,7 @@ def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -
         limit = TIGHTER * searched.memory_limit_bytes * problem.memory_limit_bytes / needed_bytes
         judge = judge.limited(max(int(limit), 1))
     if best is None:
-        assert closest is not None, "a search ends with a plan or with what it lacks"
+        assert closest is not None, "a search ends with a plan or with a shortage"
         raise closest
     return best
 

@@ -132,8 +132,8 @@ class Simulated:
         return self.problem.divided(candidate.head_parts)
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """Fill, busiest rank, drain. 0 for schedules that are not built in, and for pairs, since the hidden time is
-        unknown.
+        """Lower bound of the step: warm-up, busiest rank, cool-down. 0 for schedules that are not built in, and for
+        pairs, since the time that they hide is unknown.
         """
         if candidate.schedule not in BUILT_IN or candidate.schedule == BRAIDED:
             return 0
@@ -277,8 +277,8 @@ class Simulated:
         )
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
-        """Simulate one step of the candidate. Long steps are extrapolated from shorter ones unless ``in_full``, and
-        above `MOST_SIMULATED_ACTIONS` always.
+        """Simulate one step of the candidate. Long steps that repeat are extrapolated from shorter ones unless
+        ``in_full``, and above `MOST_SIMULATED_ACTIONS` always.
 
         The evaluation's candidate names the variant that its generator chose.
         """

@@ -10,9 +10,9 @@ matrices when several batches were measured. All coefficients are non-negative a
 error (scipy's nnls), since a plan is as wrong as its percentages.
 
 Of the operations of a block's F a profile measures those without products: R of an attention unit is its norm, R of an
-MLP its norm and its activation (`penstock.core.remaking.SELECTIVE`). The collectives of shards have what
-`MeasuredCost.collective_seconds` says, the rest is shared by FLOPs, which is all that a profile without such records
-can tell.
+MLP its norm and its activation (`penstock.core.remaking.SELECTIVE`). The collectives of shards take the time of
+`MeasuredCost.collective_seconds`. The other operations divide the rest of F by their FLOPs. Without records of R,
+all operations do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Key = tuple[UnitKind, Kind]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """The fitted function of one (unit, kind), for one of alone and together."""
+    """The fitted function of one (unit, kind), either alone or while all ranks compute."""
 
     token_nodes: Floats
     token_seconds: Floats
@@ -57,7 +57,9 @@ class Fit:
 
     @property
     def _first_rate(self) -> float:
-        """Seconds per token below the first node: the slope of what follows, but never so steep as to reach nothing."""
+        """Seconds per token below the first node: the slope after it, but at most that of the line to 0 seconds at 0
+        tokens.
+        """
         if len(self.token_nodes) < 2:
             return 0.0
         (near, far), (low, high) = self.token_nodes[:2], self.token_seconds[:2]
@@ -118,7 +120,7 @@ class MeasuredCost:
     head_parts: int
     alone: dict[Key, Fit]
     whole: dict[Key, Fit]
-    """Of one shard, where ``tp`` are several and it was measured; for an estimate of their collectives."""
+    """Fits at tp 1, for the estimate of collectives; empty on the host, and if ``tp`` is 1 or tp 1 was not measured."""
     slowdowns: dict[Key, float]
     links: Floats
     """[latency seconds or seconds per byte, source, target], the last of each for devices beyond those measured."""
@@ -140,10 +142,10 @@ class MeasuredCost:
         return np.zeros(work.tokens.shape) if fit is None else fit.seconds(work)
 
     def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """An estimate: what a shard's pass takes more than its part of the whole unit's, where that was measured too.
+        """An estimate: the time of a shard's pass beyond 1 / tp of the whole unit's; 0 if that was not measured.
 
-        It counts what products of shards lose by being smaller, so on CUDA pairs hide less than is predicted. On the
-        host it is nothing: the cores that compute also move the messages.
+        It includes the time that products of shards lose by being smaller, so on CUDA pairs hide less than is
+        predicted. On the host it is 0: the cores that compute also move the messages.
         """
         whole = self.whole.get((unit, kind))
         if whole is None:
@@ -152,7 +154,7 @@ class MeasuredCost:
         return seconds
 
     def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
-        """A norm or an activation as measured, any other operation its part of what these leave of F."""
+        """Norms and activations as measured; other operations have their shares of the rest of F, and collectives."""
         forward = self.unit_seconds(unit, Kind.F, work)
         selective = self._selective_seconds(unit, work, forward)
         if operation in selective:
@@ -230,14 +232,14 @@ class MeasuredCost:
         return float(np.interp(num_bytes, sizes, seconds)) * max(num_bytes / float(sizes[-1]), 1.0)
 
     def optimizer_seconds(self, num_parameters: int) -> float:
-        """Interpolated over the measured sizes; beyond them on the line of the nearest two, never below nothing."""
+        """Interpolated over the measured sizes; beyond them on the line of the nearest two, but never negative."""
         points = sorted((r.num_parameters, r.seconds) for r in self.profile.optimizer)
         return _on_line(points, num_parameters) if points else 0.0
 
 
 def _on_line(points: Sequence[tuple[int, float]], size: int) -> float:
-    """Seconds at ``size`` by the measured (size, seconds) ``points``, in order; one point alone stands for a
-    proportion.
+    """Seconds at ``size`` by the measured (size, seconds) ``points``, in order; in proportion to the size if
+    there is one point.
     """
     sizes, seconds = np.array(points, dtype=np.float64).T
     proportion = seconds[[0, -1]] / sizes[[0, -1]]

@@ -1,11 +1,12 @@
-"""Lower bound of every plan's step: the model's work with its cheapest slicing, spread evenly over all ranks.
+"""Lower bound of every plan's step: the model's work with its cheapest slicing and the optimizer's, spread evenly over
+all ranks.
 
 The busiest rank of a pipeline has at least the mean work: M micro-batches of the model's F, I and W, divided by the
-ranks. The cheapest slicing of a sequence is that of a flush of one micro-batch over one stage
-(`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA` places. The bound holds for plans
-with such slices, and with the given numbers of parts of the head, whose work differs from a whole head's. Collectives
-over shards do not count, since pairs of actions can hide them. Waiting, messages and reductions only add to it. It
-ignores memory, so a plan above it may still be the best.
+ranks. The update of a mean share of the parameters follows. The cheapest slicing of a sequence is that of a flush of
+one micro-batch over one stage (`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA`
+places. The bound holds for plans with such slices, and with the given numbers of parts of the head, whose work differs
+from a whole head's. Collectives over shards do not count, since pairs of actions can hide them. Waiting, messages and
+reductions only add to it. It ignores memory, so a plan above it may still be the best.
 """
 
 from __future__ import annotations

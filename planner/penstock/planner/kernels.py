@@ -140,7 +140,7 @@ class KernelTimes:
             self._add_weight_gradient(total, unit)
 
     def _matrices(self, unit: UnitKind) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(columns, depth) of the unit's rising and falling product on one device."""
+        """(columns, depth) of the unit's first (rising) and second (falling) product on one device."""
         spec, sharding = self.model, self.sharding
         if unit is UnitKind.ATTENTION:
             return (self._qkv_width, spec.hidden), (spec.hidden, sharding.hidden(spec))

@@ -196,7 +196,7 @@ class StageMemory:
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``.
 
-        Not to be written to: tables are kept, since a candidate's are needed for stages, orders and the simulation.
+        Read-only: tables are cached, since a candidate's are needed for stages, orders and the simulation.
         """
         key = slot, tuple(tokens)
         if key not in self._known_tables:
@@ -276,8 +276,8 @@ def _unit_parameters(model: ModelSpec, tp: int) -> Integers:
 
 @functools.lru_cache(maxsize=64)
 def _summed_parameters(model: ModelSpec, sharding: Sharding) -> Integers:
-    """[shards, unit kinds]: elements of one unit whose gradients are summed by all shards (row 0), or by those with the
-    same heads (row 1).
+    """[2, unit kinds]: elements of one unit whose gradients are summed by all shards (row 0), or by those with the same
+    heads (row 1).
     """
     num_elements = np.zeros((2, len(UNIT_KINDS)), dtype=np.int64)
     for column, kind in enumerate(UNIT_KINDS):

@@ -24,7 +24,8 @@ Complexity. A walk is linear in the actions of the few micro-batches after which
 `MOST_CORRECTIONS` partitions. The third one bisects all ranks at once, with 2 log2(units) countings of bytes.
 
 Rejected (ADR 0036): a filter of partitions that were proposed by time alone, which found no plan where others fit; a
-frontier of time and bytes on a grid of limits, most of which no job has, and which wastes what lies between two.
+frontier of time and bytes on a grid of limits, since few jobs have one of these limits, and the memory between a job's
+limit and the next smaller one would be wasted.
 
 The last step is for one stage per rank and a whole head. It is left out for long walks if the second step is far above
 the limit; then the second step's result counts, which may be wrong. It is also left out for several stages per rank,
@@ -79,8 +80,8 @@ FURTHER = 2
 """More recomputation inside a backward takes memory itself. So corrections after the first are multiplied by this."""
 
 NEARLY, SHORT_WALK = 1.1, 4_000
-"""Walks of more actions take milliseconds: there the third step only follows if the second came below ``NEARLY`` times
-the limit.
+"""Walks of more than `SHORT_WALK` actions take milliseconds: there the third step only follows if the second came below
+`NEARLY` times the limit.
 """
 
 STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}

@@ -168,7 +168,7 @@ def relieved_of(outlines: Iterable[Outline]) -> Iterator[Outline]:
 
 
 MOST_CLOSEST = 3
-"""Maximum number of kinds of candidates that are named if nothing fits."""
+"""Number of kinds of candidates for which a sufficient limit is searched first if nothing fits."""
 
 
 def closest_of_kinds(needs: Iterable[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:

@@ -191,7 +191,7 @@ class OutlineMemory:
 
     @classmethod
     def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, schedule: str, zero: int) -> OutlineMemory:
-        """With this schedule and degree of ZeRO; all 0 for schedules that are not built in, which may hold anything."""
+        """With this schedule and degree of ZeRO. A schedule that is not built in may hold anything: its bound is 0."""
         shape = (mesh.pp, len(work.counts))
         if schedule not in BUILT_IN:
             nothing = np.zeros(shape)

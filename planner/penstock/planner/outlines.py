@@ -29,7 +29,7 @@ while it works on another (`penstock.planner.passes.reductions`), so only the lo
 last bucket.
 
 The bytes are those of units of mean size that can be divided: rank r holds the state of its units and the activations
-of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held) units. The
+of m_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + m_r held) units. The
 least L that allows all units follows directly. A part of a divided head counts as the units that take as much, on the
 rank where these are fewest. Real units are not divided, so plans need more; if attention and MLP differ much, a plan
 may need less by a part of a unit.
@@ -154,7 +154,7 @@ class Overview:
 
 
 def _least_relieved_ns(among: Iterable[Outline], limit_bytes: int) -> int | None:
-    """Estimate of the first outline that fits with recomputation, which is included; None if none fits. Outlines are
+    """Estimate, with recomputation, of the first outline that fits with it; None if none fits. Outlines are
     tried in the order of their estimates without recomputation.
     """
     by_estimate = sorted(among, key=lambda outline: outline.estimate_ns)

@@ -100,7 +100,9 @@ def _with_arrangement(judge: Simulated, mesh: Mesh, arrangement: Arrangement) ->
 
 
 def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -> int:
-    """Lower bound of the arrangement's step: fill, busiest rank and drain, or all messages of its busiest channel."""
+    """Lower bound of the arrangement's step: warm-up, busiest rank and cool-down, or all messages of its busiest
+    channel.
+    """
     arranged = _with_arrangement(judge, candidate.mesh, arrangement)
     costs = arranged.costs(candidate, owners_of(candidate))
     busiest = int((costs.transfer_ns @ costs.counts(candidate.mesh.num_microbatches)).max())

@@ -34,10 +34,12 @@ MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, so that slicing takes milliseconds."""
 
 MOST_BALANCED_SLICES = 64
-"""With more slices they have equal lengths: each has few quanta, and boundaries lie between quanta."""
+"""With more slices only equal lengths are tried: each slice has few quanta, and boundaries lie between quanta."""
 
 MOST_NUMBERED = 128
-"""Above this number of devices only whole hosts are left unused, up to this number: 1,023 of 1,024 is not tried."""
+"""Above this number of devices, only numbers of whole hosts are tried, and at most this many of them: 1,023 of 1,024
+devices are not tried.
+"""
 
 MOST_PARTS = 64
 """More parts of the head are only searched if they are pinned, or if a pinned pipeline needs the units: a slice passes
@@ -315,7 +317,7 @@ class Mesh:
 
     @property
     def num_devices(self) -> int:
-        """Dp x tp x pp."""
+        """Devices of all replicas."""
         return self.dp * self.tp * self.pp
 
     @property
@@ -502,9 +504,10 @@ def _sizes(problem: Problem, share: int) -> tuple[int, ...]:
 def microbatch_sizes(share: int) -> tuple[int, ...]:
     """The searched sizes of micro-batches for ``share`` sequences, ascending.
 
-    Divisors; and between divisors that are more than a factor of 1.5 apart also others, whose last micro-batch is
-    smaller. Of all sizes with the same number of micro-batches the smallest is taken, which leaves the largest last
-    micro-batch. 37 sequences may be 37 or 1 at a time, or 2, 4, 7 or 13. Divisors of 8 or 12 leave no such gaps.
+    Divisors, and between them sizes that differ from the next smaller and the next larger one by more than a factor of
+    1.5, whose last micro-batch is smaller. Of all sizes with the same number of micro-batches the smallest is taken,
+    which leaves the largest last micro-batch. 37 sequences may be 37 or 1 at a time, or 2, 4, 7 or 13. For 8 or 12
+    sequences the divisors suffice.
     """
     known = divisors(share)
     sizes = [1]

@@ -67,7 +67,7 @@ MOST_BRANCHES = 300
 """Branches that are tried if the greedy choice may be too slow: a few milliseconds."""
 
 SHORTER = 3
-"""Number of ends of the stages in front that are followed at once."""
+"""Number of places for the boundary before a stage that `Cut._within` keeps while it goes on to the stages in front."""
 
 PRECISION = 1_000
 """The time of the slowest stage is minimized up to 1 / `PRECISION` of it."""
@@ -113,7 +113,9 @@ def savings_inside(savings: Savings) -> Savings:
 
 
 def may_recompute(problem: Problem) -> bool:
-    """Whether the planner chooses the recomputation: only with schedules for which it can predict the memory."""
+    """Whether the planner chooses the recomputation: it is not pinned, the memory of the schedule can be predicted, and
+    the software is penstock's.
+    """
     pinned = problem.pinned
     is_known = pinned.schedule is None or pinned.schedule in BUILT_IN
     software = replace(problem.software, recomputes_on_demand=False)
@@ -161,7 +163,7 @@ def own_remakes(problem: Problem, candidate: Candidate) -> Candidate:
 
 
 def _dealt(remakes: Remakes, counts: Mapping[UnitKind, int]) -> tuple[Remakes, Remakes]:
-    """The recomputation that ``counts`` units of each kind take, most for the first operations, and the rest."""
+    """Split the recomputation: what ``counts`` units of each kind take, from the first groups on, and the rest."""
     num_left, taken, rest = dict(counts), [], []
     for remake in remakes:
         count = min(remake.count, num_left.get(remake.unit, 0))

@@ -1,4 +1,4 @@
-"""Windows of recomputation: how much of it a simulated step hides, and the waits that other R are moved into.
+"""Windows of recomputation: how much of it a simulated step hides, and the waits to which other R are moved.
 
 An R directly before its backward fills the wait for the gradient. Where that wait is shorter than the R, or there is
 none (on the last stage, or if the gradient came earlier), the rest of the R delays the backward, although the rank may

@@ -24,7 +24,8 @@ backwards in a search of their own (`penstock.planner.search_inside`).
 Replicas divide the optimizer state (ZeRO-1), which needs less memory. If the estimated step is shorter without that,
 there are outlines for both degrees. The best few candidates are simulated both ways.
 
-Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
+Budgets are counts, such as those of candidates and of simulated actions, so equal inputs give equal plans on any
+machine.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ HOPELESS = 1.1
 
 MOST_GROUPS_IN_TURN, IN_TURN = 16, 8
 """While nothing fits, up to `MOST_GROUPS_IN_TURN` groups of meshes are tried in turn, each with 1 / `IN_TURN` of the
-budget.
+budget, or with all of it if no mesh was searched before them.
 """
 
 PROMISING = 1.1
@@ -221,7 +222,7 @@ class Search:
             self.open(outline)
 
     def _end(self, ending: Ending) -> None:
-        """Record why outlines were skipped, unless a weaker reason was recorded before."""
+        """Record why outlines were skipped. The later of two reasons in `Ending` stays, since it guarantees less."""
         order = list(Ending)
         self.ending = max(self.ending, ending, key=order.index)
 

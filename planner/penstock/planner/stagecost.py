@@ -54,7 +54,7 @@ def _running_counts(model: ModelSpec) -> Integers:
 
 @functools.lru_cache(maxsize=256)
 def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
-    """[stages, unit kinds]: how many units of each kind every stage owns; not to be written to."""
+    """[stages, unit kinds]: how many units of each kind every stage owns; read-only, since it is cached."""
     running = _running_counts(model)
     first, stop = np.array(stages).T
     counts: Integers = running[stop] - running[first]

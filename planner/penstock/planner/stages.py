@@ -58,10 +58,11 @@ class StagesProblem:
     """Units, and the stages to divide them among.
 
     Per unit: ``unit_ns`` (an integer, or a vector of which a stage's largest sum counts, such as one entry per slice),
-    ``resident_bytes`` (parameters, gradients, optimizer state) and ``in_flight_bytes`` (activations of one piece of
-    work). Per stage: ``in_flight`` (how many such pieces it holds at most, may be fractional), ``limit_bytes``, and
-    optionally ``slowdown`` (time relative to the device the units were measured on, default 1), ``fixed_ns`` (default
-    0) and ``most_units`` (a pair: the most units it may own if its first unit's number is even, and if it is odd).
+    ``resident_bytes`` (parameters, gradients, optimizer state) and ``in_flight_bytes`` (activations of one
+    micro-batch). Per stage: ``in_flight`` (how many micro-batches it holds at most, may be fractional),
+    ``limit_bytes``, and optionally ``slowdown`` (time relative to the device the units were measured on, default 1),
+    ``fixed_ns`` (default 0) and ``most_units`` (a pair: the most units it may own if its first unit's number is even,
+    and if it is odd).
 
     Stage s over a range of units takes ceil(slowdown[s] * sum(unit_ns)) + fixed_ns[s] nanoseconds and
     sum(resident_bytes) + ceil(in_flight[s] * sum(in_flight_bytes)) bytes. Only ``limit_bytes`` may be negative, since

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 FORBIDDEN = 1 << 60
 """The cost of a forbidden range; the sum of two still fits 64 bits."""
 
-# Columns of `units` [u + 1], sums over all units before this one: bytes always held, bytes held per piece of work in
+# Columns of `units` [u + 1], sums over all units before this one: bytes always held, bytes held per micro-batch in
 # flight, and from there on every entry of their nanoseconds.
 RESIDENT, HELD, FIRST_NS = range(3)
 

@@ -111,8 +111,8 @@ def _memory_of(
     optimizer_shards: int,
     has_buckets: bool,
 ) -> StageMemory:
-    """Kept for a candidate with everything kept and with everything recomputed, at both degrees of ZeRO, and for stages
-    of one unit.
+    """The cache suffices for one candidate, with everything kept and with everything recomputed, at both degrees of
+    ZeRO, and for stages of one unit.
     """
     return StageMemory(
         model=model,
@@ -149,7 +149,7 @@ def seats_of(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], placeme
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EndCosts:
-    """The fields of `Costs` with times after a rank's last action, which do not depend on slices."""
+    """The fields of `Costs` with the times of reductions, the optimizer and gathers, which do not depend on slices."""
 
     reduce_ns: dict[Group, tuple[int, ...]]
     optimizer_ns: tuple[int, ...]
@@ -310,8 +310,8 @@ def messages_at_once(problem: Problem, mesh: Mesh, source: npt.ArrayLike, target
 def card_table(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], devices: tuple[int, ...]) -> Integers:
     """[sender's or receiver's, direction, stage]: the part of its cards that a message takes by itself, in millionths.
 
-    Nobody says how fast a card is. It is as fast as its fastest link to any other of the ranks' devices is one way, out
-    or in: those of other hosts are reached by the host's card, those of the same host by the device's own.
+    A card's speed is not described. It is taken as that of its fastest link, out or in, to any other device of the
+    ranks. A host's card reaches the devices of other hosts, a device's own card those of its host.
     """
     first = np.array(devices[: mesh.pp])
     _, per_byte = problem.cost_of(mesh.tp).transfer(first[:, None], first)
@@ -329,9 +329,9 @@ def card_table(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], devic
 
 
 def _fastest(per_byte: Floats, same_host: Flags) -> Floats:
-    """[from, to]: the seconds per byte of the fastest link by the card that the one from the first to the second uses.
+    """[from, to]: seconds per byte of the fastest link of the card that the link between both devices uses.
 
-    On the diagonal, where there is no link, it is infinite.
+    Infinite on the diagonal, where there is no link.
     """
     itself = np.eye(len(per_byte), dtype=bool)
     inside = np.where(same_host & ~itself, per_byte, np.inf).min(axis=1, keepdims=True)
@@ -390,8 +390,8 @@ def _gathers(
 def tie_seconds(
     problem: Problem, stages: Stages, stage_ranks: Sequence[int], mesh: Mesh, devices: Sequence[int]
 ) -> float:
-    """The sums of a tied matrix's gradients over its two copies, on the ``devices`` of the first stage and of those
-    with parts of the head, one after the other; nothing where one rank holds both.
+    """Seconds of the sums of a tied matrix's gradients over its two copies, on the ``devices`` of the first stage and
+    of those with parts of the head, one after the other; nothing where one rank holds both.
     """
     if not problem.model.tied:
         return 0.0
@@ -415,9 +415,9 @@ def tie_seconds(
 
 
 def shards_seconds(problem: Problem, stages: Stages, mesh: Mesh) -> Floats:
-    """[stages]: the sums over a rank's shards at a step's end, of the gradients of which each has only an addend.
+    """[stages]: seconds of the sums over shards at a step's end, of gradients of which each has only an addend.
 
-    Those of what every shard holds, and of key/value heads that several hold, over neighbours that hold the same.
+    Gradients of parameters on all shards are summed over all, those of key/value heads over the shards that hold them.
     """
     memory, cost = memory_of(problem, stages, mesh.microbatch, mesh.tp), problem.cost_of(mesh.tp)
     seconds: Floats = np.zeros(len(stages))
@@ -472,9 +472,9 @@ def static_bytes(
 def resident_bytes(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], order: Order | None = None
 ) -> Integers:
-    """[ranks]: the same without transients.
+    """[ranks]: `static_bytes` without the transients.
 
-    It includes the buffer in which shards sum the gradients of each stage, the one in which replicas on the host
+    The bytes include the buffer in which shards sum the gradients of each stage, the one in which replicas on the host
     exchange them, the buffers that forwards give up and backwards without an R recompute inside (none without an
     ``order``), and the copy of the prefix where slices have their own keys and values.
     """
@@ -506,7 +506,7 @@ def action_transients(problem: Problem, candidate: Candidate) -> Transients:
 
 
 def unit_tables(problem: Problem, candidate: Candidate) -> list[UnitTable]:
-    """What units take of each slice of a micro-batch, and then of a smaller last one."""
+    """The costs of units for the slices of a micro-batch, and then for those of a smaller last one."""
     mesh = candidate.mesh
     tables = [problem.units(mesh.tp, mesh.microbatch, candidate.slices)]
     if mesh.remainder:
@@ -578,8 +578,8 @@ _UNTIL_INPUT_GRADIENT = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.KEYS_VAL
 def stash_caps(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], receive_ahead: int
 ) -> tuple[int, ...]:
-    """Bytes that each rank may hold of those: the limit minus the bytes that it always holds, those of messages, and
-    the recomputed buffers of an I.
+    """Bytes of `stash_tables` that each rank may hold: the limit minus the bytes that it always holds, those of
+    messages, and the recomputed buffers of an I.
     """
     memory = stage_memory(problem, candidate)
     always = np.array(static_bytes(problem, candidate, stage_ranks))

@@ -137,7 +137,9 @@ def _with_nodes(spec: JobSpec, cluster: ClusterSpec, more: int) -> Changed:
 
 
 def next_length(spec: JobSpec, hardware: Hardware) -> Changed:
-    """Sequences are twice as long, and gpt2 has as many positions. A profile only holds up to its own length."""
+    """Sequences are twice as long, and gpt2 has as many positions. Raises `UserError` for a profile, which has no
+    measurements of longer sequences than its own.
+    """
     length = 2 * spec.data.sequence_length
     if isinstance(hardware, Profile):
         raise UserError(what=f"not measured: set data.sequenceLength to {length} and run penstock profile")
