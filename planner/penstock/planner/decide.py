@@ -39,7 +39,7 @@ FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, ne
 """A budget that ends with the first plan that fits, opening the smallest memory bounds first."""
 
 FIRST_RECOMPUTED = dataclasses.replace(FIRST_FIT, lean_shortages=200)
-"""The same for problems with recomputation, whose smallest memory bounds are often not those of plans that fit."""
+"""The same if ranks may recompute: then outlines with the smallest memory bounds often do not fit."""
 
 FEW_DEVICES = 64
 """With more devices, a search for any plan that fits tries fewer candidates, by the square root of their ratio."""
@@ -397,7 +397,7 @@ def decision_of(judge: Simulated, result: Result, problem: Problem) -> Decision:
 
 
 def _together(problem: Problem, result: Result, apart: Decision | None) -> Result:
-    """Both results for an explanation; the first has the best evaluation."""
+    """The results of both searches as one, for an explanation; ``result`` has the best evaluation."""
     if apart is None:
         return result
     earlier = apart.result

@@ -252,7 +252,7 @@ def _on_line(points: Sequence[tuple[int, float]], size: int) -> float:
 
 REQUIRED = PASSES_WITH_WORK
 REQUIRED_OF_PARTS = ((UnitKind.HEAD, Kind.I), (UnitKind.HEAD, Kind.W))
-"""In addition, where several units share the head: then its F does not do its whole backward."""
+"""Passes that are also required for a head in several parts: the F of a part does not include its whole backward."""
 
 
 def measured_cost(profile: Profile, tp: int = 1, head_parts: int = 1) -> MeasuredCost:

@@ -44,7 +44,7 @@ class Evaluation:
     """False if a long step was extrapolated without a proof that it repeats the simulated part."""
     bubble: Lost | None = None
     waiting: Lost | None = None
-    """Both over all ranks, as fractions of the step."""
+    """``bubble`` and ``waiting`` are over all ranks, as fractions of the step."""
     parts: StepParts | None = None
 
 

@@ -13,7 +13,7 @@ The model. Three kinds of kernel make up every pass of a unit:
       compute = 2 (m + e) (n + e) (k + d0) / (share peak),    memory = bytes / (memory share x bandwidth),
       seconds = kernel seconds + (compute^3 + memory^3)^(1/3).
 
-  The cube root joins both roofs smoothly: a product at their crossing takes 1.26 times either, which is what
+  The cube root joins both roofs smoothly: a product at their crossing takes 1.26 times either, as
   measurements show. Seconds grow with m, n and k, and never fall below either roof.
 - *Streams* that read and write memory once (biases, activations, dropout, residuals), and *rows* that reduce rows
   while doing so (norms, softmax): bytes over the reached share of the bandwidth, and the kernel seconds.

@@ -141,7 +141,7 @@ class StageMemory:
 
     @functools.cached_property
     def _shards_of_sections(self) -> list[list[int]]:
-        """Of every stage the elements of a shard of each section: of its buckets, or of the whole stage."""
+        """[stages][sections]: elements of a shard of each section, which is a bucket or the whole stage."""
         of_buckets = elements_of_buckets(self.model, self.stages, self.precision, self.sharding.tp)
         return [
             [largest_shard(count, self.optimizer_shards) for count in counts or (whole,)]

@@ -172,7 +172,7 @@ MOST_CLOSEST = 3
 
 
 def closest_of_kinds(needs: Iterable[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:
-    """Of candidates with the bytes that they need, the least of each of the `MOST_CLOSEST` kinds that need least."""
+    """The least need of each of the `MOST_CLOSEST` kinds that need least; ``needs`` are bytes and the candidate."""
     by_kind: dict[tuple[object, ...], tuple[int, Candidate]] = {}
     for num_bytes, candidate in sorted(needs, key=lambda need: (need[0], need[1].label)):
         by_kind.setdefault(kind_of(candidate), (num_bytes, candidate))

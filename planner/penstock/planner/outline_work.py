@@ -97,7 +97,7 @@ class UnitWork:
 
     @property
     def given_up_inside_bytes(self) -> int:
-        """The same if it recomputes everything inside its backward."""
+        """Bytes of a micro-batch that a layer does not hold if it recomputes everything inside its backward."""
         return sum(saving.num_bytes for saving in savings_inside(self.savings()))
 
 
@@ -294,7 +294,7 @@ class OutlineMemories:
         return self._known_bytes[key]
 
     def relief(self, schedule: str, zero: int, place: int, is_inside: bool) -> Relief | None:
-        """One of `OutlineMemory.reliefs`."""
+        """The relief of slicing number ``place``, from `OutlineMemory.reliefs`."""
         key = holding_alike(schedule), zero, is_inside
         if key not in self._known_reliefs:
             memory = self._memory(schedule, zero)

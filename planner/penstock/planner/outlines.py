@@ -113,7 +113,7 @@ class Outline:
 
     @property
     def relieved_inside(self) -> Outline | None:
-        """The same with recomputation inside backwards."""
+        """The outline like `relieved`, but with recomputation inside backwards."""
         relieved = None if self.recomputes else self._relieved_by(self.relief(True))
         return None if relieved is None else replace(relieved, recomputes_inside=True)
 

@@ -101,7 +101,7 @@ class Problem:
     """Factor up to which links count as equal, since measurements scatter."""
     profile_digest: str = ""
     confidence: Confidence | None = None
-    """Of the costs: from the spread of measurements, or as described."""
+    """Errors of the costs, from the spread of measurements or as described."""
     peak_flops: float | None = None
     """Peak of one device, if known (`penstock.core.speed`)."""
     units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)

@@ -72,7 +72,7 @@ def _require_measured(plan: Plan, problem: Problem) -> None:
         raise UserError(
             what=f"holds no measurement of tp {plan.tp}{parts}, which the plan has",
             where="profile",
-            remedy="run penstock profile with a job that pins what the plan has",
+            remedy="run penstock profile with a job that pins the plan's tp and headParts",
         )
 
 

@@ -134,7 +134,7 @@ second. They get 1 / `NEEDED_PART` if nothing else fits, or only steps above `MU
 """
 
 MOST_ABOVE_LEAST = 1.5
-"""Of the pruned meshes' outlines only those are kept whose estimates are at most the least times this factor."""
+"""Outlines of pruned meshes are kept if their estimates are at most the least one times this factor."""
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ def scratch_table(problem: Problem, candidate: Candidate, order: Order | None = 
 
 
 def split_scratch_table(problem: Problem, candidate: Candidate) -> Integers:
-    """The same for any order in which every I recomputes inside."""
+    """`scratch_table` for any order in which every I recomputes inside."""
     num_columns = len(candidate.slices) + len(candidate.remainder_slices)
     places = itertools.product([INPUT_GRADIENT], range(len(candidate.stages)), range(num_columns))
     return _with_inside(problem, candidate, places)

@@ -159,7 +159,7 @@ class EndCosts:
     def of(
         cls, problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: tuple[int, ...]
     ) -> EndCosts:
-        """Those of ranks whose first devices are ``devices``."""
+        """The times for ranks whose first devices are ``devices``."""
         return cls(
             reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
             optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
@@ -175,7 +175,7 @@ def simulation_costs(
     seats: Seats,
     ends: EndCosts,
 ) -> Costs:
-    """Everything the simulator charges for; ``stage_ranks`` says which rank runs each stage."""
+    """The simulator's tables for the candidate; ``stage_ranks`` is the rank of each stage."""
     mesh, devices = candidate.mesh, seats.devices
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
@@ -228,7 +228,7 @@ def recomputation_ns(problem: Problem, candidate: Candidate) -> tuple[Integers, 
 
 
 def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:
-    """Both tables where ranks wait for exchanges: a message is a part of the action that sends it, and the message that
+    """Both tables if ranks wait for exchanges: a message is a part of the action that sends it, and the message that
     is received meanwhile takes no time of its own.
     """
     compute[FORWARD] += transfers[TO_NEXT]
@@ -295,7 +295,7 @@ def message_bytes(problem: Problem, mesh: Mesh, tokens: Floats) -> Floats:
 
 
 def messages_at_once(problem: Problem, mesh: Mesh, source: npt.ArrayLike, target: npt.ArrayLike) -> Integers:
-    """How many messages go by the network card of a rank's first device when all its shards send, elementwise; 1 inside
+    """Number of messages on the network card of a rank's first device when all its shards send, elementwise; 1 inside
     a host, where every device has a card of its own.
 
     Without sequence parallelism other stacks than penstock's are taken to send one hidden state by one card: a part
@@ -493,7 +493,7 @@ def resident_bytes(
 
 
 def action_transients(problem: Problem, candidate: Candidate) -> Transients:
-    """What each compute action takes beyond its slots; B is I and W in turn, and R does what F did."""
+    """Bytes that each compute action takes beyond its slots. B runs I and then W, and R needs as much as F."""
     forward, gradient, weight = _stage_transients(problem, candidate).transpose(1, 0, 2)
     tables = {
         Kind.F: forward,
@@ -515,7 +515,7 @@ def unit_tables(problem: Problem, candidate: Candidate) -> list[UnitTable]:
 
 
 def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages, F I W, columns]: the most bytes that a unit of the stage takes beyond its slots; they take turns."""
+    """[stages, F I W, columns]: the most bytes that a unit of the stage takes beyond its slots; units run in sequence."""
     of_units = np.concatenate([table.transient_bytes for table in unit_tables(problem, candidate)], axis=2)
     owned = unit_counts(problem.model, candidate.stages) > 0
     largest: Integers = np.where(owned[:, :, None, None], of_units, 0).max(axis=1)

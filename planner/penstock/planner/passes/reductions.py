@@ -85,7 +85,7 @@ class _Piece:
 
 
 Buckets = Sequence[tuple[Part, ...]]
-"""Of every stage, in the order in which backward completes them; none for a stage that is summed as a whole."""
+"""The buckets of every stage, in the order in which backward completes them; none if the stage is summed as a whole."""
 
 
 def add_reductions(

@@ -73,7 +73,7 @@ def _check_parts(rows: Sequence[Sequence[Action]], num_units: Mapping[int, int])
                 cell = cell_of(action)
                 if action.part.first != reached.get(cell, 0):
                     raise UserError(
-                        what=f"{action} comes where unit {reached.get(cell, 0)} is next",
+                        what=f"{action} is out of order: unit {reached.get(cell, 0)} is next",
                         where=f"schedule, rank {rank}",
                         remedy="let the parts of a recomputation follow each other, from [0] on",
                     )

@@ -203,7 +203,7 @@ def _is_free(taken: Ints, count: int, rank: int, start: int, length: int, period
 def _merge(keys: Ints, between: int, num_units: int, word: npt.NDArray[np.int8]) -> None:
     """Sort every rank's actions by time: queue q's unit u comes at ``keys[rank, q, u mod S]`` of its micro-batch.
 
-    Units of a queue stay in turn, even if W of a later slice was placed before that of an earlier one.
+    Units of a queue stay in order, even if W of a later slice was placed before that of an earlier one.
     """
     num_ranks, num_queues, num_slices = keys.shape
     due = np.empty(num_queues, dtype=np.int64)

@@ -316,7 +316,7 @@ def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
 
 
 def whole_ns(order: Order, costs: Costs) -> Nanoseconds:
-    """[actions]: the time of every action, or of that which it is a part of, alone on its host."""
+    """[actions]: the time of every action alone on its host; for a part that of the whole action."""
     places = (order.stages, order.columns)
     work_ns: Nanoseconds = costs.compute_ns[order.kinds, *places]
     if costs.inside_ns is not None:

@@ -84,7 +84,7 @@ class Bucket:
     gather_ns: int = 0
 
     def done_ns(self, kind: int, whole_ns: int) -> int:
-        """Of ``whole_ns`` that a B, W or F takes, those of its units and of those behind them."""
+        """The part of ``whole_ns``, the time of a B, W or F, that the bucket's units and those behind them take."""
         return whole_ns * self.done_ppm[(BACKWARD, WEIGHT_GRADIENT, FORWARD).index(kind)] // MILLION
 
 

@@ -64,7 +64,7 @@ class Counter(Reporter):
 
     def judged(self, evaluation: Evaluation, fits: bool) -> None:
         if self._now.candidates >= self._most_candidates:
-            raise UserError(what=f"{self._most_candidates} candidates did not end the search", remedy=SMALLER)
+            raise UserError(what=f"the search did not end within {self._most_candidates} candidates", remedy=SMALLER)
         better: dict[str, Any] = {}
         if fits and (self._best_ns is None or evaluation.step_ns < self._best_ns):
             self._best_ns = evaluation.step_ns
