@@ -515,7 +515,7 @@ def unit_tables(problem: Problem, candidate: Candidate) -> list[UnitTable]:
 
 
 def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages, F I W, columns]: the most bytes that a unit of the stage takes beyond its slots; units run in sequence."""
+    """[stages, F I W, columns]: most bytes that one unit of the stage takes beyond its slots; units run in sequence."""
     of_units = np.concatenate([table.transient_bytes for table in unit_tables(problem, candidate)], axis=2)
     owned = unit_counts(problem.model, candidate.stages) > 0
     largest: Integers = np.where(owned[:, :, None, None], of_units, 0).max(axis=1)
