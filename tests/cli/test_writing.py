@@ -72,7 +72,7 @@ def test_a_checkpoint_may_be_chosen(run: RunDir, tmp_path: Path) -> None:
     for attempt, step in ((1, 4), (2, 3), (2, None)):
         with pytest.raises(UserError) as found:
             exported(run, tmp_path / "none", attempt=attempt, step=step)
-        assert found.value.remedy == "there are attempt 1 step 3"
+        assert found.value.remedy == "choose one of these: attempt 1 step 3"
     assert not (tmp_path / "none").exists()
 
 

@@ -207,7 +207,7 @@ def check_mended(corpus: str, cache: Path, name: str, harm: Callable[[Path], Non
     prepare(spec(corpus), cache, reporter=listener)
     assert contents(folder) == whole
     (warning,) = listener.warnings
-    assert warning.startswith("prepared data is damaged and made again: ")
+    assert warning.startswith("prepared data is damaged and is prepared again: ")
 
 
 def test_files_of_a_killed_preparation_are_no_obstacle(corpus: str, cache: Path, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_missing_file_is_refused(token_file: Path) -> None:
         ({"vocab": -1}, "vocab is -1"),
         ({"count": "150"}, "count is '150'"),
         ({"count": True}, "count is True"),
-        ({"sha256": 5}, "sha256 is not text"),
+        ({"sha256": 5}, "sha256 is not a string"),
         ({"extra": 1}, "unexpected keyword argument 'extra'"),
     ],
 )

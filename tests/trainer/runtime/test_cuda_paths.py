@@ -42,5 +42,5 @@ def test_messages_use_only_nccl_and_all_ranks_share_a_host_group(monkeypatch: py
 
 def test_ranks_have_separate_devices() -> None:
     assert [own_device(rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    with pytest.raises(UserError, match=r"rank 2 has no device of its own: 2 can be seen(.|\n)*remedy"):
+    with pytest.raises(UserError, match=r"rank 2 has no device of its own: 2 are visible(.|\n)*remedy"):
         own_device(2, 2)

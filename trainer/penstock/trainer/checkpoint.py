@@ -1,13 +1,13 @@
-"""Checkpoints in PyTorch's distributed format, keyed by global names. A checkpoint is complete or does not exist.
+"""Checkpoints in PyTorch's distributed format, with an index of their own. A checkpoint is complete or does not exist.
 
     <root>/a<attempt>/step-<step>/   the tensors, their index.json, and manifest.json, which is written last
 
-Reading a checkpoint runs no code of it (`penstock.trainer.checkpoint_index`).
+Reading a checkpoint runs no code from it (`penstock.trainer.checkpoint_index`).
 
 A checkpoint is written to a partial folder next to its final place and renamed once every rank is done, so a folder
 with the final name is complete. An attempt writes only below its own folder. It prunes checkpoints of other attempts
-only after it has committed one itself. A run with any number of stages, replicas or shards can read any checkpoint: it
-stores tensors by global name, each element once.
+only after it has committed one itself. A run with any number of stages, replicas or shards can read any checkpoint:
+tensors are stored by global name, each element once.
 
 A corrupt checkpoint is renamed so that it no longer counts as one (`penstock.trainer.resume`), and removed with the
 other leftovers of earlier attempts.

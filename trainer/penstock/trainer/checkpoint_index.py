@@ -335,7 +335,7 @@ def _require_tiling(tensor: StoredTensor, boxes: Sequence[Box]) -> None:
     """Raise `FailedError` unless the boxes cover the whole tensor, each element once.
 
     The sweep goes over the rows and keeps the column ranges of the boxes in the current row, sorted: O(n log n) for n
-    boxes.
+    boxes, of which few share a row.
     """
     events = [(box.rows.start, 1, box.columns) for box in boxes] + [(box.rows.stop, 0, box.columns) for box in boxes]
     starts: list[int] = []
@@ -382,9 +382,10 @@ def _read_new(path: Path) -> tuple[StoredTensor, ...]:
 
 
 def fill(folder: Path, stored: StoredTensor, held: Held) -> None:
-    """Copy the parts of ``held`` that are in ``stored`` from the file into its tensor. Shape and type must be the same.
+    """Copy the elements that ``stored`` and ``held`` share from the file into the tensor of ``held``. Both are parts of
+    a tensor of the same shape and type.
 
-    Raises `FailedError` if the file does not hold that tensor at that offset.
+    Raises `FailedError` if the file does not hold the stored part at its offset, and OSError.
     """
     wanted = list(held.common(stored.box))
     if not wanted:
@@ -465,7 +466,7 @@ class _Section(io.RawIOBase):
         """Move to another position."""
         place = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence] + offset
         if place < 0:
-            raise ValueError("a place before the start")
+            raise ValueError("seek to a position before the start")
         self._place = place
         return place
 

@@ -143,7 +143,9 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class GroupName:
-    """The purpose of a process group, a channel's direction or a `Group`, and its global ranks, the sender first."""
+    """The purpose of a process group (a channel's direction or a `Group`) and its global ranks; the sender of a channel
+    comes first.
+    """
 
     purpose: str
     ranks: tuple[int, ...]
@@ -176,8 +178,8 @@ def tied_pairs(program: Program, reduction: Reduction) -> list[tuple[int, int]]:
 
 
 def tied_peers(program: Program, pipeline_rank: int) -> dict[int, tuple[int, int]]:
-    """The pipeline ranks with which ``pipeline_rank`` sums rows of a tied matrix (`Transport.sum_tied`), each with the
-    pair.
+    """The pipeline ranks with which ``pipeline_rank`` sums rows of a tied matrix (`Transport.sum_tied`), each mapped to
+    its pair in `tied_pairs`.
     """
     ties = [reduction for reduction in program.reductions if reduction.group is Group.TIE]
     pairs = [pair for reduction in ties for pair in tied_pairs(program, reduction) if pipeline_rank in pair]

@@ -38,8 +38,8 @@ _Steps = Callable[[], Pass[object]]
 """Creates the pass of an action, ready to run."""
 
 _Layout = tuple[int, int, int, int, Sharding, Remade]
-"""Units [first, stop), sequences, tokens, sharding, and the operations that units run again: the shape of given-up
-buffers.
+"""Units [first, stop), sequences, tokens, sharding, and the operations that units run again: the shape of the buffers
+that a forward does not keep.
 """
 
 _OF_STAGE = {RA: A, RL: L}
@@ -111,8 +111,8 @@ class StageExecutor:
         return torch.empty(max(needed_bytes, default=0), dtype=torch.uint8, device=device)
 
     def _given_up(self, instruction: Instruction) -> tuple[Kind, _Layout] | None:
-        """The kind and the shape of an action that needs memory for buffers that its slice gives up; None for others.
-        A backward needs it unless an R comes before it.
+        """The kind of an action that needs scratch memory for buffers that its slice does not keep, with their shape;
+        None for other actions. A backward needs that memory unless an R comes before it.
         """
         plan, stage, kind = self._plan, instruction.action.stage, instruction.action.kind
         if not self._remade[stage] or kind not in (Kind.F, Kind.B, Kind.I):
@@ -156,7 +156,7 @@ class StageExecutor:
 
     def warm_up(self, instructions: Sequence[Instruction]) -> None:
         """Run one action of each stage, kind, slice, part and micro-batch size on whatever its slots hold, so that
-        every shape runs once. If actions can be recorded, record and replay all of them.
+        every shape runs once. If actions can be recorded, record and replay as many as `Graphs.record_all` allows.
         """
         first: dict[tuple[Kind, int, int, Part | None, bool], Instruction] = {}
         for instruction in itertools.chain.from_iterable(map(self._program.apart, instructions)):
@@ -197,8 +197,8 @@ class StageExecutor:
         return self._run(self._keeping_loss(instruction, evaluate))
 
     def logits_after(self, instruction: Instruction, position: Callable[[], int]) -> Callable[[], Tensor | None]:
-        """F without gradients. On the last stage's first shard it returns the logits that follow ``position``, or the
-        slice's last token.
+        """F without gradients. On the first shard of a stage with the head or a part of it, it returns the logits that
+        follow ``position``, or those that follow the slice's last token if that comes first.
         """
         stage, views, (start, stop), earlier = self._place(instruction)
         token_ids = self._token_ids(instruction)
@@ -300,7 +300,7 @@ class StageExecutor:
         ]
 
     def _num_tokens(self, instruction: Instruction) -> int:
-        """Number of tokens in all sequences of the micro-batch."""
+        """Number of the slice's tokens, in all sequences of the micro-batch."""
         start, stop = self._range(instruction)
         return self._plan.size_of(_cell(instruction)[0]) * (stop - start)
 
@@ -338,7 +338,7 @@ class StageExecutor:
         for index in dict.fromkeys((*instruction.reads, *instruction.writes)):
             slot = self._slots[index]
             if slot.kind in PREFIX_KINDS and slot.slice not in (None, action.slice):
-                continue  # it only begins here, and `_earlier` has it
+                continue  # the action only begins its live range, and `_earlier` returns its views
             if slot.stage == action.stage:
                 kind = _OF_STAGE.get(slot.kind, slot.kind)
                 views[kind] = joined(views.get(kind, {}), self._arena.tensors(index))

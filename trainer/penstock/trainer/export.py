@@ -25,7 +25,8 @@ Weights = Mapping[str, Tensor]
 
 
 def export(checkpoint_folder: Path, target_folder: Path, tokenizer: Tokenizer | None, sequence_length: int) -> None:
-    """Write ``model.safetensors``, ``config.json`` and, if the tokenizer has one, ``tokenizer.json``.
+    """Write ``model.safetensors``, ``config.json`` and, if the tokenizer has a file, ``tokenizer.json`` and
+    ``tokenizer_config.json``.
 
     Weights have the compute type of the training. ``max_position_embeddings`` of a llama is ``sequence_length``, the
     longest sequence of the training. Raises `UserError` if the checkpoint is corrupt or the target cannot be written.

@@ -36,9 +36,9 @@ class Exporter:
         self._gauges = {name: Gauge(f"penstock_{name}", text, **labels).labels(job) for name, text in GAUGES.items()}
         self._speeds = {name: Gauge(f"penstock_{name}", text, **labels) for name, text in SPEEDS.items()}
         self._job = job
-        self._predicted = Gauge("penstock_predicted_step_seconds", "What the plan promised", **labels).labels(job)
+        self._predicted = Gauge("penstock_predicted_step_seconds", "Predicted seconds of a step", **labels).labels(job)
         self._seconds = Histogram("penstock_step_seconds", "Seconds of a step", **labels).labels(job)
-        self._steps = Counter("penstock_steps", "Steps taken", **labels).labels(job)
+        self._steps = Counter("penstock_steps", "Steps of this attempt", **labels).labels(job)
 
     def serve(self, host: str, port: int) -> None:
         """Serve /metrics from a thread until the process ends; raises `UserError` if the port is taken."""

@@ -147,7 +147,7 @@ class Graphs:
         """Record an action without running it; calling the result replays it on the current stream."""
         graph = torch.cuda.CUDAGraph()
         with _nothing_collected(), torch.cuda.stream(self._stream):
-            # NCCL's threads query events meanwhile, which only this mode allows
+            # NCCL's threads query events meanwhile, which the default mode forbids
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 action()

@@ -16,12 +16,12 @@ from penstock.trainer.recorder import gather_marks, gather_times, make_recorder,
 from penstock.trainer.session import Session
 
 TIMELINES = 8
-"""Number of steps with a timeline, spread over the run."""
+"""Largest number of steps with a timeline, spread over the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The end of an attempt: the number of steps, and whether it was stopped on request."""
+    """The end of an attempt: the number of steps, whether it was stopped on request, and if not, the held-out loss."""
 
     step: int
     stopped: bool
@@ -66,7 +66,7 @@ def sampled_steps(num_steps: int) -> frozenset[int]:
 
 
 class Stopwatch:
-    """Takes steps and their times; for sampled steps also a timeline of all ranks, on one clock."""
+    """Runs steps and measures their time; for sampled steps also a timeline of all ranks, on one clock."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -75,9 +75,9 @@ class Stopwatch:
         self._recorder = make_recorder(len(own_program.instructions), session.runtime.waits)
 
     def step(self, step: int) -> tuple[Totals, float, Timeline | None]:
-        """Take one step. Returns its totals, its seconds on this rank, and a timeline if the step is sampled."""
+        """Run one step. Returns its totals, its seconds on this rank, and a timeline if the step is sampled."""
         session, is_sampled = self._session, step in self._sampled
-        begin = time.perf_counter()  # the device is idle at the begin and the end of a step
+        begin = time.perf_counter()  # the device is idle at the beginning and at the end of a step
         totals = session.runtime.train_step(
             step, session.batch(step), self._recorder if is_sampled else SILENT, partial(session.read_ahead, step + 1)
         )

@@ -1,4 +1,4 @@
-"""Writes what a run reports: metrics.jsonl, timelines, outbox records and Prometheus metrics. The first rank does."""
+"""Writes the reports of a run, on its first rank: metrics.jsonl, timelines, outbox records and Prometheus metrics."""
 
 from __future__ import annotations
 

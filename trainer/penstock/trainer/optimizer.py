@@ -21,7 +21,8 @@ _VECTOR = 64
 
 def learning_rate(training: TrainingSpec, step: int) -> float:
     """The learning rate of ``step`` (from 0): linear warm-up to the peak, then constant, cosine (arXiv 1608.03983), or
-    warm-up-stable-decay (arXiv 2404.06395) with linear decay. The last step has the lowest rate.
+    warm-up-stable-decay (arXiv 2404.06395) with linear decay. A decay reaches ``min_learning_rate`` times the peak in
+    the last step.
     """
     peak_rate = training.optimizer.learning_rate
     least_rate = peak_rate * training.min_learning_rate

@@ -1,4 +1,5 @@
-"""The ends of a step on one rank: gathers of parameters; gradient reductions, the global norm, the optimizers, totals.
+"""The beginning and the end of a step on one rank. At the beginning parameters are gathered. At the end gradients are
+reduced, the global norm is summed, and the optimizers run.
 
 Where replicas divide the optimizer state (`penstock.core.replicas`), gradients are reduce-scattered. Each replica
 computes the norm of its sums and updates its part. The new parameters are gathered over replicas when they are needed:
@@ -99,8 +100,8 @@ class _Packed:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Tie:
-    """The gradient of rows of a tied matrix that this stage shares with another: on pipeline rank ``peer``, or if that
-    is this rank, in ``other``.
+    """Gradient of the rows of a tied matrix that a stage of this rank shares with another stage, on pipeline rank
+    ``peer``. If that is this rank, too, ``other`` is the gradient of the other stage.
     """
 
     peer: int

@@ -19,7 +19,8 @@ _PARENT = "PENSTOCK_LAUNCHER"
 def launcher() -> int:
     """Process id of the program that starts ranks.
 
-    The program below leaves it in the environment: if it has ended already, the parent of this process is another one.
+    That program was this module before `execv`, and has put its id into the environment. The parent's id would be that
+    of another process if the program has already ended.
     """
     return int(os.environ.get(_PARENT) or os.getppid())
 

@@ -44,7 +44,7 @@ def training_batches(job: PipelineJob, prepared: Prepared) -> TrainingBatches:
 
 
 def validation_batches(job: PipelineJob, prepared: Prepared, limit: int) -> ValidationBatches:
-    """The first ``limit`` windows of the validation tokens, or all if there are fewer."""
+    """At most ``limit`` windows of the validation tokens, evenly spaced."""
     length, vocab = job.spec.data.sequence_length, job.spec.model.vocab
     windows = Windows(tokens=prepared.validation, sequence_length=length, vocab=vocab)
     return ValidationBatches(windows=windows, limit=limit)

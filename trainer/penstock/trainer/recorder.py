@@ -85,7 +85,7 @@ class CudaWaits:
 
 
 class HostRecorder:
-    """Marks of one step on the host's clock. A mark costs two stores and a clock reading, so the recorder is always on.
+    """Marks of one step on the host's clock. A mark costs two stores and a clock reading.
 
     ``waits`` measures the rank's waits for its shards.
     """

@@ -62,14 +62,14 @@ class HostReduceScatter:
             under_way()
 
     def _rounds(self, dtype: torch.dtype, count: int) -> Tensor:
-        """[2, other replicas, elements]: what two rounds receive, in memory that is kept."""
+        """Memory into which two rounds are received, [2, other replicas, elements]. It is kept for the next tensor."""
         shape = (2, len(self._others), count)
         if self._memory.dtype != dtype or self._memory.numel() < 2 * len(self._others) * count:
             self._memory = torch.empty(shape, dtype=dtype)
         return self._memory.view(-1)[: 2 * len(self._others) * count].view(shape)
 
     def _begin(self, pieces: Sequence[Tensor], received: Tensor) -> Callable[[], None]:
-        """Exchange one round; what ends it."""
+        """Start the exchange of one round. The returned function waits for it and adds the pieces."""
         own = pieces[self._replica]
         addends = {self._replica: own}
         works: list[Work] = []
@@ -90,25 +90,25 @@ class HostReduceScatter:
 
 
 class _Started:
-    """Something that a thread does."""
+    """A reduce-scatter that the thread runs."""
 
     def __init__(self, done: Future[None]) -> None:
         self._done = done
 
     def wait(self) -> None:
-        """Block until it is done; raises what it raised."""
+        """Block until it is complete; raises its error if it failed."""
         self._done.result()
 
 
 class _Thread:
-    """Runs one thing after the other, in a thread that nobody waits for at the end of the process."""
+    """Runs tasks one after the other in a daemon thread, which does not delay the end of the process."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, task: Callable[[], None]) -> Future[None]:
-        """Run it after what was given before."""
+        """Queue a task behind the earlier ones, and return its future."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="reduce-scatter", daemon=True)
             self._thread.start()
@@ -125,4 +125,4 @@ class _Thread:
                 done.set_exception(error)
             else:
                 done.set_result(None)
-            del task, done  # or what they hold would stay until the next one
+            del task, done  # otherwise their tensors would stay allocated until the next task

@@ -161,8 +161,9 @@ class WaitingExecutor:
     It keeps the pace of ``transport``. Messages have the sizes of the slots but no content, so all share one buffer.
 
     A reduction sums one element over the group, to synchronise its ranks. TIE sums over the ranks of ``tied`` one after
-    the other, as in training. TP communicates nothing. A reduction over peers lasts its duration from its start, or
-    from the end of the previous one. A reduction over ranks of the pipeline lasts it from when all have joined.
+    the other, as in training. TP communicates nothing. The duration of a reduction over peers counts from its start, or
+    from the end of the previous one. That of a reduction over ranks of the pipeline counts from the time when all have
+    joined.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from penstock.trainer.checkpoint_shards import HeldShard
 from penstock.trainer.collectives import FailedError, gather, rank_in, run_on_all_ranks
 
 MOST_VANISHED = 10
-"""Number of checkpoints that may be deleted while they are read."""
+"""After this many checkpoints that were deleted while they were read, resuming fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,8 @@ def load_newest(
 
     Raises:
         UserError: all checkpoints are corrupt, or one belongs to another model.
-        RunError: a corrupt checkpoint cannot be set aside, or `MOST_VANISHED` were deleted while they were read.
+        RunError: a corrupt checkpoint cannot be set aside, or checkpoints were deleted while they were read and no
+            complete one is left.
     """
     corrupt: dict[Path, str] = {}
     num_vanished = 0

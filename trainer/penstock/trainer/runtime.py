@@ -145,7 +145,8 @@ class Runtime:
         """Run forward and backward of the whole batch, reductions and optimizer step. The device is idle at return.
 
         The host calls ``meanwhile`` after it has launched everything, while the device works. Raises `RunError` that
-        names rank, step, action and channel if anything fails, a lost peer included.
+        names rank, step, action and channel if anything fails, a lost peer included. Raises `UserError` if a retry
+        would fail alike, as after a gradient that is not finite.
         """
         self._executor.token_ids_NS.copy_(batch.token_ids, non_blocking=True)
         self._executor.labels_NS.copy_(batch.labels, non_blocking=True)
@@ -160,7 +161,7 @@ class Runtime:
         return self._optimizer_step.life_peak_bytes()
 
     def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
-        """Run the forward of this replica's sequences, of any number; return the loss summed over all replicas.
+        """Run the forward of any number of sequences of this replica; return the loss summed over all replicas.
 
         All ranks of a replica pass the same sequences. The first shard of a rank counts the losses. Evaluation needs no
         memory beyond training's: micro-batches run one after the other in the slots of micro-batch 0.

@@ -194,7 +194,7 @@ class Session:
 
 
 def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
-    """Raise `UserError` if the plan is of another job, or if this number of ranks or shards cannot run it."""
+    """Raise `UserError` if the plan is of another job or number of ranks, or if its shards cannot divide the model."""
     training, length = job.spec.training, job.spec.data.sequence_length
     for name, planned, wanted in (
         ("model", plan.model.whole, job.spec.model),

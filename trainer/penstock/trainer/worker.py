@@ -121,7 +121,7 @@ def own_device(local_rank: int, num_devices: int) -> torch.device:
     """The CUDA device of this rank alone. Raises `UserError` if there are fewer devices than ranks."""
     if local_rank >= num_devices:
         raise UserError(
-            what=f"rank {local_rank} has no device of its own: {num_devices} can be seen here",
+            what=f"rank {local_rank} has no device of its own: {num_devices} are visible here",
             where="spec.resources.ranks",
             remedy="use fewer ranks, or let CUDA_VISIBLE_DEVICES name more devices",
         )

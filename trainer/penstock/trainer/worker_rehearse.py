@@ -12,7 +12,7 @@ from penstock.trainer.rehearse import rehearse
 from penstock.trainer.worker import Worker
 
 NUM_STEPS = 3
-"""The first step warms up. The step of median duration is written."""
+"""The first step also warms up, and is slower. The step of median duration is written."""
 
 
 def rehearse_run(run: RunDir, worker: Worker) -> None:

@@ -65,7 +65,7 @@ def _finish(session: Session, outcome: Outcome) -> dict[str, object]:
 
 
 def _sample(session: Session, prepared: Prepared, step: int) -> dict[str, object]:
-    """A prompt and its continuation; empty where the data has no tokenizer.
+    """A ``prompt``, and the ``sample`` that begins with it; empty where the data has no tokenizer.
 
     A prompt is cut to its last tokens, at most half of a sequence.
     """

@@ -42,7 +42,7 @@ def newest(run: RunDir, *, attempt: int | None = None, step: int | None = None) 
     ]
     if not candidates:
         there = ", ".join(f"attempt {checkpoint.attempt} step {checkpoint.step}" for checkpoint in known)
-        raise UserError(what="has no such checkpoint", where=place, remedy=f"there are {there}")
+        raise UserError(what="has no such checkpoint", where=place, remedy=f"choose one of these: {there}")
     return candidates[0]
 
 
@@ -68,7 +68,7 @@ def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed
 def exported(run: RunDir, folder: Path, *, attempt: int | None = None, step: int | None = None) -> Exported:
     """Write the newest checkpoint, of ``attempt`` and ``step`` if given, to ``folder``.
 
-    The folder has the format of transformers, and the tokenizer if the run has a file of it.
+    The folder has the format of transformers. It includes the tokenizer if that has a file.
 
     Raises:
         UserError: there is no checkpoint, it is corrupt, or the folder cannot be written.

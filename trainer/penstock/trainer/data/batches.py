@@ -1,7 +1,8 @@
 """Training batches whose order is a pure function of (seed, step, sample), and fixed validation batches.
 
-Tokens are cut into windows of L + 1. Each window starts at the last token of the previous one, so every token except
-the first is a label exactly once in an epoch. Labels are shifted here, before sequences are sliced.
+Tokens are cut into windows of L + 1. Each window starts at the last token of the previous one, so every token is a
+label exactly once in an epoch, except the first one and those at the end that fill no window. Labels are shifted here,
+before sequences are sliced.
 
 Example with L = 4: the tokens 0 to 8 make two windows. The first has inputs 0 to 3 and labels 1 to 4; the second has
 inputs 4 to 7 and labels 5 to 8.

@@ -54,7 +54,7 @@ def _build_once(
         fault = _fault(folder, check)
         if fault is None:
             return folder
-        reporter.warning(f"prepared data is damaged and made again: {fault}")
+        reporter.warning(f"prepared data is damaged and is prepared again: {fault}")
         shutil.rmtree(folder)
     for left in folder.parent.glob(f"{folder.name}.tmp*"):
         shutil.rmtree(left, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 A text file is one document, and so is a line of a ``.jsonl`` file. Empty documents do not count. Documents are ordered
 by the relative paths of their files. Links that lead out of a folder are refused. Text is read as *events*: pieces of
-at most `PIECE_BYTES` bytes, and ``None`` at the end of a document, so that a corpus does not need to fit in memory.
+at most `PIECE_BYTES` characters, and ``None`` at the end of a document, so that a corpus does not need to fit in
+memory. Only a line of a ``.jsonl`` file is read as a whole.
 """
 
 from __future__ import annotations

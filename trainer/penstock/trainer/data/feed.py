@@ -41,7 +41,7 @@ class BatchFeed:
         return self._place(step)
 
     def read_ahead(self, step: int) -> None:
-        """Read ``step`` while the previous one runs. If that fails, `take` tries it again."""
+        """Read ``step`` while the previous one runs. If that fails, `take` retries."""
         if self._places:
             try:
                 self._fill(step)

@@ -5,8 +5,8 @@ lands outside is permuted again until it lands inside ("cycle walking", Black an
 Finite Domains", 2002). Any window of any epoch takes O(1) time, so a resumed run needs no state of a loader.
 
 Example: 10 windows need 16 places. If index 3 lands on 12, which is outside, 12 is permuted in turn. As the network is
-a bijection of the 16 places, the walk returns to an index below 10 and no two indices end on the same one. Fewer than
-four permutations are needed on average, since at least a quarter of the places are inside.
+a bijection of the 16 places, the walk returns to an index below 10 and no two indices end on the same one. At most four
+permutations are needed on average, since at least a quarter of the places are inside.
 """
 
 from __future__ import annotations

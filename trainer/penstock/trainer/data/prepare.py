@@ -1,6 +1,7 @@
 """Turns a source of text or tokens into prepared data in a cache, once.
 
-The cache key is a digest of the content and of the tokenizer's settings, so equal inputs share one result.
+The cache key is a digest of the tokenizer's settings and of the input, so equal inputs share one result. The input is
+the text, or for token files their paths and headers, or for a ``.npy`` file its path, size and time of change.
 """
 
 from __future__ import annotations

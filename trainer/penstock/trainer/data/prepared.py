@@ -99,7 +99,7 @@ def check_prepared(folder: Path) -> None:
             verify_tokens(path)
     kind = _read_record(folder)["tokenizer"]
     if kind not in (None, _BYTES, _sha256(folder / _TOKENIZER)):
-        raise _malformed(folder / _TOKENIZER, "another SHA-256 than when it was made")
+        raise _malformed(folder / _TOKENIZER, "its SHA-256 changed")
 
 
 def _open_part(folder: Path, *, path: str, header: dict[str, Any], start: int, stop: int) -> Tokens:
@@ -122,7 +122,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise _malformed(folder, f"format is not {FORMAT}")
     if record.pop("sha256", None) != _record_sha256(record):
-        raise _malformed(folder / _RECORD, "another SHA-256 than when it was made")
+        raise _malformed(folder / _RECORD, "its SHA-256 changed")
     return record
 
 
@@ -131,7 +131,8 @@ def _record_sha256(record: dict[str, Any]) -> str:
 
 
 def _malformed(path: Path, reason: object) -> UserError:
-    return UserError(what=f"is not prepared data: {reason}", where=str(path), remedy="remove it; it will be made again")
+    remedy = "remove it; the next run prepares the data again"
+    return UserError(what=f"is not prepared data: {reason}", where=str(path), remedy=remedy)
 
 
 def _sha256(path: Path) -> str | None:

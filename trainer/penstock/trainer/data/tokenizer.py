@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         """The ids of each text, without separators."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``. Separators are written as ``<|endoftext|>`` or as the tokenizer's own name."""
+        """The text of ``ids``. Separators are written as ``<|endoftext|>``, or by the tokenizer's own name for them."""
 
     def to_json(self) -> str | None:
         """The content of a ``tokenizer.json``, or None if the tokenizer has none."""

@@ -42,7 +42,7 @@ class TokenHeader:
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} is {value!r}, not a count")
         if not isinstance(self.sha256, str):
-            raise ValueError("sha256 is not text")
+            raise ValueError("sha256 is not a string")
 
     @property
     def num_bytes(self) -> int:

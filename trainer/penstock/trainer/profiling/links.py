@@ -7,8 +7,9 @@ on NCCL.
 
 A network card whose rate is limited by a token bucket sends the first bytes after a pause without delay. In round trips
 each direction pauses while the other one is used: at 100 Mbit/s, messages of 64 KiB took half of their time at that
-rate. In a step, messages follow each other without pauses wherever the speed of the link matters. So messages are
-measured in rows, several in succession. The first row, which starts with a full bucket, is not counted.
+rate. In a step, messages follow each other without pauses wherever the speed of the link matters. So the time of a
+*row* is measured: `ROW` messages one right after the other. Rows follow each other, too. The first row, which starts
+with a full bucket, is not counted.
 
 On a busy machine a round trip may take longer than a row of large messages at another time. A line that is fitted to
 such times may have a negative slope, or one of almost zero, which no link has. The measurement is then repeated, and
@@ -16,7 +17,7 @@ done `MOST_ATTEMPTS` times at most. If all fail, the link is recorded as `bounde
 messages and their spread as the error.
 
 Example: a round trip of 64 bytes takes 0.2 ms, so the latency is about 0.1 ms. A row of three messages of 2 MiB takes
-6.2 ms, so one takes (6.2 - 0.2) / 3 = 2 ms, and the bandwidth is 2 MiB / 2 ms = 1 GiB/s.
+6.2 ms, so one takes (6.2 - 0.2) / 3 = 2 ms, and the bandwidth is 2 MiB / 2 ms = 1,000 MiB/s.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ CALLS, ROW, ROWS = 9, 3, 3
 """Number of round trips, of messages in a row, and of rows of each size."""
 
 LONGEST_ROW_SECONDS = 0.25
-"""Messages larger than `MESSAGE_BYTES` are measured only if a row of them takes at most this long."""
+"""Messages larger than `MESSAGE_BYTES` are measured only if a row of them is expected to take at most this long, by the
+time of the size before.
+"""
 
 MOST_ATTEMPTS = 3
 

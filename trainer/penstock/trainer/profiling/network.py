@@ -1,4 +1,6 @@
-"""Times collectives over ranks, the optimizer and the start of a transfer, within a given amount of memory."""
+"""Times collectives over ranks, the optimizer, and the host's start of a transfer and of a recorded action. Stays
+within a given amount of memory.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,7 @@ def reduced_sizes(gradient_bytes: int, available_bytes: int) -> tuple[int, ...]:
 def sizes_of_halves(sizes: Sequence[int], gradient_bytes: int) -> tuple[int, ...]:
     """The sizes of sums that are measured for reduce-scatter and all-gather, too.
 
-    The first size is left out, since no such message is as small. One size from the gradient's on is enough.
+    The first size is left out, since no such message is as small. One size of at least the gradient's is enough.
     """
     last = bisect_left(sizes, gradient_bytes)
     return tuple(sizes[1 : max(last, 1) + 1])
@@ -167,7 +169,7 @@ def _step(norm: SquaredNorm, optimizer: AdamW) -> None:
 
 def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int) -> float:
     """Seconds of host time to start a send and a receive, without waiting for the peer or the device. Zero for a single
-    rank.
+    rank; NaN on all ranks but the first two, which measure.
     """
     if num_ranks < 2:
         return 0.0

@@ -31,7 +31,7 @@ from penstock.trainer.units.workspace import workspace_bytes
 MOST_BLOCKS = 4
 
 MOST_SLICES = 64
-"""Of a prefix; plans rarely have more."""
+"""Largest number of slices that a prefix is divided into; plans rarely have more."""
 
 _WHOLE_SEQUENCE = (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
 _PARTS_OF_THE_HEAD = (((UnitKind.HEAD,),),)
@@ -167,7 +167,7 @@ def choose_parts(load: Workload, available_bytes: int) -> tuple[Part, ...]:
         what=f"measuring one unit of this model needs {format_bytes(needed)}, memoryPerRank leaves "
         f"{format_bytes(max(available_bytes, 0))}",
         where="spec.resources.memoryPerRank",
-        remedy=f"write at least {format_bytes(needed - available_bytes)} more, or use a smaller model",
+        remedy=f"raise it by at least {format_bytes(needed - available_bytes)}, or use a smaller model",
     )
 
 

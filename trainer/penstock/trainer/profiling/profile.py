@@ -165,7 +165,8 @@ def _workloads(spec: JobSpec, degrees: Sequence[int], num_ranks: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _ShardPlace:
-    """A rank's place in its group of shards. The first group also measures alone, ranks without a group never do."""
+    """A rank's place in its group of shards. The first group also measures alone; ranks without a group do not measure.
+    """
 
     shards: Shards
     shard: int

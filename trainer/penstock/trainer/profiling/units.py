@@ -49,8 +49,8 @@ _BODY = (UnitKind.ATTENTION, UnitKind.MLP)
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """A one-unit stage and its slots at one point; ``earlier`` has those of slices before, if they have their own.
-    ``is_whole``: the slice is the whole sequence.
+    """A one-unit stage and its slots at one point. ``earlier`` has the slots of earlier slices, if each slice has slots
+    of its own. ``is_whole``: the slice is the whole sequence.
     """
 
     unit: Unit
@@ -194,8 +194,8 @@ class UnitTimer:
 
 
 def _cut_prefix(views: dict[SlotKind, UnitViews], slices: Sequence[int]) -> Sequence[SlotViews]:
-    """Leave the last of these slices its own keys, values and gradients of these, and return those of the others;
-    nothing to do for one, which finds its own by position.
+    """Cut the keys and values of a whole sequence, and their gradients, into those of ``slices``. ``views`` keeps those
+    of the last slice, and those of the others are returned. A single slice finds its own by position: nothing is cut.
     """
     if len(slices) == 1:
         return ()
@@ -267,7 +267,8 @@ def steady_rounds(seconds: Sequence[Sequence[float]]) -> list[int]:
 
 
 def mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
-    """The mean without the slowest twentieth, and the interquartile range divided by it.
+    """The mean without the slowest twentieth (at least one sample), and the interquartile range divided by it. Fewer
+    than `FEWEST_TO_CUT` samples all count. Of fewer than four samples the whole range is taken.
 
     The mean, because the times of actions add up and medians do not.
     """

@@ -34,7 +34,9 @@ class Activation(Protocol):
         ...
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """Compute ``out`` = the gradient of ``risen`` for the gradient ``dy`` of ``activated``."""
+        """Compute ``out`` = the gradient of ``risen`` for the gradient ``dy`` of ``activated``. ``dy`` may be
+        overwritten.
+        """
         ...
 
 

@@ -115,8 +115,8 @@ class Attention:
         dq_BNAD, dk_BNGD, dv_BNGD = self._parts(frame, frame.w["dqkv"])
         dout_BNAD = dattended_TE.view(q_BNAD.shape)
         if self._rotary is None and fresh_dkv and frame.start == 0 and dk_BNGD.dtype == dk[-1].dtype:
-            # No other slice adds to its keys' gradients, so they need no buffer; unless the buffer is wider than what
-            # is kept of it, since blocks of queries would be summed in less.
+            # No other slice adds to the gradients of these keys, so they are written to ``w`` directly. Where ``dkv``
+            # has a wider type than ``w``, it is used all the same: blocks of queries are summed in it.
             self._attention.backward(*of_queries, (dout_BNAD, dq_BNAD, [dk_BNGD], [dv_BNGD]), fresh=True)
             return
         turned_BNAD = dq_BNAD if self._rotary is None else self._workspace.take(*q_BNAD.shape, dtype=dq_BNAD.dtype)
@@ -139,7 +139,7 @@ class Attention:
 
 
 def _own_keys(frame: Frame, sizes: Sequence[int]) -> slice:
-    """The slice's own keys among those of the last slot, where slots have that many."""
+    """The range of the slice's own keys within the last slot; ``sizes`` has the number of keys of every slot."""
     before = sum(sizes[:-1])
     return slice(frame.start - before, frame.stop - before)
 

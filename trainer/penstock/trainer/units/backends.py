@@ -103,7 +103,7 @@ def _blocks(
 
 
 def _put(pieces: Pieces, value_BSGD: Tensor, fresh: bool) -> None:
-    """Write or add the value for the first keys, as many as it is of."""
+    """Write or add a value to the pieces of its keys, which are the first ones."""
     start = 0
     for piece in pieces:
         value = value_BSGD[:, start : start + piece.shape[1]]
@@ -221,7 +221,8 @@ class CudaFlash:
 class PlainAttention:
     """Attention by its formulas, for any device and type, and the reference for the other backends in tests.
 
-    Backward (FlashAttention-2, algorithm 2): P = exp(q k^T - lse), dV = P^T dO, dS = P (dO V^T - rowsum(dO O)).
+    Backward (FlashAttention-2, algorithm 2): P = exp(q k^T / sqrt(D) - lse), dV = P^T dO,
+    dS = P (dO V^T - rowsum(dO O)) / sqrt(D), dQ = dS K, dK = dS^T Q.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, sequence_length: int) -> None:

@@ -68,7 +68,7 @@ class Division:
         """Let another pass continue within a unit's compute.
 
         Where hidden states are divided by tokens, a unit ends with a collective and the next unit starts with one. The
-        turn gives each of the two a section of compute to run during.
+        turn divides the compute in between, so that each of these two collectives of another pass overlaps a section.
         """
         if self.by_tokens:
             yield TURN

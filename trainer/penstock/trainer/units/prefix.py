@@ -1,19 +1,19 @@
 """Attention over keys and values that lie in pieces: one for each slice that has its own slots.
 
 A kernel reads one piece. Where there are several, consecutive ones are copied together, into groups of at most
-`penstock.core.layout.KEYS_AT_ONCE` keys, so that the copy and what the kernels allocate themselves (for gradients they
-repeat keys for every head that shares them) does not grow with the sequence. A piece that is larger than a group is one
-by itself, and is not copied.
+`penstock.core.layout.KEYS_AT_ONCE` keys. So neither the copy grows with the sequence, nor the memory that kernels
+allocate themselves: for gradients they repeat keys for every head that shares them. A piece with more keys than that is
+a group by itself, and is not copied.
 
-Softmax over all keys is the mean of those over groups, weighted by their sums of exponentials (FlashAttention, arXiv
-2205.14135, section 3.1). With l_g the log of group g's sum, and l that of all,
+The output of attention over all keys is the mean of the outputs of the groups, weighted by their sums of exponentials
+(FlashAttention, arXiv 2205.14135, section 3.1). With l_g the log of group g's sum, and l the log of the sum of all,
 
     l = log sum_g exp(l_g),    out = sum_g exp(l_g - l) out_g.
 
-Means are added in the accumulate type. Backward needs nothing of the kind: with l and out of all keys, the gradients of
-a group's keys and values are complete, and those of the queries are a sum over groups.
+The terms are added in the accumulate type. Backward needs no weights: it is given l and out of all keys, so the
+gradients of a group's keys and values are complete, and those of the queries are the sum over groups.
 
-Only the last group has keys that some queries may not see: the slice's own, which are its last.
+Only the last group is causal: it ends with the slice's own keys, which some of the slice's queries may not attend to.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock.trainer.units.workspace import Workspace
 
 
 class PrefixAttention:
-    """The attention of a slice. ``backend`` computes it for keys in one piece, ``workspace`` has the memory for more
-    (`penstock.core.layout.prefix_bytes`), copied ``keys_at_once`` at most.
+    """The attention of a slice. ``backend`` computes it for keys in one piece. ``workspace`` has the memory for several
+    pieces (`penstock.core.layout.prefix_bytes`), of which at most ``keys_at_once`` keys are copied at a time.
 
     Keys and values are pieces [B, G, n, D]: heads are far apart in memory, tokens side by side.
     """
@@ -68,8 +68,10 @@ class PrefixAttention:
         *,
         fresh: bool,
     ) -> None:
-        """``gradients`` are those of the output, which is read, of the queries, which is written, and of keys and
-        values, pieces [B, n, G, D] that are added to, or written if they are ``fresh``.
+        """Compute the gradients of queries, keys and values.
+
+        ``gradients`` holds four. That of the output is read, and that of the queries is written. Those of keys and
+        values, in pieces [B, n, G, D], are added to, or written if they are ``fresh``.
         """
         dout_BNAD, dq_BNAD, dk, dv = gradients
         groups = groups_of([piece.shape[2] for piece in keys], self._keys_at_once)
