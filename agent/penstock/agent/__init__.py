@@ -1,1 +1,1 @@
-"""Programs next to the ranks, in a pod and under the service: they start, watch and stop ranks, and upload records."""
+"""Programs that start, watch and stop ranks, and upload records: in a pod, under the service, under `penstock run`."""

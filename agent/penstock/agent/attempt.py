@@ -21,7 +21,7 @@ class ProfileDecider(Protocol):
     """The profile of an attempt, which `penstock.agent.plans` provides."""
 
     def find_profile(self) -> bool:
-        """Whether there is a fresh profile, then written to the run directory, or a plan that needs none."""
+        """Whether there is a fresh profile, which is then in the run directory, or a plan, which needs no profile."""
 
     def keep_profile(self) -> None:
         """Store the new profile of the run directory for other runs."""
@@ -30,8 +30,8 @@ class ProfileDecider(Protocol):
 class Attempt:
     """Attempt ``number`` on ``num_ranks`` ranks: ready, perhaps measuring first, then training.
 
-    ``last_step`` is the number of the last one that a caller observed; ``message`` is the cause of the failure and
-    ``last_words`` are the last lines of the rank at fault.
+    ``last_step`` is the last step that a caller observed. ``message`` is the cause of the failure, and ``last_words``
+    are the last lines of the rank at fault.
     """
 
     def __init__(self, job: PipelineJob, run: RunDir, number: int, num_ranks: int, workers: Workers) -> None:
@@ -55,7 +55,7 @@ class Attempt:
         self._training = self._workers.train(self._job, self._run, self.number, num_ranks, metrics_port)
 
     def report(self, profile: Step) -> AttemptReport:
-        """Return its state, for which measuring is in the state ``profile``; raises `UserError` as `state` does."""
+        """Return the attempt's report; ``profile`` is the state of measuring. Raises `UserError` as `state` does."""
         return AttemptReport(
             state=AttemptState.FAILED if profile is Step.FAILED else self.state(),
             profile=profile,
@@ -108,7 +108,7 @@ class Attempt:
             self._training.stop()
 
     def kill(self) -> None:
-        """Kill the remaining processes, and wait until they are gone."""
+        """Kill the remaining ranks, and wait for their end as `end` does."""
         for ranks in (self._measuring, self._training):
             if ranks is not None:
                 end(ranks)

@@ -2,11 +2,11 @@
 
 A cgroup is delegated if its folder has the extended attribute ``user.delegate`` or ``trusted.delegate`` with the value
 1, which systemd sets for units with ``Delegate=`` (https://systemd.io/CGROUP_DELEGATION/). Others belong to their
-manager, also where this process may write to them: root may everywhere, and a user to all below their own manager.
+manager, even where this process may write to them: root may write to all, and a user to all below the user's manager.
 
 A cgroup whose children are limited may hold no processes itself (https://docs.kernel.org/admin-guide/cgroup-v2.html,
-"No Internal Process Constraint"). So what runs in the delegated one moves to a child first, by whichever process comes
-first. Example of a service with two attempts:
+"No Internal Process Constraint"). So the first process that needs a limit moves all processes of the delegated cgroup
+to a child of it. Example of a service with two attempts:
 
     penstock.service         memory in cgroup.subtree_control
       penstock               the service, its supervisors and shippers
@@ -28,7 +28,7 @@ PREFIX = "penstock-attempt-"
 DELEGATION = ("user.delegate", "trusted.delegate")
 PROC_SELF = Path("/proc/self")
 MOST_MOVES = 10
-"""Processes that start others while they are moved are moved again."""
+"""Rounds of moving: a process that was started during one is moved in the next."""
 REMOVAL_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
@@ -48,7 +48,7 @@ class AttemptCgroup:
         self._write("memory.oom.group", "1")
 
     def add(self, pid: int) -> None:
-        """Move the process here; what it starts from now on is here as well."""
+        """Move the process here. Processes that it starts from now on begin here."""
         self._write("cgroup.procs", str(pid))
 
     def has_killed(self) -> bool:
@@ -92,7 +92,7 @@ def limited_cgroup(num_bytes: int, pid: int, unit: Path | None = None) -> Attemp
 
 
 def delegated_cgroup(process: Path = PROC_SELF) -> Path:
-    """The delegated cgroup that this process is in, or in the `LEAF` of; raises `OSError` if there is none."""
+    """The delegated cgroup with this process in it or in its child `LEAF`; raises `OSError` if there is none."""
     own = _own_cgroup(process)
     unit = own.parent if own.name == LEAF else own
     if not _is_delegated(unit):
@@ -142,9 +142,10 @@ def _limit_children(unit: Path) -> None:
 
 
 def _remove_leftovers(unit: Path, own: Path) -> None:
-    """Remove cgroups of attempts whose supervisor was killed; one that holds processes cannot be removed.
+    """Remove cgroups of attempts whose launch was killed; one that holds processes cannot be removed.
 
-    Of another attempt that is about to begin the process exists. One with the ``own`` name is of an earlier process.
+    An empty cgroup may belong to an attempt that is about to begin: it is kept if the process in its name exists. One
+    with the ``own`` name was made for an earlier process with the same id.
     """
     for path in unit.glob(f"{PREFIX}*"):
         if path == own or not Path("/proc", path.name.removeprefix(PREFIX)).exists():

@@ -254,7 +254,7 @@ class Executor:
         self._current.measure()
 
     def plan(self, run: _Run) -> None:
-        """Plan, until a stop request at most."""
+        """Plan. A stop request ends the search."""
         with contextlib.suppress(StopRequestedError), self._requests.cutting():
             self._plan = self._decider.plan(self._show.searching)
             self._show.planned(self._plan)

@@ -142,7 +142,7 @@ def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
 
 
 def _readable(line: bytes) -> str:
-    """Return the final text of a line that was overwritten, as progress bars do."""
+    """Return the final text of a line that overwrites itself, as progress bars do."""
     seen = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = seen.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"

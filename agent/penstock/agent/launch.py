@@ -1,9 +1,9 @@
-"""Starting the ranks of a run on this host, watching them, and saying which one failed where.
+"""Starts the ranks of a run on this host, watches them, and reports which one failed, and where.
 
-torchrun starts them (static, no restarts; `penstock.trainer.worker_agent`); each writes its logs to files and its
-place in the Program to a status file. The launcher reads those: it needs no connection to any rank.
+torchrun starts them, a fixed number without restarts (`penstock.trainer.worker_agent`). Each rank writes its logs to
+files, and its place in the Program to a status file. This module reads these files, and needs no connection to a rank.
 
-Ranks on several hosts are launched on each of them, with its place among them.
+If a run has ranks on several hosts, each host launches its own, with its place among the hosts (`Nodes`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
 """glibc (mallopt(3)): one heap that keeps its memory, and thresholds that do not adapt, so that a step's peak memory
-is the same every time and freed temporaries cost no page faults. 32 MiB is the most that the first may be.
+is the same every time and freed temporaries cost no page faults. 32 MiB is the largest mmap threshold that glibc takes.
 """
 
 
 RANKS_FILE = "ranks.json"
-"""In a launch's log folder: the ranks that its processes are, in their order, where that is not from 0."""
+"""File in a launch's log folder with the ranks of its processes, in order. Without it the ranks are 0, 1, ..."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nodes:
-    """A host's place: number ``node_rank`` of ``num_nodes`` that launch together, each as many processes. They
-    meet at ``port`` of the first one, whose address is ``master``.
+    """A host's place: number ``node_rank`` of ``num_nodes`` hosts, which launch the same number of processes each. The
+    processes connect at ``port`` of the first host, whose address is ``master``.
     """
 
     node_rank: int
@@ -66,11 +66,11 @@ class LaunchSpec:
     CPU ranks are forked from a process that has imported ``preloaded``; CUDA ranks start as new Pythons, because CUDA
     does not survive a fork.
 
-    Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
-    see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting one that is free then is taken.
-    ``devices`` are the CUDA devices that they may use; without any these are all that this process may use.
-    Ranks that exceed ``memory`` are ended. The kernel ends ``expendable`` ones first when the machine has none left.
-    With ``nodes`` there are as many on each host, and ``names`` are the ranks of this one.
+    Logs go below ``log_folder``, which no other launch uses. Status files go to ``status_folder``, which the module has
+    to get from its ``arguments`` (`penstock.trainer.worker.run_worker`). The ranks connect at ``port``, by default one
+    that is free at that time. ``devices`` are the CUDA devices that they may use, by default all that this process may
+    use. Ranks that exceed ``memory`` are ended. When the machine runs out of memory, the kernel ends ``expendable``
+    ranks first. With ``nodes``, ``num_ranks`` processes start on each host, and ``names`` are the ranks on this one.
     """
 
     module: str
@@ -91,7 +91,7 @@ class LaunchSpec:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that run here."""
+        """The ranks that run on this host."""
         return self.names or tuple(range(self.num_ranks))
 
 
@@ -111,14 +111,16 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How the ranks ended; no ``failure`` means well."""
+    """End of the ranks; without a ``failure`` they succeeded."""
 
     exit_code: int
     failure: Failure | None
 
 
 class Ranks:
-    """The running ranks of one launch. Not thread-safe; the thread that made it must outlive them."""
+    """The running ranks of one launch. Not thread-safe; the thread that launched them must outlive them, since its end
+    ends them.
+    """
 
     def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes], memory: Enforcement = UNLIMITED) -> None:
         self._spec, self._process, self._memory = spec, process, memory
@@ -146,8 +148,8 @@ class Ranks:
     def poll(self) -> Outcome | None:
         """The outcome, or none while ranks run; ends ranks that use too much memory, or outlast a failure for long.
 
-        The first failure is determined once all have ended, or must: a dying process closes its connections, so its
-        peers may fail before it is known to be dead.
+        The first failure is determined once all ranks have ended or have to be ended: a dying process closes its
+        connections, so its peers may fail before it is known to be dead.
         """
         exit_code = self._process.poll()
         if exit_code is None:
@@ -211,7 +213,7 @@ class Ranks:
             self.kill()
 
     def _find_failure(self, *, ended: bool) -> Failure | None:
-        """A rank that vanished explains those that lost it; else the rank that gave up first."""
+        """The failure of a rank that vanished, which makes its peers fail; else that of the rank that failed first."""
         gone = [ended or (status is not None and _is_gone(status.pid)) for status in self.statuses()]
         # Read the statuses again: a rank that is gone now may have written its last one since the first read.
         ranks = zip(self._spec.ranks, self.statuses(), gone, strict=True)
@@ -254,7 +256,8 @@ def _is_gone(pid: int) -> bool:
 def launch(spec: LaunchSpec) -> Ranks:
     """Start the ranks; raises `UserError` if the given port is taken, or no semaphore can be made.
 
-    They end with this process, however it ends: the watcher is asked to stop them, and each dies with the watcher.
+    They end with this process, however it ends: torchrun then gets SIGTERM and stops them, and the end of torchrun
+    kills each of them.
     """
     nodes = spec.nodes or _alone(spec)
     _require_semaphores()
@@ -302,11 +305,11 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        # Fewer, and a transfer's kernel may wait in line behind the compute that waits for it.
+        # With fewer, a transfer's kernel may be queued behind the compute that waits for the transfer.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         # A transfer that is ready goes before compute that was launched earlier: its peer waits for it.
         "TORCH_NCCL_HIGH_PRIORITY": "1",
-        # A message of channels, each of which has its own group so that nothing else is queued behind it.
+        # The warning does not apply to channels: each has its own group, so no other message is queued behind its own.
         "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
         "PYTHONUNBUFFERED": "1",
         **seeing(spec.devices),
@@ -321,7 +324,7 @@ def seeing(devices: tuple[str, ...]) -> dict[str, str]:
 def _require_semaphores() -> None:
     """Raise `UserError` if the queues between torch's agent and its ranks cannot be made (sem_overview(7))."""
     try:
-        multiprocessing.get_context("fork").Lock()  # of this kind the name is removed at once
+        multiprocessing.get_context("fork").Lock()  # its name is unlinked immediately
     except OSError as error:
         raise UserError(
             what=f"cannot be used: {error.strerror}",

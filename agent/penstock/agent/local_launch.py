@@ -1,4 +1,4 @@
-"""The part of this machine that a job's ranks hold while a process of this user has them."""
+"""Holds the part of this machine that a job's ranks need, against other launches of this user."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from penstock.core.job import JobSpec
 
 
 def local_launches() -> Launches:
-    """Those of this user on this machine."""
+    """The launches of this user on this machine."""
     return Launches(launches_folder(os.environ, Path.home(), socket.gethostname()), this_machine(os.environ))
 
 
 def holding(
     spec: JobSpec, what: str, *, uid: str = "", devices: tuple[str, ...] | None = None
 ) -> AbstractContextManager[tuple[str, ...]]:
-    """Hold what the job's ranks need, as by `penstock.core.host.launches.Launches.held`."""
+    """Hold the resources of the job's ranks during the block, which gets their CUDA devices; empty: all that there may
+    be. Raises as `penstock.core.host.launches.Launches.held`.
+    """
     return local_launches().held(what, demand_of(spec), uid=uid, devices=devices)

@@ -1,24 +1,25 @@
 """The limit on what an attempt's ranks use of the host's memory together, and how it is enforced.
 
-``memoryPerRank`` is what a plan may take. Ranks that take more than that make the kernel's out-of-memory killer end
-processes of its choice, such as the service or another job, or the machine swap. So the launcher ends them first,
-and says how much they use. In a pod the kubelet does so, and nothing here is used.
+``memoryPerRank`` is what a plan may take. Ranks that take more than that make the machine swap, or the kernel's
+out-of-memory killer end processes of its choice, such as the service or another job. So `penstock.agent.launch` ends
+the ranks first, with an error that says how much they use. In a pod the kernel enforces the container's limit, and this
+module is not used.
 
 The kernel enforces the limit where it can: in a cgroup of the attempt's own (`penstock.agent.attempt_cgroup`), which
 needs one that was delegated to penstock. Elsewhere a watch reads what the processes use, at most every half second.
 
 **What counts.** The proportional set size (PSS, proc_pid_smaps(5)): a page that n processes map counts 1/n in each.
 Forked ranks share what was imported before the fork, so sums of resident sizes would count it once per rank. Of the PSS
-the parts of anonymous, shared and swapped memory count. Pages of files do not: a token file of 100 GB that ranks map
-is the page cache's, which the kernel drops when it needs memory, and neither does a cgroup fail for it.
+the parts of anonymous, shared and swapped memory count. Pages of files do not: a token file of 100 GB that ranks map is
+in the page cache, from which the kernel drops pages when the machine or a cgroup needs memory.
 
 **What it costs.** ``smaps_rollup`` walks the page tables. ``status`` has counters of the same parts, which take 20 us
 per process and are no less than the PSS, so while their sum is within the limit nothing else is read. Beyond it the
-page tables are walked, and show how much the counters have in excess. They are walked again once the counters less that
-exceed the limit; and now and then, since the excess falls when a process writes to a shared page. Pauses grow with the
-processor time of a reading: counters take at most 1 % of a core, and so do page tables. Measured with 16 ranks of
-0.5 GiB and 0.15 GiB in common, among 130 processes: counters and the tree of processes take 2 ms, which is 0.4 % of a
-core, and page tables 0.15 s, so near the limit they are walked every 15 s.
+page tables are walked, and show how much the counters have in excess. They are walked again once the counters minus
+this excess exceed the limit, and also from time to time: the excess falls when a process writes to a shared page.
+Pauses grow with the processor time of a reading: counters take at most 1 % of a core, and so do page tables. Measured
+with 16 ranks of 0.5 GiB and 0.15 GiB in common, among 130 processes: counters and the tree of processes take 2 ms,
+which is 0.4 % of a core, and page tables 0.15 s, so near the limit they are walked every 15 s.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ log = logging.getLogger(__name__)
 PROC = Path("/proc")
 PERIOD_SECONDS = 0.5
 MOST_SHARE = 0.01
-"""Of one core: processor time of reading counters, and of walking page tables."""
+"""Largest share of one core that reading counters takes, and that walking page tables takes."""
 OOM_SCORE_ADJ = 500
-"""Of ranks (proc_pid_oom_score_adj(5)): as if they used half of the machine's memory more than they do, so that the
-kernel ends them before the service, its supervisors and what else the user runs."""
+"""The value of ranks (proc_pid_oom_score_adj(5)): as if they used half of the machine's memory more than they do, so
+that the kernel ends them before the service, its supervisors and other programs of the user.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class MemoryLimit:
         return f"(memoryPerRank {per_rank} x {format_count(self.num_ranks, 'rank')})"
 
     def exceeded(self, used_bytes: int) -> UserError:
-        """The mistake of ranks that use so much."""
+        """The error for ranks that use ``used_bytes``."""
         used, limit = bytes_apart(used_bytes, self.num_bytes)
         mebibytes = -(-used_bytes // self.num_ranks // MEBIBYTE)
         return self._mistake(
@@ -77,7 +79,7 @@ class MemoryLimit:
         )
 
     def ended_by_kernel(self) -> UserError:
-        """The mistake of ranks whose cgroup had no memory left."""
+        """The error for ranks that the kernel ended at the limit of their cgroup."""
         return self._mistake(
             f"the kernel ended the attempt's ranks, which needed more memory than their limit of "
             f"{format_bytes(self.num_bytes)} {self._origin}",
@@ -99,7 +101,7 @@ class Enforcement(Protocol):
         ...
 
     def close(self) -> None:
-        """End of the launch; what is left of its processes may be ended."""
+        """Called after the launch; processes that are left of it may be ended."""
         ...
 
 
@@ -127,17 +129,19 @@ class KernelLimit:
         return self._limit.ended_by_kernel() if self._cgroup.has_killed() else None
 
     def close(self) -> None:
-        """End what is left in the cgroup, and remove it."""
+        """End the processes that are left in the cgroup, and remove it."""
         self._cgroup.remove()
 
 
 def counted_bytes(process: Path) -> int:
-    """Anonymous, shared and swapped memory of the process with this folder in /proc, all of it; 0 if it has ended."""
+    """Anonymous, shared and swapped memory of the process with this folder in /proc; 0 if it has ended. A shared page
+    counts in full.
+    """
     return _sum_of(process / "status", (b"RssAnon", b"RssShmem", b"VmSwap"))
 
 
 def proportional_bytes(process: Path) -> int:
-    """The process's part of that: a page that n processes map counts 1/n. 0 if it has ended."""
+    """The process's share of this memory: a page that n processes map counts 1/n. 0 if it has ended."""
     return _sum_of(process / "smaps_rollup", (b"Pss_Anon", b"Pss_Shmem", b"SwapPss"))
 
 
@@ -168,7 +172,7 @@ class MemoryWatch:
         self._clock, self._spent = clock, spent
         self._due_at = self._walk_due_at = -math.inf
         self._excess_bytes = 0
-        """What counters had more than the page tables when these were walked last."""
+        """Bytes by which the counters exceeded the page tables when these were walked last."""
 
     def mistake(self) -> UserError | None:
         """None between two readings."""
@@ -183,10 +187,10 @@ class MemoryWatch:
         return self._limit.exceeded(used_bytes) if used_bytes > self._limit.num_bytes else None
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _used_bytes(self) -> int:
-        """What they use, exactly if it is more than they may."""
+        """Bytes that the processes use: exact if above the limit, otherwise an estimate of at most the limit."""
         now, began = self._clock(), self._spent()
         processes = list(self._processes())
         counted_sum = sum(map(self._counted, processes))
@@ -201,7 +205,7 @@ class MemoryWatch:
 
 
 def enforced(limit: MemoryLimit | None, pid: int) -> Enforcement:
-    """Hold the process ``pid``, which has just been started, and all that it starts to the limit."""
+    """Enforce the limit on the process ``pid``, which has just been started, and on all that it starts."""
     if limit is None:
         return UNLIMITED
     try:

@@ -79,7 +79,9 @@ class LocalDecider:
         return self._identify(self._job.spec)
 
     def find_profile(self) -> bool:
-        """Whether there is a fresh profile. A job for the CPU that has a plan needs none."""
+        """Whether there is a fresh profile, or a plan, which needs no profile. Raises `UserError` if this machine lacks
+        the CUDA devices of the job.
+        """
         planned = self.find_plan() is not None
         if planned and self._job.spec.resources.device is Device.CPU:
             return True  # PyTorch need not be loaded, which takes seconds

@@ -1,10 +1,10 @@
 """Files of a pod of an attempt: its input, its output, and the attempt's run directory.
 
-OUT/UID/                    all that the job leaves
-checkpoints/aN/step-S   of every attempt: out://UID/N/S
-data/                   prepared data, made by the first pod that needs it
-aN/                     the run directory of attempt N, which its pods share
-hosts/POD_UID/      written by one pod alone: logs and outbox
+    OUT/UID/                    all that the job leaves
+      checkpoints/aN/step-S     of every attempt: out://UID/N/S
+      data/                     prepared data, made by the first pod that needs it
+      aN/                       the run directory of attempt N, which its pods share
+        hosts/POD_UID/          written by one pod alone: logs and outbox
 """
 
 from __future__ import annotations

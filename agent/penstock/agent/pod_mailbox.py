@@ -27,7 +27,7 @@ from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Binding, SupervisorRequest
 
 PLAN_SECONDS = 300.0
-"""Time after its binding within which a plan arrives: the kubelet refreshes a ConfigMap about once a minute."""
+"""Time after its binding within which a plan must arrive: the kubelet refreshes a ConfigMap about once a minute."""
 
 
 class PodMailbox:

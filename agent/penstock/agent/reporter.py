@@ -1,6 +1,6 @@
 """Container next to a pod's ranks that uploads their records to the service.
 
-Its container starts before theirs and is ended after it
+It starts before the container of the ranks and ends after it
 (https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers), so that the last lines of ranks that the kernel
 ended for their memory arrive too. If it is killed, the kubelet restarts it while the ranks run. Records that it cannot
 deliver before the pod's end stay on the job's volume, and the reporters of the job's next attempt deliver them. The

@@ -41,7 +41,7 @@ class RunObserver:
         """A step was taken."""
 
     def note(self, line: str) -> None:
-        """Print a warning."""
+        """There is a warning or a hint for the user."""
 
     def close(self) -> None:
         """End of all reports."""

@@ -17,7 +17,7 @@ from penstock.agent.console import say
 from penstock.core.supervision import Order
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
-"""Backoff before a restart. It doubles with each restart, and is reset once a shipper has run for the longest one."""
+"""Backoff before a restart. It doubles with each restart, and is reset once a shipper has run for the longest pause."""
 
 
 class ShipperProcess:

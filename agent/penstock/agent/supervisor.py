@@ -33,9 +33,10 @@ Example of an attempt on one machine (``->`` a request that appears, ``<-`` a re
     95 s    -> stop.wish                the next service read the claim and the report
     97 s    <- stopped                  the ranks finished their step and saved a checkpoint
 
-Complexity. A poll reads a constant number of small files and the new lines of metrics.jsonl, in about 0.1 ms. At 10
-polls per second this costs 0.1 % of one core. A report is written only when it differs from the last one. The time of
-the last step is rounded up to `STEP_GRAIN_SECONDS`, so training writes a report every 5 s and not with every step.
+Complexity. A poll reads the status files of this host's ranks and a few other small files, in about 0.1 ms for few
+ranks. At 10 polls per second this costs 0.1 % of one core. A report is written only when it differs from the last one.
+The time of the last step is rounded up to `STEP_GRAIN_SECONDS`, so training writes a report every 5 s and not with
+every step.
 
 Rejected designs:
 
@@ -126,7 +127,7 @@ class Supervisor:
         self._workers, self._decider, self._requests = workers, decider, requests
         limit = job.spec.run_policy.active_deadline_seconds
         if deadline_at is not None and limit:
-            deadline_at = min(deadline_at, clock() + limit)  # it may be by a clock that went back since
+            deadline_at = min(deadline_at, clock() + limit)  # the clock may have been set back since it was computed
         self._deadline_at, self._graceful = deadline_at, graceful
         self._make_steps, self._watch, self._each_poll = steps, watch, each_poll
         self._clock, self._pause = clock, pause
