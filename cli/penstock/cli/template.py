@@ -13,7 +13,7 @@ TEMPLATE = Template("""\
 #
 #     penstock run $path
 #
-# Paths are relative to this file. Anything left out has a default; unknown fields are refused.
+# Paths are relative to this file. Most fields have a default and may be left out; unknown fields are refused.
 apiVersion: penstock.dev/v1alpha1
 kind: PipelineJob
 metadata:
@@ -47,8 +47,8 @@ spec:
     ranks: 2                    # processes; on cuda one device each
     memoryPerRank: 4Gi          # plans that need more are not considered
 
-  # Empty: the planner decides everything from what it measured on this machine. Any of dp, pp, microBatch, slices,
-  # schedule and stages may be pinned, for example {pp: 2, slices: 4, schedule: 1f1b}.
+  # Empty: the planner decides everything from measurements of this machine. Fields such as dp, tp, pp, microBatch,
+  # slices, schedule and stages may be pinned, for example {pp: 2, slices: 4, schedule: 1f1b}.
   parallelism: {}
 
   checkpoint: {everySteps: 50, keep: 2}

@@ -1,8 +1,8 @@
 """Python client of the service. It needs only core and httpx.
 
-with Client(target(None, os.environ, Path.home())) as client:
-    job = client.submit(PipelineJob.from_manifest(manifest))
-    print(client.wait(Place(job.name)).status.phase)
+    with Client(target(None, os.environ, Path.home())) as client:
+        job = client.submit(PipelineJob.from_manifest(manifest))
+        print(client.wait(Place(name=job.name, namespace=job.namespace)).status.phase)
 """
 
 from penstock.client.asynchronous import AsyncClient

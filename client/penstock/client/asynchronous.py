@@ -120,7 +120,7 @@ class AsyncClient:
     async def listen(
         self, place: Readable | None = None, *, after: int | None = None, **query: Any
     ) -> AsyncIterator[Message]:
-        """Yield what happens to a job after its event number ``after``, or to all jobs (namespace, label, name),
+        """Yield the messages of a job after its event number ``after``, or of all jobs (namespace, label, name),
         without end.
 
         A connection that ends is followed by another; each begins with ``hello``, after which nothing is missed.

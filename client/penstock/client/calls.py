@@ -1,7 +1,6 @@
-"""The table of requests, which both clients share: each call of the service as data, the request and how to read the
-answer.
+"""Requests of both clients as data: a function returns a request as a `Call`, which also reads the answer.
 
-Nothing is sent here. A function is a client's method but for the client itself, and its docstring is the method's.
+Nothing is sent here. For most functions the clients have a method with the same name, arguments and docstring.
 """
 
 from __future__ import annotations
@@ -32,14 +31,16 @@ JSON = {"Content-Type": "application/json"}
 """Headers of a request with a body."""
 
 MOST_LINES = 2_000
-"""Of one call."""
+"""Log lines that one call returns by default, and at most."""
 MOST_POINTS = 500
-"""Of one series."""
+"""Points of a series that one call returns by default."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 MOST_TRIES = 6
 TRY_AGAIN = frozenset({0, 408, 429, 502, 503, 504})
-"""No answer, or one that a retry may change. Every call may be sent twice: changes carry an idempotency key."""
+"""Status 0, for no answer, and those that a retry may change. Every call may be sent twice: changes carry an
+idempotency key.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +87,7 @@ Readable = Place | Past
 
 
 def submit(job: PipelineJob, *, dry_run: bool = False) -> Call[Job]:
-    """Submit a job; a dry run only returns the result."""
+    """Submit a job; a dry run returns the job that would be created, and creates nothing."""
     body, query = json.dumps(job.to_manifest()).encode(), {"dryRun": True} if dry_run else {}
     headers = {**JSON, **of_change()}
     return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, query=query, body=body, headers=headers)
@@ -138,7 +139,7 @@ def retry(place: Place, name: str | None = None) -> Call[Job]:
 
 
 def reproduce(place: Readable) -> Call[Reproduction]:
-    """Return what repeats the run of a job."""
+    """Return the manifest, versions and commands that repeat the run of a job."""
     return Call(method="GET", path=f"{place.path}/reproduce", read=Reproduction.from_manifest)
 
 
@@ -232,7 +233,7 @@ def unreachable(server: str, reason: str) -> ServiceError:
 
 
 def pause_before(tries: int, problem: ServiceError, retry_after: str | None) -> float:
-    """Return the seconds before the next try: the service's Retry-After, else 0.2, 0.4, ... up to 5.
+    """Return the seconds before the next try: the service's Retry-After, at most 60, else 0.2, 0.4, ... 3.2.
 
     Raises:
         ServiceError: the problem, if a retry would not change it, or after too many tries.

@@ -20,9 +20,9 @@ ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search(KnownFields):
-    """Progress of planning: divisions opened, candidates simulated, and the best plan that fits.
+    """Progress of planning: outlines opened (``divisions``), candidates simulated, and the best plan that fits.
 
-    ``change`` names the difference of a changed job in its search.
+    ``change`` names the changed field or hardware while a variation is searched.
     """
 
     divisions: int = 0

@@ -78,9 +78,9 @@ class Job:
 
     @property
     def job(self) -> PipelineJob:
-        """The job as this version reads it, held to no limits; raises `UserError` for one that it cannot read.
+        """The job as this version of penstock reads it, with limits unchecked; raises `UserError` if it cannot.
 
-        A service may keep jobs of other versions. Their names and status are there in any case.
+        A service may keep jobs of other versions. Their name and status can always be read.
         """
         with limits_lifted():
             return PipelineJob.from_manifest(self.manifest)

@@ -1,4 +1,4 @@
-"""The policy for jobs as operator and service both have it: read from one file, and applied to a namespace's labels."""
+"""The policy for jobs, for operator and service alike: read from a file, and applied with the labels of a namespace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refusals_on(cluster: Reads, job: PipelineJob, policy: JobPolicy) -> list[Use
 
 
 def _labels(cluster: Reads, namespace: str) -> dict[str, str]:
-    """Those of a namespace, none for one that is not there."""
+    """The labels of a namespace; none if it does not exist."""
     try:
         return dict(cluster.get(NAMESPACES, "", namespace)["metadata"].get("labels") or {})
     except KubeError as error:

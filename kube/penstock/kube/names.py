@@ -1,6 +1,6 @@
 """Names that penstock uses in a cluster: labels, annotations, and the names of a job's objects.
 
-Names of children follow from the job's and the attempt's number, so that making one twice is refused by the cluster.
+Names of children follow from the job's name and the attempt's number, so the cluster refuses to create one twice.
 """
 
 from __future__ import annotations

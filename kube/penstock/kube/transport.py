@@ -153,7 +153,9 @@ class Transport:
         content_type: str = JSON,
         timeout: Timeout = REQUEST,
     ) -> BaseHTTPResponse:
-        """The answer, its body unread: the client's own calls read watches whole and build classes."""
+        """Send a request and return the answer with its body unread. The official client's own calls would read a watch
+        to its end, and build classes.
+        """
         headers = {"Accept": JSON, "Content-Type": content_type}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._client.configuration.host}{path}{'?' + urlencode(query) if query else ''}"
@@ -177,7 +179,8 @@ def written(body: Any) -> bytes:
     """Return a body as JSON that is YAML as well: the apiserver reads what is applied as YAML.
 
     JSON writes a character beyond U+FFFF as two escapes, which YAML refuses, and YAML refuses control characters that
-    JSON leaves as they are. So the former are not escaped, and the latter are. Half a surrogate is no character.
+    JSON leaves as they are. So the former are not escaped, and the latter are. A lone surrogate, which is no character,
+    becomes U+FFFD.
     """
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
     return _ESCAPED.sub(_escape, text).encode()

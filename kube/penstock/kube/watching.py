@@ -70,7 +70,7 @@ class Watcher:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the cluster's last answer; a watch is renewed every minute."""
+        """Seconds since the cluster last sent a list or a change; a watch is renewed every minute."""
         return self._clock() - self._heard_at
 
     @property
@@ -79,7 +79,7 @@ class Watcher:
         return self._clock() - self._turned_at
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

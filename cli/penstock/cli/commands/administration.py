@@ -97,7 +97,7 @@ def revoke_token(
 
 
 def upgrade_database(folder: Folder = None, database: Database = "") -> None:
-    """Upgrade the schema to this version of penstock; back up the database before."""
+    """Upgrade the schema to this version of penstock. Run penstock database backup before."""
     from penstock.api.start.administration import upgrade
 
     before, after = upgrade(folder or default_folder(), database)

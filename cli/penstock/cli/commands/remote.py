@@ -1,4 +1,4 @@
-"""Working with a service: `submit`, `status`, `watch`, `suspend`, `delete`, `ui`. `resume` and others named alike."""
+"""Working with a service's jobs: `submit`, `status`, `watch`, `suspend`, `delete` and `ui`."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ def resume(
     target: Annotated[str, typer.Argument(help="Directory of a run, or name of a service's job.")],
     metrics_port: MetricsPort = None,
     server: Annotated[
-        str | None, typer.Option("--server", help="The service's URL; else the one last set up here.")
+        str | None, typer.Option("--server", help="URL of the service; by default the configured one.")
     ] = None,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The job's namespace.")] = "default",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")] = "default",
     form: Output = Format.TEXT,
 ) -> None:
     """Continue a run that failed or was stopped, from its last checkpoint.
@@ -69,7 +69,9 @@ def resume(
 
 
 def _conclude(ended: Ended, form: Format) -> None:
-    """Print the run's summary, or the reason why there is none; exit with a code other than 0 unless it succeeded."""
+    """Print the run's summary, or the reason why there is none; exit with a code other than 0 if the run failed or was
+    stopped by a signal.
+    """
     from penstock.agent.attempt import read_result
     from penstock.cli.local.reporting import write_report
     from penstock.cli.summary import rendered, summarise

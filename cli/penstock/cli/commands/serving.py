@@ -1,4 +1,4 @@
-"""The service: `serve` starts it. Options that its other commands share."""
+"""`penstock serve`, and the options that the other commands of a service share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DATABASE, DATABASE_FILE = "PENSTOCK_DATABASE", "PENSTOCK_DATABASE_FILE"
 
 
 def database_url(given: str) -> str:
-    """Return the URL that was ``given``, or the one in the environment or in a file that it names; empty for SQLite.
+    """Return the URL: ``given``, else from the file that `DATABASE_FILE` names, else from `DATABASE`; empty for SQLite.
 
-    Every user of a machine may read a process's command line, so a password there is refused. The variable is removed
+    Every user of a machine may read a process's command line, so a password there is refused. `DATABASE` is removed
     from the environment, because the processes of jobs inherit it. Raises `UserError` for a URL that cannot be used.
     """
     from penstock.core.errors import UserError

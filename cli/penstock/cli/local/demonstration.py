@@ -1,4 +1,4 @@
-"""Demonstration of a job and its own service, from an empty folder to the summary, for `./dev demo`.
+"""Demonstration of a job and its own service, from an empty folder to the summary: `penstock demo`.
 
 All files are in one folder, the user's configuration is not changed, and no process is left after the end.
 """
@@ -72,7 +72,7 @@ def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Sum
         if status.phase is Phase.FAILED:
             _report_failure(status)
         again = f"penstock serve --folder {folder} --port {urlsplit(place.server).port}"
-        output.say(f"its pages again: {again}, and then: XDG_CONFIG_HOME={folder / 'config'} penstock ui")
+        output.say(f"to open its pages later: {again}, and then: XDG_CONFIG_HOME={folder / 'config'} penstock ui")
         return _summed_up(folder, client.get(name))
 
 
@@ -92,7 +92,7 @@ def _summed_up(folder: Path, job: Job) -> Summary:
 
 @contextmanager
 def _service(folder: Path, data: Sequence[str]) -> Iterator[Target]:
-    """`penstock serve` until the block ends. It has a session of its own, so that Ctrl-C is not for it."""
+    """`penstock serve` until the block ends. It has a session of its own, so that Ctrl-C does not reach it."""
     port, environment = free_port(), _environment(folder)
     command = [sys.executable, "-m", "penstock.cli", "serve", "--folder", str(folder), "--port", str(port)]
     command += [part for folder_spec in data for part in ("--data", folder_spec)]
@@ -112,18 +112,18 @@ def _environment(folder: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in (SERVER, TOKEN, CA)}
     environment["XDG_CONFIG_HOME"] = str(folder / "config")
     if is_locked(machine_lock_path(environment, Path.home(), socket.gethostname())):
-        output.say("another service launches jobs on this machine; the demonstration takes no account of them")
+        output.say("another service launches jobs on this machine; the demonstration does not wait for their resources")
         environment[STATE] = str(folder / "state")
     elif holdings := local_launches().holdings():
-        output.say(f"{holdings[0]}; the demonstration takes no account of it")
+        output.say(f"{holdings[0]}; the demonstration does not wait for it")
         environment[STATE] = str(folder / "state")
     return environment
 
 
 def _wait(service: subprocess.Popen[bytes], url: str, log: Path) -> None:
     if not _wait_until(lambda: service.poll() is not None or _answers(url)) or service.poll() is not None:
-        words = "\n".join(log.read_text().splitlines()[-LAST_WORDS:])
-        raise NoServiceError(f"the service did not start; its last words:\n{words}")
+        lines = "\n".join(log.read_text().splitlines()[-LAST_WORDS:])
+        raise NoServiceError(f"the service did not start; the last lines of {log}:\n{lines}")
 
 
 def _answers(url: str) -> bool:
@@ -137,11 +137,11 @@ def _end(client: Client, place: Place) -> None:
     """Delete the job, and wait until nothing of it runs."""
     client.delete(place)
     if not _wait_until(lambda: all(job.name != place.name for job in client.jobs(namespace=place.namespace))):
-        output.say("the job still ends; it does so without the service, too")
+        output.say("the job has not ended yet; it also ends without the service")
 
 
 def _wait_until(holds: Callable[[], bool]) -> bool:
-    """Whether it came to hold in time."""
+    """Wait until ``holds`` returns true; return whether it did within `PATIENCE_SECONDS`."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         if time.monotonic() > end:

@@ -48,8 +48,8 @@ def hardware_for(
     """The hardware to plan for: the named one, else this machine as it was measured.
 
     Raises:
-        UserError: both are named, costs without a cluster are, the profile is of another machine or model, or nothing
-            was measured.
+        UserError: both are named, or costs without a cluster; the profile is of another machine or model; or this
+            machine was not measured.
     """
     if costs is not None and cluster is None:
         raise UserError(

@@ -27,8 +27,8 @@ MOST_RANKS = 64
 def ranks_of(plan: Plan) -> int:
     """Return the number of processes of the plan's rehearsal; raises `UserError` if there are too many.
 
-    Shards of a pipeline rank do the same work concurrently, and their messages are predicted as part of their compute:
-    one process represents all of them.
+    Shards of a pipeline rank do the same work concurrently, and their collectives are predicted as part of their
+    compute: one process represents all of them.
     """
     num_ranks = plan.dp * plan.pp
     if num_ranks > MOST_RANKS:
@@ -52,7 +52,7 @@ def rehearsed(plan: Plan, hardware: Profile | ClusterSpec) -> Timeline:
         run = RunDir(Path(folder))
         job = lay_out(run, plan, hardware)
         if plan.tp > 1:
-            say(f"each rank stands for {plan.tp} tensor parallel devices: their collectives are waited, not sent")
+            say(f"each rank stands for {plan.tp} tensor parallel devices: their collectives take time but send nothing")
         with listening() as requests, working(f"rehearsing with {num_ranks} ranks"):
             finish(LocalWorkers().rehearse(job, run, num_ranks), requests)
         return read_timeline(run.root / "timeline-rehearsed.json")

@@ -32,7 +32,7 @@ PACKAGES = ("torch", "numpy", "numba", "tokenizers")
 def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
     """Return report data of ``run``; raises `UserError` if it is not a run or one of its files is corrupt.
 
-    A service passes ``phase``, which its database has; by default it is read from the run's state.
+    ``phase`` is that of a service's job, which is in the service's database; by default it is read from state.json.
     """
     job, result = run.read_recorded_job(), read_result(run)
     plan = run.read_plan() if run.plan.exists() else None
@@ -67,7 +67,7 @@ def sampled(run: RunDir, last: Timeline | None) -> list[Timeline]:
 
 
 def typical(timelines: Sequence[Timeline], usual: Usual | None) -> tuple[Timeline | None, tuple[Timeline, ...]]:
-    """Return the timeline with the duration nearest to the usual step, or the last without one; and the others."""
+    """Return the timeline whose duration is nearest to ``usual``, the last if that is unknown; and the others."""
     if not timelines:
         return None, ()
     chosen = timelines[-1]

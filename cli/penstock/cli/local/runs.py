@@ -82,8 +82,8 @@ def start(
 def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
     """Remove the run directory again if the run is refused before it has a plan.
 
-    Its measurements are kept for other runs (`penstock.agent.profiles`). ``made`` are the folders that were made for
-    it, itself first; of the others only those go that are empty.
+    Its measurements are kept for other runs (`penstock.agent.profiles`). ``made`` has the folders that were created for
+    it, the run directory first. Its parents are removed only if they are empty.
     """
     try:
         yield
@@ -99,7 +99,7 @@ def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
 def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
     """Raise `UserError` for missing requirements of this machine, before data is prepared or anything is written.
 
-    CPU ranks that may take more memory together than there is are no mistake, since few plans take all they may.
+    It is no mistake if CPU ranks may take more memory together than there is, since few plans take all they may.
     """
     check_local(job)
     check_port(metrics_port)
@@ -168,7 +168,9 @@ def require_unused(run: RunDir) -> None:
 
 
 def _require_unfinished(job: PipelineJob, run: RunDir, state: RunState) -> None:
-    """One that took its last step and did not succeed has something left: its end, or a corrupt last checkpoint."""
+    """Raise `UserError` if the run is finished. A run that took its last step without success is not: the work after
+    that step is missing, or its last checkpoint is corrupt.
+    """
     newest = newest_checkpoint_step(run)
     if state.phase is Phase.SUCCEEDED and newest is not None and newest >= job.spec.training.steps:
         raise UserError(
