@@ -5,6 +5,8 @@
       data/                     prepared data, made by the first pod that needs it
       aN/                       the run directory of attempt N, which its pods share
         hosts/POD_UID/          written by one pod alone: logs and outbox
+
+`penstock.core.pod` lists the input files and their writers.
 """
 
 from __future__ import annotations

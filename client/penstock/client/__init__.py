@@ -3,6 +3,8 @@
     with Client(target(None, os.environ, Path.home())) as client:
         job = client.submit(PipelineJob.from_manifest(manifest))
         print(client.wait(Place(name=job.name, namespace=job.namespace)).status.phase)
+
+`AsyncClient` has the same methods as coroutines.
 """
 
 from penstock.client.asynchronous import AsyncClient

@@ -80,7 +80,7 @@ from penstock.trainer.collectives import FailedError
 INDEX, OLD_INDEX = "index.json", ".metadata"
 
 MAX_INDEX_BYTES = 64 * 2**20
-"""A third of a million parts: a model of 7,000 blocks with both moments, or of 1,600 blocks divided over 8 shards."""
+"""About 300,000 parts: a gpt2 of 8,000 blocks with both moments, or a llama of 1,600 blocks divided over 8 shards."""
 
 _PIECE_BYTES = 4 * 2**20
 _GAP_BYTES = 256 * 2**10

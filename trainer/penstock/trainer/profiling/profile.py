@@ -165,8 +165,7 @@ def _workloads(spec: JobSpec, degrees: Sequence[int], num_ranks: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _ShardPlace:
-    """A rank's place in its group of shards. The first group also measures alone; ranks without a group do not measure.
-    """
+    """A rank's place in its group of shards. The first group also measures alone; ranks without one do not measure."""
 
     shards: Shards
     shard: int
