@@ -28,7 +28,7 @@ PREFIX = "penstock-attempt-"
 DELEGATION = ("user.delegate", "trusted.delegate")
 PROC_SELF = Path("/proc/self")
 MOST_MOVES = 10
-"""Rounds of moving: a process that was started during one is moved in the next."""
+"""Largest number of rounds of moving: a process that starts during one is moved in the next."""
 REMOVAL_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
