@@ -51,7 +51,7 @@ def test_rates_lie_between_least_and_peak_and_never_rise_after_warm_up(
     assert all(later <= earlier + tiny for earlier, later in pairwise(rates))
     if len(rates) > 1 and decay is not Decay.CONSTANT:
         assert rates[0] == pytest.approx(PEAK) or round(steps * (1 - share)) <= warm_up
-    if len(rates) > 1 and decay is Decay.COSINE:
+    if rates and steps > 1 and (decay is Decay.COSINE or (decay is Decay.WSD and share > 0)):
         assert rates[-1] == pytest.approx(PEAK * least)
 
 
@@ -64,6 +64,14 @@ def test_cosine(step: int) -> None:
 @pytest.mark.parametrize(("step", "share"), [(10, 1.0), (50, 1.0), (80, 1.0), (81, 1 - 0.9 / 19), (99, 0.1)])
 def test_warm_up_stable_decay(step: int, share: float) -> None:
     assert learning_rate(training(schedule=Decay.WSD), step) == pytest.approx(PEAK * share)
+
+
+@pytest.mark.parametrize(
+    "decay", [{"schedule": Decay.WSD, "decay_share": 0.01}, {"schedule": Decay.COSINE, "warmup_steps": 99}]
+)
+def test_a_decay_of_one_step_is_one(decay: dict[str, Any]) -> None:
+    assert learning_rate(training(**decay), 98) == PEAK
+    assert learning_rate(training(**decay), 99) == pytest.approx(0.1 * PEAK)
 
 
 def test_constant_stays() -> None:

@@ -28,11 +28,12 @@ def learning_rate(training: TrainingSpec, step: int) -> float:
     least_rate = peak_rate * training.min_learning_rate
     if step < training.warmup_steps:
         return peak_rate * (step + 1) / training.warmup_steps
-    if training.schedule is Decay.CONSTANT:
+    if training.schedule is Decay.CONSTANT or (training.schedule is Decay.WSD and training.decay_share == 0):
         return peak_rate
     decay_begin = training.warmup_steps
     if training.schedule is Decay.WSD:
         decay_begin = max(decay_begin, round(training.steps * (1 - training.decay_share)))
+    decay_begin = max(min(decay_begin, training.steps - 2), 0)  # at the last step the rate has fallen in any case
     decay_done = min(max((step - decay_begin) / max(training.steps - 1 - decay_begin, 1), 0.0), 1.0)
     if training.schedule is Decay.WSD:
         return peak_rate + (least_rate - peak_rate) * decay_done
