@@ -307,6 +307,21 @@ def test_a_host_that_lost_the_lock_uses_the_data_of_another_host(
     assert sorted(path.name for path in cache.iterdir()) == [found.name, f"{found.name}.lock"]
 
 
+def test_a_process_whose_unfinished_data_another_removes_uses_the_data_of_that_one(cache: Path) -> None:
+    """It lost its lock to a process that takes its folder for that of a killed one."""
+    cache.mkdir()
+    listener = Listener()
+
+    def build(folder: Path) -> None:
+        shutil.rmtree(folder)
+        (cache / "key").mkdir()
+        (folder / "tokens").write_text("")
+
+    found = cache_module.cached(cache, "key", build=build, check=lambda folder: None, reporter=listener)
+    assert found == cache / "key"
+    assert listener.warnings == ["another process removed the unfinished data, and prepares it itself"]
+
+
 def test_an_unwritable_cache_is_refused(corpus: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="prepared data cannot be written: Not a directory") as refusal:

@@ -37,14 +37,22 @@ def cached(
     if folder.is_dir() and _fault(folder, check) is None:
         return folder
     try:
-        with _lock(cache, key, reporter):
-            return _build_once(folder, build=build, check=check, reporter=reporter)
+        while True:
+            try:
+                with _lock(cache, key, reporter):
+                    return _build_once(folder, build=build, check=check, reporter=reporter)
+            except _RemovedError:
+                reporter.warning("another process removed the unfinished data, and prepares it itself")
     except OSError as error:
         raise UserError(
             what=f"prepared data cannot be written: {error.strerror}",
             where=str(error.filename or cache),
             remedy="free space there, or name another cache folder",
         ) from error
+
+
+class _RemovedError(Exception):
+    """The folder under construction was removed by a process that builds the same one."""
 
 
 def _build_once(
@@ -63,6 +71,10 @@ def _build_once(
     try:
         build(unfinished)
         _put(unfinished, folder, check)
+    except FileNotFoundError:
+        if unfinished.is_dir():
+            raise
+        raise _RemovedError from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
