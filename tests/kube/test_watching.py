@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,6 +150,30 @@ def test_an_optional_kind_that_the_cluster_does_not_know_has_no_objects() -> Non
     script = Scripted(UNKNOWN, listing("5", "a"), [LONG])
     told = watch(script, lambda told, _: told.names == {"a"}, optional=True)
     assert told.replaced == 2
+
+
+def test_a_cluster_without_an_optional_kind_is_not_silent_and_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its answer is an answer: the age of the watch, which has an alert, does not grow."""
+    kube, times = Scripted(*[UNKNOWN] * 50), itertools.count(0.0)
+    known = Notified()
+    watched = Watched(
+        resource=PODS, replace=known.replace, put=known.put, remove=known.remove, selector="", optional=True
+    )
+    watcher = Watcher(kube, watched, "team", lambda: next(times))
+    with caplog.at_level(logging.INFO):
+        watcher.start()
+        deadline = time.monotonic() + LONG
+        while len(kube.asked) < 20 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        watcher.stop()
+        kube.over.set()
+    assert len(kube.asked) >= 20
+    assert watcher.silent_seconds < 10
+    assert [record.getMessage() for record in caplog.records] == [
+        "the cluster has no pods; looking for them every 0.02 s"
+    ]
 
 
 def test_a_definition_that_is_gone_says_nothing_of_its_objects() -> None:

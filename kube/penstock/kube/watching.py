@@ -60,6 +60,7 @@ class Watcher:
         self._kube, self._watched, self._namespace, self._clock = kube, watched, namespace, clock
         self._ending = threading.Event()
         self._heard_at = self._turned_at = clock()
+        self._is_reported_missing = False
         self.synced = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{watched.resource.plural}", daemon=True)
 
@@ -106,8 +107,17 @@ class Watcher:
     def _report(self, error: Exception, wait: float) -> None:
         if isinstance(error, KubeError) and error.is_expired:
             return
+        if self._is_unknown(error):
+            if not self._is_reported_missing:
+                log.info("the cluster has no %s; looking for them every %g s", self.name, LONGEST_WAIT_SECONDS)
+            self._is_reported_missing = True
+            return
         unforeseen = None if isinstance(error, PenstockError) else error
         log.warning("watch of %s failed: %s; retrying in %.1f s", self.name, error, wait, exc_info=unforeseen)
+
+    def _is_unknown(self, error: Exception) -> bool:
+        """Whether the cluster answered that it does not have this kind, and need not have it."""
+        return isinstance(error, KubeError) and error.is_missing and self._watched.optional
 
     def _list(self) -> str:
         watched = self._watched
@@ -115,11 +125,13 @@ class Watcher:
         try:
             listing = self._kube.list(watched.resource, namespace, watched.selector)
         except KubeError as error:
-            if error.is_missing and watched.optional:
+            if self._is_unknown(error):
                 watched.replace(Listing(objects=(), version=LAST_VERSION))
+                self._heard_at = self._clock()
                 self.synced.set()
             raise
         watched.replace(listing)
+        self._is_reported_missing = False
         self._heard_at = self._turned_at = self._clock()
         self.synced.set()
         return listing.version
