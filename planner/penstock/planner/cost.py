@@ -338,9 +338,12 @@ class DescribedCost:
         )
 
     def optimizer_seconds(self, num_parameters: int) -> float:
-        """Memory traffic: four tensors are read (master weight, gradient, two moments), three and the copy written."""
-        device = self.cluster.device
-        traffic = num_parameters * (4 * 4 + 3 * 4 + self.precision.compute_bytes)
+        """Memory traffic: four tensors are read (master weight, gradient, two moments), three written, and in bf16 also
+        a copy of the weights.
+        """
+        device, wide = self.cluster.device, self.precision.accumulate_bytes
+        copied = self.precision.compute_bytes if self.precision is Precision.BF16 else 0
+        traffic = num_parameters * (4 * wide + 3 * wide + copied)
         share = device.kernels.stream_share if device.kernels is not None else 1.0
         return traffic / (share * device.memory_bandwidth)
 
