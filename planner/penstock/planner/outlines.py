@@ -212,20 +212,23 @@ def outlines_of(
 ) -> Iterator[Outline]:
     """Outlines of the meshes ``among`` whose estimate is at most ``most_ns`` of the mesh, in a fixed order.
 
+    Stages are balanced once for all sizes of micro-batches, for the smallest one; for others they differ little.
     ``most_ns`` is called right before a mesh is estimated, so its result may decrease as outlines are consumed.
     """
     degrees: dict[tuple[int, int], tuple[int, ...]] = {}
+    firsts: dict[tuple[int, int], Mesh] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
-        for _, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
+        for pp, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
             pipelines = list(same)
-            first = pipelines[0]
-            if (tp, first.pp) not in degrees:
-                degrees[tp, first.pp] = _degrees(problem, first)
-            for parts in degrees[tp, first.pp]:
+            first = firsts.setdefault((tp, pp), pipelines[0])
+            if (tp, pp) not in degrees:
+                degrees[tp, pp] = _degrees(problem, first)
+            for parts in degrees[tp, pp]:
                 divided = problem.divided(parts)
                 make = functools.partial(UnitWork.of, divided, tp, batch, _all_slicings(problem))
-                yield from _of_pipelines(divided, divided.kept((UnitWork, tp, batch), make), pipelines, most_ns)
+                work = divided.kept((UnitWork, tp, batch), make)
+                yield from _of_pipelines(divided, work, pipelines, first, most_ns)
 
 
 def _degrees(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
@@ -284,9 +287,10 @@ def _of_pipelines(
     problem: Problem,
     work: UnitWork,
     same: Sequence[Mesh],
+    typical: Mesh,
     most_ns: Callable[[Mesh], float],
 ) -> Iterator[Outline]:
-    """Outlines of meshes that differ only in the number of replicas."""
+    """Outlines of meshes that differ only in the number of replicas; stages are balanced for ``typical``."""
     counts = slice_counts(problem, same[0].pp)
     places = np.searchsorted(work.counts, counts).tolist()
     owners = {schedule: owners_of_stages(problem, same[0], schedule) for schedule in schedules_for(problem, same[0])}
@@ -294,7 +298,7 @@ def _of_pipelines(
         return
     slices = _typical_slices(problem)
     by_stages = {
-        ranks: _StageTimes.of(problem, work, same[0], time_balanced_stages(problem, same[0], slices, ranks), ranks)
+        ranks: _StageTimes.of(problem, work, same[0], time_balanced_stages(problem, typical, slices, ranks), ranks)
         for ranks in dict.fromkeys(owners.values())
     }
     busy_ns = NANOSECONDS_PER_SECOND * min(times.busiest_seconds(same[0]) for times in by_stages.values())
