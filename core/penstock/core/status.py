@@ -56,7 +56,7 @@ class Condition(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanStatus(Manifest):
-    """The plan of the newest attempt, in short; it lies whole in the attempt's ConfigMap.
+    """The plan of the newest attempt, in short; the attempt's ConfigMap has the whole plan.
 
     Its steps are compared with the prediction since ``compared_since``. It is ``mispredicted`` if they took another
     time from then on, on hardware that had just been measured.
@@ -134,7 +134,10 @@ class JobStatus(Manifest):
     replans: Annotated[int, "attempts that ended because steps had drifted; the next drift must last twice as long"] = 0
     checkpoint: Annotated[CheckpointName | None, "the newest complete checkpoint: `out://UID/ATTEMPT/STEP`"] = None
     phase_entered_at: Annotated[float | None, "start of the phase"] = field(default=None, metadata=INSTANT)
-    started_at: Annotated[float | None, "when its first attempt was launched"] = field(default=None, metadata=INSTANT)
+    started_at: Annotated[
+        float | None,
+        "when its active time began: at its first launch, or at the next one after a suspension or a wait in a queue",
+    ] = field(default=None, metadata=INSTANT)
     failed_at: Annotated[float | None, "when an attempt failed last"] = field(default=None, metadata=INSTANT)
     finished_at: Annotated[float | None, "when it succeeded or failed"] = field(default=None, metadata=INSTANT)
     feasible_ranks: Annotated[int | None, "ranks for which an elastic job was found to have capacity"] = None
