@@ -125,7 +125,7 @@ def test_devices_without_work_have_ranks_beyond(run: RunDir, launched: list[Laun
 
 def test_a_plan_for_more_devices_is_refused(run: RunDir, launched: list[LaunchSpec]) -> None:
     write_json(run.plan, {**small_plan(pp=2).to_manifest(), "placement": [4, 1]})
-    with pytest.raises(UserError, match="device 4, and here are 4"):
+    with pytest.raises(UserError, match="device 4, but there are only 4"):
         workers().train(sample_job(), run, 2, 2, None)
     assert launched == []
 

@@ -18,7 +18,7 @@ def test_the_rth_visible_device_is_that_of_rank_r(placement: list[int]) -> None:
 
 
 def test_a_device_that_is_not_visible_is_refused() -> None:
-    with pytest.raises(UserError, match="puts a rank on device 2, and CUDA_VISIBLE_DEVICES names 2"):
+    with pytest.raises(UserError, match="puts a rank on device 2, but CUDA_VISIBLE_DEVICES names only 2"):
         visible_devices((2, 0), "4,7")
 
 
@@ -37,7 +37,7 @@ def test_over_hosts_devices_without_work_follow_in_order() -> None:
 
 
 def test_over_hosts_a_missing_device_is_refused() -> None:
-    with pytest.raises(UserError, match=r"plan.placement: puts a rank on device 4, and here are 4"):
+    with pytest.raises(UserError, match=r"plan.placement: puts a rank on device 4, but there are only 4"):
         ranks_of_devices((0, 4), 4)
 
 

@@ -123,7 +123,7 @@ def test_an_attempt_that_measures_and_says_nothing_new_in_time_has_failed() -> N
     [lost] = decide(spec(), due, 9.0)
     assert isinstance(lost, life.SetPhase)
     assert (lost.phase, lost.reason) == (Phase.RECOVERING, "AttemptFailed")
-    assert lost.message == "nothing new was heard of measuring: pod a is silent"
+    assert lost.message == "the measurement reported no progress: pod a is silent"
 
 
 def test_a_job_waits_for_admission() -> None:

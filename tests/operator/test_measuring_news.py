@@ -79,7 +79,7 @@ class TestWaiting:
         status = operating.status(uid)
         assert (status.failures, status.phase, status.reason) == (1, Phase.RECOVERING, "AttemptFailed")
         assert status.message.startswith(
-            "nothing new was heard of measuring: waiting for the measurement: the agent of"
+            "the measurement reported no progress: waiting for the measurement: the agent of"
         )
         later(operating, 10.0)
         assert operating.status(uid).attempt == 2

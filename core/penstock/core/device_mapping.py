@@ -27,7 +27,7 @@ def visible_devices(devices: Sequence[int], visible: str | None) -> str:
     missing = [device for device in devices if device >= len(names)]
     if missing:
         raise UserError(
-            what=f"puts a rank on device {missing[0]}, and {VISIBLE} names {len(names)}",
+            what=f"puts a rank on device {missing[0]}, but {VISIBLE} names only {len(names)}",
             where="plan.placement",
             remedy="plan again on this machine, or make more devices visible",
         )
@@ -42,7 +42,7 @@ def ranks_of_devices(devices: Sequence[int], num_devices: int) -> tuple[int, ...
     missing = [device for device in devices if device >= num_devices]
     if missing:
         raise UserError(
-            what=f"puts a rank on device {missing[0]}, and here are {num_devices}",
+            what=f"puts a rank on device {missing[0]}, but there are only {num_devices}",
             where="plan.placement",
             remedy="plan again for these devices",
         )
@@ -55,7 +55,7 @@ def ranks_of_devices(devices: Sequence[int], num_devices: int) -> tuple[int, ...
 def require_shards_in_pods(num_ranks: int, tp: int, ranks_per_pod: int) -> None:
     """Raise `UserError` if ranks in order would put the ``tp`` shards of a pipeline rank on several pods.
 
-    They exchange hidden states in every unit: a plan does that between hosts only if its placement says so.
+    Shards exchange hidden states in every unit: a plan does that between hosts only if its placement says so.
     """
     for first in range(0, num_ranks, tp):
         pods = first // ranks_per_pod, (first + tp - 1) // ranks_per_pod

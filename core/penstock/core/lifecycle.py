@@ -88,7 +88,9 @@ STALL_STEPS = 10.0
 NO_STEP = "no step within"
 """Prefix of the message of a stalled run, in the life cycle and in a pod that applies the same rule."""
 FIRST_STEP_SECONDS = 600.0
-"""Longest time until an attempt's first step: it starts processes, connects them and reads a model or a checkpoint."""
+"""Longest time before an attempt begins its first step: it starts processes, connects them and reads a model or a
+checkpoint. The step itself has `stall_seconds` more.
+"""
 MEASURING_SECONDS = 1800.0
 """Longest time without news from an attempt that measures. A point takes seconds."""
 PREPARING_SECONDS = 6 * 3600.0
@@ -134,10 +136,10 @@ class Observation:
     """What a backend observes of a job's newest attempt, of its measurement and of its plan.
 
     Times are seconds on the clock of ``decide``, None for events that have not happened. ``attempt_gone``: nothing of
-    the newest attempt is left to write. ``feasible_ranks`` is the largest number of ranks that the capacity admits now.
-    ``last_step_at`` is None before the attempt's first step, whose limit counts from ``training_since``. Since
-    ``drifted_since`` steps differ from the prediction because the hardware no longer is as it was measured; ``replans``
-    attempts have ended for that.
+    the newest attempt is left to write. ``refused``: it failed because of a mistake that only the user can fix.
+    ``feasible_ranks`` is the largest number of ranks that the capacity admits now. ``last_step_at`` is None before the
+    attempt's first step, whose limit counts from ``training_since``. Since ``drifted_since`` steps differ from the
+    prediction because the hardware no longer is as it was measured; ``replans`` attempts have ended for that.
 
     ``admitted`` allows a queued job to be launched. With ``attempts_queue``, as on a cluster, a job is launched first
     and its attempt waits for places itself: it is ready once all of it has places. Some of it has had none since
@@ -197,7 +199,8 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed(Observation):
-    """An observation with what is stored of the job. ``failures`` counts attempts that ended without being asked to.
+    """An observation with what is stored of the job. ``failures`` counts attempts that ended for a reason in `LOSSES`;
+    a disrupted one, and one whose places were given up, do not count.
 
     ``active_since`` is the first launch, or the next one after a suspension or a wait in a queue, like the startTime of
     a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
@@ -230,7 +233,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StartProfile:
-    """Measure the missing points, in the attempt's allocation."""
+    """Measure the missing points, with the attempt's ranks."""
 
     attempt: int
 
@@ -496,7 +499,7 @@ def _profiling(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
         return _lost(spec, observed, observed.message or "profiling failed")
     if observed.news_due_at is not None and now >= observed.news_due_at:
         return _lost(
-            spec, observed, f"nothing new was heard of measuring: {observed.message or 'the cause is not known'}"
+            spec, observed, f"the measurement reported no progress: {observed.message or 'the cause is not known'}"
         )
     waits: list[Decision] = [Wait(observed.news_due_at)] if observed.news_due_at is not None else []
     if observed.profile is Step.MISSING and observed.attempt_state is AttemptState.READY:
