@@ -17,7 +17,7 @@ class Demand:
     memory_bytes: int = 0
 
     def plus(self, other: Demand) -> Demand:
-        """Both together."""
+        """The sum of both."""
         return Demand(
             cores=self.cores + other.cores,
             cuda_devices=self.cuda_devices + other.cuda_devices,
@@ -25,7 +25,7 @@ class Demand:
         )
 
     def fits(self, capacity: Demand) -> bool:
-        """Whether a machine of that capacity can hold it."""
+        """Whether a machine of that capacity can meet this demand."""
         return (
             self.cores <= capacity.cores
             and self.cuda_devices <= capacity.cuda_devices
@@ -43,12 +43,12 @@ class Machine:
 
     @property
     def capacity(self) -> Demand:
-        """As demands are compared with it."""
+        """The capacity in the form of a demand, to be compared with demands."""
         return Demand(cores=self.cores, cuda_devices=len(self.devices), memory_bytes=self.memory_bytes)
 
 
 def lacking(demand: Demand, capacity: Demand) -> str:
-    """The resource that a machine of that capacity lacks for a job; empty if none."""
+    """Text of the resources of which a machine of that capacity has too little; empty if it meets the demand."""
     short = []
     if demand.cores > capacity.cores:
         short.append(f"{demand.cores} cores of {capacity.cores}")

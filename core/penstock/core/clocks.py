@@ -15,7 +15,7 @@ An observer whose times are all on one clock, as the operator's and those of a c
 over ten times its length.
 
 Example: an attempt failed at wall 1000 and boot time 50, and its retry is due 8 s later. At boot time 52 the wall clock
-is set to 4600. By the wall clock the age is 3602 s and the retry overdue; here it is 2 s, and the retry is due at boot
+is set to 4600. By the wall clock the age is 3600 s and the retry overdue; here it is 2 s, and the retry is due at boot
 time 58. A service that starts after a reboot at wall 990 begins with age 0.
 """
 

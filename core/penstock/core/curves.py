@@ -71,7 +71,7 @@ def thinned(points: Sequence[CurvePoint], most: int) -> tuple[CurvePoint, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """At least one point, in the order of steps. ``first`` is None if only the first step is no longer kept."""
+    """At least one point, in the order of steps. ``first`` is None only if the first step is no longer kept."""
 
     points: tuple[CurvePoint, ...]
     first: StepValue | None

@@ -1,8 +1,8 @@
 """One step of a job, wherever it runs: observe, decide by the life cycle, and apply.
 
-Problem. ``penstock run``, the service and the operator run the same jobs. Each of them is killed at any time, between
-any two of its actions. A job must go on all the same, must never have two attempts at once, and must go the same way in
-all places: the same retries, the same limits, the same answer to an attempt that vanished.
+Problem. ``penstock run``, the service and the operator run the same jobs. Each of them may be killed at any time,
+between any two of its actions. The job must continue nevertheless, must never have two attempts at once, and must be
+treated alike by all three: the same retries, the same limits, the same answer to an attempt that vanished.
 
 Idea. `step` is the only way from an observation to an action, and keeps nothing. It asks the `Backend` for an
 observation of the job, joins that with what is stored of the job (`Record`), lets the pure function
@@ -137,7 +137,7 @@ class Backend(Protocol[J]):
     def launch(self, job: J, launch: Launch, entered: SetPhase | None, now: Reading) -> J:
         """Store the attempt's number with the phase, if one is entered; return the job as stored. Nothing starts yet.
 
-        Raises `UserError` for a mistake in the job, which fails by it.
+        Raises `UserError` for a mistake in the job, because of which the job fails.
         """
 
     def start(self, job: J) -> None:

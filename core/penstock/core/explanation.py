@@ -75,7 +75,7 @@ class Variation(Manifest):
 
     @property
     def speed(self) -> Speed | None:
-        """The speed in both of its numbers."""
+        """The predicted speed; None if there is none."""
         if self.tokens_per_second_per_device is None:
             return None
         return Speed(

@@ -23,7 +23,7 @@ _FAILING = re.compile(
 class Failure:
     """``what`` happened, ``more`` details, their ``remedies``, and the ``rank`` at fault.
 
-    ``evidence`` is the first line of the rank's last output that reports a failure, if it adds to ``what``.
+    ``evidence`` is the first line of the rank's last output that reports a failure; empty if the message has it.
     """
 
     what: str

@@ -2,9 +2,9 @@
 launches one.
 
 An editor names a namespace, an image, Secrets, claims, tolerations and node selectors. The service and the operator act
-with rights of their own, so the cluster does not check whether the editor may use these. So a policy states what is
-allowed: allow-lists that hold everywhere, and additional ones for single namespaces. Each list has names, or prefixes
-of names that end with ``*``.
+with rights of their own, so the cluster does not check whether the editor may use these. A policy therefore states what
+is allowed: allow-lists that hold everywhere, and additional ones for single namespaces. Each list has names, or
+prefixes of names that end with ``*``.
 
 Some names are reserved, because they lead to the control plane or to penstock itself: the namespaces ``kube-*`` and
 penstock's own, and the control plane's taints and labels. Only their full name in a list allows them; ``*`` does not.
@@ -40,10 +40,10 @@ class NotAllowedError(UserError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allowance(Manifest):
-    """Lists of what jobs may name, in their order in `KubernetesSpec`.
+    """Lists of the names that jobs may use.
 
-    A pattern of ``images`` ends with ``/*``, ``:*`` or ``@*``, so that ``registry/team*`` does not let in another team;
-    after the latter two only a tag or a digest may follow.
+    A pattern of ``images`` is ``*``, or ends with ``/*``, ``:*`` or ``@*``, so that ``registry/team*`` does not let in
+    another team. ``:*`` and ``@*`` stand for a tag or a digest only.
     """
 
     images: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def _image(spec: KubernetesSpec, allowed: Allowance) -> UserError | None:
 
 
 def _matches_image(image: str, pattern: str) -> bool:
-    """A port looks like a tag, so nothing with a slash may follow the name of an image."""
+    """Whether an image matches. A port looks like a tag, so after ``:`` or ``@`` a ``*`` stands for no slash."""
     if not pattern.endswith(ANY) or pattern == ANY:
         return pattern in (ANY, image)
     beginning = pattern.removesuffix(ANY)

@@ -178,7 +178,7 @@ class EnvVar(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimTemplate(Checked):
-    """A claim to be made for the job; without a ``storageClass`` of the cluster's default one."""
+    """A claim to be made for the job, without ``storageClass`` from the cluster's default class."""
 
     size: Annotated[int, SOME_BYTES, "bytes, or a quantity such as `10Gi`"] = field(metadata=BYTES)
     storage_class: Annotated[str, named(names.SUBDOMAIN, may_be_empty=True), "empty: the cluster's default"] = ""

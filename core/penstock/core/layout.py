@@ -514,9 +514,9 @@ def stage_slot_buffers(
 
 
 LONG_SEQUENCE = 16_384
-"""From this number of tokens on, every slice has its own keys and values, which are freed with its backward. A rank
-copies those that a slice attends to together for every F and I of attention: in time that is little where many queries
-read the copy.
+"""From this number of tokens on, every slice has its own keys and values, which are freed with its backward. For every
+F and I of attention a rank copies those that the slice attends to into one buffer. That takes little time next to the
+attention of the many queries that read the copy.
 """
 
 KEYS_AT_ONCE = 32_768

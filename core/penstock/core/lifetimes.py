@@ -11,7 +11,7 @@ from penstock.core.schedule import Kind
 
 
 class ViolationError(Exception):
-    """A violation by the current instruction, as a sentence whose subject it is."""
+    """A violation by the current instruction; the message is a sentence without its subject, the instruction."""
 
 
 _STARTS = {Kind.SEND_F: "sent", Kind.SEND_B: "sent", Kind.POST_RECV_F: "received", Kind.POST_RECV_B: "received"}

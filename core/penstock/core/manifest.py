@@ -2,11 +2,11 @@
 
 Every core type has ``from_manifest`` and ``to_manifest``; both come from `Manifest` below and follow the type's own
 annotations, so a field is written once: its type, and by ``Annotated`` its range (`penstock.core.limits`) and its
-meaning. Manifest names are camelCase, Python names snake_case. Reading is strict: an
-unknown field is rejected with its path and the nearest known name, a value of the wrong type with its path and the
-expected type. The mistakes of all fields are reported together (`penstock.core.errors.MistakesError`). A field may
-carry ``metadata={"read": f, "write": g}`` if the written form is not the plain value (``4Gi`` for bytes); ``f(value,
-path)`` reads, ``g(value)`` writes, and ``"schema"`` describes it (`penstock.core.manifest_schema`).
+meaning. Manifest names are camelCase, Python names snake_case. Reading is strict: an unknown field is rejected with its
+path and the nearest known name, a value of the wrong type with its path and the expected type. The mistakes of all
+fields are reported together (`penstock.core.errors.MistakesError`). A field may carry ``metadata={"read": f, "write":
+g}`` if the written form is not the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writes, and
+``"schema"`` describes it (`penstock.core.manifest_schema`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _headed(cls: type, kind: str) -> JsonSchema:
     schema["properties"] = {
         **head,
         **schema["properties"],
-        "status": {"description": "What an operator says of it; read from no manifest."},
+        "status": {"description": "Written by an operator; ignored in manifests."},
     }
     schema["required"] = [*head, *schema["required"]]
     return schema

@@ -162,8 +162,8 @@ class ModelSpec(Manifest):
     def can_be_sharded(self, tp: int) -> bool:
         """Whether ``tp`` devices can share every layer: whole heads and equal parts of the feed-forward width.
 
-        Key/value heads are divided, too, or if they are fewer than devices, each is on equally many. Every device has
-        at least one row of the vocabulary, for every part of a divided head.
+        Key/value heads are divided, too; if they are fewer than devices, equally many devices hold each. Every device
+        has at least one row of the vocabulary, for every part of a divided head.
         """
         is_grouped = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
         has_rows = self.vocab // self.head_parts >= tp

@@ -25,7 +25,7 @@ MOST_BYTES = 32 * 2**20
 MOST_ITEMS = 1_000_000
 """Items of lists and fields of objects. A profile of 256 ranks has 400,000."""
 MOST_DEPTH = 32
-"""Of nested lists and objects. A plan has 4."""
+"""Of nested lists and objects. A plan has 5: plan, recompute, stage, unit, operations."""
 
 _GZIP = 16 + zlib.MAX_WBITS
 _MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]|,', re.DOTALL)

@@ -112,7 +112,7 @@ class Cost(Manifest):
 class Alternative(Manifest):
     """A plan that was considered: a label, its predicted step and bytes, and the reason why it was not chosen.
 
-    ``speed`` is the speed of its step. It may be for fewer devices than the chosen plan.
+    ``speed`` is the speed of its step. The alternative may use fewer devices than the chosen plan.
     """
 
     label: str
@@ -269,7 +269,7 @@ class Plan(Manifest):
 
     @property
     def num_ranks(self) -> int:
-        """Dp x tp x pp."""
+        """Number of ranks, and of devices: dp x tp x pp."""
         return self.dp * self.tp * self.pp
 
     @property
@@ -357,7 +357,7 @@ class Plan(Manifest):
     def recompute_pin(self) -> RecomputePin | None:
         """The recomputation, as a job pins it: by a name if one fits, else stage by stage. None if that would need
         stages that a job cannot pin (`blocks`), if the schedule itself has all of it, and if it is inside backwards,
-        which no pin says.
+        which no pin can require.
         """
         named_pin = next((pin for pin in Recompute if self.recomputes(pin)), None)
         if self.recompute_inside or (named_pin is Recompute.NONE and self._imported_recompute_stages):

@@ -62,7 +62,7 @@ MOST_AGENT_BYTES = 2**20
 
 TERMINATION_FILE = "/dev/termination-log"
 MOST_REPORT_BYTES = 4096
-"""The kubelet keeps so much of a termination message."""
+"""The kubelet keeps no more of a termination message."""
 
 MEASURES_LABEL = "penstock.dev/measures"
 """On a job that only measures for the ClusterProfile of that name: it has no data and no plan."""
@@ -98,8 +98,8 @@ class PodBinding(Manifest):
 
     @property
     def meeting_port(self) -> int:
-        """The port on which ranks connect in this epoch. It differs from the last epoch's, on which a process may still
-        listen.
+        """The port on which ranks connect in this epoch. It differs from the previous epoch's, on which a process may
+        still listen.
         """
         return self.port + self.epoch
 

@@ -3,8 +3,9 @@
 `penstock run` observes its own children and the service the files of supervisors, both as a `ProcessState`. From that
 and from what is stored of the job, `observation` derives the input of the life cycle.
 
-Pauses before a retry and silence are ages, by CLOCK_BOOTTIME of the observer (`penstock.core.clocks`): silence since
-the mark of the attempt's progress last changed. So an hour more or less on the wall clock makes no retry and no loss.
+Two durations are measured by CLOCK_BOOTTIME of the observer (`penstock.core.clocks`): the pause before a retry, and the
+time since the mark of the attempt's progress last changed. So a wall clock that is set an hour forwards or backwards
+causes no early retry and no loss.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class ProcessRecord(Record, Protocol):
 
     @property
     def failed_boot_id(self) -> str | None:
-        """Boot during which that was; none or empty if it was not stored."""
+        """Id of the boot during which it failed; none or empty if it was not stored."""
 
     @property
     def failed_boottime(self) -> float | None:
-        """Its time since that boot."""
+        """Seconds from that boot to the failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

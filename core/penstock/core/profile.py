@@ -21,7 +21,9 @@ MOST_BYTES_PER_SECOND = 1e13
 """No link is as fast: the memory of today's fastest devices is slower."""
 
 BUSY_SHARE = 0.75
-"""Of a machine's cores. With more processes that want to run before the measurement it was not the ranks' own."""
+"""Share of a machine's cores. If the load average before the measurement was higher, other programs took time of the
+cores.
+"""
 
 _REMEDY = "measure again when nothing else runs: penstock profile JOB"
 
@@ -161,8 +163,8 @@ class Profile(Manifest):
     """All measurements of one model's units on one machine, or on several together.
 
     ``model_digest`` names the dimensions that costs depend on; ``measured_at`` is seconds since the epoch; ``load`` the
-    load average before the measurement; ``method`` says how. ``hosts`` numbers the machine of every rank from 0, by
-    first appearance; empty means one machine for all. Ranks slow those of their own machine alone.
+    load average before the measurement; ``method`` how it was measured. ``hosts`` numbers the machine of every rank
+    from 0, by first appearance; empty means one machine for all. A rank slows down only ranks of its own machine.
     ``sequence_parallel`` says how shards divided hidden states, and ``only_tp`` which degree of tensor parallelism
     alone was measured, because the job pinned it; none: all that plans may have.
     """

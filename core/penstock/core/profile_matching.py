@@ -1,4 +1,4 @@
-"""Whether a profile fits a job: its model, precision, ranks, micro-batches, and age.
+"""Whether a profile fits a job: its model, precision, ranks, micro-batches, links, degrees of parallelism, and age.
 
 The caller compares the machine, which only PyTorch can identify.
 """
@@ -23,7 +23,9 @@ HEAVY_SHARE = 0.75
 """A fraction of the work of a pipeline rank."""
 
 ANY_GLOBAL_BATCH = 12
-"""Only its divisors are measured, so its measurement fits every job."""
+"""Global batch of a measurement for any job. Micro-batches are measured if they divide it (`batches_to_measure`), as
+all up to `LONGEST_BATCH` do.
+"""
 
 
 def model_digest(model: ModelSpec, sequence_length: int) -> str:
@@ -44,7 +46,7 @@ def require_device_memory(memory_per_rank: int, device_bytes: int) -> None:
 
 
 def subject(machine: MachineKey, model: str, precision: Precision, num_ranks: int) -> str:
-    """Digest of a profile's subject; of profiles with the same the newest counts. ``model`` is the model's digest."""
+    """Digest that profiles of the same subject share: of these the newest counts. ``model`` is the model's digest."""
     return digest([machine.to_manifest(), model, precision.value, num_ranks])
 
 

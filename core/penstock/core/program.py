@@ -4,8 +4,10 @@ range.
 Slots of one (stage, micro-batch, slice), and their live ranges:
 
     x      stage input                      POST_RECV (or the previous stage's F on the same rank) to I
-    a      activations only I needs         F (or R) to I
-    l      inputs of the Linears            F (or R) to W
+    a      activations only I needs         F to I
+    l      inputs of the Linears            F to W
+    ra     those of a that R recomputes     R to I
+    rl     those of l that R recomputes     R to W, without an R I to W
     w      gradients of their outputs       I to W
     y      stage output                     F to WAIT_SEND
     g_out  gradient of the stage's input    I to WAIT_SEND
@@ -211,7 +213,7 @@ class Program(Manifest):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every instruction's action, slots and channel, and every slot's place.
+        """SHA-256 over every instruction's action, slots, channel and number on it, and every slot's place.
 
         A START_REDUCE directly followed by its WAIT_REDUCE counts as one REDUCE, as it was up to 0.1.0. Fields that
         follow from the plan with this digest are left out: ``receive_ahead``, ``late_receives``, ``reductions``,

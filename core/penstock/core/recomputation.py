@@ -124,8 +124,8 @@ class _Step:
         return other_ranks[own_ranks.index(rank)] if len(own_ranks) == len(other_ranks) and rank in own_ranks else None
 
     def _arrivals(self) -> Mapping[Message, int]:
-        """The time at which each message had been sent: after its SEND, or if that took no time after the action that
-        made it.
+        """The time at which each message had been sent: the end of its SEND, or of the action that made it if there is
+        no event of the SEND.
         """
         arrivals: dict[Message, int] = {}
         for rank, events in enumerate(self.by_rank):

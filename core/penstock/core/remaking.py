@@ -6,8 +6,8 @@ buffers are given up after F and made again by R, in the order of the operations
 so every set of operations can run again. Keys and values are always kept, since later slices read them.
 
 Example: {norm, activate} of an MLP gives up the norm's output, its statistics and the activated values, and recomputes
-them without a product of matrices (selective recomputation). All five operations of both units of a block leave nothing
-between a stage's input and its output (full recomputation).
+them without a product of matrices (selective recomputation). All five operations of both units of a block leave only
+keys and values between a stage's input and its output (full recomputation).
 
 The recomputation of a stage is written per kind of unit: units of a kind are equal, so only the number of those that
 recompute matters.
@@ -32,7 +32,7 @@ from penstock.core.model import ModelSpec, UnitKind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remake(Checked):
-    """The next ``count`` units of a kind in a stage run these ``operations`` again; those that none names, nothing."""
+    """The next ``count`` units of a kind in a stage run these ``operations`` again; units without an entry, none."""
 
     unit: UnitKind
     count: Annotated[int, one_to(2 * MOST_LAYERS + 2)]
@@ -177,7 +177,9 @@ def _count_text(count: int, num_units: int) -> str:
 
 
 def check_remakes(spec: ModelSpec, stage: tuple[int, int], remakes: Remakes, where: str) -> None:
-    """Raise `UserError` unless the stage [first, stop) has these units, and they the operations."""
+    """Raise `UserError` unless the stage [first, stop) has these units, and every entry names operations of its kind of
+    unit, each once.
+    """
     unit_counts = Counter(unit.kind for unit in spec.units[slice(*stage)]) if remakes else Counter[UnitKind]()
     named = Counter[UnitKind]()
     for i, remake in enumerate(remakes):

@@ -20,7 +20,9 @@ from penstock.core.manifest import Checked, mistyped
 
 
 class Kind(enum.StrEnum):
-    """Kind of an action. The first five are compute. A schedule has only these, a Program has all."""
+    """Kind of an action. The first five are compute. A schedule has only these and overlaps of them, a Program has
+    all.
+    """
 
     F = "F"
     B = "B"
@@ -68,9 +70,10 @@ class Group(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Units [first, stop) of a stage, counted from its first: the work of one of several R of a slice. In a Program
-    also the work of one part of a stage's first forward or last backward, the parameters that the one needs, and the
-    gradients that the other completes (`penstock.core.buckets`).
+    """Units [first, stop) of a stage, counted from its first: the work of one of several R of a slice.
+
+    In a Program also a part of a stage's first forward and the parameters that it needs, or a part of its last backward
+    and the gradients that it completes (`penstock.core.buckets`).
     """
 
     first: int

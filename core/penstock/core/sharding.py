@@ -126,7 +126,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows or columns [start, stop) of a parameter that a shard holds; ``is_owner``: it is the first of those."""
+    """Rows or columns [start, stop) of a parameter that a shard holds; ``is_owner``: no shard before it holds them."""
 
     start: int
     stop: int
@@ -150,7 +150,7 @@ def exchange_bytes(collective: Collective, num_bytes: int, tp: int) -> int:
     """Bytes that a shard on the host needs in addition to the tensors for a collective of ``num_bytes`` on each of
     ``tp``.
 
-    Each of the others sends it the addend of its own block, or with two shards of a sum the whole tensor
+    Each of the others sends it an addend of the block that it sums, or for a sum over two shards the whole tensor
     (`penstock.trainer.shards`). The memory is kept for the next collective.
     """
     if collective is Collective.GATHER:

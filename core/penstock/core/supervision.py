@@ -47,7 +47,7 @@ class Address(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim(Manifest):
-    """The process that supervises the attempt. After a restart another process may have the same number."""
+    """The process that supervises the attempt. After a reboot another process may have the same ``pid``."""
 
     pid: int
     started_ticks: int

@@ -54,12 +54,12 @@ def bytes_apart(first: int, second: int) -> tuple[str, str]:
 
 
 def _three_digits(value: float) -> str:
-    """All digits of a thousand and more, which would be written with an exponent otherwise."""
+    """Three significant digits; of a thousand and more the whole number, instead of an exponent."""
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def quantity(count: int) -> str:
-    """``count`` bytes as the shortest exact Kubernetes quantity; `parse_bytes` reads it back unchanged."""
+    """``count`` bytes as an exact Kubernetes quantity, with the largest binary suffix that divides them: ``4Gi``."""
     for suffix, size in reversed(_BINARY.items()):
         if count and count % size == 0:
             return f"{count // size}{suffix}"

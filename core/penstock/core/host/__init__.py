@@ -1,1 +1,3 @@
-"""Resources of this machine: ports, network interfaces, locks, signals, the cache folder, and installed members."""
+"""Resources of this machine: capacity, launches, ports, network interfaces, locks, signals, clocks, the cache folder,
+and installed members.
+"""

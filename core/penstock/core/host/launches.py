@@ -3,7 +3,7 @@
 `penstock run`, `penstock profile`, trials and the supervisor of each of a service's attempts add themselves before they
 start ranks, and stay until these have ended. Two rules decide which launches may start:
 
-- A CUDA device has one launch. Which devices a launch uses is decided here: the first that are free.
+- A CUDA device has one launch. A launch that does not name its devices gets the first that are free.
 - Cores and memory are counted as a service does for its jobs (`penstock.core.capacity`). Launches run side by side
   while they fit together. A single launch always fits: it may request more than the machine has, which is slow
   but disturbs no other launch.
@@ -90,9 +90,10 @@ class Launches:
     def held(
         self, what: str, demand: Demand, *, uid: str = "", devices: tuple[str, ...] | None = None
     ) -> Iterator[tuple[str, ...]]:
-        """Hold ``demand`` for ``what`` during the block, which gets its CUDA devices; empty: all that there may be.
+        """Hold ``demand`` for ``what`` during the block; yield the CUDA devices of the launch, by name.
 
-        With ``devices`` it holds these. Launches of the same ``uid`` are of one job and not counted.
+        They are ``devices``, or else the first that are free; none where the driver lists none. Launches of the same
+        ``uid`` are of one job and not counted.
 
         Raises:
             InUseError: it does not fit next to others.
@@ -125,7 +126,7 @@ class Launches:
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
-        """One launch at a time. What launches that were killed have left is removed."""
+        """Let one launch at a time be added, after the files of launches that were killed are removed."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / "lock").open("w")

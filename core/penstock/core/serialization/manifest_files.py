@@ -14,7 +14,7 @@ M = TypeVar("M", bound=Manifest)
 
 
 def read(path: Path, kind: type[M]) -> M | None:
-    """The contents; None if the file is missing or cannot be read."""
+    """The contents; None if the file is missing or is not JSON. Raises `UserError` for JSON of another form."""
     try:
         return kind.from_manifest(jsontext.load(path.read_text()))
     except (FileNotFoundError, ValueError):
