@@ -36,12 +36,12 @@ MOST_CHARACTERS = {
 }
 
 REMEDIES = {
-    LABEL: "use at most 63 lower-case letters, digits and dashes",
-    SUBDOMAIN: "use lower-case letters, digits, dashes and dots",
+    LABEL: "use at most 63 lower-case letters, digits and dashes, no dash first or last",
+    SUBDOMAIN: "use lower-case letters, digits, dashes and dots, a letter or digit first and last",
     QUALIFIED: "write a name such as nvidia.com/gpu: letters, digits, dashes, dots, and at most one slash",
     LABEL_VALUE: "use at most 63 letters, digits, dashes, dots and underscores",
     DATA_KEY: "use letters, digits, dashes, dots and underscores",
-    VARIABLE: "use letters, digits and underscores, a letter first",
+    VARIABLE: "use letters, digits, underscores, dashes and dots, a letter or underscore first",
     VOLUME_ROOT: "write out or data/NAME",
     STORED_VOLUME_ROOT: "write out or data/NAME",
 }

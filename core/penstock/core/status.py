@@ -118,9 +118,9 @@ class JobStatus(Manifest):
     """``launched`` is the newest attempt whose JobSet was created. It is written with the next change of the status;
     until then ``attempt`` is ahead of it.
 
-    ``ranks`` are those of the newest attempt. ``failures`` counts attempts that ended without a request to stop, and
-    ``replans`` those that ended because steps had drifted from the prediction. An elastic job that shrank has capacity
-    for ``feasible_ranks``.
+    ``ranks`` are those of the newest attempt. ``failures`` counts attempts that failed, without those that were
+    preempted, evicted or stopped, or that gave up their places, and ``replans`` those that ended because steps had
+    drifted from the prediction. An elastic job that shrank has capacity for ``feasible_ranks``.
     """
 
     observed_generation: Annotated[int, "the generation of the spec that the rest of the status describes"] = 0
@@ -130,7 +130,7 @@ class JobStatus(Manifest):
     attempt: Annotated[int, "number of the newest attempt; 0: none yet"] = 0
     launched: Annotated[int, "the newest attempt whose JobSet was created"] = 0
     ranks: Annotated[int, "of the newest attempt"] = 0
-    failures: Annotated[int, "attempts that ended without a stop request"] = 0
+    failures: Annotated[int, "attempts that failed; a preempted, evicted or stopped one does not count"] = 0
     replans: Annotated[int, "attempts that ended because steps had drifted; the next drift must last twice as long"] = 0
     checkpoint: Annotated[CheckpointName | None, "the newest complete checkpoint: `out://UID/ATTEMPT/STEP`"] = None
     phase_entered_at: Annotated[float | None, "start of the phase"] = field(default=None, metadata=INSTANT)
