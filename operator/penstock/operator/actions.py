@@ -1,7 +1,7 @@
-"""The operator's changes of the cluster for one job. Nothing is decided here.
+"""The operator's writes to the cluster for one job. Nothing is decided here.
 
-Children are made under fixed names, and existing ones are not written again. So every action may be cut short by
-the end of the operator, and is then done again.
+Children are created under fixed names, and an existing child is used as it is. So the end of the operator may cut any
+action short, and the next operator repeats it.
 """
 
 from __future__ import annotations
@@ -121,10 +121,11 @@ class Actions:
         require_shared_output(job, manifests.num_pods(job, ranks), modes)
 
     def launch(self, job: PipelineJob, status: JobStatus) -> None:
-        """Make the claims, the ConfigMap and the JobSet of the status's attempt, and remove those of attempts before.
+        """Create the job's claims, and the ConfigMap and the JobSet of the status's attempt.
 
-        An existing claim of that name is used as it is: it holds files of an earlier job. Raises
-        `KubeError` for a job that the policy does not allow: it is held, and tried again.
+        JobSets of earlier attempts and the ConfigMap of the previous one are deleted first. An existing claim is used
+        as it is: it holds files of an earlier job. Raises `KubeError` for a job that the policy does not allow: the
+        operator holds it, and retries.
         """
         self._require_allowed(job)
         self._forget_attempts_before(job, status.attempt)
@@ -143,7 +144,7 @@ class Actions:
             raise KubeError(403, "NotAllowed", " ".join(str(combined(reasons)).split()))
 
     def _make(self, manifest: Mapping[str, Any]) -> Object:
-        """The object, which may have been there before."""
+        """Create the object; return it, or the existing one of that name."""
         metadata, now = manifest["metadata"], self._clock()
         try:
             made = self._kube.create(manifest)
@@ -155,7 +156,7 @@ class Actions:
         return self._kube.get(KINDS[manifest["kind"]], metadata["namespace"], metadata["name"])
 
     def _make_own(self, manifest: Mapping[str, Any]) -> Object:
-        """The object; raises `KubeError` if one of that name is there and is not the job's."""
+        """Like `_make`, but raise `KubeError` if an existing object of that name is not the job's."""
         existing, wanted = self._make(manifest), manifest["metadata"]
         if _is_of(existing, wanted["labels"][UID_LABEL]):
             return existing
@@ -188,7 +189,7 @@ class Actions:
                 self._kube.delete(JOBSETS, snapshot.namespace, jobset.name, jobset.uid)
 
     def remove_job(self, snapshot: JobSnapshot) -> None:
-        """Remove the job and everything that is its own."""
+        """Delete the job; the cluster then deletes the objects that it owns."""
         self._kube.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
 
     def bind(self, pods: Iterable[PodSnapshot], bindings: Iterable[PodBinding]) -> None:
@@ -230,7 +231,7 @@ class Actions:
         self._kube.apply(manifests.config_map(job, attempt, self._settings, plan))
 
     def published_plan(self, job: PipelineJob, attempt: int) -> Plan | None:
-        """Return the plan in the attempt's ConfigMap; none if there is none that can be read."""
+        """Return the plan in the attempt's ConfigMap; none if it is missing or cannot be read."""
         try:
             existing = self._kube.get(CONFIG_MAPS, job.metadata.namespace, attempt_name(job.metadata.name, attempt))
             return unpacked_plan(existing.get("binaryData", {}))
@@ -257,7 +258,9 @@ class Actions:
         return name
 
     def forget_profile(self, job: PipelineJob, name: str) -> None:
-        """Remove the ConfigMap with one of the job's measurements. One that may not be removed goes with the job."""
+        """Delete the ConfigMap with one of the job's measurements. If that is refused, the cluster deletes it with the
+        job.
+        """
         try:
             existing = self._kube.get(CONFIG_MAPS, job.metadata.namespace, name)
             if _may_be_its_measurement(existing, job.metadata.uid):
@@ -288,13 +291,13 @@ class Actions:
 
 
 def _is_of(owned: Object, job_uid: str) -> bool:
-    """Whether the object is one that the operator made for the job: the job controls it, and its label says so."""
+    """Whether the operator created the object for the job: the job controls it, and its label has the job's uid."""
     labels = owned["metadata"].get("labels", {})
     return labels.get(UID_LABEL) == job_uid and controller(owned, JOB_KIND, GROUP)[1] == job_uid
 
 
 def _may_be_its_measurement(owned: Object, job_uid: str) -> bool:
-    """Whether the object belongs to the job. Those that the service of 0.1.0 made are not controlled by it."""
+    """Whether the job owns the object. The service of 0.1.0 made the job an owner, but not the controller."""
     owners = {owner["uid"] for owner in owned["metadata"].get("ownerReferences") or ()}
     return owned["metadata"].get("labels", {}).get(UID_LABEL) == job_uid and job_uid in owners
 

@@ -2,8 +2,8 @@
 
 A job that measures needs its measurement to go on. The service delivers it, and may be down, with its node. So the
 operator fetches it from the pod itself, in separate threads: no reconcile waits for a pod. A job's agent is polled
-every `PAUSE_SECONDS` at most, and less often after failures. A namespace has few of the threads at once, so that its
-pods cannot delay others by answering slowly.
+at most every `PAUSE_SECONDS`, and less often after failures. A namespace has few of the threads at once, so that its
+pods cannot delay those of others by answering slowly.
 
 Only pods that belong to the job by their owners (`penstock.operator.ownership`) may be polled. Their answers are
 untrusted all the same: they are bounded (`penstock.operator.fetching`, `penstock.core.packing`) and must name the
@@ -40,7 +40,7 @@ SELDOM_SECONDS = 60.0
 MOST_DOUBLINGS = 4
 NUM_THREADS = 16
 MOST_OF_A_NAMESPACE = 4
-"""Concurrent requests for the jobs of one namespace."""
+"""Limit of concurrent requests for the jobs of one namespace."""
 
 Fetch = Callable[[str, str], bytes]
 """Fetches the document of that name from an address; raises `AgentError`."""
@@ -81,7 +81,7 @@ class _Request:
 
 
 def fetch_from_pod(address: str, name: str) -> bytes:
-    """The document that the agent of the pod at that address serves; raises `AgentError`."""
+    """Return the document of that name from the agent of the pod at that address; raises `AgentError`."""
     require_pod_address(address)
     return fetch(address, name)
 
@@ -176,7 +176,7 @@ class Agents:
         return report, Profile.from_manifest(self._read(packed), "measurement")
 
     def _read(self, packed: bytes) -> Any:
-        """Unpack one document at a time: the largest that is allowed takes a hundred megabytes while it is read."""
+        """Unpack one document at a time: the largest allowed one takes about a hundred megabytes meanwhile."""
         with self._reading:
             return unpack(packed)
 

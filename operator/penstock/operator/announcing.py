@@ -32,7 +32,7 @@ class EventRecorder:
         self._kube, self._clock, self._later = kube, clock, later
 
     def phase(self, job: JobSnapshot, decision: SetPhase) -> None:
-        """The job entered a phase."""
+        """Log, and record as an event, that the job entered a phase."""
         is_bad = decision.phase is Phase.FAILED or decision.reason in LOSSES
         message = f"{decision.phase}: {decision.message}" if decision.message else str(decision.phase)
         extra = {**about(job), "phase": str(decision.phase), "reason": decision.reason}

@@ -24,14 +24,14 @@ def in_order(pods: Sequence[PodSnapshot], nodes: Mapping[str, NodeSnapshot]) -> 
 
 
 def measuring_bindings(job: PipelineJob, attempt: int, pods: Sequence[PodSnapshot]) -> list[PodBinding]:
-    """Epoch 0, for pods in order."""
+    """Return the bindings of epoch 0, in which an attempt measures, for pods in order."""
     return [_binding(job, attempt, MEASURE_EPOCH, pods, number) for number in range(len(pods))]
 
 
 def training_bindings(
     job: PipelineJob, attempt: int, pods: Sequence[PodSnapshot], plan_digest: str
 ) -> list[PodBinding]:
-    """Epoch 1, for pods in order."""
+    """Return the bindings of epoch 1, in which an attempt trains by the plan, for pods in order."""
     return [_binding(job, attempt, TRAIN_EPOCH, pods, number, plan_digest) for number in range(len(pods))]
 
 

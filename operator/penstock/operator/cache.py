@@ -135,8 +135,8 @@ class Cache:
                 self.remove_job(job.uid)
 
     def profiles(self, namespace: str, key: str) -> list[ProfileStatus]:
-        """Return the measurements with that key that jobs of the namespace made or used, the newest first, as far as
-        their status names them or this process has cached them.
+        """Return the measurements with that key that jobs of the namespace made or used, newest first: those that a
+        status names now, or has named since this process started.
         """
         with self._lock:
             return list(reversed(self._profiles.get((namespace, key), {}).values()))
@@ -322,7 +322,7 @@ class Cache:
 
     @property
     def service_since(self) -> float | None:
-        """Start of the time since when the service has been running; none while it is not."""
+        """Time since when the service has been running; none while it is not."""
         with self._lock:
             return self._service_since
 
@@ -334,7 +334,9 @@ class Cache:
 
     @property
     def ahead_seconds(self) -> float:
-        """Seconds by which this process's clock is ahead of the cluster's; 0 where that is too little to matter."""
+        """Seconds by which this process's clock is ahead of the cluster's, negative if it is behind; 0 if that is too
+        little to matter.
+        """
         with self._lock:
             return self._ahead_seconds
 

@@ -1,6 +1,6 @@
-"""Free capacity: how many more pods of a job fit on the nodes, by their offers less the running pods.
+"""Free capacity: how many more pods of a job fit on the nodes next to the pods that are there.
 
-It repeats the arithmetic of the scheduler's NodeResourcesFit, NodeAffinity (by nodeSelector) and TaintToleration only:
+It repeats only the arithmetic of the scheduler's NodeResourcesFit, NodeAffinity (by nodeSelector) and TaintToleration:
 the scheduler decides in the end, and a job that grew in vain shrinks again. Reference:
 https://kubernetes.io/docs/reference/scheduling/config
 """
@@ -26,7 +26,7 @@ KEEPS_OUT = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """Number of further pods of a job that fit, and ``since`` when at least as many have fit."""
+    """Number of further pods of a job that fit, and the time ``since`` when it has been this number."""
 
     num_pods: int
     since: float
@@ -99,7 +99,7 @@ def _offer(node: Object, held: Amounts) -> Offer:
 
 
 def _requested(pod: Object) -> dict[str, Decimal]:
-    """The larger of its containers' total requests, with sidecars, and its largest init container's."""
+    """The pod's requests: the larger of the sum over containers and sidecars, and its largest init container."""
     spec = pod["spec"]
     lasting = [sidecar for sidecar in spec.get("initContainers", ()) if sidecar.get("restartPolicy") == "Always"]
     total: dict[str, Decimal] = {}

@@ -18,7 +18,7 @@ Key = tuple[str, str]
 """Namespace and name."""
 
 MOST_REMEMBERED = 20_000
-"""Uids of deleted objects that are kept. No cluster reports an object after this many later deletions."""
+"""Limit of remembered uids. No cluster reports an object after this many later deletions."""
 
 
 class Gone:
@@ -39,7 +39,7 @@ class Gone:
 
 
 class Children(Generic[Child]):
-    """The children of all jobs, of one kind, by namespace and name. Not safe among threads."""
+    """The children of all jobs, of one kind, by namespace and name. Not thread-safe."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[Key, Child]] = {}
@@ -71,14 +71,16 @@ class Children(Generic[Child]):
         return True
 
     def replace(self, children: Iterable[Child], version: int) -> set[str]:
-        """Store these, which are all at ``version``; return the jobs with changes."""
+        """Store these, which are all children at ``version``; return the uids of jobs with changes."""
         listed: dict[str, list[Child]] = {}
         for child in children:
             listed.setdefault(child.job_uid, []).append(child)
         return {uid for uid in self._of.keys() | listed.keys() if self.replace_of(uid, listed.get(uid, []), version)}
 
     def replace_of(self, job_uid: str, listed: Iterable[Child], version: int, namespace: str = "") -> bool:
-        """Store these, all of one job at ``version``, in one namespace or in all; return whether that is a change."""
+        """Store these, which are all children of one job at ``version``, in one namespace or in all; return whether
+        that is a change.
+        """
         there = {_key(child): child for child in listed}
         missing = [
             child

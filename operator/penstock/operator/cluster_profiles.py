@@ -1,6 +1,6 @@
 """Reconciles ClusterProfiles with jobs that only measure (docs/adr/0016).
 
-For every profile without a fresh measurement, a PipelineJob is made in one namespace. It is queued, retried and
+For every profile without a fresh measurement, a PipelineJob is created in one namespace. It is queued, retried and
 reported as any other job until it has measured. The measurement is stored in a ConfigMap that outlives the job, and the
 profile's status names it. No state is kept here: all of it follows from the cluster's objects.
 """
@@ -190,7 +190,7 @@ class ClusterProfiles:
 
 
 def read_profile(item: Object) -> ClusterProfile:
-    """The profile to measure; raises `UserError` for a spec that cannot be read."""
+    """Return the profile to measure; raises `UserError` for a spec that cannot be read."""
     head = {"apiVersion": API_VERSION, "kind": PROFILE_KIND, "metadata": {"name": item["metadata"]["name"]}}
     return ClusterProfile.from_manifest({**head, "spec": item.get("spec", {})})
 
@@ -204,7 +204,7 @@ def _status(item: Object) -> ClusterProfileStatus:
 
 
 def _spec(job: Object) -> JobSpec | None:
-    """As core reads it; none if it does not."""
+    """Return the spec of a job; none if core cannot read it."""
     head = {"apiVersion": API_VERSION, "kind": "PipelineJob", "metadata": {"name": job["metadata"]["name"]}}
     try:
         return PipelineJob.from_manifest({**head, "spec": job["spec"]}).spec

@@ -1,7 +1,8 @@
 """Controller loop: watches update the cache, cache events enqueue job keys, workers reconcile them.
 
-Three more things run periodically: a resync of all jobs, the poll of the service's Lease, and the reconcile of
-ClusterProfiles. Finished plan requests enqueue the jobs that wait for them.
+Four tasks run periodically: a resync of all jobs, which also updates the free capacity; the poll of the service's
+Lease; the reconcile of ClusterProfiles; and the poll of the planner, which enqueues the jobs that wait for a finished
+plan request.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from penstock.planner.worker.process import Planner, ProcessPlanner
 log = logging.getLogger(__name__)
 
 NUM_LAUNCHERS, NUM_THREADS = 32, 6
-"""Numbers of concurrent reconciles: of jobs before their first attempt, and of others.
+"""Limits of concurrent reconciles: of jobs before their first attempt, and of others.
 
-A busy apiserver divides its time among calls, and a job waits for its launch first.
+A busy apiserver divides its time among concurrent calls. First launches get most of them, because users wait for these.
 """
 
 FLUSH_SECONDS = 5.0
@@ -54,7 +55,7 @@ MOST_STUCK_SECONDS = 180.0
 
 
 class StuckError(PenstockError):
-    """A watch has neither an answer nor an error for long."""
+    """A watch has had neither an answer nor an error for too long."""
 
 
 class Controller:
@@ -84,7 +85,7 @@ class Controller:
         self._periodic: list[asyncio.Task[None]] = []
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to watch, and return once the cache is synced, or a kind cannot be listed for now."""
+        """Begin to watch, and return once the cache is synced, after `SYNC_SECONDS` at the latest."""
         for watcher in self._watchers:
             watcher.start()
         synced = [asyncio.to_thread(watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]
@@ -154,7 +155,7 @@ class Controller:
             loop.call_soon_threadsafe(self._queue.add, uid)
 
     async def _reconcile(self, uid: str) -> float | None:
-        """Reconcile once the cache is synced: before, a pod that is not cached yet would be taken for a lost one."""
+        """Reconcile the job if the cache is synced: before, a pod that is not cached yet would count as lost."""
         if not self._is_synced():
             return UNSYNCED_SECONDS
         began = asyncio.get_running_loop().time()
@@ -203,7 +204,7 @@ class Controller:
     def _update_capacities(self) -> None:
         """Compute free capacity from all nodes and pods, only while some job runs on fewer ranks than it requests.
 
-        An operator of one namespace may not be allowed to read pods of others, and then computes no capacity.
+        An operator of one namespace may lack the right to list nodes and all pods. It then finds no free capacity.
         """
         small = [job for job in map(_shrunken, self.cache.jobs()) if job is not None]
         pods_by_job: dict[str, int] = {}

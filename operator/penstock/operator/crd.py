@@ -1,6 +1,6 @@
 """The CustomResourceDefinitions of PipelineJob and ClusterProfile, made from core's types.
 
-`deploy/crds` has them as YAML; `tests/operator/test_crd.py` compares it with this module.
+`deploy/crds` has them as YAML, which `tests/operator/test_crd.py` compares with this module.
 """
 
 from __future__ import annotations

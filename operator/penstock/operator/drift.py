@@ -51,10 +51,10 @@ def hardware_drifted_since(facts: Facts) -> float | None:
 
 
 def with_drift(status: JobStatus, facts: Facts, now: float) -> JobStatus:
-    """Return the status with the start of comparisons with the prediction, and whether the prediction is wrong.
+    """Return the status with the time of the first comparison with the prediction, and whether the prediction is wrong.
 
-    It is wrong if an attempt that measured its own hardware was off from the first comparison on, for as long as would
-    have that hardware measured again: the next prediction would be as wrong.
+    The prediction is wrong if an attempt that measured its own hardware has drifted since its first comparisons, for
+    `REPLAN_AFTER_DRIFT_SECONDS`. Another measurement would not help: the next prediction would be as wrong.
     """
     if status.phase is not Phase.RUNNING or status.plan is None or step_seconds(facts) is None:
         return status
@@ -68,9 +68,10 @@ def with_drift(status: JobStatus, facts: Facts, now: float) -> JobStatus:
 
 
 def _is_own(plan: PlanStatus | None, facts: Facts, since: float) -> bool:
-    """Whether the attempt measured its own hardware, and its steps were off soon after the first comparison.
+    """Whether the attempt measured its own hardware, and its steps drifted soon after the first comparison.
 
-    The attempt's start is no measure: its first step may come long after it, on a slow machine or with long steps.
+    The time is not counted from the attempt's start: the first step may come long after it, on a slow machine or with
+    long steps.
     """
     compared_since = _compared_since(facts, plan)
     if compared_since is None or facts.progress is None or not facts.progress.profile_ref:

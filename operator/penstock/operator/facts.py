@@ -23,10 +23,11 @@ class Facts:
     failed. ``service_since`` is the time since when the service has been running; none while it is not. ``stepped_at``
     is when the newest step was reported. ``capacity`` is the free capacity for more of its ranks, if it was computed.
     This process's clock is ``ahead_seconds`` ahead of the cluster's. ``hosts`` are the nodes of all its pods, also of
-    earlier attempts: pods of a lost node stay there until the node is deleted. ``leftovers`` may be ranks of the
-    attempt, which is not certain: the operator only waits until they are gone. ``agent`` is the answer of the agent in
-    the pod of the first rank, if it was polled. ``competition`` is that of other jobs for its places. ``holders`` names
-    the jobs that have them, once the attempt has made no progress in placement for long.
+    earlier attempts: pods of a lost node stay there until the node is deleted. ``leftovers`` are pods that may be ranks
+    of the attempt (`penstock.operator.ownership`): the operator only waits until they are gone. ``agent`` is the answer
+    of the agent in the pod of the first rank, if it was polled. ``competition`` is that of other jobs for the places
+    that this job needs. ``holders`` names the jobs that have these places, once the placement of the attempt has made
+    no progress for long.
     """
 
     job: PipelineJob

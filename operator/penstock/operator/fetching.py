@@ -1,9 +1,9 @@
 """A bounded GET request to the agent in a pod.
 
-The other end is not trusted. The whole call takes `SECONDS` at most, however slowly the answer arrives, and keeps at
-most a mebibyte and its head. It goes only to the numeric address of a pod: names are not
-looked up, redirects are not followed, and proxies of the environment are not used. Libraries limit each read and not
-the whole, so the few bytes are read here and parsed as HTTP afterwards.
+The other end is not trusted. The whole call takes `SECONDS` at most, however slowly the answer arrives, and reads at
+most a mebibyte and the head of the answer. It goes only to the numeric address of a pod: names are not looked up,
+redirects are not followed, and proxies of the environment are not used. HTTP libraries limit the time of each read and
+not of the whole call, so the bytes are read here and parsed as HTTP afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AgentError(PenstockError):
 
 
 def fetch(address: str, name: str, port: int = AGENT_PORT, seconds: float = SECONDS) -> bytes:
-    """The document of that name from the agent at the address; raises `AgentError`."""
+    """Return the document of that name from the agent at the address; raises `AgentError`."""
     ends_at = time.monotonic() + seconds
     request = f"GET /{name} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n"
     try:
@@ -46,13 +46,13 @@ def fetch(address: str, name: str, port: int = AGENT_PORT, seconds: float = SECO
 
 
 def require_pod_address(address: str) -> None:
-    """Raise `AgentError` unless a pod may have the address: no loopback, link-local or multicast address."""
+    """Raise `AgentError` for an address that no pod has: loopback, link-local, multicast or unspecified."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
         raise AgentError(f"has no valid address: {address[:64]!r}") from None
     if ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
-        raise AgentError(f"has the address {address}, which is loopback, link-local, multicast or reserved")
+        raise AgentError(f"has the address {address}, which is loopback, link-local, multicast or unspecified")
 
 
 def _left(ends_at: float) -> float:

@@ -1,4 +1,4 @@
-"""Grace period in which a pod ends with a checkpoint, after a stop request or an eviction."""
+"""Grace period of a pod, in which it writes a checkpoint and ends, after a stop request or an eviction."""
 
 from __future__ import annotations
 

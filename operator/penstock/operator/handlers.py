@@ -24,7 +24,7 @@ PROBE_LOG = "kopf.activities.probe"
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Start the controller, and wait until its cache is synced."""
+    """Start the metrics server and the controller, and wait for the controller's first sync."""
     logging.getLogger(PROBE_LOG).setLevel(logging.WARNING)  # or every probe would be logged
     settings.peering.standalone = True
     settings.scanning.disabled = True

@@ -1,7 +1,8 @@
 """The only module of the operator that calls Kubernetes: its requests, and their form.
 
-Applies are server-side, under the operator's field manager (https://kubernetes.io/docs/reference/using-api/server-side-apply);
-every write that changes or removes an object names its uid, so that it never hits a new object of the same name.
+Applies are server-side, under the operator's field manager
+(https://kubernetes.io/docs/reference/using-api/server-side-apply). An annotation or a deletion names the object's uid,
+so that it never hits a new object of the same name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Kube(Protocol):
         ...
 
     def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
-        """Set the fields of ``manifest``, and remove those that were in an earlier apply and are not in this one."""
+        """Set the fields of ``manifest``, and remove those of the operator's last apply that it lacks. Create the
+        object if it does not exist.
+        """
         ...
 
     def annotate(self, pod: tuple[str, str, str], annotations: Mapping[str, str]) -> Object:

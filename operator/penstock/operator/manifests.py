@@ -1,4 +1,5 @@
-"""Manifests of an attempt's objects: a ConfigMap and a JobSet. Nothing is read or sent here.
+"""Manifests of a job's objects: its claims, and for each attempt a JobSet and two ConfigMaps, one with the job and its
+plan and one with its measurement. Nothing is read or sent here.
 
 Concepts: https://jobset.sigs.k8s.io/docs/concepts; the files of a pod: `penstock.core.pod`.
 """
@@ -38,7 +39,7 @@ JOBSET_API = f"{JOBSET_GROUP}/v1alpha2"
 
 
 def num_pods(job: PipelineJob, ranks: int) -> int:
-    """Pods of an attempt with that many ranks; the last one may have fewer to start."""
+    """Pods of an attempt with that many ranks; the last one may start fewer than the others."""
     return -(-ranks // job.spec.kubernetes.ranks_per_pod)
 
 
@@ -126,7 +127,7 @@ def _queue_labels(job: PipelineJob) -> dict[str, str]:
 def claims(job: PipelineJob) -> list[dict[str, Any]]:
     """Claims that the operator creates for the job.
 
-    A claim with reclaim policy Retain has no owner, so it outlives it.
+    A claim with reclaim policy Retain has no owner, so it outlives the job.
     """
     manifests = []
     for root, volume in job.spec.kubernetes.volumes.items():

@@ -5,8 +5,8 @@ The service stores an attempt's own measurement in a ConfigMap. If the agent of 
 that measured, so that another operator finds them; older ConfigMaps are removed.
 
 A stored measurement is checked before the attempt uses it. The attempt measures again if the measurement is gone, too
-old, older than a drift that the job has to be planned again for, or without a degree that the job pins, which keys do
-not contain.
+old, older than a drift for which the job has to be planned again, or lacks a degree of parallelism that the job pins:
+keys do not contain pinned degrees.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Measurements:
         return replace(explained, profile=self._step(explained))
 
     def holds(self, facts: Facts, now: float) -> bool:
-        """Whether the attempt may use its measurement. An older one is read first, and dropped if it is lost; one from
+        """Whether the attempt may use its measurement. An older one is read first, and dropped unless it fits; one from
         the agent is written to its ConfigMap first.
         """
         known = self._known(facts)
@@ -112,7 +112,7 @@ class Measurements:
         return ref if attempt == facts.status.attempt else ""
 
     def lose(self, facts: Facts, ref: str, message: str) -> None:
-        """Make the attempt use another measurement, or measure. A later attempt tries the name again."""
+        """Make the attempt use another measurement, or measure. A later attempt may try that ConfigMap again."""
         uid, attempt = facts.job.metadata.uid, facts.status.attempt
         if uid not in self._lost or self._lost[uid].attempt != attempt:
             self._lost[uid] = _Lost(attempt)

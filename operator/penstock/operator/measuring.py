@@ -59,7 +59,7 @@ def measuring_job(profile: ClusterProfile, namespace: str) -> PipelineJob:
 
 
 def summarize(links: tuple[LinkRecord, ...]) -> LinksStatus | None:
-    """Summary of the links for the status; empty with only one rank."""
+    """Summary of the links for the status; none for a single rank, which has no links."""
     if not links:
         return None
     by_speed = sorted(links, key=lambda link: link.bytes_per_second)

@@ -26,9 +26,9 @@ UNREACHABLE = "unreachable"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Now:
-    """Gauges at the time of a scrape. Times are in seconds, by the watched resource.
+    """Gauges at the time of a scrape. ``watch_ages`` are seconds since the last answer of a watch, by resource.
 
-    ``lease_held`` is None where there is no service to hold one.
+    ``lease_held`` is None if the operator has no service, and so no Lease to watch.
     """
 
     queued: int
@@ -53,7 +53,7 @@ class Metrics(Collector):
             "penstock_operator_retries_total", "Reconciles of a job that failed and are retried.", registry=registry
         )
         self.planning = Histogram(
-            "penstock_operator_planning_seconds", "One question to the planner, from its start to its answer.",
+            "penstock_operator_planning_seconds", "One plan request, from the start of its planning to its answer.",
             buckets=PLANNING_BUCKETS, registry=registry,
         )  # fmt: skip
         self.ends = Counter(
@@ -61,7 +61,7 @@ class Metrics(Collector):
             ["phase", "reason"], registry=registry,
         )  # fmt: skip
         self.calls = Histogram(
-            "penstock_operator_api_seconds", "Calls of Kubernetes; of a watch, until it answered.",
+            "penstock_operator_api_seconds", "Calls of Kubernetes; of a watch, until its first change or its end.",
             ["verb", "resource", "code"], buckets=CALL_BUCKETS, registry=registry,
         )  # fmt: skip
         registry.register(self)
@@ -76,12 +76,12 @@ class Metrics(Collector):
             jobs.add_metric([phase.value], phases[phase])
         yield jobs
         ages = GaugeMetricFamily(
-            "penstock_operator_watch_age_seconds", "Since a watch was heard of last.", labels=["resource"]
+            "penstock_operator_watch_age_seconds", "Seconds since the last answer of a watch.", labels=["resource"]
         )
         for resource, seconds in now.watch_ages.items():
             ages.add_metric([resource], seconds)
         yield ages
-        plans = GaugeMetricFamily("penstock_operator_planning_questions", "Questions to the planner.", labels=["state"])
+        plans = GaugeMetricFamily("penstock_operator_planning_questions", "Plan requests by state.", labels=["state"])
         plans.add_metric(["working"], now.plans_working)
         plans.add_metric(["waiting"], now.plans_waiting)
         yield plans

@@ -1,4 +1,6 @@
-"""Translation of cached objects into the input of the life cycle. Nothing is read from the cluster or changed here."""
+"""Translation of a job's facts into the observation of the life cycle, without calls to the cluster and without a
+clock.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,7 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
 
 
 def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
-    """Return the failure of the pod that failed first: it did not fail because of another pod's end.
+    """Return the failure of the pod that failed first: its failure was not caused by another pod's end.
 
     A cluster dates ends in whole seconds. Among ends in the same second, a pod without a report was killed, and the
     others had the time to report that they lost it.
@@ -182,7 +184,9 @@ def _completed(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _failed_as_a_whole(facts: Facts) -> tuple[AttemptState, str] | None:
-    """The JobSet comes last: it also fails when a pod was evicted, and the pods have a better reason."""
+    """FAILED if the JobSet failed. This rule is the last one: a JobSet also fails when a pod is evicted, and then the
+    pods have a better reason.
+    """
     jobset = facts.jobset
     if jobset is None or not jobset.failure:
         return None
@@ -190,7 +194,7 @@ def _failed_as_a_whole(facts: Facts) -> tuple[AttemptState, str] | None:
 
 
 def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
-    """The state of an attempt that lost its place, or a part of it."""
+    """DISRUPTED if the attempt lost its JobSet, its admission by a queue, or a pod or its node."""
     live = facts.status.phase in LIVE
     if facts.jobset is None or facts.jobset.being_deleted:
         return AttemptState.DISRUPTED, "the JobSet was deleted"
@@ -229,9 +233,9 @@ def is_closed(facts: Facts) -> bool:
 
 
 def is_gone(facts: Facts) -> bool:
-    """Whether no rank of the attempt is left to write; ranks on a lost node cannot reach their peers.
+    """Whether no rank of the attempt is left that may write its output; ranks on a lost node cannot reach their peers.
 
-    An attempt that another one follows is gone only with its JobSet, or it would be taken for the next one.
+    If another attempt may follow, the JobSet has to be gone too, or it would be taken for that of the next attempt.
     """
     if any(_may_write(pod, facts.nodes) for pod in (*facts.pods, *facts.leftovers)):
         return False
@@ -269,7 +273,7 @@ def _node_lost_since(facts: Facts) -> float | None:
 
 
 def _last_step_at(facts: Facts) -> float | None:
-    """Time of the last reported step of the attempt, or of the earliest possible report; none before its first."""
+    """Time of the attempt's last reported step, but not before reports could arrive; none before its first step."""
     progress, listening = facts.progress, _listening_since(facts)
     if listening is None or progress is None or progress.epoch < TRAIN_EPOCH:
         return None

@@ -6,8 +6,8 @@ references prove it, each with the uid of the object that controls the next, all
 
     pod -> Job NAME-aN-ranks-0 -> JobSet NAME-aN -> PipelineJob NAME
 
-The links are remembered for as long as the PipelineJob is there: a JobSet that is deleted in the background goes first,
-its Job next and its pods last, and their writes until then are the job's.
+The links are remembered for as long as the PipelineJob exists. When a JobSet is deleted in the background, its Job is
+deleted after it and its pods last, and until then these pods still write the job's output.
 
 An operator that starts in between knows neither Job nor JobSet. Pods that name such a Job as their controller are not
 bound, counted or requested to stop, but another attempt waits until they are gone (`may_be_left`): they may be ranks
@@ -23,7 +23,7 @@ from penstock.operator.snapshots import JobSetSnapshot, PodSnapshot, RanksJobSna
 
 
 class Ownership:
-    """The links that were observed, by the uid of their PipelineJob. Not safe among threads."""
+    """The links that were observed, by the uid of their PipelineJob. Not thread-safe."""
 
     def __init__(self) -> None:
         self._jobsets: dict[str, dict[str, JobSetSnapshot]] = {}
@@ -40,7 +40,7 @@ class Ownership:
             self._jobs.setdefault(job.job_uid, {})[job.uid] = job
 
     def forget(self, job_uid: str) -> None:
-        """The PipelineJob is gone, or never existed."""
+        """Drop the links of a PipelineJob that is gone, or never existed."""
         self._jobsets.pop(job_uid, None)
         self._jobs.pop(job_uid, None)
 
@@ -61,9 +61,9 @@ def has_jobset(namespace: str, name: str, jobset: JobSetSnapshot) -> bool:
 
 
 def ranks(pods: Iterable[PodSnapshot]) -> tuple[PodSnapshot, ...]:
-    """One pod for each attempt and completion index, the one that was made first, by name.
+    """Return one pod for each attempt and completion index, the one that was created first; sorted by name.
 
-    A Job removes the others by itself.
+    A Job deletes the others by itself.
     """
     first: dict[tuple[int, int], PodSnapshot] = {}
     for pod in sorted(pods, key=lambda pod: (pod.made_at, pod.name)):

@@ -87,9 +87,10 @@ def first_pod(facts: Facts) -> PodSnapshot | None:
 
 
 def placement_since(facts: Facts) -> float | None:
-    """Time of the last placement in an attempt that lacks places; none if it lacks none, or a queue decides.
+    """Time since when nothing was placed in an attempt that lacks places; none if it lacks none, or a queue decides.
 
-    A pod without a place that would get none if other pods left does not compete: it only waits.
+    Also none if nothing is placed and no pod would get a place if other pods left: such an attempt only waits, and
+    competes with no other job.
     """
     since = short_since(facts)
     if since is None or facts.job.spec.kubernetes.queue_name:

@@ -77,7 +77,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """A job that competes for places. It ``gave_up`` if its newest attempt ended for the places that it lacked."""
+    """A job that competes for places. It ``gave_up`` if its newest attempt was ended because places were missing."""
 
     uid: str
     namespace: str
@@ -110,7 +110,7 @@ def pool_of(job: PipelineJob) -> Pool:
 
 
 def waiting_since(status: JobStatus) -> float | None:
-    """Since when the job waits for places: it was admitted last, or resumed, at that time."""
+    """Time since when the job waits for places: when its condition Admitted became false, or when it was resumed."""
     conditions = (status.condition(kind) for kind in (ConditionType.ADMITTED, ConditionType.SUSPENDED))
     ended = [waited for waited in conditions if waited is not None and waited.status is ConditionStatus.FALSE]
     return max((waited.last_transition_time or 0.0 for waited in ended), default=None)
@@ -152,7 +152,7 @@ class _Members:
     ordered: dict[PlacementState, list[Order]] = field(default_factory=lambda: {state: [] for state in PlacementState})
 
     def first(self, states: Iterable[PlacementState], other_than: str = "") -> Order | None:
-        """The first in order with one of these states, but for one uid."""
+        """The first in order with one of these states, except the job with the uid ``other_than``."""
         firsts = []
         for state in states:
             members = self.ordered[state]

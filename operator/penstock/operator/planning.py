@@ -45,7 +45,7 @@ class Planning:
         return key
 
     def remember(self, plan: Plan) -> str:
-        """Store a plan that was made before as an answer; return the key of its request."""
+        """Store an earlier plan as an answer; return the key of that answer, which is the plan's digest."""
         with self._lock:
             self._remember(plan.digest, Answer(plan=plan))
         return plan.digest

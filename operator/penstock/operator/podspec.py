@@ -53,7 +53,7 @@ AGENT_BYTES = 512 * 2**20
 REPORTER_MEMORY = str(128 * 2**20)
 REPORTER_REQUESTS = {"cpu": "20m", "memory": REPORTER_MEMORY}
 REPORTER_LIMITS = {"cpu": "1", "memory": REPORTER_MEMORY}
-"""The sidecar sleeps after its start, and later uses processor time while ranks wait for messages."""
+"""The sidecar needs little: it sleeps most of the time, and while it works, ranks often wait for messages."""
 
 
 def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _env(job: PipelineJob) -> list[dict[str, Any]]:
 
 
 def resources(job: PipelineJob) -> dict[str, str]:
-    """Requests and equal limits of the ranks' container: a plan's resources are guaranteed against neighbours.
+    """Requests and limits of the ranks' container. They are equal, so other pods cannot take what the plan relies on.
 
     The pod also requests `REPORTER_REQUESTS`.
     """
@@ -151,7 +151,7 @@ def resources(job: PipelineJob) -> dict[str, str]:
 
 
 def _spread(job: PipelineJob, attempt: int) -> dict[str, Any]:
-    """Ranks that share a host share its memory's bandwidth, so pods go to different hosts where they can."""
+    """The constraint that spreads pods over hosts where possible: ranks of one host share its memory bandwidth."""
     selector = {"matchLabels": {UID_LABEL: job.metadata.uid, ATTEMPT_LABEL: str(attempt)}}
     return {
         "maxSkew": 1,

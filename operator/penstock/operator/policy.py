@@ -21,9 +21,9 @@ _API = "admissionregistration.k8s.io/v1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """``holds``, in CEL over the variables below, or else ``message`` about the field at ``path``.
+    """A condition ``holds``, in CEL over the variables below; if it is false, ``message`` about the field at ``path``.
 
-    ``message_expression``, in CEL, makes a message with values in it.
+    ``message_expression``, in CEL, gives a message with values in it.
     """
 
     path: str

@@ -1,7 +1,8 @@
 """``penstock-operator check-policy``: the jobs on a cluster that its policy refuses. Nothing is changed.
 
-It reads the operator's variables and objects. An administrator learns before an upgrade, or before shortening a list,
-which jobs would be held: unfinished jobs, and jobs that measure for ClusterProfiles.
+It reads the operator's environment variables and the cluster's objects. Before an upgrade, or before a list is
+shortened, it shows an administrator which jobs would be held: unfinished jobs, and jobs that measure for
+ClusterProfiles.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ NUM_CONNECTIONS = 2
 
 
 def report(kube: Kube, settings: Settings) -> tuple[str, int]:
-    """Return a line for each reason and the consequences for such jobs, and the exit code, 1 if there are any.
+    """Return a text with a line for each reason and a line on the consequences, and the exit code: 1 if a job is
+    refused.
 
-    Raises `KubeError` if they cannot be listed.
+    Raises `KubeError` if the jobs cannot be listed.
     """
     jobs = [*_unfinished(kube, settings.namespace), *_measuring(kube, settings.measuring_namespace)]
     refused = [(name, reasons) for name, job in jobs if (reasons := refusals_on(kube, job, settings.policy_for(job)))]
@@ -38,7 +40,7 @@ def report(kube: Kube, settings: Settings) -> tuple[str, int]:
 
 
 def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
-    """Jobs that have not ended. Those that cannot be read are named by the operator's log."""
+    """Jobs that have not ended. Those that cannot be read are left out: the operator's log names them."""
     for item in kube.list(JOBS, namespace).objects:
         try:
             snapshot = job_snapshot(item, 0.0)
@@ -49,7 +51,8 @@ def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]
 
 
 def _measuring(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
-    """The jobs that measure for ClusterProfiles. A profile that cannot be read has the reason in its status."""
+    """The jobs that measure for ClusterProfiles. A profile that cannot be read is left out: its status has the reason.
+    """
     for item in _profiles(kube):
         try:
             profile = read_profile(item)

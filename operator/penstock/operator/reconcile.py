@@ -109,7 +109,8 @@ Announce = Callable[[JobSnapshot, SetPhase], None]
 class _Draft:
     """A job during one reconcile: ``status`` is ahead of the cluster's until it is written.
 
-    ``facts`` are those of the last step. The JobSet of the attempt ``deleted`` may still be in the cache.
+    ``facts`` are those of the last step. ``deleted`` is the attempt whose JobSet this reconcile has deleted; the JobSet
+    may still be in the cache.
     """
 
     snapshot: JobSnapshot
@@ -126,7 +127,7 @@ class _Draft:
 
     @property
     def record(self) -> JobStatus:
-        """What is stored of the job, or is about to be."""
+        """The job's record for the engine: the status, including changes that are not written yet."""
         return self.status
 
 
@@ -187,7 +188,7 @@ class Reconciler:
         self._agents.forget(uid)
 
     def _refuse(self, snapshot: JobSnapshot) -> float | None:
-        """End a job, and its attempt, that passed the cluster's validation and is invalid by core's."""
+        """Fail a job whose spec passed the cluster's validation but not core's, and end its attempt."""
         if snapshot.status.phase.terminal:
             return None
         self._actions.end_attempt(snapshot)

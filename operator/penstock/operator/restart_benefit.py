@@ -14,7 +14,12 @@ RESTART_SECONDS = 120.0
 
 
 def feasible_ranks(facts: Facts) -> int | None:
-    """Ranks that the scheduler has placed; all of them until it reports otherwise."""
+    """Number of ranks for which the cluster has places.
+
+    For a running attempt, its ranks and those that fit into the free capacity, if that was computed. For an attempt
+    that lacks places, the ranks that have one. Otherwise the number that the status last recorded; none if there is
+    none.
+    """
     per_pod = facts.job.spec.kubernetes.ranks_per_pod
     if facts.status.phase is Phase.RUNNING and facts.capacity is not None:
         return _whole(facts.job.spec, facts.status.ranks + facts.capacity.num_pods * per_pod)

@@ -91,7 +91,7 @@ RULES: Mapping[str, tuple[ApiserverRule, ...]] = {
             job_rules.MICRO_BATCH,
             job_rules.STAGES,
         ),
-        ApiserverRule(  # the apiserver takes a factor below one for nothing where it divides a whole number by it
+        ApiserverRule(  # not `multipleOf: 0.5`: for a whole number the apiserver takes a factor below one as 0
             cel="!has(self.parallelism.stages) || self.parallelism.stages.all(s, double(int(s * 2.0)) == s * 2.0)",
             message="has a part that is not a multiple of half a block: write numbers such as 4 or 4.5",
             where="parallelism.stages",
@@ -144,4 +144,4 @@ RULES: Mapping[str, tuple[ApiserverRule, ...]] = {
         _some_bytes("memoryPerRank"),
     ),
 }
-"""By the title of the schema they belong to, which is the type's name."""
+"""Rules by the title of the schema that they belong to, which is the type's name."""

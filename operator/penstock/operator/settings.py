@@ -37,7 +37,7 @@ class Settings:
 
     @property
     def measuring_namespace(self) -> str:
-        """Namespace in which ClusterProfiles are measured: the only one it handles, or its own."""
+        """Namespace in which ClusterProfiles are measured: the only one that the operator handles, or its own."""
         return self.namespace or self.own_namespace
 
     def policy_for(self, job: PipelineJob) -> JobPolicy:

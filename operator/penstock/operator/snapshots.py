@@ -33,15 +33,15 @@ from penstock.kube.owners import controller
 from penstock.kube.transport import Object
 
 UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
-"""Errors of objects that were made by hand, or written by another version of penstock."""
+"""Errors in reading objects that were written by hand, or by another version of penstock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSetSnapshot:
-    """An attempt's JobSet. ``failure`` is the JobSet controller's message about one that failed.
+    """An attempt's JobSet. ``failure`` and ``message`` are the JobSet controller's reason and message for a failure.
 
-    ``completed`` says that all its pods ended well, also where they are gone. ``owner`` is the uid of the PipelineJob
-    that controls it; ``job_uid`` is only its label, which any user may set.
+    ``completed``: all its pods succeeded, even if they are gone by now. ``owner`` is the uid of the PipelineJob that
+    controls it; ``job_uid`` is only its label, which any user may set.
     """
 
     namespace: str
@@ -87,7 +87,7 @@ class End:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingReason:
-    """Pending reason of a pod, from the scheduler or the kubelet, with the time ``since`` when, if it is known."""
+    """Pending reason of a pod, from the scheduler or the kubelet. ``since`` is its start; none for the kubelet's."""
 
     reason: str
     message: str
@@ -97,7 +97,7 @@ class PendingReason:
     def lacks_capacity(self) -> bool:
         """Whether the pod would have a place if other pods left, as far as the scheduler reports.
 
-        Its message lists a cause for each set of nodes. None of them may be of a kind that stays whichever pods leave.
+        Its message lists a cause for each set of nodes. At least one cause must be of a kind that leaving pods remove.
         """
         causes = self.message.partition("nodes are available:")[2].partition(". preemption:")[0]
         return not causes.strip() or not all(map(_STAYS.search, re.split(r", (?=\d+ )", causes)))
@@ -107,7 +107,9 @@ _STAYS = re.compile(
     "(?i)persistentvolumeclaim|persistent volumes to bind|volume node affinity"
     "|node affinity/selector|untolerated taint|were unschedulable"
 )
-"""Causes of the scheduler's filters NodeAffinity, TaintToleration, NodeUnschedulable and of those for volumes."""
+"""Causes that stay whichever pods leave: those of the scheduler's filters NodeAffinity, TaintToleration and
+NodeUnschedulable, and of its filters for volumes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +148,7 @@ class PodSnapshot:
 
     @property
     def annotated(self) -> str:
-        """The annotations that it has so far: ``epoch-2``, ``epoch-2-stop`` or nothing."""
+        """The annotations that it has so far: ``epoch-1``, ``epoch-1-stop``, ``stop`` or nothing."""
         words = [f"epoch-{self.binding.epoch}"] if self.binding is not None else []
         return "-".join([*words, "stop"] if self.stop_asked_at is not None else words)
 

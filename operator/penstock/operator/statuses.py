@@ -137,8 +137,8 @@ def _waits_for(status: JobStatus, facts: Facts, now: float) -> str:
 
 
 def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
-    """Start of the active time, as in a Job's startTime: none while suspended, also by a queue; the time limit
-    restarts.
+    """Start of the active time, as in a Job's startTime; none while the job or a queue suspends it, which restarts its
+    time limit.
     """
     if status.phase is Phase.SUSPENDED or (facts.jobset is not None and facts.jobset.suspended):
         return None
@@ -166,7 +166,7 @@ def refused(status: JobStatus, mistake: str, generation: int, now: float) -> Job
 
 
 def _conditions(status: JobStatus, facts: Facts, waits_for: str, now: float) -> Iterable[Condition]:
-    """The conditions that apply in this phase; one that was true stays, with its current content."""
+    """The conditions that apply in this phase, with their current content."""
     live = status.phase in LIVE
     if status.attempt or waits_for:
         is_admitted = live or status.phase is Phase.SUCCEEDED
@@ -244,7 +244,7 @@ def _planned(status: JobStatus) -> Condition:
 def _drifted(facts: Facts) -> Condition | None:
     """Condition Drifted: whether step times differ from the prediction.
 
-    Drift of an attempt stays until the next one trains, because a measurement may have to be newer than it.
+    Drift of an attempt stays in the status until the next one trains: a measurement may have to be newer than it.
     """
     status, progress = facts.status, facts.progress
     before, seconds = status.condition(ConditionType.DRIFTED), step_seconds(facts)

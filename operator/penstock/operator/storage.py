@@ -1,4 +1,4 @@
-"""Check that an attempt's pods share storage: files of one attempt must be readable by the next, on any node."""
+"""Check that the pods of an attempt share their output: the next attempt must be able to read it, on any node."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Translation of core's JSON Schema into the structural schema of a custom resource, which allows less.
 
-The only alternative that it allows is "integer or string". A null is left out, as the apiserver does with values, and a
-field that may be a number or a list has no type. Unknown fields are not refused but pruned, unless the client requests
-strict checks, as kubectl does. A titled object gets the rules of its type. The apiserver estimates the cost of each
-rule and accepts them because all input is bounded (`penstock.core.limits`). Reference:
+The only alternative that it allows is "integer or string". The alternative null is left out, because the apiserver
+drops nulls, and a field that may be a number or a list has no type. Unknown fields are not refused but pruned, unless
+the client requests strict checks, as kubectl does. A titled object gets the rules of its type. The apiserver estimates
+the cost of each rule and accepts them because all input is bounded (`penstock.core.limits`). Reference:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions
 """
 
