@@ -1,1 +1,1 @@
-"""The drawing: timelines, charts and reports as SVG and HTML."""
+"""Drawings of timelines, plans and runs: SVG, HTML, plotly figures, text for terminals, and Chrome traces."""

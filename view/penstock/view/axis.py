@@ -31,7 +31,7 @@ class TimeUnit:
     name: str
 
     def text(self, nanoseconds: float, *, unit: bool = True) -> str:
-        """A time to three or more digits, such as ``12.3 ms``."""
+        """A time to three significant digits, but at most three decimals, such as ``12.3 ms``."""
         value = nanoseconds / self.nanoseconds
         digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
         shown = f"{value:.{min(digits, 3)}f}"

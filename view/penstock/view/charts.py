@@ -49,12 +49,12 @@ def layout(x: str, y: str, *, height: int = 320, legend: bool = False) -> dict[s
 
 
 def finite(values: Iterable[float]) -> list[float | None]:
-    """``values`` with gaps where a run diverged: JSON knows neither infinity nor NaN."""
+    """``values`` with None for values that are not finite, as of a diverged run: JSON has neither infinity nor NaN."""
     return [value if math.isfinite(value) else None for value in values]
 
 
 def line(x: Sequence[float], y: Sequence[float], *, name: str, colour: str, **more: Any) -> dict[str, Any]:
-    """A trace of straight lines between points; ``more`` is put over it."""
+    """A trace of straight lines between points; the fields in ``more`` replace its own."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -67,7 +67,7 @@ def line(x: Sequence[float], y: Sequence[float], *, name: str, colour: str, **mo
 
 
 def envelope(curve: Curve, *, name: str, colour: str, scale: float = 1.0, **more: Any) -> list[dict[str, Any]]:
-    """The mean of every point as a line, and where points stand for several steps the band from least to greatest."""
+    """The mean of every point as a line, and if points stand for several steps, the band from least to greatest."""
     steps = [point.step for point in curve.points]
     drawn = [line(steps, [scale * point.mean for point in curve.points], name=name, colour=colour, **more)]
     if curve.is_bucketed:
@@ -133,7 +133,8 @@ def by_rank(values: Mapping[int, Sequence[tuple[int, float]]], title: str) -> Fi
 
 
 def step_time(curve: Curve | None, predicted_seconds: float | None) -> Figure:
-    """Milliseconds of every step against the prediction. The slowest may lie outside the axis, which then says so."""
+    """Milliseconds of every step next to the prediction. The slowest steps may lie beyond the axis; its title says so.
+    """
     traces = envelope(curve, name="measured", colour="series-1", scale=1e3) if curve else []
     if predicted_seconds is not None and curve:
         dash = {"color": "var(--series-2)", "width": 1.8, "dash": "dash"}
@@ -153,7 +154,7 @@ def _leave_outliers_outside(figure: Figure, points: Sequence[CurvePoint], predic
     figure["layout"]["yaxis"]["range"] = [0, top]
     outside = sum(value > top for value in greatest)
     if outside:
-        # a point may stand for several steps, of which its greatest alone is known to lie outside
+        # a point may stand for several steps, and only its greatest value is known to lie beyond the axis
         exact = all(point.count == 1 for point in points)
         steps = f"{outside} {'step lies' if outside == 1 else 'steps lie'}" if exact else "the slowest steps lie"
         figure["layout"]["xaxis"]["title"]["text"] = f"step ({steps} above, up to {greatest[-1]:,.0f} ms)"

@@ -1,6 +1,7 @@
 """Input of a report: core types and plain numbers, read from the run directory by the caller.
 
-Everything but the job's name, phase and command may be missing; the report then says which sections it omits, and why.
+Everything but the job's name, phase and command may be missing. The report then says which section is left out, and
+why.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class Sample:
 class ReportData:
     """Everything a report shows of one run.
 
-    ``command`` reproduces the run. ``measured`` is the typical step, which the report draws in full. ``sampled`` are
-    the other sampled steps. ``unigram_loss`` is the validation loss, in nats per token, of a model that knows only how
-    often each token occurs in the training data. ``versions`` are (name, version) pairs in the order to show them.
+    ``command`` reproduces the run. ``measured`` is the sampled step that is drawn in full: the typical one, or on a
+    job's page the one that the user chose. ``sampled`` are the other sampled steps. ``unigram_loss`` is the validation
+    loss, in nats per token, of a model that knows only how often each token occurs in the training data. ``versions``
+    are (name, version) pairs in the order to show them.
     """
 
     job: str

@@ -1,9 +1,9 @@
 """A step as a picture: one row per rank, time to the right, as one SVG document.
 
-Solid bars are compute, coloured by kind and shaded by micro-batch; where many short ones share a bar, its height is
-divided by their shares of the time. A thin line at half height is waiting, an empty track idle time of unknown
-cause. The two slim strips below a row are transfers of activations and of gradients. Several timelines share
-one time scale. Tooltips are ``<title>`` elements and need no script.
+Solid bars are compute, coloured by kind and shaded by micro-batch, and grey bars are reductions and the optimizer.
+Where many short events share a bar, its height is divided by their shares of the time. A thin line at half height is
+waiting, an empty track idle time of unknown cause. The two slim strips below a row are transfers of activations and of
+gradients. Several timelines share one time scale. Tooltips are ``<title>`` elements and need no script.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.view.spans import Lanes, end_ns, lanes
 from penstock.view.theme import css_variables
 
 MAX_SPANS: Final = 12_000
-"""Beyond this many shapes, more events are gathered: a picture stays below about 1.5 MB however long the step."""
+"""Limit of shapes. A longer step has more of its events gathered, so that a picture stays below about 1.5 MB."""
 
 _STYLE: Final = """
 .gantt{background:var(--surface);font-family:var(--sans);font-size:12px;font-variant-numeric:tabular-nums}
@@ -42,9 +42,9 @@ def gantt(
 ) -> str:
     """One or more timelines of a step, from the top down on a common scale, as an SVG document.
 
-    ``width`` is in pixels, margins apart; from 600 on there is space for names and busy shares. With two timelines, the
-    difference of the second from the first is stated. A row of a step that was not measured stands for ``tp`` ranks.
-    Raises `ValueError` for none.
+    ``width`` is in pixels, without margins; from 600 on there is space for names and busy shares. With two timelines,
+    their steps are compared in a sentence. A row of a step that was not measured stands for ``tp`` ranks. Raises
+    `ValueError` without a timeline.
     """
     if not timelines:
         raise ValueError("nothing to draw: no timeline")
@@ -102,7 +102,7 @@ def _frame(timelines: Sequence[Timeline], width: int, tp: int) -> Frame:
 
 
 def _fit(timelines: Sequence[Timeline], frame: Frame, most_spans: int) -> list[tuple[Lanes, ...]]:
-    """The lanes of all timelines, gathered below one pixel, or coarser until the picture is small enough."""
+    """The lanes of all timelines. Events below one pixel are gathered, or longer ones if there are too many shapes."""
     pixels = 1.0
     while True:
         rows_by_timeline = [lanes(timeline, pixels / frame.scale) for timeline in timelines]
@@ -127,7 +127,7 @@ def _heading(timelines: Sequence[Timeline], frame: Frame, title: str) -> tuple[l
 
 
 def difference(first: Timeline, second: Timeline) -> str:
-    """Both steps and the error of the first, the prediction, in one sentence."""
+    """One sentence with both steps and the error of the first, which is the prediction of the second."""
     unit = time_unit(max(first.step_ns, second.step_ns))
     texts = [f"{SOURCE_NAMES[t.source].lower()} {unit.text(t.step_ns)}" for t in (second, first)]
     if not second.step_ns:

@@ -35,9 +35,9 @@ def _swatch(class_: str, x: float, y: float) -> Markup:
 
 
 def text_width(text: str) -> float:
-    """Pixels that ``text`` takes at 12 pixels at most: which face a reader's machine has is not known here.
+    """Upper bound of the width of ``text`` in pixels, at a size of 12 pixels: the reader's font is not known here.
 
-    The widest in use are monospaced ones and DejaVu Sans, both about 7.3 pixels a character.
+    The widest fonts in use are monospaced ones and DejaVu Sans, both about 7.3 pixels a character.
     """
     return 7.3 * len(text)
 

@@ -30,7 +30,7 @@ def number(value: float) -> str:
 
 
 def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
-    """``<name …>children</name>``; ``class_`` is written ``class`` and ``stroke_width`` ``stroke-width``."""
+    """``<name …>children</name>``; the attribute ``class_`` is written ``class``, ``stroke_width`` ``stroke-width``."""
     opening = name + "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()

@@ -1,7 +1,7 @@
 """The shell of a self-contained page: styles, the drawings' palette, plotly's own JavaScript and the figures' data.
 
-The page holds everything it shows. A Content-Security-Policy forbids it to ask for more, so it works from ``file://``
-and gives nothing away; all data was escaped on its way into `Markup`.
+The page contains everything that it shows, so it works from ``file://``. A Content-Security-Policy forbids all
+requests, so the page sends no data anywhere. All data was escaped on its way into `Markup`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def asset(name: str) -> str:
 
 @functools.cache
 def plotly_javascript() -> str:
-    """plotly.js as its own package ships it (4.8 MB); imported late, as importing plotly takes long."""
+    """plotly.js as the package plotly ships it (4.8 MB). The import is late, because it takes long."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())

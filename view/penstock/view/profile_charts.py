@@ -162,8 +162,10 @@ def _describe(point: FitPoint) -> str:
 
 
 def curves(records: Sequence[UnitRecord], kind: Kind) -> Figure:
-    """Milliseconds of one pass over a slice by tokens and unit, without a prefix, at the smallest micro-batch and the
-    lowest degree of tensor parallelism, of a head in one part.
+    """Milliseconds of one pass over a slice, by its tokens, a line for each unit.
+
+    The slice has no prefix, the micro-batch is the smallest and the degree of tensor parallelism the lowest that was
+    measured, and the head is in one part.
     """
     least_tp = min((record.tp for record in records), default=1)
     wanted = (kind, 0, least_tp, 1)

@@ -154,7 +154,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def measured_step_seconds(data: ReportData) -> float | None:
-    """The median step after warm-up, else the recorded timeline's."""
+    """The run's typical step time (`penstock.core.curves.Usual`), else that of the measured timeline."""
     if data.run.step_seconds:
         return data.run.step_seconds.value
     return to_seconds(data.measured.step_ns) if data.measured else None
@@ -168,7 +168,7 @@ def predicted_step_seconds(data: ReportData) -> float | None:
 
 
 def measured_peak_bytes(data: ReportData) -> int | None:
-    """The fullest rank's measured peak, else the largest that a step reported."""
+    """The largest measured peak of a rank, else the largest that a step reported."""
     ranks = [rank.measured_bytes for rank in data.memory if rank.measured_bytes is not None]
     if ranks:
         return max(ranks)
@@ -177,7 +177,7 @@ def measured_peak_bytes(data: ReportData) -> int | None:
 
 
 def predicted_peak_bytes(data: ReportData) -> int | None:
-    """The fullest rank's predicted peak."""
+    """The largest predicted peak of a rank."""
     if data.memory:
         return max(rank.predicted_bytes for rank in data.memory)
     return max(data.plan.prediction.peak_bytes, default=None) if data.plan and data.plan.prediction else None

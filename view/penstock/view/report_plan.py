@@ -86,7 +86,7 @@ def model_text(plan: Plan) -> str:
 
 
 def why_section(data: ReportData) -> Section:
-    """Why this plan: reasons, where its step goes, the next best and the rejected."""
+    """Why this plan: its reasons, the parts of its step, trials, variations, and the next best and rejected plans."""
     anchor, title = "why", "Why this plan"
     plan = data.plan
     if plan is None:
@@ -289,7 +289,7 @@ def _recompute_cells(time: RecomputeTime, unit: TimeUnit) -> tuple[str, ...]:
 
 
 def _typical_text(data: ReportData) -> str:
-    """How usual the drawn step is."""
+    """The length of the drawn step next to the typical one."""
     measured, usual = data.measured, data.run.step_seconds
     if measured is None or measured.step is None or usual is None:
         return ""
@@ -301,7 +301,7 @@ def _typical_text(data: ReportData) -> str:
 
 
 def _speeds_text(data: ReportData) -> str:
-    """How fast the drawn steps are."""
+    """The speeds of the drawn steps."""
     drawn = {"Predicted": data.predicted, "Measured": data.measured}
     speeds = {name: _speed_of(timeline, data.plan) for name, timeline in drawn.items()}
     return "".join(f" {name}: {speed.text}." for name, speed in speeds.items() if speed is not None)
@@ -312,7 +312,7 @@ def _speed_of(timeline: Timeline | None, plan: Plan | None) -> Speed | None:
 
 
 def _other(timeline: Timeline, all_of_them: Sequence[Timeline], plan: Plan | None) -> Markup:
-    """Another sampled step, folded; the pictures share the space of one."""
+    """Another sampled step, folded. All such pictures together have as many shapes as one alone may have."""
     share, speed = MAX_SPANS // len(all_of_them), _speed_of(timeline, plan)
     fast = "" if speed is None else f", {speed.text}"
     taken = time_unit(timeline.step_ns).text(timeline.step_ns)

@@ -46,7 +46,7 @@ def loss_section(data: ReportData) -> Section:
 
 
 def _speeds_text(data: ReportData) -> str:
-    """How fast the usual step is, and the predicted one."""
+    """The speeds of the typical step and of the predicted one."""
     plan, usual = data.plan, data.run.step_seconds
     measured, predicted = plan.speed(usual.value) if plan and usual else None, plan.speed() if plan else None
     texts = [f"{usual.origin.capitalize()}: {measured.text}."] if usual and measured else []
@@ -55,7 +55,7 @@ def _speeds_text(data: ReportData) -> str:
 
 
 def _loss_text(data: ReportData) -> Iterator[str]:
-    """How the loss went, in exact values of single steps."""
+    """The first and last loss, as exact values of single steps."""
     curve, validated = data.run.curves.get("loss"), data.run.last("validation_loss")
     if curve is None:
         return
@@ -197,7 +197,7 @@ def _machine(profile: Profile) -> dict[str, str]:
 
 
 def command_section(data: ReportData) -> Section:
-    """The command that repeats the run, and the versions that it needs."""
+    """The command that repeats the run, and the digests of its plan, Program and profile."""
     parts = [card(element("pre", data.command))]
     if data.plan:
         digests = {"plan": data.plan.digest, "program": data.plan.program_digest, "profile": data.plan.profile_digest}

@@ -34,7 +34,7 @@ class Labels(enum.Enum):
 class Frame:
     """Geometry of a chart, in pixels. ``scale`` is in pixels per nanosecond, ``pitch`` is the distance of two rows.
 
-    A row is one rank, but of a step that was not measured it stands for the ``tp`` shards of a pipeline rank.
+    A row is one rank. In a step that was not measured, it stands for the ``tp`` shards of a pipeline rank.
     """
 
     width: float
@@ -73,7 +73,8 @@ def draw_row(timeline: Timeline, rank: int, row: Lanes, frame: Frame, top: float
 
 
 def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Markup]:
-    """The rank's name on the left; its busy share and peak memory on the right. Slim rows name only every few ranks."""
+    """The rank's name on the left, and its busy share and peak memory on the right; with slim rows, only of every few.
+    """
     every = max(1, round(13 / frame.pitch + 0.49))
     if rank % every:
         return []

@@ -21,7 +21,7 @@ from penstock.core.timeline import Activity, Event, Timeline
 @dataclass(frozen=True, slots=True)
 class Span:
     """One shape to draw: a single event, or ``count`` short neighbours. A pair of actions is drawn as both, each with
-    half of it.
+    half of the height.
 
     ``mix`` has one event of every kind in the span, with the kind's share of the span's length, in the order of kinds.
     The gaps between events are the rest up to 1.

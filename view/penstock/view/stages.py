@@ -202,8 +202,9 @@ def _legend(plan: Plan, y: float, frame: _Frame) -> Markup:
 
 
 def stage_name(plan: Plan, stage: int) -> str:
-    """``stage 1, rank 1``, or ``stage 1, ranks 4–7`` where shards share it, of the first replica; without them where
-    ranks hold several stages, which only the schedule knows.
+    """``stage 1, rank 1``, or ``stage 1, ranks 4–7`` if shards share it. Ranks are those of the first replica.
+
+    If ranks hold several stages, only the schedule knows which, and the name is ``stage 1``.
     """
     if len(plan.stages) != plan.pp:
         return f"stage {stage}"

@@ -32,7 +32,7 @@ def table(
 
 
 def heading(text: str, **attributes: str | float) -> Markup:
-    """The head of a column; one without words is no heading."""
+    """The heading of a column, or an empty cell if there are no words."""
     return element("th", text, scope="col", **attributes) if text else element("td", **attributes)
 
 

@@ -22,9 +22,9 @@ _OTHER_NAMES: Final = {Activity.WAIT: "waiting", Activity.REDUCE: "reduction", A
 def gantt_text(timeline: Timeline, width: int = 100) -> str:
     """One line per rank of at most ``width`` columns (never below 24), a heading, a time axis and a legend.
 
-    A bar starts with its kind's letter, micro-batch and slice, or the letter alone, or nothing, whichever most bars
-    have room for. A column shows what took most of its time. The actions of a pair follow each other, with half of its
-    bar each.
+    A bar starts with its kind's letter, micro-batch and slice, or the letter alone, or nothing: with the longest form
+    that fits into four of five compute bars. A column shows what took most of its time. The actions of a pair follow
+    each other, with half of its bar each.
     """
     width = max(24, width)
     left = len(f"{max(0, timeline.num_ranks - 1)}") + 6
