@@ -56,9 +56,9 @@ ROUTERS = (
     pages.router,
     login.router,
 )
-"""The most frequent requests come first: a request is matched against one route after the other."""
+"""Routers in the order in which a request is matched: those of frequent requests come first."""
 OF_JOB = (jobs.of_job, streams.of_job, insight.of_job, files.of_job, reruns.of_job)
-"""Routes about one job, below its name and, until its retention ends, below its uid."""
+"""Routers with routes about one job, below its name and, until its retention ends, below its uid."""
 
 
 class _Documented(FastAPI):

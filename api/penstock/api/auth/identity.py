@@ -58,8 +58,8 @@ class Identity:
         return reaches and _RANKS[self.role] >= _RANKS[role]
 
     def confined(self) -> Identity:
-        """Return the identity on a cluster, where namespaces belong to different users: an editor without one only
-        reads.
+        """Return the identity as it holds on a cluster, where namespaces belong to different users: an editor without
+        a namespace may only read.
         """
         return replace(self, role=Role.VIEWER) if self.role is Role.EDITOR and self.namespace is None else self
 
@@ -74,7 +74,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """An identity, proved by a token or by a session that this token made, and valid ``until`` a time."""
+    """An identity, proved by a ``token``, or by a ``session`` that this token began, and valid ``until`` a time."""
 
     identity: Identity
     token: str

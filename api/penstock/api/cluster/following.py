@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Following:
-    """Follows the jobs in ``namespace``, or in all, while it holds the ``lease``."""
+    """Follows the jobs in ``namespace``, or in all if it is empty, while this service holds the ``lease``."""
 
     def __init__(
         self,

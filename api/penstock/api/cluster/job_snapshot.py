@@ -19,7 +19,7 @@ KEPT = ("name", "namespace", "labels", "annotations", "uid")
 MOST_DEPTH = 64
 """Limit of nested lists and objects; the cluster's ``managedFields`` have about 20."""
 COUNTS, MOST_COUNTED = ("attempt", "failures", "ranks"), 2**31 - 1
-"""Largest value of a 32-bit column."""
+"""Fields of the status that are stored in 32-bit columns, and the largest value of such a column."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """Annotation of kubectl with a copy of the manifest."""
 
@@ -27,7 +27,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 def job_snapshot(item: Object, cluster: str) -> JobSnapshot:
     """Return the job for the store, with text that every database accepts.
 
-    Raises `UserError` if no operator wrote its status, or if it is nested too deeply to be passed on.
+    Raises `UserError` if its status is not one that an operator writes, or if it is nested too deeply to be passed on.
     """
     require_flat(item)
     item = cleaned(item)
@@ -67,7 +67,7 @@ def _status(item: Object) -> JobStatus:
 
 
 def submitter(item: Object) -> str:
-    """Return the user for whom the service created it; empty if another client created it."""
+    """Return the user for whom the service created the job; empty if another client created it."""
     return str(cleaned((item["metadata"].get("annotations") or {}).get(SUBMITTER_ANNOTATION, "")))
 
 

@@ -71,7 +71,12 @@ class Lease:
             self._renewed_at = self._taken(now)
             self._looked_at = now
         except KubeError as error:
-            log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
+            log.warning(
+                "Lease %s/%s could not be renewed or taken: %s; retrying in a second",
+                self._namespace,
+                SERVICE_LEASE,
+                error,
+            )
             self._looked_at = now - pause + 1.0
 
     def release(self) -> None:
@@ -84,7 +89,12 @@ class Lease:
             if lease["spec"].get("holderIdentity") == self._name:
                 self._kube.write_lease(self._written(lease, holder=""))
         except KubeError as error:
-            log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
+            log.warning(
+                "Lease %s/%s could not be released, so another service takes it only once it has expired: %s",
+                self._namespace,
+                SERVICE_LEASE,
+                error,
+            )
 
     def _taken(self, now: float) -> float | None:
         """Renew or take the Lease. Return the time of the renewal; none if another service holds the Lease."""

@@ -11,7 +11,7 @@ snapshot may come from any source, any number of times and in any order:
 
 - the watch (`put`, `remove`), which only the holder of the Lease runs;
 - a list (`replace`), at the start of a watch and after every gap, which also finds the jobs whose deletion was missed;
-- the cluster's answer to a request of a user (`store`), in any replica, so that the user reads the own change at once.
+- the cluster's answer to a request of a user (`store`), in any replica, so that users read their own changes at once.
 
 A write of the watch carries the epoch of the Lease (`penstock.api.cluster.fence`), so a former holder that was frozen
 cannot write later. Writes for requests need no epoch: they contain what the cluster has just answered.
@@ -20,10 +20,10 @@ Example, with the resource versions that the cluster gives to job ``llama``:
 
     source          version   in the store before   effect
     list                 40   nothing               insert the job, version 40
-    answer to resume     44   40                    generation + 1, event "Changed", version 44
+    answer to resume     44   40                    generation + 1, event "resume-requested", version 44
     watch                42   44                    ignored: a late event of the status before
     watch                44   44                    ignored: the same snapshot
-    watch                47   44                    phase Running, event "Running", version 47
+    watch                47   44                    phase Running, event "phase", version 47
     list at 50      missing   47                    deleted; at version 47 <= 50 its deletion was missed
     list at 50      missing   52                    kept: the job was created after the list was made
 

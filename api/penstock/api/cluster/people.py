@@ -21,7 +21,7 @@ VERBS: Mapping[Role, tuple[str, ...]] = {
     Role.EDITOR: ("create", "update", "delete"),
     Role.ADMIN: ("*",),
 }
-"""Verbs that a user needs for a role, unless the caller names a single verb."""
+"""Verbs that a user needs for a role, unless the operation has a verb of its own."""
 
 
 class Rights:

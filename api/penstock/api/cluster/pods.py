@@ -28,7 +28,7 @@ class Pods:
         self._known: dict[str, Identity] = {}
 
     def caller(self, user: Mapping[str, Any]) -> Caller | None:
-        """Return the pod of a bound token as a reporter for its job only; none if it is no rank's pod, or is gone."""
+        """Return the pod to which a token is bound, as a reporter for its own job; none if it is gone, or no rank's."""
         extra = user.get("extra") or {}
         name, uid = _only(extra.get(POD_NAME)), _only(extra.get(POD_UID))
         namespace = str(user.get("username", "")).removeprefix(SERVICE_ACCOUNT).partition(":")[0]

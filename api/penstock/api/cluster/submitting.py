@@ -28,7 +28,7 @@ from penstock.kube.resources import JOBS
 from penstock.kube.transport import KubeError, Object
 
 TRIES = 8
-"""Retries of a change after conflicts with other writers, whose changes do not affect the request."""
+"""Limit of tries of a change, which conflicts with other writers fail although they do not affect the request."""
 
 
 def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:

@@ -64,14 +64,17 @@ class Reports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look(Job[StoredJob]):
-    """A job as observed in a turn, and its demand. ``seen`` is none if the attempt's files could not be read."""
+    """A job as observed in one call of `Executor.run_once`, and its demand.
+
+    ``seen`` is none if the attempt's files could not be read.
+    """
 
     demand: Demand
     seen: ProcessState | None
 
     @property
     def rests(self) -> bool:
-        """Whether nothing is to be done about the job until it changes or may start: in a queue most are so."""
+        """Whether the job needs no step until it changes or may start, as most jobs in a queue."""
         is_new = self.record.phase is Phase.QUEUED and self.record.attempt == 0
         return is_new and not self.spec.run_policy.suspend
 
@@ -79,9 +82,10 @@ class _Look(Job[StoredJob]):
 class Executor:
     """Runs the jobs of ``service`` on this ``machine``.
 
-    A launched job bears its ``name`` and belongs to no other executor while it lives: the attempts' files are here.
-    It launches only while ``may_launch`` returns true, when the machine is its own; older jobs go on to their end.
-    What other programs of the user hold by ``launches`` is left to them. ``boottime`` returns seconds since the boot.
+    A launched job has this executor's ``name`` and belongs to no other: the attempts' files are here. The executor
+    launches only while ``may_launch`` returns true, which means that the machine is its own; jobs that it has launched
+    before go on to their end. Capacity that other programs of the user hold by ``launches`` is left to them.
+    ``boottime`` returns seconds since the boot.
 
     It is the `penstock.core.engine.Backend` of these jobs.
     """
@@ -112,11 +116,11 @@ class Executor:
         self._expiry_poll_at = boottime()
 
     def run_once(self) -> None:
-        """Reconcile every job of its own, or without owner, once. An error in one is logged, and the others go on."""
+        """Reconcile once every job of this executor or of none. An error in one is logged, and the others go on."""
         try:
             stored_jobs = self._found()
         except SQLAlchemyError:
-            log.exception("the jobs cannot be read")
+            log.exception("jobs could not be read from the store; retrying at the next poll")
             return
         for stored in stored_jobs:
             if stored.delete_requested_at is not None:
@@ -137,7 +141,7 @@ class Executor:
     # Observation
 
     def _found(self) -> list[StoredJob]:
-        """Jobs to reconcile. Those that have ended are many, and only expire: they are included less often."""
+        """Return the jobs to reconcile. Ended jobs are many and can only expire, so they are included less often."""
         now = self._boottime()
         expiry = now >= self._expiry_poll_at
         if expiry:
@@ -158,7 +162,10 @@ class Executor:
         self._plans = {digest: plan for digest, plan in self._plans.items() if digest in digests}
 
     def _look(self, stored: StoredJob) -> _Look | None:
-        """None if its manifest cannot be understood. Of one that rests nothing can have changed."""
+        """Return the job as observed now; none if its manifest cannot be read, or observing it failed.
+
+        A resting job is returned as observed before, unless it was read from the store again since.
+        """
         resting = self._resting.get(stored.uid)
         if resting is not None and resting.record is stored:
             return resting
@@ -174,13 +181,14 @@ class Executor:
         return None
 
     def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
-        """Fail a job that another version accepted and this one does not, with the reason; one that has ended stays."""
+        """Fail a job that another version accepted and this one does not, with the reason, unless it has ended."""
         if not stored.phase.terminal:
             self._fail(stored, "InvalidSpec", mistake)
 
     def _spec(self, stored: StoredJob) -> JobSpec:
-        """Parsing is most of the cost of a turn. A spec changes only with its generation, and is held to limits
-        unless an attempt is live.
+        """Return the job's spec, from a cache: parsing specs would be most of the cost of a poll.
+
+        A spec changes only with its generation. Limits of this version apply unless an attempt is live.
         """
         key, known = (stored.generation, stored.phase in LIVE), self._specs.get(stored.uid)
         if known is None or known[0] != key:
@@ -215,7 +223,7 @@ class Executor:
         return assigned(starting, (*held, *elsewhere), self._machine.devices)
 
     def _demands(self, others: Sequence[Holding]) -> list[Demand]:
-        """What other programs hold; it is logged when it changes while jobs wait."""
+        """Return the demands of other programs; log them when they change while jobs wait."""
         line = ", ".join(map(str, others))
         if line and line != self._noted:
             log.warning("%s; jobs that do not fit next to that wait", line)
@@ -238,11 +246,11 @@ class Executor:
 
     @staticmethod
     def _holds(look: _Look) -> bool:
-        """Whether a job has its cores or devices: from its launch until nothing of it is left."""
+        """Whether the job holds its cores or devices: from its launch until none of its processes is left."""
         return look.record.phase in LIVE or (look.seen is not None and look.seen.alive)
 
     def _advance(self, look: _Look) -> None:
-        """Take a step of one job that was observed."""
+        """Take a step of the job, or fail it if it needs more than the machine has."""
         stored = look.record
         short = lacking(look.demand, self._machine.capacity)
         if short and stored.phase is Phase.QUEUED:
@@ -257,7 +265,7 @@ class Executor:
     # Backend: observation
 
     def observe(self, look: _Look, now: Reading, *, fresh: bool = False) -> Observation:
-        """Add the plan, and whether admission lets the job start, to what the turn observed of the attempt."""
+        """Return the observation of the attempt, with the state of its plan and whether the job may start."""
         stored = look.record
         assert look.seen is not None, "a job whose attempt cannot be observed takes no step"
         plan, error = self._plan_step(stored)
@@ -273,7 +281,7 @@ class Executor:
         return observation(look, state, self._ages, now)
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
-        """The step of planning for the newest attempt; missing while the attempt holds no devices."""
+        """Return the state of planning for the newest attempt, and its error; missing outside of live phases."""
         if stored.phase not in LIVE:
             return Step.MISSING, ""
         if stored.uid in self._no_plan:
@@ -328,7 +336,7 @@ class Executor:
         self._close(stored)
 
     def _close(self, stored: StoredJob) -> None:
-        """Nothing of the job's newest attempt runs when this returns, or ever starts."""
+        """End the newest attempt: when this returns, none of its processes runs, and none can start later."""
         if stored.attempt:
             self._supervisors.end(self._folder(stored))
 
@@ -337,8 +345,8 @@ class Executor:
         self._no_plan.pop(stored.uid, None)
 
     def launch(self, look: _Look, launch: Launch, entered: SetPhase | None, now: Reading) -> _Look:
-        """The attempt's number, its devices and the phase are kept together, before anything starts: none of them is
-        ever given twice.
+        """Store the attempt's number, its devices and the phase in one transaction before anything starts, so that no
+        number and no device is given twice.
         """
         assert entered is not None, "a job waits for its devices before it is launched"
         stored, at = look.record, now.wall
@@ -360,7 +368,7 @@ class Executor:
         return replace(look, record=self._service.write(stored.uid, change))
 
     def start(self, look: _Look) -> None:
-        """Idempotent: an attempt that has a supervisor gets no other."""
+        """Write the job and start the attempt's supervisor, unless the attempt has one."""
         stored = look.record
         job = self._service.settings.locations.resolved(stored.job, readable=_asked_before)
         root = self._root(stored)
@@ -395,7 +403,9 @@ class Executor:
         self._delete(look.record)
 
     def plan(self, look: _Look) -> None:
-        """A retry would not fix an unreadable profile, so the job fails by it as by a failed plan."""
+        """Start planning by the measured profile. A missing or unreadable profile counts as a failed plan, because a
+        retry would not fix it.
+        """
         stored = look.record
         try:
             profile = _read_profile(self._root(stored))
@@ -425,7 +435,7 @@ class Executor:
 
 @contextmanager
 def _surviving(stored: StoredJob) -> Iterator[None]:
-    """Errors of this job are logged, and do not affect others."""
+    """Log errors of this job, so that they do not affect others."""
     try:
         yield
     except ChangedMeanwhileError:
@@ -437,7 +447,9 @@ def _surviving(stored: StoredJob) -> Iterator[None]:
 
 
 def _asked_before(uid: str) -> bool:
-    """The right to begin from another job's checkpoint was checked at submission, and is not checked again."""
+    """Whether the job may begin from a checkpoint of the job with that uid: always, because that was checked at its
+    submission.
+    """
     return True
 
 

@@ -76,7 +76,9 @@ class ProcessSupervisors:
         return process is not None and process.poll() is None
 
     def observe(self, folder: AttemptFolder) -> ProcessState:
-        """Observe in this order: an attempt that is claimed, or ends, in between is not taken for lost."""
+        """Observe the attempt by its files. The order of the reads matters: an attempt that is claimed, or ends,
+        between two of them must not count as lost.
+        """
         claimed = self.claimed(folder)
         alive = self.alive(folder)
         is_stopped = folder.request(SupervisorRequest.STOP).exists()

@@ -26,7 +26,7 @@ _CHECKPOINT = re.compile(r"(?P<partial>\.partial-)?step-(?P<step>\d+)")
 
 @dataclass(frozen=True, kw_only=True, order=True, slots=True)
 class Checkpoint:
-    """A model after ``step`` steps; ``complete`` once its manifest is written."""
+    """A checkpoint after ``step`` steps; ``complete`` once its manifest is written."""
 
     step: int
     attempt: int

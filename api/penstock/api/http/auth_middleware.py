@@ -83,8 +83,8 @@ class AuthMiddleware:
     def _count(self, caller: Caller | None, address: str) -> None:
         """Raise `Problem` beyond the rate limit.
 
-        A request without a valid credential counts only for its address: otherwise it would use up the limit of callers
-        with a token at that address.
+        A request with a valid credential counts for its token, and any other for its address. So requests without one
+        do not use up the limit of callers with a token at the same address.
         """
         limits = self._service.settings.limits
         rate = limits.ingest_requests if caller and caller.identity.role is Role.INGEST else limits.requests

@@ -25,7 +25,7 @@ BY_SESSION: Document = {"session": []}
 ONLY_BY_TOKEN: Document = {"security": [BY_TOKEN]}
 ONLY_BY_SESSION: Document = {"security": [BY_SESSION]}
 OPEN_TO_ALL: Document = {"security": []}
-"""``openapi_extra`` of a route that takes only a token; all others also take a session."""
+"""``openapi_extra`` of routes that take only a token, only a session, or need neither. All others take either."""
 
 INFO: Document = {
     "description": "Jobs, plans and profiles of penstock: submit, observe, plan, report.",

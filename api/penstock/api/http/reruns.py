@@ -21,9 +21,7 @@ _NUMBERED = re.compile(r"(.+)-\d+")
 
 
 def next_name(name: str, taken: Collection[str]) -> str:
-    """Return the first free name with a number:
-
-    ``tiny-2`` for ``tiny``, ``tiny-3`` for ``tiny-2`` if ``tiny`` existed.
+    """Return the first free name with a number: ``tiny-2`` for ``tiny``, ``tiny-3`` for ``tiny-2`` if ``tiny`` exists.
     """
     match = _NUMBERED.fullmatch(name)
     base = match[1] if match and match[1] in taken else name

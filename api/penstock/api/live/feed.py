@@ -31,7 +31,7 @@ ROW_SECONDS = 1.0
 AT_ONCE = 5
 """Messages after which the event loop serves other requests."""
 GATHER_SECONDS = 0.05
-"""Commits that come within this time are read together."""
+"""Changes that are committed within this time are read together."""
 OVERLAP_SECONDS = 5.0
 """Overlap of successive polls: a write may be committed, or visible, later than its timestamp."""
 

@@ -25,7 +25,7 @@ GATHER_SECONDS = 0.05
 AGAIN_SECONDS = 5.0
 """Seconds before a lost connection is opened again."""
 POLL_SECONDS = 1.0
-"""Interval of checks for the end while no notice arrives."""
+"""Interval of checks for the service's end while no notification arrives."""
 MOST_UIDS = 200
 """Uids in one notification, which PostgreSQL limits to 8,000 bytes."""
 
@@ -53,7 +53,7 @@ class Notices:
         self._due.set()
 
     def close(self) -> None:
-        """Send queued notices, and end."""
+        """Send queued notifications, and end."""
         self._ending.set()
         self._due.set()
         for thread in self._threads:

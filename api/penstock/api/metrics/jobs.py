@@ -113,9 +113,9 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
 class Ended:
     """Counts jobs that ended since it was created, by phase.
 
-    The database deletes ended jobs after their retention, and a counter must not decrease. So each scrape counts how
-    many more ended after ``since`` than at the scrape before. ``since`` follows the time at a distance below the
-    retention.
+    The database deletes ended jobs after their retention, and a counter must not decrease. So each scrape adds how many
+    more jobs ended since a start than at the scrape before. The start is moved along: it lies at most two days in the
+    past, and so never before jobs that retention has deleted.
     """
 
     def __init__(self, now: float) -> None:

@@ -49,7 +49,7 @@ def checkpoints_section(files: JobFiles, uid: str) -> Section:
 
 
 def files_section(files: JobFiles, place: str) -> Section:
-    """Files to download from ``place``; of very many the first."""
+    """The first `MOST_FILES` files, as links to downloads below ``place``."""
     anchor, title, artifacts = "files", "Files", files.artifacts
     if not artifacts:
         return left_out(anchor, title, files.missing("the job has written none yet."))

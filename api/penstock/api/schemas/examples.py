@@ -1,6 +1,5 @@
 """Examples for the OpenAPI document, by the names of its schemas, all about one job. A test validates each.
 
-
 Schemas with a whole plan, profile or timeline have none, because these documents are long.
 """
 

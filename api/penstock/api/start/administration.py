@@ -18,7 +18,7 @@ from penstock.core.serialization.files import SECRET, writing
 
 
 def settings_of(folder: Path, database: str) -> Settings:
-    """The service with that folder and database; raises `UserError` if there is none."""
+    """Return the settings of the service with that folder and database; raises `UserError` if there is none."""
     settings = Settings(folder=folder.absolute(), database=database)
     url = parse_url(settings.database_url)
     if is_sqlite(url) and not Path(url.database or "").is_file():

@@ -23,8 +23,8 @@ def polling(
 ) -> Iterator[None]:
     """Call ``run_once`` periodically, in a separate thread for the duration of the block; then ``close``.
 
-    Calls are `POLL_SECONDS` apart, less if ``wake`` is set, and never less than a call takes: under many requests the
-    thread is still idle half of the time.
+    The pause between two calls is `POLL_SECONDS`, or less if ``wake`` is set, but at least as long as the last call
+    took: under many requests the thread is still idle half of the time.
     """
     with _repeating(name, POLL_SECONDS, POLL_SECONDS, lambda ending: run_once(), close, wake):
         yield

@@ -98,14 +98,14 @@ class FolderWait:
 
 
 def place_of(settings: Settings, namespace: str, environment: Mapping[str, str]) -> Place:
-    """Return the place of this replica: no two replicas have the same folder of a host at a time."""
+    """Return the place of this replica. Its name is unique, because no two replicas share a folder of a host."""
     own = environment.get(OWN_NAMESPACE, "penstock-system")
     name, policy = f"{socket.gethostname()}:{settings.folder}", JobPolicy(own_namespace=own)
     return Place(own_namespace=own, name=name, namespace=namespace, policy=policy)
 
 
 def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
-    """Run the background work during the block."""
+    """Yield the parts of the background work, each of which runs during its block."""
     member = service.cluster
     assert member is not None, "the service has joined the cluster"
     named = replace(service.settings, machine=socket.gethostname())  # replicas have folders of the same name

@@ -85,21 +85,21 @@ LIMITS = (
         find=lambda c, before, last, most: plan_requests.finished_before(c, before, most),
         drop=plan_requests.forget,
     ),
-    Limit(  # after its numbers, which are most of what goes with it
+    Limit(  # after points and roll-ups, which are most of the rows of a job
         what="deleted jobs",
         seconds=90 * DAY_SECONDS,
         find=lambda c, before, last, most: jobs.deleted_before(c, before, most),
         drop=_forget_jobs,
         most=1,
     ),
-    Limit(  # after the jobs that went by them
+    Limit(  # after the jobs that used them
         what="plans",
         seconds=90 * DAY_SECONDS,
         find=lambda c, before, last, most: plans.unused_since(c, before, most),
         drop=plans.forget,
     ),
 )
-"""Old log lines except the last ones of each rank, for `penstock.api.store.ingest`."""
+"""All limits. Log lines have none: `penstock.api.store.lines` keeps the last ones of each rank as lines arrive."""
 
 
 def forget_old(service: Service, stopping: Callable[[], bool] = lambda: False) -> None:

@@ -27,7 +27,9 @@ KEEP_ALIVE_SECONDS = 75
 MOST_HEAD_BYTES = 2**16
 """Largest size of a request's head."""
 GARBAGE_THRESHOLDS = (10_000, 20, 100)
-"""Young objects of which the next generation is collected, and how often each generation is before the one above it."""
+"""Objects that the youngest generation may gain before it is collected, and collections of each of the two younger
+generations before the next older one is collected.
+"""
 
 
 class Server(uvicorn.Server):
@@ -103,7 +105,7 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
 class _Message(enum.Enum):
     """State of the newest request of a connection."""
 
-    AWAITED = enum.auto()  # also its head
+    AWAITED = enum.auto()  # also while its head arrives
     BODY = enum.auto()
     DONE = enum.auto()
 

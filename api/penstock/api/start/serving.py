@@ -67,8 +67,8 @@ def serve(
 def service_folder(settings: Settings, wait: Callable[[str], None] | None = None, name: str = "") -> Iterator[None]:
     """Create the service's folder if needed, and hold it under ``name`` during the block.
 
-    Raises `UserError` while another service holds it, or waits for it by ``wait``. Files that are created during the
-    block are readable only by this user, also those of supervisors and ranks.
+    While another service holds it, wait by ``wait``, or without that raise `UserError`. Files that are created during
+    the block are readable only by this user, also those of supervisors and ranks.
     """
     check_tls(settings)
     before = os.umask(0o077)
@@ -139,7 +139,7 @@ def _workers(
     may_launch: Callable[[], bool],
     acknowledged: Callable[[AttemptFolder, bool], bool],
 ) -> Iterator[AbstractContextManager[None]]:
-    """Run the background work during the block."""
+    """Yield the parts of the background work, each of which runs during its block."""
     settings = service.settings
     reports = Reports(address_file=address_file(settings), token_file=ingest_token(service))
     here = this_machine(os.environ)
@@ -168,7 +168,7 @@ def _workers(
 
 
 def delivering(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
-    """Deliver to the webhook during the block, if there is one."""
+    """Yield the delivery to the webhook, if there is one, which runs during its block."""
     if webhook is not None:
         yield background.polling("webhook", Deliverer(service, webhook, service.settings.url).run_once)
 

@@ -1,7 +1,7 @@
 """Deliveries of jobs' ends to the webhook.
 
-A delivery has a row after its first try. The row is changed before each try, so that a service that dies in between
-leaves the time of the next try, and two services never try at the same time.
+A delivery has a row from its first try on. The row is changed before each try, so that a service that dies during the
+try leaves the time of the next one, and two services never try at the same time.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class StoredJob:
 
     @property
     def job(self) -> PipelineJob:
-        """Return the job to run it; raises `OutdatedJobError` for one that this version does not accept.
+        """Return the job for its current attempt; raises `OutdatedJobError` for one that this version does not accept.
 
         While an attempt is live, limits that were introduced after its launch do not apply.
         """
@@ -129,12 +129,12 @@ class StoredJob:
 
     @property
     def next_job(self) -> PipelineJob:
-        """Return the job for another attempt or job: all limits of this version apply."""
+        """Like `job`, but for a new attempt or a retry as another job: all limits of this version apply."""
         return _understood(self.manifest)
 
     @property
     def recorded_job(self) -> PipelineJob:
-        """Return the job to show it: no limits apply, as an older version may have had none."""
+        """Return the job for display: no limits apply, because an older version may have had none."""
         with limits_lifted():
             return _understood(self.manifest)
 

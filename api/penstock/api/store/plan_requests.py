@@ -110,7 +110,10 @@ def get(connection: Connection, request: str) -> StoredRequest:
 
 
 def wanted(connection: Connection, request: str) -> Wanted:
-    """Return the input; no limits apply, as an older version may have had none. Raises `NoSuchRequestError`."""
+    """Return the request's input; no limits apply, because an older version may have had none.
+
+    Raises `NoSuchRequestError`.
+    """
     body = connection.execute(select(plan_requests.c.body).where(plan_requests.c.id == request)).scalar_one_or_none()
     if body is None:
         raise NoSuchRequestError(request)

@@ -79,11 +79,11 @@ _UNUSED = plans.c.digest.not_in(select(job_plans.c.digest))
 
 
 def unused_since(connection: Connection, before: float, most: int) -> list[str]:
-    """Return the digests of older plans that no job uses or used."""
+    """Return the digests of plans that were stored before that time, and that no stored job uses or has used."""
     chosen = select(plans.c.digest).where(plans.c.created_at < before, _UNUSED)
     return list(connection.execute(chosen.order_by(plans.c.digest).limit(most)).scalars())
 
 
 def forget(connection: Connection, digests: Sequence[str]) -> None:
-    """Delete these plans, except those that a job uses by now."""
+    """Delete these plans, except those that a job has used since."""
     connection.execute(delete(plans).where(plans.c.digest.in_(digests), _UNUSED))

@@ -45,7 +45,7 @@ _LISTED = select(*[column for column in profiles.c if column.name != "body"], _N
 
 
 def keep(connection: Connection, profile: Profile) -> None:
-    """Store a profile."""
+    """Store a profile, unless it is stored already."""
     row = {
         "digest": profile.digest,
         "key": subject(profile.key, profile.model_digest, profile.precision, profile.num_ranks),

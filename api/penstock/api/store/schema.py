@@ -145,7 +145,7 @@ attempts = Table(
     Column("launched_at", Double, nullable=False),
     Column("devices", JSON, nullable=False),  # names of CUDA devices, exclusive while it lives
     Column("last_checkpoint", Integer),  # the step of the newest that it reported
-    Column("closed_at", Double),  # when all of its records were in; none are taken after that
+    Column("closed_at", Double),  # when all of its records were stored; it accepts none after that
     PrimaryKeyConstraint("uid", "attempt"),
     Index(
         "ix_attempts_open",
@@ -217,7 +217,7 @@ plan_requests = Table(
     Column("number", Id, primary_key=True),
     Column("id", String(UID_LENGTH), nullable=False, unique=True),
     Column("namespace", String(63), nullable=False),
-    Column("name", String(63), nullable=False),  # of the job that is planned; it need not be there
+    Column("name", String(63), nullable=False),  # of the planned job, which need not exist
     Column("body", LargeBinary, nullable=False),  # the job, and the cluster or the profile's digest
     Column("created_by", String(63), nullable=False),
     Column("created_at", Double, nullable=False),
@@ -240,7 +240,7 @@ sources = Table(
     Column("uid", String(UID_LENGTH), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("source", String(63), nullable=False),
-    Column("sequence", BigInteger, nullable=False),  # the last that was taken
+    Column("sequence", BigInteger, nullable=False),  # the highest that is stored
     PrimaryKeyConstraint("uid", "attempt", "source"),
 )
 
@@ -334,7 +334,7 @@ tokens = Table(
 login_links = Table(
     "login_links",
     metadata,
-    Column("digest", String(64), primary_key=True),  # the row goes when the link is used
+    Column("digest", String(64), primary_key=True),  # the row is deleted when the link is used
     Column("token", String(UID_LENGTH), ForeignKey("tokens.id", ondelete="CASCADE"), nullable=False),
     Column("expires_at", Double, nullable=False),
 )

@@ -147,9 +147,10 @@ def _merge(dialect: str) -> Insert:
 
 # Charts
 #
-# Several attempts may have taken a step: that of the newest counts. An attempt's steps therefore count up to where any
-# later attempt began, which may be in the middle of a roll-up. Such a roll-up is made again from its points, up to
-# there; where its points are no longer kept it counts as a whole, so that it hides nothing.
+# Several attempts may have taken the same step: the value of the newest attempt counts. The steps of an attempt
+# therefore count up to the first step of any later attempt, which may be in the middle of a roll-up. Such a roll-up is
+# computed again from its points before that step. If its points are no longer stored, it counts as a whole, so that no
+# valid value is left out.
 
 
 class _Attempt(NamedTuple):
@@ -194,9 +195,9 @@ def charts(
 
 
 def usual_of(connection: Connection, uid: str, name: str, curve: Curve) -> Usual:
-    """Usual value of a series with a value at every step: over all ranks, from all stored points.
+    """Return the usual value of a series over all ranks that has a value at every step, such as the step time.
 
-    ``curve`` is the curve of the series.
+    It is the median of the last stored points, or the mean by ``curve``, the series' curve, if no points are stored.
     """
     number = _known_ids(connection, [uid])[uid, name, ALL_RANKS]
     values: list[float] = []
@@ -379,8 +380,8 @@ def forget_points(connection: Connection, old: Sequence[Bucket]) -> None:
 
 
 def _is_later() -> ColumnElement[bool]:
-    """Condition that excludes the first point of an attempt, which is kept as long as its roll-up: the start stays
-    exact.
+    """Condition of points that are not the first of their attempt. The first one is kept as long as its roll-up, so
+    that a chart's start stays exact.
     """
     earlier = points.alias()
     own = (earlier.c.series == points.c.series, earlier.c.attempt == points.c.attempt)

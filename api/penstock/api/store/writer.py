@@ -28,7 +28,7 @@ Changes of one transaction run in the order of their keys. Two services on one d
 the rows in the same order, so deadlocks are rare.
 
 Complexity. A transaction of n changes costs n functions and one commit; after a mistake, 2 n functions, n savepoints
-and one commit. The queue is bounded by the number of waiting requests, which have threads of their own.
+and one commit. The queue holds at most the changes of the requests in progress, and the audit entries of ended ones.
 
 Rejected designs:
 

@@ -1,4 +1,6 @@
-"""Delivers the end of every job to the webhook, at least once: with retries until an answer, for a day.
+"""Delivers the end of every job to the webhook, with retries for a day until the receiver answers with 2xx.
+
+A delivery may be repeated: a call is made again if the service was killed before it stored the answer.
 
 Deliveries are in the store, so a restarted service continues. At most one call is in progress; jobs do not wait for it.
 """

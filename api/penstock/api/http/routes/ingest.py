@@ -1,6 +1,7 @@
 """/v1/ingest: route to which `penstock-agent ship` sends records of ranks.
 
-It gets more requests than all other routes together, so it handles them as plain ASGI (`penstock.api.app`).
+It gets more requests than all other routes together, so the application calls it directly
+(`penstock.api.app.FastPath`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ router = APIRouter(tags=["ingest"])
 
 MOST_RECORDS = 5_000
 SMALL_BYTES = 4096
-"""A body up to this size is read in the event loop, a larger one in a worker thread. Even a body of compressed zeros
-then delays other requests only by a few milliseconds; a full batch takes tenths of a second.
+"""A body up to this size is parsed in the event loop, which delays other requests by a few milliseconds at most. A
+larger or compressed one is parsed in a worker thread: a full batch takes tenths of a second.
 """
 ANSWERS = answers(
     "unauthenticated",

@@ -1,4 +1,4 @@
-"""Pages: /, /jobs/{namespace}/{name}, /submit, and the files that they refer to."""
+"""Pages for browsers: jobs, comparisons, submission, what-if plans and profiles, and the files that pages refer to."""
 
 from __future__ import annotations
 
