@@ -23,7 +23,7 @@ READY = "300s"
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """A release of the Helm chart. `install` adds the values that the cluster needs to the given ones."""
+    """A release of the Helm chart. `install` takes values, and adds those that the cluster needs."""
 
     site: Site
     images: Images
@@ -71,7 +71,7 @@ class Installation:
         return str(lab.addresses.services[SERVICE_PLACE])
 
     def _reserve(self, address: str) -> None:
-        """Create the chart's Service with a fixed cluster IP, which the operator uses because a lab has no DNS."""
+        """Create the chart's Service with a fixed cluster IP. A lab has no DNS, so the operator uses the address."""
         metadata = {"name": f"{self.release}-service", "namespace": self.namespace}
         port = {"name": "http", "port": SERVICE_PORT}
         place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}

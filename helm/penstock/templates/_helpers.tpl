@@ -95,7 +95,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Binding of one component's rights: (list . "operator") */}}
+{{/* Bindings of one component's roles: (list . "operator") */}}
 {{- define "penstock.bound" }}
 {{- $root := index . 0 }}
 {{- $account := printf "%s-%s" (include "penstock.name" $root) (index . 1) }}
@@ -141,12 +141,12 @@ subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Rele
 {{ .Values.namespace | default .Release.Namespace }}
 {{- end }}
 
-{{/* CEL: namespaces that the values name, so that jobs may run there though they are the cluster's or penstock's own. */}}
+{{/* CEL: namespaces that the values name. Jobs may run there even if they are system namespaces or penstock's own. */}}
 {{- define "penstock.namedNamespaces" -}}
 {{ append .Values.jobPolicy.namespaces .Values.namespace | toJson | replace "\"" "'" }}
 {{- end }}
 
-{{/* CEL: the request's namespace is not one of the system, unless the values name it. */}}
+{{/* CEL: the request's namespace is not kube-..., or the values name it. */}}
 {{- define "penstock.isForJobs" -}}
 (!request.namespace.startsWith('kube-') || request.namespace in {{ include "penstock.namedNamespaces" . }})
 {{- end }}
@@ -164,7 +164,7 @@ spec:
   validationActions: [Deny]
 {{- end }}
 
-{{/* The head of an admission policy on what one program writes: (list . "operator-pods" "operator") */}}
+{{/* The head of an admission policy on the writes of one program: (list . "operator-pods" "operator") */}}
 {{- define "penstock.policyHead" -}}
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
