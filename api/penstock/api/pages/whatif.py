@@ -172,7 +172,7 @@ def _answer(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Mark
         return card(element("strong", _mistake(stored)), *words, class_="failure")
     if plan is None:
         progress = stored.progress
-        seen = f"{progress.get('candidates', 0):,} candidates of {progress.get('divisions', 0):,} divisions simulated"
+        seen = f"{progress.get('candidates', 0):,} candidates of {progress.get('divisions', 0):,} outlines simulated"
         seen = f"{progress['change']}, {seen}" if progress.get("change") else seen
         return element("p", f"{stored.state.value}: {seen}.", class_="lead")
     data = ReportData(job=stored.name, phase="", command="", plan=plan)

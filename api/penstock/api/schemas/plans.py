@@ -24,7 +24,9 @@ from penstock.planner.worker.questions import Progress
 class SearchView(Wire):
     """Progress of the search."""
 
-    divisions: int = Field(description="Number of meshes and divisions that were opened.")
+    divisions: int = Field(
+        description="Number of outlines that were opened: meshes, each with a number of slices and a schedule."
+    )
     candidates: int = Field(description="Number of simulated plans.")
     best: str = Field(description="Best plan so far that fits; empty before the first.")
     best_step_seconds: float | None
