@@ -19,7 +19,7 @@ from penstock.kube.transport import Object
 from penstock.operator.podspec import REPORTER_REQUESTS, resources
 
 Amounts = Mapping[str, Decimal]
-"""By resource: cores, bytes, devices, pods."""
+"""Amounts by resource, in cores, bytes, devices or pods."""
 
 KEEPS_OUT = ("NoSchedule", "NoExecute")
 

@@ -46,7 +46,7 @@ class Children(Generic[Child]):
         self._gone = Gone()
 
     def of(self, job_uid: str) -> tuple[Child, ...]:
-        """Those of one job, by namespace and name."""
+        """Return the children of one job, sorted by namespace and name."""
         children = self._of.get(job_uid, {})
         return tuple(children[key] for key in sorted(children))
 

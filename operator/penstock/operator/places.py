@@ -126,7 +126,7 @@ def competitor(job: PipelineJob, status: JobStatus) -> Contender:
     admitted = status.condition(ConditionType.ADMITTED)
     queued = status.phase is Phase.QUEUED and admitted is not None and admitted.status is ConditionStatus.FALSE
     state = _STATES.get(admitted.reason) if queued and admitted is not None else None
-    # A job that gave places up joins the line at its end, or a few that never fit would always be ahead of all others.
+    # A job that gave places up joins the end of the line. Otherwise a few jobs that never fit would always be ahead.
     since = status.phase_entered_at if state is PlacementState.IN_LINE else waiting_since(status)
     return Contender(
         uid=job.metadata.uid,

@@ -25,7 +25,7 @@ NUM_CONNECTIONS = 2
 
 
 def report(kube: Kube, settings: Settings) -> tuple[str, int]:
-    """Return a text with a line for each reason and a line on the consequences, and the exit code: 1 if a job is
+    """Return a report with a line for each reason and one on the consequences, and the exit code: 1 if a job is
     refused.
 
     Raises `KubeError` if the jobs cannot be listed.

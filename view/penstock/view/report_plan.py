@@ -334,7 +334,7 @@ def compute_difference(first: Timeline, second: Timeline) -> str:
 
 
 def _shards_difference(first: Timeline, second: Timeline) -> str:
-    """How long ranks waited for their shards while they computed, where both timelines recorded it."""
+    """A sentence on how long ranks waited for their shards while they computed; empty unless both timelines have it."""
     if first.collectives is None or second.collectives is None:
         return ""
     return f" Waiting for shards: {second.collectives.text}; predicted {first.collectives.text}."

@@ -58,7 +58,7 @@ class Frame:
 
 
 def draw_row(timeline: Timeline, rank: int, row: Lanes, frame: Frame, top: float) -> Markup:
-    """Everything of one rank; row 0 begins at ``top``."""
+    """The bars, waits, transfers and labels of one rank; row 0 begins at ``top``."""
     y = top + rank * frame.pitch
     strip = frame.pitch * 0.1
     parts = [element("rect", x=0, y=0, width=timeline.step_ns * frame.scale, height=frame.bar, class_="track")]
@@ -80,7 +80,7 @@ def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Mark
         return []
     baseline = y + frame.bar / 2 + 4
     name = rank_name(timeline, rank, frame.tp)
-    narrow = name.split()[-1].partition("–")[0]  # the first one's number
+    narrow = name.split()[-1].partition("–")[0]  # the number of the first rank alone
     margin = [element("text", name if frame.is_wide else narrow, x=0, y=baseline)]
     edge = frame.left + frame.plot
     if frame.is_wide and timeline.step_ns:

@@ -154,7 +154,8 @@ def _merge(run: Sequence[Event]) -> Span:
         for event in children:
             time_by_kind[_order(event)] += event.duration_ns / len(children)
             example.setdefault(_order(event), event)
-    # Events of a measured rank may overlap by the clock's resolution: the shares are of whichever is longer.
+    # Events of a measured rank may overlap by the clock's resolution. Shares must not exceed 1, so they are of the sum
+    # of the events' times if that is longer than the span.
     length = max(stop - start, sum(time_by_kind.values()), 1)
     mix = tuple((example[key], time_by_kind[key] / length) for key in sorted(example))
     return Span(start, stop, mix, len(run))

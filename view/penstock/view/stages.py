@@ -83,7 +83,7 @@ _TWO_LINES: Final = 30.0
 def _frame(plan: Plan, width: int) -> _Frame:
     smallest = min(stop - first for first, stop in plan.stages)
     num_units = plan.model.num_units
-    # At most about 380 pixels high, but a stage's name has to fit next to its tiles, and the whole on a screen or two.
+    # The picture is about 380 pixels high, or up to 900 if stages would otherwise be too low for their names.
     unit = max(min(16.0, 380.0 / num_units), min(14.0 / smallest, 900.0 / num_units))
     prefix = "stage 00: " if smallest * unit < _TWO_LINES else ""
     names = max(text_width(prefix + owned_units(plan, i)) for i in range(len(plan.stages)))

@@ -67,7 +67,7 @@ def read_job(connection: Connection, namespace: str, name: str, step: int | None
     if step is not None and step not in sampled.steps:
         raise NotSampledError(step, sampled)
     shown = _timeline(connection, uid, sampled.typical if step is None else step)
-    last = _timeline(connection, uid, None)  # peaks only grow
+    last = _timeline(connection, uid, None)  # the newest has the largest peaks: they only grow
     lines, _ = records.lines(connection, uid, LinesQuery(limit=MOST_LINES, tail=True))
     return JobData(
         stored=stored,
@@ -109,6 +109,6 @@ def run_curves(connection: Connection, uid: str, charts: Mapping[tuple[str, int]
     curves = {name: curve for (name, rank), curve in charts.items() if rank == ALL_RANKS}
     usual = {name: usual_of(connection, uid, name, curves[name]) for name in USUAL if name in curves}
     if "loss" in curves and (taken := curves.get("step_seconds")) and curves["loss"].last.step < taken.last.step:
-        # only finite values are kept, and every step has a loss
+        # Every step reports a loss, but only finite values are stored: that of the newest steps was not finite.
         curves["loss"] = replace(curves["loss"], last=StepValue(taken.last.step, math.nan))
     return RunCurves(curves=curves, step_seconds=usual.get(USUAL[0]), tokens_per_second=usual.get(USUAL[1]))

@@ -73,7 +73,7 @@ jobs = Table(
     Column("executor", Text),  # the one that it is bound to
     Column("plan_digest", String(64)),
     Column("last_event", Integer, nullable=False),  # the number of the newest of its events
-    Column("manifest", JSON, nullable=False),  # late: SQLite reads a row up to the requested column
+    Column("manifest", JSON, nullable=False),  # near the end: SQLite reads a row up to the requested column
     Column("cluster", String(63), nullable=False, server_default=""),  # where it runs; empty: on a machine
     Column("failed_boot_id", String(36)),  # with failed_boottime, failed_at by the clock of the machine's boot
     Column("failed_boottime", Double),
@@ -143,7 +143,7 @@ attempts = Table(
     Column("num_ranks", Integer, nullable=False),
     Column("resume_from", Integer),
     Column("launched_at", Double, nullable=False),
-    Column("devices", JSON, nullable=False),  # names of CUDA devices, exclusive while it lives
+    Column("devices", JSON, nullable=False),  # names of its CUDA devices, which no other live attempt has
     Column("last_checkpoint", Integer),  # the step of the newest that it reported
     Column("closed_at", Double),  # when all of its records were stored; it accepts none after that
     PrimaryKeyConstraint("uid", "attempt"),
@@ -373,7 +373,7 @@ idempotency = Table(
     metadata,
     Column("identity", String(63), nullable=False),
     Column("key", String(255), nullable=False),
-    Column("request", String(64), nullable=False),  # SHA-256 of method, path and body
+    Column("request", String(64), nullable=False),  # SHA-256 of method, path, query and body
     Column("status", Integer, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("headers", JSON, nullable=False),

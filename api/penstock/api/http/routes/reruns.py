@@ -133,7 +133,7 @@ def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionV
 
     origin, free = service.read(question)
     ran = job.recorded_job
-    with limits_lifted():  # of the version that ran it, which the commands install
+    with limits_lifted():  # the commands install the version that ran the job, so limits of this one do not apply
         again = retried(ran if origin.plan is None else pinned(ran, origin.plan), free, None)
     return ReproductionView(
         manifest=again.to_manifest(),
