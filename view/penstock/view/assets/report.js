@@ -1,4 +1,4 @@
-// Draws the report's figures with plotly in the palette of light or dark, again when the reader's preference or the room changes.
+// Draws the report's figures with plotly in the light or dark palette, and again when the reader's preference or a width changes.
 (() => {
   const read = () => JSON.parse(document.getElementById("figures").textContent);
   let { figures, palettes } = read();
@@ -11,7 +11,7 @@
   const painted = (figure, palette) =>
     JSON.parse(JSON.stringify(figure).replace(/var\(--([\w-]+)\)/g, (_, name) => palette[name]));
 
-  // In a narrow place the legend takes several lines: the figure grows by them, so that the data keep their room.
+  // In a narrow place the legend takes several lines: the figure grows by them, so that the data keep their height.
   const grown = (figure, width) => {
     const entries = figure.data.filter((trace) => trace.showlegend !== false).length;
     if (figure.layout.showlegend && width < 480) figure.layout.height += 19 * (entries - 1);
@@ -38,7 +38,7 @@
     places.forEach((place) => draw(place, palettes.light, Math.min(place.clientWidth, 640)));
   });
   addEventListener("afterprint", () => { widths.clear(); watch(); });
-  // A page that stays open has new figures, or new places for them, and says so.
+  // A page that updates itself dispatches this event when it has new figures, or new places for them.
   document.addEventListener("figures", () => {
     ({ figures, palettes } = read());
     room.disconnect();

@@ -4,7 +4,7 @@
   const state = document.getElementById("connection");
   const show = (text, kind) => { if (state) { state.textContent = text; state.className = kind; } };
 
-  // Makes `now` what `next` is, and keeps every node that is the same: focus, selection and open details stay.
+  // Changes `now` into `next`, and keeps every node that is the same, so that focus, selection and open details stay.
   const morph = (now, next) => {
     if (now.nodeType !== next.nodeType || now.nodeName !== next.nodeName || now.id !== next.id) return now.replaceWith(next);
     if (now.nodeType !== Node.ELEMENT_NODE) { if (now.data !== next.data) now.data = next.data; return; }
@@ -46,7 +46,7 @@
         const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
         if (answer.redirected) location.reload();
         if (answer.ok) putIn(await answer.text());
-      } catch { /* the stream tells of a lost connection */ }
+      } catch { /* the stream's error event reports a lost connection */ }
       await new Promise((resolve) => setTimeout(resolve, PAUSE));
     }
     asking = false;
