@@ -51,8 +51,7 @@ def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]
 
 
 def _measuring(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
-    """The jobs that measure for ClusterProfiles. A profile that cannot be read is left out: its status has the reason.
-    """
+    """The jobs that measure for ClusterProfiles. Profiles that cannot be read are left out: their status says why."""
     for item in _profiles(kube):
         try:
             profile = read_profile(item)

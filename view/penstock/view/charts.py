@@ -133,8 +133,7 @@ def by_rank(values: Mapping[int, Sequence[tuple[int, float]]], title: str) -> Fi
 
 
 def step_time(curve: Curve | None, predicted_seconds: float | None) -> Figure:
-    """Milliseconds of every step next to the prediction. The slowest steps may lie beyond the axis; its title says so.
-    """
+    """Milliseconds of every step next to the prediction. The slowest may lie beyond the axis; its title says so."""
     traces = envelope(curve, name="measured", colour="series-1", scale=1e3) if curve else []
     if predicted_seconds is not None and curve:
         dash = {"color": "var(--series-2)", "width": 1.8, "dash": "dash"}

@@ -73,8 +73,7 @@ def draw_row(timeline: Timeline, rank: int, row: Lanes, frame: Frame, top: float
 
 
 def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Markup]:
-    """The rank's name on the left, and its busy share and peak memory on the right; with slim rows, only of every few.
-    """
+    """The rank's name on the left; its busy share and peak memory on the right. Slim rows skip most ranks."""
     every = max(1, round(13 / frame.pitch + 0.49))
     if rank % every:
         return []

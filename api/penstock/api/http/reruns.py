@@ -21,7 +21,9 @@ _NUMBERED = re.compile(r"(.+)-\d+")
 
 
 def next_name(name: str, taken: Collection[str]) -> str:
-    """Return the first free name with a number: ``tiny-2`` for ``tiny``, ``tiny-3`` for ``tiny-2`` if ``tiny`` exists.
+    """Return the first free name with a number: for ``tiny`` it is ``tiny-2``, or ``tiny-3`` if that is taken.
+
+    For ``tiny-2`` it is ``tiny-3`` if the name ``tiny`` is taken too, and ``tiny-2-2`` otherwise.
     """
     match = _NUMBERED.fullmatch(name)
     base = match[1] if match and match[1] in taken else name
