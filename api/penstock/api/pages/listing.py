@@ -24,7 +24,7 @@ HEADERS = ("", "job", "phase", "progress", "loss", "per step")
 
 
 def listing(page_jobs: Sequence[StoredJob], query: Query, following: str | None, now: float) -> Page:
-    """Return the page with ``page_jobs``, a part of the result of ``query``; ``following`` is the cursor of the rest."""
+    """Return the page with ``page_jobs``, a part of the result of ``query``; ``following`` is the next cursor."""
     parts = [
         element(
             "div",
