@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from benchmarks.support import write_results
 
+from penstock.trainer import gloo
 from penstock.trainer.shards import HostShards
 from penstock.trainer.units.collectives import Gather, Scatter, Sum
 
@@ -46,7 +47,7 @@ def measure(rank: int, num_shards: int, port: int, answer: mp.SimpleQueue[Any]) 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, num_shards, is_master=False)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_shards)
+    dist.init_process_group(gloo.backend(), store=store, rank=rank, world_size=num_shards)
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
     rows = []

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from penstock.core.plan import Plan
 from penstock.core.program import Program
+from penstock.trainer import gloo
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, group_names
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ def _serve(rank: int, num_ranks: int, port: int, connection: Connection[Any, Any
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+    dist.init_process_group(gloo.backend(), store=store, rank=rank, world_size=num_ranks)
     me = PoolRank(rank, ProcessGroups(CPU))
     while True:
         try:

@@ -88,9 +88,7 @@ STALL_STEPS = 10.0
 NO_STEP = "no step within"
 """Prefix of the message of a stalled run, in the life cycle and in a pod that applies the same rule."""
 FIRST_STEP_SECONDS = 600.0
-"""Longest time before an attempt begins its first step: it starts processes, connects them and reads a model or a
-checkpoint. The step itself has `stall_seconds` more.
-"""
+"""Longest time before an attempt's first step, which has `stall_seconds` more: to start processes and read a model."""
 MEASURING_SECONDS = 1800.0
 """Longest time without news from an attempt that measures. A point takes seconds."""
 PREPARING_SECONDS = 6 * 3600.0

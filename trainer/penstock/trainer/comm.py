@@ -27,6 +27,7 @@ from torch import Tensor
 from penstock.core.plan import Plan
 from penstock.core.program import Channel, Program, Reduction
 from penstock.core.schedule import Group
+from penstock.trainer import gloo
 from penstock.trainer.reduce_scatter import HostReduceScatter
 from penstock.trainer.shards import irecv, isend, shards_of, under_way
 from penstock.trainer.units.collectives import NO_SHARDS, Gather, Scatter, Shards, Work
@@ -232,7 +233,7 @@ class ProcessGroups:
     def _backend(self, name: GroupName) -> str:
         """The backend of a group. The group of all ranks also carries host tensors, such as recorded times."""
         if self.device.type != "cuda":
-            return "gloo"
+            return gloo.backend()
         return "cpu:gloo,cuda:nccl" if name.purpose == Group.NORM else "nccl"
 
     def _options(self, name: GroupName) -> Any:

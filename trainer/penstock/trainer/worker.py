@@ -27,6 +27,7 @@ import torch.distributed as dist
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.core.units import format_bytes
+from penstock.trainer import gloo
 from penstock.trainer.comm import ProcessGroups
 from penstock.trainer.parent_death import die_with_parent, launcher
 
@@ -94,7 +95,7 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
         state_precision()
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=place)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group(gloo.backend())
     return Worker(
         rank=dist.get_rank(),
         num_ranks=dist.get_world_size(),
