@@ -66,7 +66,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No pool waits next to tests without it: gloo wakes a hundred times a second for each of a rank's groups."""
+    """No pool waits next to tests without it: gloo wakes a hundred times a second in each of its processes."""
     not_run.leave_out_if_long(item)
     if "worker_pool" not in getattr(item, "fixturenames", ()):
         item.session.stash[_pools].close()

@@ -205,6 +205,7 @@ def test_a_shaped_link_is_slow_and_an_unlimited_one_fast(cluster: Cluster, names
     assert fetch(cluster, namespace, "fast", "node2", address, 10 * MEGABYTE)[1] < slow_seconds / 3
 
 
+@pytest.mark.long
 def test_a_killed_node_becomes_not_ready_and_ready_after_its_restart(cluster: Cluster, namespace: str) -> None:
     """The node's pods keep running."""
     lab_state = cluster.of_lab()
@@ -219,6 +220,7 @@ def test_a_killed_node_becomes_not_ready_and_ready_after_its_restart(cluster: Cl
     assert cluster.printed(namespace, "after") == "here\n"
 
 
+@pytest.mark.long
 def test_a_disconnected_node_becomes_not_ready_until_it_is_connected(cluster: Cluster) -> None:
     lab_state = cluster.of_lab()
     lab.set_link(lab_state, "node3", "down")
@@ -292,6 +294,7 @@ def is_port(name: str, lab_state: state.State) -> bool:
     return name == bridge or name.startswith((f"{bridge}n", f"{bridge}cp"))
 
 
+@pytest.mark.long
 def test_two_labs_run_side_by_side_and_a_stopped_one_leaves_no_trace(cluster: Cluster, another: state.State) -> None:
     second = of(another)
     assert second.ready() == {"node1"}

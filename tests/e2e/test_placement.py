@@ -18,7 +18,7 @@ from tests.support.installed import Installed
 from tests.support.rehearsing import WAITS_FOR_LINKS, nodes_of, placed_everywhere, rehearsed
 from tools.lab.network import bits_per_second
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS), pytest.mark.long]
 
 RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
 MOST_ERROR = 0.15

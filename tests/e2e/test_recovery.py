@@ -170,6 +170,7 @@ def test_a_rank_hangs(slow: Installed, undisturbed: list[float]) -> None:
     goes_on(job, status.failed_at, undisturbed)
 
 
+@pytest.mark.long
 def test_what_killed_ranks_recorded_arrives(slow: Installed, undisturbed: list[float]) -> None:
     """Also what was not brought to the service before."""
     job = trained(slow, "killed", steps=DELETED_STEPS)
@@ -186,6 +187,7 @@ def test_what_killed_ranks_recorded_arrives(slow: Installed, undisturbed: list[f
     goes_on(job, status.failed_at, undisturbed)
 
 
+@pytest.mark.long
 def test_what_is_cut_off_and_writes_on_harms_nothing(on: Installed) -> None:
     """A rank that needs nobody does not notice. For a while it is there twice, and both do the same.
 

@@ -49,6 +49,7 @@ def test_losses_are_the_undisturbed_ones(on: Installed, undisturbed: list[float]
     assert [reason for reason, _ in job.events()].count("Suspended") == TIMES
 
 
+@pytest.mark.long
 def test_a_job_that_is_submitted_suspended_waits(on: Installed) -> None:
     job = submitted(on, "not-yet", training=small_training(2), runPolicy={"suspend": True})
     job.wait_for(Phase.SUSPENDED)

@@ -122,6 +122,7 @@ def state_of(service: Served, step: int) -> Any:
     return found and found["state"]
 
 
+@pytest.mark.long
 def test_a_retry_goes_on_at_the_right_step(service: Served) -> None:
     uid = service.submit("cut", runPolicy={"activeDeadlineSeconds": 0, "backoffLimit": 0}, **LONG)
     service.wait_for_step("cut", 45)
