@@ -380,8 +380,9 @@ def _gathers(order: Order, linked: Linked, costs: Costs, ends: Reductions) -> It
         (firsts[piece.stage] + ends.num_pieces(piece.stage) - 1 - piece.number, piece) for piece in ends.pieces
     )
     over_ns = ends.gathered_ns([piece for _, piece in needed])
+    first_actions = order.offsets[order.stage_ranks]
     for (action, piece), over in zip(needed, over_ns, strict=True):
-        waits = order.offsets[order.stage_ranks[piece.stage]] if linked.late_receives else action
+        waits = first_actions[piece.stage] if linked.late_receives else action
         linked.actions[waits, kernel.GATHERED_AT] = over
         yield _Gather(piece, int(waits), over)
 
