@@ -195,8 +195,8 @@ class Cluster:
                 with contextlib.suppress(KubeError):
                     for change in self._kube.watch(resource, version, NAMESPACE):
                         version = change.version
-                        if change.found is not None and not change.removed:
-                            watched.saw(change.found["metadata"]["name"])
+                        if change.object is not None and not change.removed:
+                            watched.saw(change.object["metadata"]["name"])
                         if ended.is_set():
                             return
 

@@ -114,8 +114,8 @@ def watch(kube: Scripted, until: Callable[[Notified, Scripted], bool], *, option
 
 def test_a_list_and_what_changes_after_it() -> None:
     changes: list[Change | Exception | float] = [
-        Change(version="6", found=pod("b")),
-        Change(version="7", found=pod("a"), removed=True),
+        Change(version="6", object=pod("b")),
+        Change(version="7", object=pod("a"), removed=True),
         Change(version="8"),
         LONG,
     ]
@@ -185,7 +185,7 @@ def test_a_definition_that_is_gone_says_nothing_of_its_objects() -> None:
 
 @pytest.mark.parametrize("name", ["poison", "again"])
 def test_an_object_that_nobody_can_read_does_not_end_it(name: str) -> None:
-    kube = Scripted(listing("5"), [Change(version="6", found=pod(name))], listing("7", "a"), [LONG])
+    kube = Scripted(listing("5"), [Change(version="6", object=pod(name))], listing("7", "a"), [LONG])
     watch(kube, lambda told, _: told.names == {"a"})
 
 

@@ -203,8 +203,8 @@ class TestWatches:
     def test_a_large_object(self) -> None:
         with loopback(Answer(pieces=(event("ADDED", "6", name="x" * 1_000_000),))) as server:
             (told,) = self.changes(server)
-        assert told.found is not None
-        assert len(told.found["metadata"]["name"]) == 1_000_000
+        assert told.object is not None
+        assert len(told.object["metadata"]["name"]) == 1_000_000
 
     def test_one_that_begins_too_late(self) -> None:
         error = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}

@@ -89,7 +89,7 @@ class Change:
     """An object that was added, modified or removed, or none for a bookmark; ``version`` is the resource version."""
 
     version: str
-    found: Object | None = None
+    object: Object | None = None
     removed: bool = False
 
 
@@ -206,7 +206,7 @@ def _change(notice: Mapping[str, Any]) -> Change:
     version = item["metadata"]["resourceVersion"]
     if notice["type"] == "BOOKMARK":
         return Change(version=version)
-    return Change(version=version, found=item, removed=notice["type"] == "DELETED")
+    return Change(version=version, object=item, removed=notice["type"] == "DELETED")
 
 
 def _refusal(response: BaseHTTPResponse) -> KubeError:

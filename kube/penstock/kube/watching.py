@@ -59,7 +59,7 @@ class Watcher:
     def __init__(self, kube: Source, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._watched, self._namespace, self._clock = kube, watched, namespace, clock
         self._ending = threading.Event()
-        self._heard_at = self._turned_at = clock()
+        self._received_at = self._responded_at = clock()
         self._is_reported_missing = False
         self.synced = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{watched.resource.plural}", daemon=True)
@@ -72,12 +72,12 @@ class Watcher:
     @property
     def silent_seconds(self) -> float:
         """Seconds since the cluster last sent a list or a change; a watch is renewed every minute."""
-        return self._clock() - self._heard_at
+        return self._clock() - self._received_at
 
     @property
     def stuck_seconds(self) -> float:
         """Seconds since the thread last got an answer or an error: an unreachable cluster does not count as stuck."""
-        return self._clock() - self._turned_at
+        return self._clock() - self._responded_at
 
     def start(self) -> None:
         """Start the thread."""
@@ -100,22 +100,22 @@ class Watcher:
             except Exception as error:  # of any kind: without this watch the cache is incomplete
                 version = ""
                 self._report(error, wait)
-            self._turned_at = self._clock()
+            self._responded_at = self._clock()
             self._ending.wait(wait)
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
     def _report(self, error: Exception, wait: float) -> None:
         if isinstance(error, KubeError) and error.is_expired:
             return
-        if self._is_unknown(error):
+        if self._is_missing_optional(error):
             if not self._is_reported_missing:
                 log.info("the cluster has no %s; looking for them every %g s", self.name, LONGEST_WAIT_SECONDS)
             self._is_reported_missing = True
             return
-        unforeseen = None if isinstance(error, PenstockError) else error
-        log.warning("watch of %s failed: %s; retrying in %.1f s", self.name, error, wait, exc_info=unforeseen)
+        unexpected = None if isinstance(error, PenstockError) else error
+        log.warning("watch of %s failed: %s; retrying in %.1f s", self.name, error, wait, exc_info=unexpected)
 
-    def _is_unknown(self, error: Exception) -> bool:
+    def _is_missing_optional(self, error: Exception) -> bool:
         """Whether the cluster answered that it does not have this kind, and need not have it."""
         return isinstance(error, KubeError) and error.is_missing and self._watched.optional
 
@@ -125,14 +125,14 @@ class Watcher:
         try:
             listing = self._kube.list(watched.resource, namespace, watched.selector)
         except KubeError as error:
-            if self._is_unknown(error):
+            if self._is_missing_optional(error):
                 watched.replace(Listing(objects=(), version=LAST_VERSION))
-                self._heard_at = self._clock()
+                self._received_at = self._clock()
                 self.synced.set()
             raise
         watched.replace(listing)
         self._is_reported_missing = False
-        self._heard_at = self._turned_at = self._clock()
+        self._received_at = self._responded_at = self._clock()
         self.synced.set()
         return listing.version
 
@@ -141,7 +141,7 @@ class Watcher:
         watched = self._watched
         namespace = self._namespace if watched.resource.namespaced else ""
         for change in self._kube.watch(watched.resource, version, namespace, watched.selector):
-            self._heard_at = self._turned_at = self._clock()
+            self._received_at = self._responded_at = self._clock()
             if self._ending.is_set():
                 break
             version = change.version
@@ -149,9 +149,9 @@ class Watcher:
         return version
 
     def _notify(self, change: Change) -> None:
-        if change.found is None:
+        if change.object is None:
             return
         if change.removed:
-            self._watched.remove(change.found)
+            self._watched.remove(change.object)
         else:
-            self._watched.put(change.found)
+            self._watched.put(change.object)
