@@ -19,7 +19,7 @@ from penstock.api.store import jobs
 from penstock.api.store.schema import jobs as jobs_table
 from penstock.client import AsyncClient, Client, Message, Past, Place, ServiceError, Target
 from penstock.client.calls import MOST_TRIES
-from penstock.client.listening import Listening
+from penstock.client.listening import EventStream
 from penstock.core.lifecycle import Phase
 from tests.support.listening import answering, bearer
 from tests.support.run_files import FILES, add_checkpoint, lay_out
@@ -169,21 +169,21 @@ def test_a_service_that_stays_away_is_told(target: Target) -> None:
     ],
 )
 def test_lines_of_a_stream(lines: list[str], kind: str, data: Any) -> None:
-    listening = Listening()
-    *before, last = [listening.hear(line) for line in lines]
+    stream = EventStream()
+    *before, last = [stream.parse_line(line) for line in lines]
     assert (set(before), last) == ({None}, Message(kind, data))
 
 
 def test_a_stream_says_when_to_come_again_and_after_what() -> None:
-    listening = Listening()
+    stream = EventStream()
     for line in ("retry: 700", "id: 12", "data: 1", ""):
-        listening.hear(line)
-    assert listening.headers()["Last-Event-ID"] == "12"
-    assert listening.pause_after(None, None) == 0.7
+        stream.parse_line(line)
+    assert stream.headers()["Last-Event-ID"] == "12"
+    assert stream.pause_after(None, None) == 0.7
     for line in ("data: {half a mess",):
-        listening.hear(line)
-    listening.headers()
-    assert [listening.hear(line) for line in ("", "data: 2", "")] == [None, None, Message("message", 2)]
+        stream.parse_line(line)
+    stream.headers()
+    assert [stream.parse_line(line) for line in ("", "data: 2", "")] == [None, None, Message("message", 2)]
 
 
 # Following

@@ -15,7 +15,7 @@ from penstock.cli import output
 from penstock.cli.lines import line
 from penstock.cli.output import Format
 from penstock.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
-from penstock.client.config import configuration_file, known_server
+from penstock.client.config import configuration_file, configured_server
 from penstock.core.errors import REMEDY, UserError
 from penstock.core.failure import LAST_WORDS, read_failure
 from penstock.core.job import PipelineJob
@@ -54,7 +54,7 @@ def as_commands(remedy: str) -> str:
 
 def checked(job: PipelineJob, server: str | None) -> Job | None:
     """Return the job that the service would create; none if no service is configured. Raises as `connected` does."""
-    if known_server(server, os.environ, Path.home()) is None:
+    if configured_server(server, os.environ, Path.home()) is None:
         return None
     with connected(server) as client:
         return client.submit(job, dry_run=True)
@@ -85,8 +85,8 @@ def failure_lines(job: Job, last_words: Sequence[str]) -> list[str]:
     diagnosis = read_failure(job.status.message, last_words)
     place = f"{job.name} --namespace {job.namespace}" if job.namespace != "default" else job.name
     rank = "" if diagnosis.rank is None else f" --rank {diagnosis.rank}"
-    again = f"penstock retry {place} continues" if job.status.phase is Phase.FAILED else "the job continues"
-    default = f"read penstock logs {place}{rank}; {again} from the last checkpoint"
+    continuation = f"penstock retry {place} continues" if job.status.phase is Phase.FAILED else "the job continues"
+    default = f"read penstock logs {place}{rank}; {continuation} from the last checkpoint"
     return [
         diagnosis.what,
         *(f"  {output.printable(line)}" for line in (diagnosis.evidence, *diagnosis.more) if line),
@@ -98,14 +98,14 @@ def last_words_of(client: Client, job: Job) -> tuple[str, ...]:
     """The last lines of the rank at fault, for a job that failed or is about to be restarted."""
     if job.status.reason not in LOSSES:
         return ()
-    words: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     after = 0
     while events := client.events(Past(uid=job.uid), after):
         after = events[-1].number
         for event in events:
             if event.kind == "phase":
-                words = tuple(event.body.get(LAST_WORDS, ()))
-    return words
+                lines = tuple(event.body.get(LAST_WORDS, ()))
+    return lines
 
 
 def as_data(job: Job) -> dict[str, Any]:

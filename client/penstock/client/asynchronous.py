@@ -13,9 +13,9 @@ import httpx
 from penstock.client import calls, planning
 from penstock.client.calls import Call, Readable
 from penstock.client.config import Target
-from penstock.client.listening import Downloading, Listening, Message, stream_path
+from penstock.client.listening import Downloading, EventStream, Message, stream_path
 from penstock.client.planning import PlanRequest
-from penstock.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, refused
+from penstock.client.sync import POLL_SECONDS, TIMEOUT_SECONDS, refused
 from penstock.client.trust import trusted
 from penstock.client.types import Job, LoginLink
 
@@ -125,23 +125,23 @@ class AsyncClient:
 
         A connection that ends is followed by another; each begins with ``hello``, after which nothing is missed.
         """
-        listening = Listening(last_event=None if after is None else str(after))
+        stream = EventStream(last_event=None if after is None else str(after))
         while True:
             problem, hint = None, None
             try:
                 async with self._http.stream(
-                    "GET", stream_path(place), params=query, headers=listening.headers()
+                    "GET", stream_path(place), params=query, headers=stream.headers()
                 ) as answer:
                     if answer.is_success:
                         async for line in answer.aiter_lines():
-                            if (message := listening.hear(line)) is not None:
+                            if (message := stream.parse_line(line)) is not None:
                                 yield message
                     else:
                         await answer.aread()
                         problem, hint = refused(answer)
             except httpx.TransportError as error:
                 problem = calls.unreachable(self._server, str(error))
-            await self._pause(listening.pause_after(problem, hint))
+            await self._pause(stream.pause_after(problem, hint))
 
     async def follow(self, place: Readable) -> AsyncIterator[Job]:
         """Yield the job, and again after every change, until it has ended, is suspended or deleted."""
@@ -165,14 +165,14 @@ class AsyncClient:
 
     async def follow_plan(self, request: str) -> AsyncIterator[PlanRequest]:
         """Yield a plan request, and again after every change, until it has ended."""
-        seen: PlanRequest | None = None
-        while seen is None or not seen.ended:
+        previous: PlanRequest | None = None
+        while previous is None or not previous.ended:
             current = await self.planned(request)
-            if current != seen:
+            if current != previous:
                 yield current
-            seen = current
+            previous = current
             if not current.ended:
-                await self._pause(LOOK_SECONDS)
+                await self._pause(POLL_SECONDS)
 
     async def send(self, call: Call[T]) -> T:
         """Send a call, again where a retry may help, and return its answer."""

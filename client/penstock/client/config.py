@@ -26,7 +26,7 @@ def configuration_file(environment: Mapping[str, str], home: Path) -> Path:
     return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "penstock" / "service.json"
 
 
-def known_server(server: str | None, environment: Mapping[str, str], home: Path) -> str | None:
+def configured_server(server: str | None, environment: Mapping[str, str], home: Path) -> str | None:
     """The URL of the chosen service; none if no source names one."""
     return _url(server, environment, _read(configuration_file(environment, home)))
 

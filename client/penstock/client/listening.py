@@ -26,7 +26,7 @@ class Message:
 
 
 @dataclass
-class Listening:
+class EventStream:
     """One stream over any number of connections; every event is delivered once."""
 
     last_event: str | None = None
@@ -39,7 +39,7 @@ class Listening:
         self._fields = {}
         return {"Accept": MEDIA_TYPE, **({} if self.last_event is None else {"Last-Event-ID": self.last_event})}
 
-    def hear(self, line: str) -> Message | None:
+    def parse_line(self, line: str) -> Message | None:
         """Parse a line; return the message that ends with it."""
         if line:
             name, _, value = line.partition(":")

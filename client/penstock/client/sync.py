@@ -13,7 +13,7 @@ import httpx
 from penstock.client import calls, planning
 from penstock.client.calls import Call, Readable
 from penstock.client.config import Target
-from penstock.client.listening import Downloading, Listening, Message, stream_path
+from penstock.client.listening import Downloading, EventStream, Message, stream_path
 from penstock.client.planning import PlanRequest
 from penstock.client.trust import trusted
 from penstock.client.types import Job, LoginLink, ServiceError
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 30.0
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 def _sent(call: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
@@ -125,19 +125,19 @@ class Client:
 
         A connection that ends is followed by another; each begins with ``hello``, after which nothing is missed.
         """
-        listening = Listening(last_event=None if after is None else str(after))
+        stream = EventStream(last_event=None if after is None else str(after))
         while True:
             problem, hint = None, None
             try:
-                with self._http.stream("GET", stream_path(place), params=query, headers=listening.headers()) as answer:
+                with self._http.stream("GET", stream_path(place), params=query, headers=stream.headers()) as answer:
                     if answer.is_success:
-                        yield from filter(None, map(listening.hear, answer.iter_lines()))
+                        yield from filter(None, map(stream.parse_line, answer.iter_lines()))
                     else:
                         answer.read()
                         problem, hint = refused(answer)
             except httpx.TransportError as error:
                 problem = calls.unreachable(self._server, str(error))
-            self._pause(listening.pause_after(problem, hint))
+            self._pause(stream.pause_after(problem, hint))
 
     def follow(self, place: Readable) -> Iterator[Job]:
         """Yield the job, and again after every change, until it has ended, is suspended or deleted."""
@@ -162,14 +162,14 @@ class Client:
 
     def follow_plan(self, request: str) -> Iterator[PlanRequest]:
         """Yield a plan request, and again after every change, until it has ended."""
-        seen: PlanRequest | None = None
-        while seen is None or not seen.ended:
+        previous: PlanRequest | None = None
+        while previous is None or not previous.ended:
             current = self.planned(request)
-            if current != seen:
+            if current != previous:
                 yield current
-            seen = current
+            previous = current
             if not current.ended:
-                self._pause(LOOK_SECONDS)
+                self._pause(POLL_SECONDS)
 
     def send(self, call: Call[T]) -> T:
         """Send a call, again where a retry may help, and return its answer."""
