@@ -125,7 +125,7 @@ def test_a_request_stops_after_a_checkpoint(tmp_path: Path) -> None:
     bench.meanwhile = request_at(bench, 6)
     state = bench.execute()
     assert state.phase is Phase.SUSPENDED
-    assert bench.workers.ranks[-1].asked_to_stop
+    assert bench.workers.ranks[-1].stop_requested
     assert not bench.workers.ranks[-1].killed
     assert newest_checkpoint_step(bench.run) == len(bench.losses)
 

@@ -340,7 +340,7 @@ def test_the_kubelet_s_signal_stops_training_after_a_checkpoint(
     bound(cluster)
     assert cluster.live(lambda: terminated() if "attempt running, profile missing" in cluster.said else None) == 0
     assert cluster.report.state is AttemptState.STOPPED
-    assert cluster.workers.ranks[-1].asked_to_stop
+    assert cluster.workers.ranks[-1].stop_requested
     assert not cluster.workers.ranks[-1].killed
 
 

@@ -176,7 +176,7 @@ def test_all_else_is_the_ranks_own(tmp_path: Path) -> None:
     assert patient.all_started()
     assert patient.log_path(0) is None
     patient.stop()
-    assert own.asked_to_stop
+    assert own.stop_requested
     patient.kill()
     assert own.killed
     assert patient.wait(1.0) == own.poll()

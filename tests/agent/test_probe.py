@@ -25,7 +25,7 @@ def answering(num_cuda_devices: int, *, here: bool = True) -> Callable[[Question
 
 
 def test_an_identity_has_everything_costs_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "ask", answering(0))
+    monkeypatch.setattr(probe, "run_probe", answering(0))
     job = local_job(training__precision="bf16", resources__ranks=4)
     expected = Identity(key=sample_machine(), model_digest="m", precision=Precision.BF16, num_ranks=4)
     assert identify(job.spec) == expected
@@ -35,7 +35,7 @@ def test_an_identity_has_everything_costs_depend_on(monkeypatch: pytest.MonkeyPa
     ("devices", "here", "place"), [(0, False, "spec.resources.device"), (1, True, "spec.resources.ranks")]
 )
 def test_missing_devices_are_named(monkeypatch: pytest.MonkeyPatch, devices: int, here: bool, place: str) -> None:
-    monkeypatch.setattr(probe, "ask", answering(devices, here=here))
+    monkeypatch.setattr(probe, "run_probe", answering(devices, here=here))
     with pytest.raises(UserError) as found:
         identify(local_job(resources__device="cuda").spec)
     assert found.value.where == place
@@ -45,7 +45,7 @@ def test_missing_devices_are_named(monkeypatch: pytest.MonkeyPatch, devices: int
 @pytest.mark.parametrize(("wanted", "fits"), [("4Gi", True), ("5Gi", False)])
 def test_a_rank_may_take_what_a_device_has(monkeypatch: pytest.MonkeyPatch, wanted: str, fits: bool) -> None:
     answer = Answer(num_cuda_devices=2, device_bytes=4 * 2**30, key=sample_machine(), model_digest="m")
-    monkeypatch.setattr(probe, "ask", lambda question, devices: answer)
+    monkeypatch.setattr(probe, "run_probe", lambda question, devices: answer)
     for device in ("cuda", "cpu"):
         spec = local_job(resources__device=device, resources__memoryPerRank=wanted).spec
         if fits or device == "cpu":
@@ -57,18 +57,18 @@ def test_a_rank_may_take_what_a_device_has(monkeypatch: pytest.MonkeyPatch, want
 
 
 def test_enough_devices_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "ask", answering(2))
+    monkeypatch.setattr(probe, "run_probe", answering(2))
     assert identify(local_job(resources__device="cuda").spec).num_ranks == 2
 
 
 def test_only_the_devices_of_the_job_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def ask(question: Question, devices: tuple[str, ...]) -> Answer:
+    def run_probe(question: Question, devices: tuple[str, ...]) -> Answer:
         asked.append(devices)
         return answering(len(devices))(question, devices)
 
-    monkeypatch.setattr(probe, "ask", ask)
+    monkeypatch.setattr(probe, "run_probe", run_probe)
     identify(local_job(resources__device="cuda").spec, ("3", "1"))
     assert asked == [("3", "1")]
 
@@ -77,7 +77,7 @@ def test_pytorch_answers_for_itself() -> None:
     """The number of layers does not matter: costs are of units, however many there are."""
     question = Question(device=Device.CPU, threads_per_rank=2, model=sample_model(80), sequence_length=64)
     assert Question.from_manifest(json.loads(json.dumps(question.to_manifest()))) == question
-    answer = probe.ask(question)
+    answer = probe.run_probe(question)
     assert answer.key is not None
     assert (answer.key.threads_per_rank, answer.key.backend) == (2, "gloo")
     assert answer.model_digest == model_digest(sample_model(8), 64)

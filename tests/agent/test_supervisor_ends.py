@@ -41,7 +41,7 @@ def test_a_stop_while_training_ends_after_a_checkpoint(tmp_path: Path) -> None:
     bench.meanwhile = stop_at_step(bench, 7)
     report = bench.supervise()
     assert report.state is AttemptState.STOPPED
-    assert bench.workers.ranks[-1].asked_to_stop
+    assert bench.workers.ranks[-1].stop_requested
     assert not bench.workers.ranks[-1].killed
     assert report.last_checkpoint == len(bench.run.read_metrics())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.agent import workers
-from penstock.agent.attempt import MOST_LAST_WORDS, Attempt
+from penstock.agent.attempt import MOST_LAST_LINES, Attempt
 from penstock.agent.launch import Failure, LaunchSpec, Outcome
 from penstock.agent.memory_limit import MemoryLimit
 from penstock.agent.workers import LocalWorkers, end, finish, refusal
@@ -214,7 +214,7 @@ def test_last_words_come_from_the_rank_at_fault(run: RunDir, monkeypatch: pytest
     tried = attempt(run, FakeWorkers(scripts=[Script(until=0, end=killed(rank=1))]))
     tried.train(2, None)
     tried.state()
-    assert tried.last_words == tuple(f"line {n}" for n in range(50 - MOST_LAST_WORDS, 50))
+    assert tried.last_words == tuple(f"line {n}" for n in range(50 - MOST_LAST_LINES, 50))
 
 
 def test_a_measurement_that_failed_says_why(run: RunDir) -> None:
@@ -231,5 +231,5 @@ def test_stopping_asks_the_ranks(run: RunDir) -> None:
     tried.stop()
     tried.train(2, None)
     tried.stop()
-    assert fake.ranks[-1].asked_to_stop
+    assert fake.ranks[-1].stop_requested
     assert tried.stop_requested

@@ -30,7 +30,7 @@ from tests.support.sample_run import sample_machine, sample_model
 @pytest.fixture(autouse=True)
 def known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's answer, without asking it, and trials that go well."""
-    monkeypatch.setattr(doctor, "ask", _answer)
+    monkeypatch.setattr(doctor, "run_probe", _answer)
     monkeypatch.setattr(doctor, "try_ranks", _try)
 
 
@@ -77,7 +77,9 @@ def test_ranks_are_tried_on_the_device_asked_for(tmp_path: Path, wanted: Device 
 def test_a_device_that_is_asked_for_and_not_here_is_a_complaint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "ask", lambda question: dataclasses.replace(_answer(question), num_cuda_devices=0))
+    monkeypatch.setattr(
+        doctor, "run_probe", lambda question: dataclasses.replace(_answer(question), num_cuda_devices=0)
+    )
     assert finding("cuda", tmp_path).fine
     wanted = {each.name: each for each in examine(tmp_path, Device.CUDA)}
     assert "driver" in wanted["cuda"].remedy
@@ -146,7 +148,7 @@ def test_a_broken_pytorch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(question: Question) -> NoReturn:
         raise RunError("PyTorch cannot describe this machine: no libgomp")
 
-    monkeypatch.setattr(doctor, "ask", fail)
+    monkeypatch.setattr(doctor, "run_probe", fail)
     found = finding("pytorch", tmp_path)
     assert "libgomp" in found.found
     assert not found.fine
@@ -178,4 +180,4 @@ def test_pytorch_that_does_not_load_is_quoted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "executable", "/bin/false")
     question = Question(device=Device.CPU, threads_per_rank=1, model=sample_model(), sequence_length=1)
     with pytest.raises(RunError, match="it printed nothing"):
-        probe.ask(question)
+        probe.run_probe(question)

@@ -59,11 +59,11 @@ class FakeRanks:
     ) -> None:
         self._script, self._step, self._finish, self._started = script, step, finish, started
         self._ended: Outcome | None = None
-        self.asked_to_stop = False
+        self.stop_requested = False
         self.killed = False
 
     def poll(self) -> Outcome | None:
-        if self._ended is None and self.asked_to_stop and not self._script.deaf:
+        if self._ended is None and self.stop_requested and not self._script.deaf:
             self._end(FINE, "stopped")
         elif self._ended is None and not self._step() and self._script.end is not None:
             self._end(self._script.end, self._script.outcome)
@@ -78,7 +78,7 @@ class FakeRanks:
         return self.poll()
 
     def stop(self) -> None:
-        self.asked_to_stop = True
+        self.stop_requested = True
 
     def kill(self) -> None:
         self.killed = True

@@ -187,7 +187,7 @@ class Attempt:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Killed, it leaves ranks that end with torchrun, whose leash ends with it."""
+    """If killed, it leaves ranks that end with torchrun, which gets the parent-death signal."""
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait()

@@ -13,7 +13,7 @@ from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.folder import RunDir
 from penstock.core.supervision import AttemptReport
 
-MOST_LAST_WORDS = 12
+MOST_LAST_LINES = 12
 _ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}
 
 
@@ -99,7 +99,7 @@ class Attempt:
         self.message = _named(failure)
         log = ranks.log_path(failure.rank or 0)
         if log is not None:
-            self.last_words = tuple(log.read_text(errors="replace").rstrip().splitlines()[-MOST_LAST_WORDS:])
+            self.last_words = tuple(log.read_text(errors="replace").rstrip().splitlines()[-MOST_LAST_LINES:])
 
     def stop(self) -> None:
         """Request a checkpoint and an end."""

@@ -90,8 +90,8 @@ def is_read(run: RunDir, attempt: int) -> bool:
     place = run.outbox / f"a{attempt}-{_source(run)}"
     files = [file for file in log_files(run.logs.parent) if file.attempt == attempt]
     try:
-        known = jsontext.load(place.with_suffix(".read").read_text())
-        begin, end, first = dict(known["begin"]), dict(known["end"]), int(known["sequence"])
+        saved = jsontext.load(place.with_suffix(".read").read_text())
+        begin, end, first = dict(saved["begin"]), dict(saved["end"]), int(saved["sequence"])
     except FileNotFoundError:
         return not any(file.path.stat().st_size for file in files)
     except (ValueError, KeyError, TypeError):
@@ -107,9 +107,9 @@ def _source(run: RunDir) -> str:
     return f"{SOURCE}-{run.host.name}" if run.host else SOURCE
 
 
-def _begin(path: Path, known: int) -> int:
+def _begin(path: Path, position: int) -> int:
     """Return the position to read from; a file that became shorter is a new one."""
-    return known if path.stat().st_size >= known else 0
+    return position if path.stat().st_size >= position else 0
 
 
 def end_of_lines(path: Path, start: int, *, last: bool) -> int:
@@ -143,8 +143,8 @@ def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
 
 def _readable(line: bytes) -> str:
     """Return the final text of a line that overwrites itself, as progress bars do."""
-    seen = line.rstrip(b"\r").rpartition(b"\r")[2]
-    text = seen.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip()
+    visible = line.rstrip(b"\r").rpartition(b"\r")[2]
+    text = visible.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
@@ -156,13 +156,13 @@ class Follower:
     say: Callable[[str], None]
     clock: Callable[[], float]
     _attempts: dict[int, _Attempt] = field(default_factory=dict)
-    _said: str = ""
+    _last_reported: str = ""
 
     def poll(self, *, last: bool = False) -> bool:
         """Read the lines since the last poll; with ``last`` also a line that has no end yet. False if some
         lines have to wait.
         """
-        well = True
+        all_read = True
         files: dict[int, list[LogFile]] = {}
         for file in log_files(self.run.logs.parent):
             files.setdefault(file.attempt, []).append(file)
@@ -170,10 +170,10 @@ class Follower:
             try:
                 self._followed(attempt).poll(of_attempt, last=last)
             except (OSError, UserError) as error:  # the next poll continues at the written positions
-                well = False
+                all_read = False
                 self._drop(attempt)
                 self._say(f"log lines of attempt {attempt} cannot be read: {error}; retrying at the next poll")
-        return well
+        return all_read
 
     def close(self) -> None:
         """Close the outboxes."""
@@ -190,9 +190,9 @@ class Follower:
         return self._attempts[attempt]
 
     def _say(self, text: str) -> None:
-        if text != self._said:
+        if text != self._last_reported:
             self.say(text)
-        self._said = text
+        self._last_reported = text
 
 
 class _Attempt:
@@ -227,12 +227,12 @@ class _Attempt:
     def _recovered(self, files: list[LogFile]) -> Places:
         """Return the stored positions, after appending lines that are missing from the outbox."""
         try:
-            known = jsontext.load(self._memory.read_text())
+            saved = jsontext.load(self._memory.read_text())
         except (FileNotFoundError, ValueError):
             return {}
-        done = max(self._outbox().sequence - int(known["sequence"]), 0)
-        self._append(files, known["begin"], known["end"], skipping=done)
-        return dict(known["end"])
+        done = max(self._outbox().sequence - int(saved["sequence"]), 0)
+        self._append(files, saved["begin"], saved["end"], skipping=done)
+        return dict(saved["end"])
 
     def _append(self, files: list[LogFile], begin: Places, end: Places, *, skipping: int) -> None:
         """Append lines in the order of ``end``, as it was stored, regardless of later writes."""

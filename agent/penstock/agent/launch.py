@@ -125,7 +125,7 @@ class Ranks:
     def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes], memory: Enforcement = UNLIMITED) -> None:
         self._spec, self._process, self._memory = spec, process, memory
         self._failure: Failure | None = None
-        self._last_well_seconds = time.monotonic()
+        self._last_healthy_at = time.monotonic()
 
     @property
     def pid(self) -> int:
@@ -154,13 +154,13 @@ class Ranks:
         exit_code = self._process.poll()
         if exit_code is None:
             self._end_over_memory()
-            self._end_what_outlasts_a_failure()
+            self._kill_after_grace_period()
             return None
         if exit_code and self._failure is None:
             self._failure = (
                 self._over_memory()
                 or self._find_failure(ended=True)
-                or Failure(rank=None, step=-1, action="", message=self._last_words(exit_code))
+                or Failure(rank=None, step=-1, action="", message=self._not_started_message(exit_code))
             )
         self._memory.close()
         return Outcome(exit_code=exit_code, failure=self._failure if exit_code else None)
@@ -202,13 +202,13 @@ class Ranks:
             return None
         return Failure(rank=None, step=-1, action="", message=str(mistake), refused=True)
 
-    def _end_what_outlasts_a_failure(self) -> None:
+    def _kill_after_grace_period(self) -> None:
         if self._failure is not None:
             return
         failure, now = self._find_failure(ended=False), time.monotonic()
         if failure is None:
-            self._last_well_seconds = now
-        elif now - self._last_well_seconds > GRACE_SECONDS:
+            self._last_healthy_at = now
+        elif now - self._last_healthy_at > GRACE_SECONDS:
             self._failure = failure
             self.kill()
 
@@ -217,17 +217,17 @@ class Ranks:
         gone = [ended or (status is not None and _is_gone(status.pid)) for status in self.statuses()]
         # Read the statuses again: a rank that is gone now may have written its last one since the first read.
         ranks = zip(self._spec.ranks, self.statuses(), gone, strict=True)
-        known = [(rank, status, is_gone) for rank, status, is_gone in ranks if status is not None]
-        for rank, status, is_gone in known:
+        reported = [(rank, status, is_gone) for rank, status, is_gone in ranks if status is not None]
+        for rank, status, is_gone in reported:
             if is_gone and status.state in (State.STARTING, State.RUNNING):
-                return _failure(rank, status, _epitaph(rank, status))
-        gave_up = [(status.ended_ns, rank, status) for rank, status, _ in known if status.state > State.DONE]
-        if not gave_up:
+                return _failure(rank, status, _killed_message(rank, status))
+        failures = [(status.ended_ns, rank, status) for rank, status, _ in reported if status.state > State.DONE]
+        if not failures:
             return None
-        _, rank, status = min(gave_up, key=lambda failed: failed[:2])
+        _, rank, status = min(failures, key=lambda failure: failure[:2])
         return _failure(rank, status, status.error)
 
-    def _last_words(self, exit_code: int) -> str:
+    def _not_started_message(self, exit_code: int) -> str:
         logs = [self._spec.log_folder / _TORCHRUN_LOG, *map(self.log_path, self._spec.ranks)]
         written = [log for log in logs if log is not None and log.exists()]
         lines = [line for log in written for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -239,7 +239,7 @@ def _failure(rank: int, status: RankStatus, message: str) -> Failure:
     return Failure(rank=rank, step=status.step, action=status.action, message=message, refused=refused)
 
 
-def _epitaph(rank: int, status: RankStatus) -> str:
+def _killed_message(rank: int, status: RankStatus) -> str:
     place = f"in step {status.step} at {status.action}" if status.action else "outside of a step"
     return f"rank {rank} (process {status.pid}) was killed {place}"
 
@@ -287,13 +287,13 @@ def _alone(spec: LaunchSpec) -> Nodes:
 
 
 def _command(spec: LaunchSpec, nodes: Nodes) -> list[str]:
-    leash = [sys.executable, "-m", "penstock.trainer.parent_death", str(os.getpid())]
+    parent_death = [sys.executable, "-m", "penstock.trainer.parent_death", str(os.getpid())]
     method = "fork" if spec.device is Device.CPU else "spawn"
     agent = [sys.executable, "-m", "penstock.trainer.worker_agent", spec.preloaded, f"--start-method={method}"]
     place = [f"--nproc-per-node={spec.num_ranks}", f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
     meeting = [f"--master-addr={nodes.master}", f"--master-port={nodes.port}", "--max-restarts=0"]
     logs = [f"--log-dir={spec.log_folder}", "--redirects=3"]
-    return [*leash, *agent, *place, *meeting, *logs, "-m", spec.module, *spec.arguments]
+    return [*parent_death, *agent, *place, *meeting, *logs, "-m", spec.module, *spec.arguments]
 
 
 def _environment(spec: LaunchSpec) -> dict[str, str]:
@@ -312,11 +312,11 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
         # The warning does not apply to channels: each has its own group, so no other message is queued behind its own.
         "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
         "PYTHONUNBUFFERED": "1",
-        **seeing(spec.devices),
+        **visible_devices_environment(spec.devices),
     }
 
 
-def seeing(devices: tuple[str, ...]) -> dict[str, str]:
+def visible_devices_environment(devices: tuple[str, ...]) -> dict[str, str]:
     """Environment variables that limit PyTorch in a process to these CUDA devices, numbered from 0."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
 

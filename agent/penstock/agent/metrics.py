@@ -60,12 +60,12 @@ class Growth:
         self._path = path
         self._num_bytes = self._present_bytes()
 
-    def seen(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether the file grew since the last call."""
         before, self._num_bytes = self._num_bytes, self._present_bytes()
         return self._num_bytes > before
 
-    def inside(self) -> bool:
+    def is_inside_step(self) -> bool:
         """False: lines written at the end of a step do not show whether the next has begun."""
         return False
 

@@ -38,7 +38,7 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
         of_the_job
         and plan.num_ranks <= resources.ranks
         and peak <= resources.memory_per_rank
-        and all(wanted in (None, degree) for wanted, degree in degrees)
+        and all(pinned_degree in (None, degree) for pinned_degree, degree in degrees)
         and is_divided_alike
         and plan.obeys_zero(pinned.zero)
         and _obeys_slices(plan, pinned.slices)

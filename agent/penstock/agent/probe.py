@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from penstock.agent.launch import seeing
+from penstock.agent.launch import visible_devices_environment
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import Device, JobSpec
 from penstock.core.layout import Precision
@@ -39,7 +39,7 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
         model=spec.model,
         sequence_length=spec.data.sequence_length,
     )
-    answer = ask(question, devices)
+    answer = run_probe(question, devices)
     if answer.key is None:
         raise UserError(
             what="cuda is requested, but this machine has no NVIDIA device",
@@ -62,7 +62,7 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
     )
 
 
-def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
+def run_probe(question: Question, devices: tuple[str, ...] = ()) -> Answer:
     """Return PyTorch's answer with these CUDA devices visible, or all; raises `RunError` if it cannot be loaded."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.trainer.probe"],
@@ -70,10 +70,10 @@ def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **seeing(devices)},
+        env={**os.environ, **visible_devices_environment(devices)},
         start_new_session=True,
     )
     if done.returncode:
-        words = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise RunError(f"PyTorch cannot describe this machine: {words[-1]}")
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise RunError(f"PyTorch cannot describe this machine: {lines[-1]}")
     return Answer.from_manifest(json.loads(done.stdout))

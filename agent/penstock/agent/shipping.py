@@ -236,8 +236,8 @@ def ship(
 
             def pause(seconds: float) -> None:
                 """Sleep, and read new log lines meanwhile: too many would accumulate while the service is down."""
-                end, known = time.monotonic() + seconds, until.over
-                while (left := end - time.monotonic()) > 0 and until.over == known:
+                end, was_over = time.monotonic() + seconds, until.over
+                while (left := end - time.monotonic()) > 0 and until.over == was_over:
                     until.wait(min(left, POLL_SECONDS))
                     follower.poll()
 
@@ -298,8 +298,8 @@ class Requested:
         return bool(self._requests.received)
 
     def wait(self, seconds: float) -> None:
-        end, known = time.monotonic() + seconds, self.over
-        while (left := end - time.monotonic()) > 0 and self.over == known:
+        end, was_over = time.monotonic() + seconds, self.over
+        while (left := end - time.monotonic()) > 0 and self.over == was_over:
             time.sleep(min(left, _POLL_SECONDS))
 
 

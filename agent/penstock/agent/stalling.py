@@ -26,11 +26,11 @@ def stop_seconds(predicted_step_seconds: float | None) -> float:
 class Steps(Protocol):
     """Evidence of progress in steps."""
 
-    def seen(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether a step was taken since the last call."""
         ...
 
-    def inside(self) -> bool:
+    def is_inside_step(self) -> bool:
         """Whether a step is in progress; work between two steps, such as a checkpoint, may take longer."""
         ...
 
@@ -45,11 +45,11 @@ class RankSteps:
         self._folder = folder
         self._steps = self._present()
 
-    def seen(self) -> bool:
+    def has_advanced(self) -> bool:
         before, self._steps = self._steps, self._present()
         return any(step >= 0 and before.get(name) != step for name, step in self._steps.items())
 
-    def inside(self) -> bool:
+    def is_inside_step(self) -> bool:
         return any(status.action and status.state is State.RUNNING for status in self._statuses().values())
 
     def _present(self) -> dict[str, int]:
@@ -66,24 +66,27 @@ class StallWatch:
 
     clock: Callable[[], float] = time.monotonic
     _stepped_at: float | None = field(default=None, init=False)
-    _asked_at: float | None = field(default=None, init=False)
+    _stop_requested_at: float | None = field(default=None, init=False)
 
-    def stepped(self) -> None:
+    def record_step(self) -> None:
         """Record that a step was taken."""
         self._stepped_at = self.clock()
 
-    def asked_to_stop(self) -> None:
+    def record_stop_request(self) -> None:
         """Record that ranks were requested to stop after the current step."""
-        self._asked_at = self.clock()
+        self._stop_requested_at = self.clock()
 
-    def complaint(self, predicted_step_seconds: float | None, *, inside: bool = False) -> str:
-        """Return the problem; empty without one, as before the first step. The stop limit applies ``inside`` a step."""
+    def stall_message(self, predicted_step_seconds: float | None, *, inside_step: bool = False) -> str:
+        """Return how the attempt is stalled; empty if it is not, as before the first step.
+
+        The limit after a stop request applies only with ``inside_step``.
+        """
         if self._stepped_at is None:
             return ""
         silent = stall_seconds(predicted_step_seconds)
         if self.clock() >= self._stepped_at + silent:
             return f"no step within {silent:.0f} s"
-        hurried = stop_seconds(predicted_step_seconds)
-        if inside and self._asked_at is not None and self.clock() >= max(self._stepped_at, self._asked_at) + hurried:
+        hurried, requested_at = stop_seconds(predicted_step_seconds), self._stop_requested_at
+        if inside_step and requested_at is not None and self.clock() >= max(self._stepped_at, requested_at) + hurried:
             return f"no step within {hurried:.0f} s of the stop request"
         return ""

@@ -191,7 +191,7 @@ class Supervisor:
         if not self._attempt.stop_requested and self._report.state is not AttemptState.STARTING:
             self._attempt.stop()
             if self._watch is not None:
-                self._watch.asked_to_stop()
+                self._watch.record_stop_request()
 
     def _train(self) -> None:
         binding = self._mailbox.binding()
@@ -222,15 +222,15 @@ class Supervisor:
         """Return the report, as failed if the attempt is stalled: no other process reports a stall."""
         if self._watch is None or report.state is not AttemptState.RUNNING:
             return report
-        inside = self._steps is not None and self._steps.inside()
-        complaint = self._watch.complaint(self._predicted_step_seconds, inside=inside)
-        return replace(report, state=AttemptState.FAILED, message=complaint) if complaint else report
+        inside_step = self._steps is not None and self._steps.is_inside_step()
+        message = self._watch.stall_message(self._predicted_step_seconds, inside_step=inside_step)
+        return replace(report, state=AttemptState.FAILED, message=message) if message else report
 
     def _last_step_at(self) -> float | None:
-        if self._steps is None or not self._steps.seen():
+        if self._steps is None or not self._steps.has_advanced():
             return self._report.last_step_at
         if self._watch is not None:
-            self._watch.stepped()
+            self._watch.record_step()
         return math.ceil(self._clock() / STEP_GRAIN_SECONDS) * STEP_GRAIN_SECONDS
 
     def _profile(self) -> Step:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.agent.probe import ask
+from penstock.agent.probe import run_probe
 from penstock.agent.trial import MOST_RANKS, try_ranks
 from penstock.core.errors import RunError
 from penstock.core.host.members import installing
@@ -107,7 +107,7 @@ def _loopback() -> Finding:
 
 def _packages() -> list[Finding]:
     """Check distributions of penstock that run jobs here, and the requirements of the installed ones."""
-    findings, wanted = [], dict[str, str]()
+    findings, needed = [], dict[str, str]()
     for member in (f"penstock-{name}" for name in TRAINING):
         try:
             requirements = requires(member) or ()
@@ -117,23 +117,23 @@ def _packages() -> list[Finding]:
         for requirement in requirements:
             name = re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0]
             if not name.startswith("penstock-") and "extra ==" not in requirement:
-                wanted.setdefault(name, requirement.partition(";")[0].strip())
-    return findings + [_package(name, requirement) for name, requirement in sorted(wanted.items())]
+                needed.setdefault(name, requirement.partition(";")[0].strip())
+    return findings + [_package(name, requirement) for name, requirement in sorted(needed.items())]
 
 
-def _package(name: str, wanted: str) -> Finding:
+def _package(name: str, requirement: str) -> Finding:
     try:
         return Finding(name=name, found=version(name))
     except PackageNotFoundError:
-        return Finding(name=name, found="missing", remedy=f"pip install '{wanted}'")
+        return Finding(name=name, found="missing", remedy=f"pip install '{requirement}'")
 
 
-def _devices(wanted: Device | None) -> list[Finding]:
+def _devices(device: Device | None) -> list[Finding]:
     """Check devices that PyTorch can use; nothing if PyTorch or the trainer is missing, which is a separate finding."""
     if find_spec("torch") is None or find_spec("penstock.trainer") is None:
         return []
     try:
-        answer = ask(Question(device=Device.CPU, threads_per_rank=1, model=_SMALL, sequence_length=1))
+        answer = run_probe(Question(device=Device.CPU, threads_per_rank=1, model=_SMALL, sequence_length=1))
     except RunError as error:
         return [
             Finding(name="pytorch", found=str(error), remedy="install it again: pip install --force-reinstall torch")
@@ -141,16 +141,16 @@ def _devices(wanted: Device | None) -> list[Finding]:
     assert answer.key is not None, "the processor is always there"
     count = answer.num_cuda_devices
     remedy = ""
-    if wanted is Device.CUDA and not count:
+    if device is Device.CUDA and not count:
         remedy = "install the NVIDIA driver and a PyTorch built for CUDA, or leave out --device cuda"
     devices = f"{count} devices" if count else "no device; jobs run with device: cpu"
     findings = [
         Finding(name="processor", found=answer.key.device),
         Finding(name="cuda", found=devices, remedy=remedy),
     ]
-    if wanted is not Device.CUDA:
+    if device is not Device.CUDA:
         findings.append(_tried(Device.CPU, MOST_RANKS))
-    if wanted is not Device.CPU and count:
+    if device is not Device.CPU and count:
         findings.append(_tried(Device.CUDA, min(count, MOST_RANKS)))
     return findings
 
