@@ -33,7 +33,7 @@ EXAMPLE = ROOT / "deploy" / "examples" / "stdlib-llama.yaml"
 USAGE = "./dev demo --cluster takes no further arguments: it trains the example on the cluster of ./dev cluster"
 NAMESPACE = "default"
 OUT_SIZE = "10Gi"
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Demonstration:
                 said = status.message
                 if status.phase.terminal:
                     return status
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def status(self) -> JobStatus:
         """Return the job's status on the cluster."""
@@ -90,7 +90,7 @@ class Demonstration:
         try:
             yield
         finally:
-            time.sleep(LOOK_SECONDS)  # it prints the end, too
+            time.sleep(POLL_SECONDS)  # it prints the end, too
             watch.terminate()
             watch.wait()
 

@@ -12,9 +12,9 @@ from penstock.api.auth.identity import Role
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import attempts, jobs
-from penstock.cli.fetching import PATIENCE_LOOKS, QUIET_LOOKS, export_newest, local_name, show_logs
+from penstock.cli.fetching import INCOMPLETE_QUIET_POLLS, QUIET_POLLS, export_newest, local_name, show_logs
 from penstock.cli.main import main
-from penstock.cli.top import Board, hears
+from penstock.cli.top import Board, apply_message
 from penstock.client import Client, Message, Place, Target
 from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import Launch, Phase
@@ -110,7 +110,7 @@ def test_a_log_is_followed_until_its_last_lines_have_come(
 
     show_logs(client, TINY, rank=None, tail=1, follow=True, pause=pause)
     assert capsys.readouterr().out.splitlines() == ["  0 | new", "  1 | newer", "  0 | last"]
-    assert len(pauses) == 3 + QUIET_LOOKS - 1
+    assert len(pauses) == 3 + QUIET_POLLS - 1
 
 
 def test_a_log_is_followed_until_all_that_was_recorded_has_come(
@@ -133,7 +133,7 @@ def test_a_log_is_followed_until_all_that_was_recorded_has_come(
     show_logs(client, TINY, rank=None, tail=None, follow=True, pause=pause)
     shown = capsys.readouterr()
     assert (shown.out.splitlines(), shown.err) == (["  0 | late", "  0 | last"], "")
-    assert len(pauses) <= 70 + QUIET_LOOKS
+    assert len(pauses) <= 70 + QUIET_POLLS
 
 
 def test_what_never_comes_is_waited_for_no_longer_than_is_said(
@@ -143,7 +143,7 @@ def test_what_never_comes_is_waited_for_no_longer_than_is_said(
     end(service, uid)
     pauses: list[float] = []
     show_logs(client, TINY, rank=None, tail=None, follow=True, pause=pauses.append)
-    assert len(pauses) == PATIENCE_LOOKS - 1
+    assert len(pauses) == INCOMPLETE_QUIET_POLLS - 1
     assert "tiny: the service has not received all lines of the job yet" in capsys.readouterr().err
 
 
@@ -213,7 +213,7 @@ def test_a_board_is_what_a_list_would_be(service: Service, client: Client) -> No
 
     def until(holds: Callable[[], bool]) -> None:
         while not holds():
-            hears(board, client, next(messages), {})
+            apply_message(board, client, next(messages), {})
 
     def phases() -> dict[str, Phase]:
         return {job.name: job.status.phase for job in board.jobs.values()}
@@ -227,4 +227,4 @@ def test_a_board_is_what_a_list_would_be(service: Service, client: Client) -> No
     assert [str(cell) for cell in board.table().columns[0].cells] == ["second", "first"], "what goes on comes first"
     service.write(second, lambda c: jobs.mark_deleted(c, second, NOW))
     until(lambda: list(phases()) == ["first"])
-    assert not hears(board, client, Message("event", {}), {})
+    assert not apply_message(board, client, Message("event", {}), {})

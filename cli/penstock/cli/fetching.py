@@ -15,10 +15,10 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.records import NO_RANK
 from penstock.core.units import format_age, format_bytes
 
-LOOK_SECONDS = 1.0
-QUIET_LOOKS = 3
+POLL_SECONDS = 1.0
+QUIET_POLLS = 3
 """Polls without new lines after the end of a job: a pod's last lines may still be in transit to the service."""
-PATIENCE_LOOKS = 120
+INCOMPLETE_QUIET_POLLS = 120
 """Limit of polls for lines that an ended job has recorded and the service has not received."""
 STYLES = {"error": "red", "warning": "yellow"}
 
@@ -43,11 +43,11 @@ def show_logs(
             return
         elif client.get(place).resting:
             quiet += 1
-            if quiet >= (QUIET_LOOKS if page.complete else PATIENCE_LOOKS):
+            if quiet >= (QUIET_POLLS if page.complete else INCOMPLETE_QUIET_POLLS):
                 break
-            pause(LOOK_SECONDS)
+            pause(POLL_SECONDS)
         else:
-            pause(LOOK_SECONDS)
+            pause(POLL_SECONDS)
         page = client.logs(place, rank=rank, cursor=page.next)
     if not page.complete:
         output.say(
@@ -81,15 +81,15 @@ def download(client: Client, place: Place, patterns: Sequence[str], folder: Path
     Raises:
         UserError: a pattern matches no file, or a file cannot be written.
     """
-    known = client.artifacts(place)
+    artifacts = client.artifacts(place)
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(artifact.name, pattern) for artifact in known):
+        if not any(fnmatch.fnmatchcase(artifact.name, pattern) for artifact in artifacts):
             remedy = f"penstock download {place} lists its files"
             raise UserError(what=f"{pattern} matches no file of {place}", remedy=remedy)
-    wanted = [
-        artifact for artifact in known if any(fnmatch.fnmatchcase(artifact.name, pattern) for pattern in patterns)
+    matching = [
+        artifact for artifact in artifacts if any(fnmatch.fnmatchcase(artifact.name, pattern) for pattern in patterns)
     ]
-    return [_download(client, place, artifact.name, folder) for artifact in wanted]
+    return [_download(client, place, artifact.name, folder) for artifact in matching]
 
 
 def _download(client: Client, place: Place, name: str, folder: Path) -> Path:
@@ -134,17 +134,17 @@ def export_newest(client: Client, place: Place, pause: Callable[[float], None] =
     exported = client.export(place, newest)
     with output.working(f"exporting step {newest.step}"):
         while exported.export is None or exported.export.state not in ("done", "failed"):
-            pause(LOOK_SECONDS)
-            exported = _again(client, place, newest)
+            pause(POLL_SECONDS)
+            exported = _refresh_checkpoint(client, place, newest)
     if exported.export.state == "failed":
         raise RunError(f"step {newest.step} was not exported: {exported.export.message}")
     return f"{exported.export.folder}/*"
 
 
-def _again(client: Client, place: Place, wanted: Checkpoint) -> Checkpoint:
+def _refresh_checkpoint(client: Client, place: Place, exported: Checkpoint) -> Checkpoint:
     for checkpoint in client.checkpoints(place):
-        if (checkpoint.attempt, checkpoint.step) == (wanted.attempt, wanted.step):
+        if (checkpoint.attempt, checkpoint.step) == (exported.attempt, exported.step):
             if checkpoint.export is None:
                 raise RunError("the service restarted and lost the export; request it again")
             return checkpoint
-    raise RunError(f"the checkpoint of step {wanted.step} was pruned meanwhile; request the export again")
+    raise RunError(f"the checkpoint of step {exported.step} was pruned meanwhile; request the export again")

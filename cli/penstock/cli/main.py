@@ -44,8 +44,8 @@ for module in (setup, planning, clusters, running, results, remote, fetching, se
     module.register(app)  # in the order of the groups in the help
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         output.write(f"penstock {core.__version__}")
         raise typer.Exit
 

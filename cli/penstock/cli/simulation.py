@@ -29,9 +29,11 @@ def timeline_lines(plan: Plan, timeline: Timeline) -> list[RenderableType]:
         busy = timeline.busy_ns(rank)
         peak = format_bytes(timeline.peak_bytes[rank]) if timeline.peak_bytes else "–"
         waited = [_share(timeline.waited_ns(rank), timeline)] if has_shards else []
-        again = [_share(recompute[rank].total_ns, timeline), f"{recompute[rank].hidden_share:.0%}"] if recompute else []
+        recomputed = (
+            [_share(recompute[rank].total_ns, timeline), f"{recompute[rank].hidden_share:.0%}"] if recompute else []
+        )
         other = _share(timeline.step_ns - busy, timeline)
-        table.add_row(str(rank), _share(busy, timeline), *waited, *again, other, peak)
+        table.add_row(str(rank), _share(busy, timeline), *waited, *recomputed, other, peak)
     speed = plan.speed(to_seconds(timeline.step_ns))
     heading = [] if speed is None else [f"step {format_seconds(to_seconds(timeline.step_ns))}, {speed.text}"]
     return [plan_line(plan), *heading, "", gantt_text(timeline, width=terminal_width()), "", table]

@@ -23,18 +23,18 @@ class Board:
 
     jobs: dict[str, Job] = field(default_factory=dict)
 
-    def begin(self, jobs: list[Job]) -> None:
+    def replace(self, jobs: list[Job]) -> None:
         """Replace all jobs."""
         self.jobs = {job.uid: job for job in jobs}
 
-    def hear(self, row: dict[str, Any]) -> bool:
+    def update(self, row: dict[str, Any]) -> bool:
         """Update a job's row; return false if the board does not have the job."""
-        known = self.jobs.get(row["uid"])
+        job = self.jobs.get(row["uid"])
         if row["deletedAt"] is not None:
             self.jobs.pop(row["uid"], None)
-        elif known is not None:
-            self.jobs[known.uid] = known.updated(row)
-        return known is not None or row["deletedAt"] is not None
+        elif job is not None:
+            self.jobs[job.uid] = job.updated(row)
+        return job is not None or row["deletedAt"] is not None
 
     def table(self) -> Table:
         """One row for every job, active jobs first."""
@@ -54,14 +54,14 @@ def show_board(client: Client, namespace: str | None) -> None:
         Live(console=shown, auto_refresh=False, screen=shown.is_terminal) as live,
     ):
         for message in client.listen(**query):
-            if hears(board, client, message, query):
+            if apply_message(board, client, message, query):
                 live.update(board.table(), refresh=True)
 
 
-def hears(board: Board, client: Client, message: Message, query: dict[str, Any]) -> bool:
+def apply_message(board: Board, client: Client, message: Message, query: dict[str, Any]) -> bool:
     """Apply a message; return whether the board changed. ``hello`` and a new job cause a new list."""
     if message.kind == "event":
         return False
-    if message.kind == "hello" or not board.hear(message.data):
-        board.begin(list(client.jobs(**query)))
+    if message.kind == "hello" or not board.update(message.data):
+        board.replace(list(client.jobs(**query)))
     return True

@@ -40,10 +40,10 @@ def plan_at(
     if costs is not None and cluster is None:
         remedy = "describe links and memory in a file, and name it with --cluster"
         raise UserError(what="--costs needs --cluster: a table of costs has the times of units alone", remedy=remedy)
-    wanted = read_for_service(job, warn)
+    pipeline_job = read_for_service(job, warn)
     hardware = None if cluster is None else read_cluster(cluster, costs)
     with connected(server) as client, closing(line()) as shown:
-        ended = _ended(client, client.plan(wanted, cluster=hardware, what_if=what_if).id, shown)
+        ended = _ended(client, client.plan(pipeline_job, cluster=hardware, what_if=what_if).id, shown)
     return _plan_of(ended), ended.cost
 
 

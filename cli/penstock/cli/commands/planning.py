@@ -98,15 +98,15 @@ def _plan_here(
     from penstock.core.cluster import ClusterSpec
     from penstock.planner.pricing import cost_of
 
-    wanted = read_job(job, output.warn)
-    hardware = hardware_for(wanted.spec, cluster=cluster, profile=profile, run_dir=run_dir, costs=costs)
+    pipeline_job = read_job(job, output.warn)
+    hardware = hardware_for(pipeline_job.spec, cluster=cluster, profile=profile, run_dir=run_dir, costs=costs)
     if trial is not None:
-        made = try_plans(wanted, hardware, trial, run_dir, what_if=what_if)
+        made = try_plans(pipeline_job, hardware, trial, run_dir, what_if=what_if)
     else:
-        made = make_plan(wanted.spec, hardware, what_if=what_if)
+        made = make_plan(pipeline_job.spec, hardware, what_if=what_if)
     if run_dir is not None:
-        store_plan(run_dir, wanted, made, hardware)
-    return made, cost_of(made, wanted.spec, hardware if isinstance(hardware, ClusterSpec) else None)
+        store_plan(run_dir, pipeline_job, made, hardware)
+    return made, cost_of(made, pipeline_job.spec, hardware if isinstance(hardware, ClusterSpec) else None)
 
 
 def simulate(

@@ -43,16 +43,16 @@ def submit(
     from penstock.cli.manifests import read_for_service
     from penstock.cli.remote import checked, connected, show_jobs, watch_job
 
-    wanted = read_for_service(job, output.warn)
+    pipeline_job = read_for_service(job, output.warn)
     if dry_run:
-        current = checked(wanted, server)
+        current = checked(pipeline_job, server)
         outcome = "the service accepts it" if current else "no service has checked it, because none is configured"
         output.say(f"{job} is a valid PipelineJob; {outcome}")
         if current and form is not Format.TEXT:
             show_jobs([current], form)
         return
     with connected(server) as client:
-        made = client.submit(wanted)
+        made = client.submit(pipeline_job)
         if follow:
             raise typer.Exit(watch_job(client, place(made.name, made.namespace)))
         show_jobs([made], form)

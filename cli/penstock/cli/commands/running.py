@@ -63,9 +63,9 @@ def resume(
         with connected(server) as client:
             show_jobs([client.resume(Place(name=target, namespace=namespace))], form)
         return
-    from penstock.cli.local.runs import resume as go_on
+    from penstock.cli.local.runs import resume as resume_run
 
-    _conclude(go_on(Path(target), metrics_port), form)
+    _conclude(resume_run(Path(target), metrics_port), form)
 
 
 def _conclude(ended: Ended, form: Format) -> None:

@@ -37,7 +37,7 @@ from penstock.core.run.claims import is_locked
 from penstock.core.run.folder import RunDir
 
 PATIENCE_SECONDS = 60.0
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 LAST_WORDS = 20
 
 
@@ -71,8 +71,8 @@ def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Sum
             _wait_until(lambda: not any(map(is_locked, map(shipping_lock, folder.glob("runs/*")))))
         if status.phase is Phase.FAILED:
             _report_failure(status)
-        again = f"penstock serve --folder {folder} --port {urlsplit(place.server).port}"
-        output.say(f"to open its pages later: {again}, and then: XDG_CONFIG_HOME={folder / 'config'} penstock ui")
+        command = f"penstock serve --folder {folder} --port {urlsplit(place.server).port}"
+        output.say(f"to open its pages later: {command}, and then: XDG_CONFIG_HOME={folder / 'config'} penstock ui")
         return _summed_up(folder, client.get(name))
 
 
@@ -146,5 +146,5 @@ def _wait_until(holds: Callable[[], bool]) -> bool:
     while not holds():
         if time.monotonic() > end:
             return False
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return True

@@ -154,15 +154,15 @@ def target_of(path: Path, *, cluster: Path | None, profile: Path | None) -> Targ
     if path.is_dir():
         run = RunDir(path)
         job = run.read_job()
-        return Target(plan=run.read_plan(), hardware=_hardware_beside(path, cluster, profile), job=job)
+        return Target(plan=run.read_plan(), hardware=_hardware_of_plan(path, cluster, profile), job=job)
     if path.suffix == ".json":
-        return Target(plan=read_plan(path), hardware=_hardware_beside(path.parent, cluster, profile), job=None)
+        return Target(plan=read_plan(path), hardware=_hardware_of_plan(path.parent, cluster, profile), job=None)
     job = read_job(path, warn)
     hardware = hardware_for(job.spec, cluster=cluster, profile=profile, run_dir=None)
     return Target(plan=make_plan(job.spec, hardware), hardware=hardware, job=job)
 
 
-def _hardware_beside(folder: Path, cluster: Path | None, profile: Path | None) -> Hardware:
+def _hardware_of_plan(folder: Path, cluster: Path | None, profile: Path | None) -> Hardware:
     """The named hardware, else the profile next to the plan."""
     if cluster is not None:
         return read_cluster(cluster)

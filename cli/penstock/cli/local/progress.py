@@ -31,7 +31,7 @@ NAMES = {
 """Display names of phases with a duration."""
 
 
-class People(RunObserver):
+class RunDisplay(RunObserver):
     """Prints the progress of a run of ``num_steps`` steps."""
 
     def __init__(self, num_steps: int, line: Line) -> None:
@@ -67,8 +67,8 @@ class People(RunObserver):
             output.say(f"  {NAMES[phase.phase]:<9}{self._detail:<48} {format_seconds(now - phase.at):>10}")
 
     def lost(self, last_words: Sequence[str]) -> None:
-        for words in last_words:
-            output.say(f"    {words}", style="dim")
+        for line in last_words:
+            output.say(f"    {line}", style="dim")
 
     def launched(self, attempt: int, from_step: int) -> None:
         self._recent.clear()
@@ -108,13 +108,13 @@ class People(RunObserver):
 
 
 class _Preparing(DataReporter):
-    def __init__(self, people: People) -> None:
-        self._people = people
+    def __init__(self, display: RunDisplay) -> None:
+        self._display = display
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         text = f"{stage} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
         share = done_bytes / total_bytes if total_bytes else None
-        self._people.working(text, share, result=format_bytes(total_bytes) + " of text")
+        self._display.working(text, share, result=format_bytes(total_bytes) + " of text")
 
     def warning(self, line: str) -> None:
-        self._people.note(line)
+        self._display.note(line)

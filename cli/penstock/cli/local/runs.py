@@ -19,7 +19,7 @@ from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.agent.run_state import RunState, read_state
 from penstock.agent.workers import LocalWorkers, Workers
 from penstock.cli.lines import line
-from penstock.cli.local.progress import People
+from penstock.cli.local.progress import RunDisplay
 from penstock.cli.output import say, warn
 from penstock.cli.ports import check_port
 from penstock.core.errors import UserError
@@ -45,7 +45,7 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Here:
+class LocalMachine:
     """Resources of the machine: processes on the CUDA devices of a run, PyTorch's description of them, seconds since
     the epoch, memory.
     """
@@ -57,7 +57,11 @@ class Here:
 
 
 def start(
-    job: PipelineJob, root: Path | None, metrics_port: int | None, here: Here = Here(), prompt: str = ""
+    job: PipelineJob,
+    root: Path | None,
+    metrics_port: int | None,
+    machine: LocalMachine = LocalMachine(),
+    prompt: str = "",
 ) -> Ended:
     """Run ``job`` in the directory ``root``, or in the next free one below ``runs/``.
 
@@ -67,7 +71,7 @@ def start(
         UserError: the user has to fix something.
     """
     run = RunDir((root or next_folder(job.metadata.name)).absolute())
-    _check_here(job, metrics_port, here)
+    _check_machine(job, metrics_port, machine)
     missing = [folder for folder in (run.root, *run.root.parents) if not folder.exists()]
     run.create()
     with locked(run.root), _left_only_if_begun(run.root, missing):
@@ -75,7 +79,7 @@ def start(
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
         if prompt:
             write_atomically(run.prompt, prompt)
-        return _execute(job, run, RunState(), metrics_port, here)
+        return _execute(job, run, RunState(), metrics_port, machine)
 
 
 @contextlib.contextmanager
@@ -96,7 +100,7 @@ def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
         raise
 
 
-def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
+def _check_machine(job: PipelineJob, metrics_port: int | None, machine: LocalMachine) -> None:
     """Raise `UserError` for missing requirements of this machine, before data is prepared or anything is written.
 
     It is no mistake if CPU ranks may take more memory together than there is, since few plans take all they may.
@@ -106,16 +110,16 @@ def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
     resources = job.spec.resources
     host_bytes = resources.host_memory_bytes(resources.ranks)
     if resources.device is Device.CUDA:
-        here.identify(job.spec, ())  # takes seconds, since it loads PyTorch; CPU ranks do not need it
-    elif host_bytes is not None and host_bytes > here.memory_bytes:
-        most = format_bytes(here.memory_bytes // resources.ranks)
+        machine.identify(job.spec, ())  # takes seconds, since it loads PyTorch; CPU ranks do not need it
+    elif host_bytes is not None and host_bytes > machine.memory_bytes:
+        most = format_bytes(machine.memory_bytes // resources.ranks)
         warn(
             f"spec.resources.memoryPerRank: {resources.ranks} ranks may take {format_bytes(resources.memory_per_rank)} "
-            f"each, and this machine has {format_bytes(here.memory_bytes)}; to plan for it, write at most {most}"
+            f"each, and this machine has {format_bytes(machine.memory_bytes)}; to plan for it, write at most {most}"
         )
 
 
-def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
+def resume(root: Path, metrics_port: int | None, machine: LocalMachine = LocalMachine()) -> Ended:
     """Continue the run in ``root`` with a new attempt, by the same plan, from its newest checkpoint.
 
     Raises:
@@ -123,15 +127,15 @@ def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
     """
     run = RunDir(root.absolute())
     job = run.read_job()
-    _check_here(job, metrics_port, here)
+    _check_machine(job, metrics_port, machine)
     run.create()
     with locked(run.root):
         state = read_state(run.root)
         _require_unfinished(job, run, state)
-        return _execute(job, run, state.restarted(), metrics_port, here)
+        return _execute(job, run, state.restarted(), metrics_port, machine)
 
 
-def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, here: Here) -> Ended:
+def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, machine: LocalMachine) -> Ended:
     profiles = Profiles(profiles_folder())
     with holding(job.spec, f"run directory {run.root}") as devices, listening() as requests:
         say(f"{job.metadata.name} in {run.root}")
@@ -139,11 +143,11 @@ def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int |
             job,
             run,
             state,
-            workers=here.workers(devices),
+            workers=machine.workers(devices),
             decider=LocalDecider(
-                job, run, profiles, identify=lambda spec: here.identify(spec, devices), clock=here.clock
+                job, run, profiles, identify=lambda spec: machine.identify(spec, devices), clock=machine.clock
             ),
-            show=People(job.spec.training.steps, line()),
+            show=RunDisplay(job.spec.training.steps, line()),
             requests=requests,
             metrics_port=metrics_port,
         )
