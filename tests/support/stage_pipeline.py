@@ -239,7 +239,7 @@ class HandPipeline:
         slots = set[SlotKind]().union(*READS_AND_WRITES[kind])
         views: dict[SlotKind, UnitViews] = {}
         if self.remade[index] and kind in (Kind.F, self.inside):
-            views.update(self._given_up(kind, index, part))
+            views.update(self._dropped(kind, index, part))
             slots -= {SlotKind.REMADE_ACTIVATIONS}
             slots -= {SlotKind.REMADE_LINEAR_INPUTS} if kind is Kind.B else set()
         for slot in slots:
@@ -268,7 +268,7 @@ class HandPipeline:
         inside = memory[_GUARD_BYTES:-_GUARD_BYTES]
         return _Slot(memory, slot_views(inside, self.spec, self.precision, *place))
 
-    def _given_up(self, kind: Kind, index: int, part: int) -> Views:
+    def _dropped(self, kind: Kind, index: int, part: int) -> Views:
         """What F gives up, or B or I recomputes inside."""
         stage, tokens = self.stages[index], self.bounds[part + 1] - self.bounds[part]
         place = (stage.first, stage.stop, self.batch, tokens, self.sharding, self.remade[index])

@@ -171,7 +171,7 @@ from penstock.trainer.loop import Stopwatch
 from penstock.core.run.folder import RunDir
 from penstock.trainer.session import Session
 from penstock.core.run.rank_status import StatusFile
-from penstock.trainer.worker import Worker, state_precision
+from penstock.trainer.worker import Worker, set_precision
 
 run = RunDir(Path(sys.argv[1]))
 runtime = ctypes.CDLL(None)
@@ -179,7 +179,7 @@ counts = [runtime.fakecuda_waits, runtime.fakecuda_slow_uploads, runtime.fakecud
           runtime.fakecuda_launches, runtime.fakecuda_graph_launches]
 device = torch.device("cuda", 0)
 torch.cuda.set_device(device)
-state_precision()
+set_precision()
 dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{run.root}/store", rank=0, world_size=1)
 with torch.no_grad():
     worker = Worker(rank=0, num_ranks=1, device=device, groups=ProcessGroups(device),

@@ -112,13 +112,13 @@ def test_of_one_document_the_last_twentieth_is_held_out(tmp_path: Path) -> None:
 
 
 @REWRITES
-@given(texts=st.lists(TEXTS, min_size=1, max_size=19), piece_bytes=st.integers(4, 50))
+@given(texts=st.lists(TEXTS, min_size=1, max_size=19), piece_characters=st.integers(4, 50))
 def test_of_few_documents_the_last_twentieth_of_the_text_is_held_out(
-    tmp_path: Path, texts: list[str], piece_bytes: int
+    tmp_path: Path, texts: list[str], piece_characters: int
 ) -> None:
     """For any pieces, text stays whole and in order, and the cut is within one character of the position."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.trainer.data.corpus.PIECE_BYTES", piece_bytes)
+        patch.setattr("penstock.trainer.data.corpus.PIECE_CHARACTERS", piece_characters)
         train, validation = split(find_corpus(write_jsonl(tmp_path / "corpus.jsonl", texts)))
     assert "".join(train + validation) == "".join(texts)
     num_bytes = len("".join(texts).encode())
@@ -127,14 +127,14 @@ def test_of_few_documents_the_last_twentieth_of_the_text_is_held_out(
 
 
 @REWRITES
-@given(text=TEXTS, piece_bytes=st.integers(4, 9))
-def test_characters_stay_whole_across_pieces(tmp_path: Path, text: str, piece_bytes: int) -> None:
+@given(text=TEXTS, piece_characters=st.integers(4, 9))
+def test_characters_stay_whole_across_pieces(tmp_path: Path, text: str, piece_characters: int) -> None:
     source = write(tmp_path, {"a.txt": text})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.trainer.data.corpus.PIECE_BYTES", piece_bytes)
+        patch.setattr("penstock.trainer.data.corpus.PIECE_CHARACTERS", piece_characters)
         pieces = list(find_corpus(source).events(lambda _: True))
     assert documents(pieces) == [text]
-    assert all(len(piece.encode()) <= piece_bytes + 3 for piece in pieces if piece is not None)
+    assert all(len(piece.encode()) <= piece_characters + 3 for piece in pieces if piece is not None)
 
 
 def test_line_ends_are_kept(tmp_path: Path) -> None:

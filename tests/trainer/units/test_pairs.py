@@ -45,7 +45,7 @@ def steps(log: list[str], name: str, *asks: int) -> Pass[None]:
 
 def run(first: tuple[int, ...], second: tuple[int, ...]) -> list[str]:
     shards = LoggingShards()
-    run_pair(steps(shards.log, "a", *first), steps(shards.log, "b", *second), shards, lambda lane: None)
+    run_pair(steps(shards.log, "a", *first), steps(shards.log, "b", *second), shards, lambda region: None)
     return shards.log
 
 
@@ -70,10 +70,10 @@ def test_an_error_of_one_pass_ends_both() -> None:
         yield TURN
         raise ValueError("no")
 
-    lanes = list[int]()
+    regions = list[int]()
     with pytest.raises(ValueError, match="no"):
-        run_pair(steps([], "a", 1), broken(), LoggingShards(), lanes.append)
-    assert lanes == [0, 1, 0, 1, 0]
+        run_pair(steps([], "a", 1), broken(), LoggingShards(), regions.append)
+    assert regions == [0, 1, 0, 1, 0]
 
 
 def taking(workspace: Workspace, value: int, keep: Callable[[bool], None]) -> Pass[None]:

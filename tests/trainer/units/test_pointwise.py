@@ -100,42 +100,42 @@ def _gelu_formula(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def _swiglu_formula(risen: Tensor) -> Tensor:
-    gate, up = risen.chunk(2, dim=-1)
+def _swiglu_formula(projected: Tensor) -> Tensor:
+    gate, up = projected.chunk(2, dim=-1)
     return up * gate / (1 + torch.exp(-gate))
 
 
 def _check_activation(
-    activation: Activation, formula: Callable[[Tensor], Tensor], risen: Tensor, width: int, limit: float
+    activation: Activation, formula: Callable[[Tensor], Tensor], projected: Tensor, width: int, limit: float
 ) -> None:
-    dy = _random(risen.shape[0], width, dtype=risen.dtype, seed=9)
-    y, (drisen,) = _gradients(formula, (risen,), dy)
-    out, found = torch.full_like(dy, torch.nan), torch.full_like(risen, torch.nan)
-    activation.forward(risen, out)
+    dy = _random(projected.shape[0], width, dtype=projected.dtype, seed=9)
+    y, (dprojected,) = _gradients(formula, (projected,), dy)
+    out, found = torch.full_like(dy, torch.nan), torch.full_like(projected, torch.nan)
+    activation.forward(projected, out)
     torch.testing.assert_close(out.double(), y, rtol=limit, atol=limit)
-    activation.backward(dy.clone(), risen, out, found)
-    torch.testing.assert_close(found.double(), drisen, rtol=limit, atol=limit)
+    activation.backward(dy.clone(), projected, out, found)
+    torch.testing.assert_close(found.double(), dprojected, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-13), (torch.float32, 3e-6)])
 @pytest.mark.parametrize("values", [[0.0, -0.0, 1e-30, -1e-30], [9.0, -9.0, 40.0, -40.0], [-3.0, -0.7, 0.3, 5.0]])
 def test_gelu_at_zero_at_the_tails_and_between(dtype: torch.dtype, limit: float, values: list[float]) -> None:
-    risen = torch.tensor([values], dtype=dtype)
-    _check_activation(SigmoidGelu(dtype), _gelu_formula, risen, 4, limit)
-    _check_activation(FusedGelu(), _gelu_formula, risen, 4, limit)
+    projected = torch.tensor([values], dtype=dtype)
+    _check_activation(SigmoidGelu(dtype), _gelu_formula, projected, 4, limit)
+    _check_activation(FusedGelu(), _gelu_formula, projected, 4, limit)
 
 
 @given(st.lists(st.floats(-30, 30, allow_subnormal=False), min_size=4, max_size=4))
 def test_activations_anywhere(values: list[float]) -> None:
-    risen = torch.tensor([values], dtype=torch.float64)
-    _check_activation(SigmoidGelu(torch.float64), _gelu_formula, risen, 4, 1e-12)
-    _check_activation(SwiGlu(torch.float64, CPU), _swiglu_formula, risen, 2, 1e-12)
+    projected = torch.tensor([values], dtype=torch.float64)
+    _check_activation(SigmoidGelu(torch.float64), _gelu_formula, projected, 4, 1e-12)
+    _check_activation(SwiGlu(torch.float64, CPU), _swiglu_formula, projected, 2, 1e-12)
 
 
 def test_activations_of_more_rows_than_a_block_has() -> None:
-    risen = _random(2 * BLOCK_BYTES // (64 * 8) + 1, 64)
-    _check_activation(SigmoidGelu(torch.float64), _gelu_formula, risen, 64, 1e-12)
-    _check_activation(SwiGlu(torch.float64, CPU), _swiglu_formula, risen.repeat(2, 1), 32, 1e-12)
+    projected = _random(2 * BLOCK_BYTES // (64 * 8) + 1, 64)
+    _check_activation(SigmoidGelu(torch.float64), _gelu_formula, projected, 64, 1e-12)
+    _check_activation(SwiGlu(torch.float64, CPU), _swiglu_formula, projected.repeat(2, 1), 32, 1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])

@@ -205,16 +205,16 @@ def load(
     """
     manifest = _verify_together(folder, group)
     _require_model(folder, manifest.model, model)
-    wanted = _flat(tensors, shard)
+    targets = _flat(tensors, shard)
     index: dict[str, Parts] = {}
     with _corrupt_if_failed(folder):
         run_on_all_ranks(lambda: index.update(_index(folder, manifest)), group)
     try:
-        run_on_all_ranks(lambda: _check_types(index, wanted), group)
+        run_on_all_ranks(lambda: _check_types(index, targets), group)
     except FailedError as error:
         raise _unusable(folder, str(error)) from None
     with _corrupt_if_failed(folder):
-        run_on_all_ranks(lambda: _fill(folder, index, wanted), group)
+        run_on_all_ranks(lambda: _fill(folder, index, targets), group)
     return manifest
 
 
@@ -233,20 +233,20 @@ def _verify_together(folder: Path, group: dist.ProcessGroup | None) -> Checkpoin
     return manifest
 
 
-def _require_model(folder: Path, stored: ModelSpec, wanted: ModelSpec) -> None:
+def _require_model(folder: Path, stored: ModelSpec, expected: ModelSpec) -> None:
     """Raise `UserError` for a checkpoint of another model. A llama may differ in ``positions``, which no weight depends
     on.
     """
     for field in dataclasses.fields(ModelSpec):
-        stored_value, wanted_value = getattr(stored, field.name), getattr(wanted, field.name)
-        if stored_value != wanted_value and not (field.name == "positions" and wanted.family is Family.LLAMA):
+        stored_value, expected_value = getattr(stored, field.name), getattr(expected, field.name)
+        if stored_value != expected_value and not (field.name == "positions" and expected.family is Family.LLAMA):
             raise _unusable(
-                folder, f"is of another model: its {camel(field.name)} is {stored_value}, here it is {wanted_value}"
+                folder, f"is of another model: its {camel(field.name)} is {stored_value}, here it is {expected_value}"
             )
 
 
-def _check_types(index: Mapping[str, Parts], wanted: Sequence[tuple[str, Held]]) -> None:
-    for name, held in wanted:
+def _check_types(index: Mapping[str, Parts], targets: Sequence[tuple[str, Held]]) -> None:
+    for name, held in targets:
         stored, *_ = index.get(name, (None,))
         if stored is None or stored.shape != held.shape:
             raise FailedError(f"holds no {name} of shape {list(held.shape)}")
@@ -254,8 +254,8 @@ def _check_types(index: Mapping[str, Parts], wanted: Sequence[tuple[str, Held]])
             raise FailedError(f"holds {name} as {stored.torch_dtype}, this run uses {held.tensor.dtype}")
 
 
-def _fill(folder: Path, index: Mapping[str, Parts], wanted: Sequence[tuple[str, Held]]) -> None:
-    for name, held in wanted:
+def _fill(folder: Path, index: Mapping[str, Parts], targets: Sequence[tuple[str, Held]]) -> None:
+    for name, held in targets:
         for stored in index[name]:
             fill(folder, stored, held)
 

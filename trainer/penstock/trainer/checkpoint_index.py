@@ -387,8 +387,8 @@ def fill(folder: Path, stored: StoredTensor, held: Held) -> None:
 
     Raises `FailedError` if the file does not hold the stored part at its offset, and OSError.
     """
-    wanted = list(held.common(stored.box))
-    if not wanted:
+    common = list(held.common(stored.box))
+    if not common:
         return
     try:
         with (folder / stored.file).open("rb") as file:
@@ -398,11 +398,11 @@ def fill(folder: Path, stored: StoredTensor, held: Held) -> None:
                 if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != stored.content_bytes:
                     raise FailedError(f"is corrupt: {stored.name} is not of the size that its index says")
                 with archive.open(entry) as content:
-                    if [box for box, _ in wanted] == [stored.box]:
-                        _copy(content, stored, *wanted[0])  # reading to the end checks the archive's checksum
+                    if [box for box, _ in common] == [stored.box]:
+                        _copy(content, stored, *common[0])  # reading to the end checks the archive's checksum
                         return
                 start = section.start + _content_start(section, entry)
-            for box, target_rc in wanted:
+            for box, target_rc in common:
                 _copy(_Section(file, start, stored.content_bytes), stored, box, target_rc)
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise FailedError(f"is corrupt: {stored.name} cannot be read ({error})") from None

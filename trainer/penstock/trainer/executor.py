@@ -101,7 +101,7 @@ class StageExecutor:
         """Memory for buffers that a forward does not keep, and for those that a backward recomputes itself."""
         model, precision = self._plan.model, self._plan.precision
         instructions = itertools.chain.from_iterable(map(self._program.apart, self._program.instructions))
-        layouts = {self._given_up(instruction) for instruction in instructions if instruction.action.is_compute}
+        layouts = {self._dropped_layout(instruction) for instruction in instructions if instruction.action.is_compute}
         needed_bytes = [
             scratch_bytes(model, precision, *layout)
             if kind is Kind.F
@@ -110,7 +110,7 @@ class StageExecutor:
         ]
         return torch.empty(max(needed_bytes, default=0), dtype=torch.uint8, device=device)
 
-    def _given_up(self, instruction: Instruction) -> tuple[Kind, _Layout] | None:
+    def _dropped_layout(self, instruction: Instruction) -> tuple[Kind, _Layout] | None:
         """The kind of an action that needs scratch memory for buffers that its slice does not keep, with their shape;
         None for other actions. A backward needs that memory unless an R comes before it.
         """
@@ -125,7 +125,7 @@ class StageExecutor:
 
     def _remade_inside(self, instruction: Instruction) -> Remade:
         """The operations that a backward runs again itself."""
-        return NOTHING_REMADE if self._given_up(instruction) is None else self._remade[instruction.action.stage]
+        return NOTHING_REMADE if self._dropped_layout(instruction) is None else self._remade[instruction.action.stage]
 
     def compute(self, instruction: Instruction) -> Operation:
         if self._graphs is None:
@@ -146,7 +146,7 @@ class StageExecutor:
         return _COMPUTE[instruction.action.kind](self, instruction)
 
     def _pair(self, instruction: Instruction) -> Operation:
-        """Both children of a pair in turns, each in its own lane of the workspace that all stages share."""
+        """Both children of a pair in turns, each in its own region of the workspace that all stages share."""
         first, second = map(self._steps, self._program.apart(instruction))
         shards, enter = self._shards, self._stages[instruction.action.stage].workspace.enter
         return lambda: run_pair(first(), second(), shards, enter)
@@ -334,7 +334,7 @@ class StageExecutor:
         action = instruction.action
         stage = self._stages[action.stage]
         views: dict[SlotKind, SlotTensors] = {A: {}, L: {}, W: {}}
-        views |= self._given_up_views(instruction)
+        views |= self._dropped_views(instruction)
         for index in dict.fromkeys((*instruction.reads, *instruction.writes)):
             slot = self._slots[index]
             if slot.kind in PREFIX_KINDS and slot.slice not in (None, action.slice):
@@ -349,11 +349,11 @@ class StageExecutor:
                 views[G_OUT] = {stage.first: _renamed(self._arena.tensors(index), G_IN, G_OUT)}
         return views
 
-    def _given_up_views(self, instruction: Instruction) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
-        given_up, model, precision = self._given_up(instruction), self._plan.model, self._plan.precision
-        if given_up is None:
+    def _dropped_views(self, instruction: Instruction) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
+        dropped, model, precision = self._dropped_layout(instruction), self._plan.model, self._plan.precision
+        if dropped is None:
             return {}
-        kind, layout = given_up
+        kind, layout = dropped
         if kind is Kind.F:
             return scratch_views(self._scratch, model, precision, *layout)
         return segment_views(self._scratch, model, precision, *layout, is_split=kind is Kind.I)

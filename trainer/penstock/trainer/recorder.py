@@ -241,25 +241,25 @@ def clock_offset_ns(
     the first one several times. The fastest round trip gives the offset, with both ways taken as equally long (like
     NTP, RFC 5905, section 8).
     """
-    here = machine or boot_id()
+    own_machine = machine or boot_id()
     machines: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(machines, here, group=group)
+    dist.all_gather_object(machines, own_machine, group=group)
     others = [rank for rank, name in enumerate(machines) if name != machines[0]]
     own = dist.get_rank(group)
     if own == 0:
         for rank in others:
-            _answer(rank, group, clock)
-    return _ask(group, clock) if own in others else 0
+            _answer_pings(rank, group, clock)
+    return _measure_offset_ns(group, clock) if own in others else 0
 
 
-def _answer(rank: int, group: dist.ProcessGroup, clock: Clock) -> None:
+def _answer_pings(rank: int, group: dist.ProcessGroup, clock: Clock) -> None:
     ping = torch.zeros(1, dtype=torch.int64)
     for _ in range(_ROUNDS):
         dist.recv(ping, group=group, group_src=rank)
         dist.send(torch.tensor([clock()]), group=group, group_dst=rank)
 
 
-def _ask(group: dist.ProcessGroup, clock: Clock) -> int:
+def _measure_offset_ns(group: dist.ProcessGroup, clock: Clock) -> int:
     answer = torch.zeros(1, dtype=torch.int64)
     rounds = []
     for _ in range(_ROUNDS):

@@ -247,7 +247,7 @@ def _forward_of_first(program: RankProgram, num_slices: int | None = None) -> It
     for index, instruction in enumerate(program.instructions):
         for child in program.apart(instruction):
             action = child.action
-            is_wanted = num_slices is None or (action.slice or 0) < num_slices
-            goes_on = action.part is not None and action.part.first > 0
-            if action.kind in _FORWARD and action.microbatch == 0 and is_wanted and not goes_on:
+            is_selected = num_slices is None or (action.slice or 0) < num_slices
+            is_later_part = action.part is not None and action.part.first > 0
+            if action.kind in _FORWARD and action.microbatch == 0 and is_selected and not is_later_part:
                 yield index, replace(child, action=replace(action, part=None))

@@ -196,16 +196,16 @@ class Session:
 def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
     """Raise `UserError` if the plan is of another job or number of ranks, or if its shards cannot divide the model."""
     training, length = job.spec.training, job.spec.data.sequence_length
-    for name, planned, wanted in (
+    for name, planned, expected in (
         ("model", plan.model.whole, job.spec.model),
         ("precision", plan.precision.value, training.precision.value),
         ("global batch", plan.global_batch, training.global_batch),
         ("sequence length", plan.sequence_length, length),
         ("number of ranks", plan.num_ranks, num_ranks),
     ):
-        if planned != wanted:
+        if planned != expected:
             raise UserError(
-                what=f"is of another job: its {name} is {planned}, here it is {wanted}",
+                what=f"is of another job: its {name} is {planned}, here it is {expected}",
                 where="plan",
                 remedy="plan again for this job",
             )

@@ -37,7 +37,7 @@ class Stage:
     of a micro-batch.
 
     ``parameters`` are those of the shard. ``workspace`` has `penstock.trainer.units.workspace.workspace_bytes` for the
-    longest slice. The stages of one rank may share it, since their actions run one at a time, or two in its two lanes.
+    longest slice. The stages of one rank may share it, since their actions run one at a time, or two in two regions.
     ``prefix``, which they share too, has `penstock.core.layout.prefix_bytes` if every slice has its own ``kv`` and
     ``dkv``; ``earlier`` then has those of the earlier slices, in order. ``sequence_length`` bounds every position.
     ``backend`` replaces the default attention kernels of the device.
@@ -106,13 +106,13 @@ class Stage:
         if units.stop < self.stop:
             return None
         if self._parts is not None:
-            wanted = _needed(labels, "labels")
-            return (yield from self._parts.forward(views, self._parts_input(views), wanted, gradient_scale))
+            needed_labels = _needed(labels, "labels")
+            return (yield from self._parts.forward(views, self._parts_input(views), needed_labels, gradient_scale))
         if self._head is None:
             return None
         gradient = views[SlotKind.HEAD_GRADIENT][self.stop - 1]["h"]
-        x, wanted = self._input(views, self.stop - 1), _needed(labels, "labels")
-        return (yield from self._head.forward(x, wanted, gradient_scale, gradient))
+        x, needed_labels = self._input(views, self.stop - 1), _needed(labels, "labels")
+        return (yield from self._head.forward(x, needed_labels, gradient_scale, gradient))
 
     def recompute(
         self,
@@ -306,8 +306,8 @@ class Stage:
             self._output_gradient(views, self._last_body_unit).copy_(views[received][self.stop - 1][received.value])
             return
         below = self._output_gradient(views, self._last_body_unit) if self._parts.has_first else None
-        wanted = _needed(labels, "labels")
-        yield from self._parts.backward_input(views, self._parts_input(views), wanted, gradient_scale, below)
+        needed_labels = _needed(labels, "labels")
+        yield from self._parts.backward_input(views, self._parts_input(views), needed_labels, gradient_scale, below)
 
     def _block_input(self, index: int, frame: Frame, views: SlotViews, *, fresh_dkv: bool) -> Pass[None]:
         """I of one block."""

@@ -50,7 +50,7 @@ def build_stages(
 ) -> dict[int, Stage]:
     """One shard of the rank's stages, by number, with initial weights.
 
-    They share one workspace, with a second lane for the second action of a pair: no other two actions run at the same
+    They share one workspace, with a second region for the second action of a pair: no other two actions run at the same
     time. ``replica`` is used only where replicas divide the optimizer's state.
     """
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}

@@ -80,7 +80,7 @@ def run_worker(main: Callable[[Worker], None], *, device: str, status_folder: Pa
         main(_join(device, status, stop))
         dist.barrier()
     except BaseException as error:
-        _give_up(status, error)
+        _report_and_exit(status, error)
     status.finish(time.monotonic_ns())
     dist.destroy_process_group()
     return 0
@@ -92,7 +92,7 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
     if device == "cuda":
         place = own_device(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count())
         torch.cuda.set_device(place)
-        state_precision()
+        set_precision()
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=place)
     else:
         dist.init_process_group(gloo.backend())
@@ -106,7 +106,7 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
     )
 
 
-def state_precision() -> None:
+def set_precision() -> None:
     """Set the precision of CUDA kernels explicitly, independent of the defaults of the installed PyTorch.
 
     Products of fp32 are computed in fp32: no TF32. Products of bf16 are summed in fp32, even where cuBLAS splits a sum.
@@ -138,12 +138,11 @@ def impossible_allocation(error: BaseException, capacity_bytes: int) -> UserErro
     text = str(error)
     match = _ALLOCATION.search(text)
     if match is not None:
-        wanted = float(match[1]) * 1024 ** _UNITS.index(match[2])
-        if wanted <= capacity_bytes:
+        requested_bytes = float(match[1]) * 1024 ** _UNITS.index(match[2])
+        if requested_bytes <= capacity_bytes:
             return None
-        what = (
-            f"an allocation of {format_bytes(int(wanted))} cannot succeed on {format_bytes(capacity_bytes)} of memory"
-        )
+        requested, capacity = format_bytes(int(requested_bytes)), format_bytes(capacity_bytes)
+        what = f"an allocation of {requested} cannot succeed on {capacity} of memory"
     elif "Storage size calculation overflowed" in text:
         what = "an allocation is larger than any memory"
     else:
@@ -159,7 +158,7 @@ def _capacity_bytes(error: BaseException) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _give_up(status: StatusFile, error: BaseException) -> None:
+def _report_and_exit(status: StatusFile, error: BaseException) -> None:
     """Report the error and exit, without any clean-up that could wait for a peer."""
     with contextlib.suppress(Exception):  # CUDA may report an earlier failure at any call
         error = impossible_allocation(error, _capacity_bytes(error)) or error

@@ -72,14 +72,14 @@ def _sample(session: Session, prepared: Prepared, step: int) -> dict[str, object
     tokenizer, limit = prepared.tokenizer, session.plan.sequence_length
     if tokenizer is None:
         return {}
-    prompt = _asked_prompt(session.run, tokenizer)[-(limit // 2) :]
+    prompt = _read_prompt(session.run, tokenizer)[-(limit // 2) :]
     prompt = prompt or session.held_out_start(min(PROMPT_TOKENS, limit // 2)) or [tokenizer.separator]
     length = min(len(prompt) + SAMPLE_TOKENS, limit)
     ids = session.runtime.continue_from(step, prompt, length, _chooser())
     return {"prompt": tokenizer.decode(prompt), "sample": tokenizer.decode(ids)}
 
 
-def _asked_prompt(run: RunDir, tokenizer: Tokenizer) -> list[int]:
+def _read_prompt(run: RunDir, tokenizer: Tokenizer) -> list[int]:
     """The tokens of ``penstock run --prompt``; empty without the option."""
     if not run.prompt.exists():
         return []

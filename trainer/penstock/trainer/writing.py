@@ -34,15 +34,17 @@ class Exported(Manifest):
 
 def newest(run: RunDir, *, attempt: int | None = None, step: int | None = None) -> Checkpoint:
     """The newest complete checkpoint, of ``attempt`` and ``step`` if given. Raises `UserError` if there is none."""
-    place, known = f"run directory {run.root}", find_checkpoints(run.checkpoints)
-    if not known:
+    place, checkpoints = f"run directory {run.root}", find_checkpoints(run.checkpoints)
+    if not checkpoints:
         raise UserError(what="has no checkpoint yet", where=place, remedy="train it first: penstock run JOB")
     candidates = [
-        checkpoint for checkpoint in known if attempt in (None, checkpoint.attempt) and step in (None, checkpoint.step)
+        checkpoint
+        for checkpoint in checkpoints
+        if attempt in (None, checkpoint.attempt) and step in (None, checkpoint.step)
     ]
     if not candidates:
-        there = ", ".join(f"attempt {checkpoint.attempt} step {checkpoint.step}" for checkpoint in known)
-        raise UserError(what="has no such checkpoint", where=place, remedy=f"choose one of these: {there}")
+        choices = ", ".join(f"attempt {checkpoint.attempt} step {checkpoint.step}" for checkpoint in checkpoints)
+        raise UserError(what="has no such checkpoint", where=place, remedy=f"choose one of these: {choices}")
     return candidates[0]
 
 

@@ -2,7 +2,7 @@
 
 A text file is one document, and so is a line of a ``.jsonl`` file. Empty documents do not count. Documents are ordered
 by the relative paths of their files. Links that lead out of a folder are refused. Text is read as *events*: pieces of
-at most `PIECE_BYTES` characters, and ``None`` at the end of a document, so that a corpus does not need to fit in
+at most `PIECE_CHARACTERS` characters, and ``None`` at the end of a document, so that a corpus does not need to fit in
 memory. Only a line of a ``.jsonl`` file is read as a whole.
 """
 
@@ -26,7 +26,7 @@ from penstock.trainer.data.safe_path import opened_inside
 
 Event: TypeAlias = str | None
 
-PIECE_BYTES = 1 << 20
+PIECE_CHARACTERS = 1 << 20
 HOLD_OUT = 20
 """Every 20th document is held out. For fewer than 20 documents, the last 20th of their text is."""
 
@@ -228,7 +228,7 @@ def _text_events(path: Path, folder: Path | None) -> Iterator[Event]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     empty = True
     with opened_inside(path, folder) as file:
-        while data := file.read(PIECE_BYTES):
+        while data := file.read(PIECE_CHARACTERS):  # as many bytes, which are at most as many characters
             yield decoder.decode(data)
             empty = False
     decoder.decode(b"", final=True)
@@ -243,7 +243,7 @@ def _jsonl_events(path: Path, folder: Path | None, text_field: str) -> Iterator[
                 continue
             text = _jsonl_text(line, text_field, where=f"{path}:{number}")
             if text:
-                yield from (text[i : i + PIECE_BYTES] for i in range(0, len(text), PIECE_BYTES))
+                yield from (text[i : i + PIECE_CHARACTERS] for i in range(0, len(text), PIECE_CHARACTERS))
                 yield None
 
 

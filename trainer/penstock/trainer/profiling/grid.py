@@ -98,5 +98,5 @@ def halvings(sequence_length: int) -> list[int]:
 
 def _between(sequence_length: int) -> list[tuple[int, int]]:
     """Pairs (length, prefix) that lie between the points of the grid in both dimensions."""
-    wanted = [(3 * sequence_length // 16, 5 * sequence_length // 16), (3 * sequence_length // 8, sequence_length // 2)]
-    return [(length, prefix) for length, prefix in wanted if length > 0]
+    pairs = [(3 * sequence_length // 16, 5 * sequence_length // 16), (3 * sequence_length // 8, sequence_length // 2)]
+    return [(length, prefix) for length, prefix in pairs if length > 0]

@@ -116,7 +116,7 @@ def measure_links(
     return records
 
 
-class Channel(Protocol):
+class Link(Protocol):
     """Link to another rank, as `measured_link` uses it."""
 
     @property
@@ -194,23 +194,23 @@ class Times:
     rows: Mapping[int, tuple[float, ...]]
 
 
-def measured_link(channel: Channel, rank: int, clock: Clock, sizes: Sequence[int]) -> LinkRecord:
+def measured_link(link: Link, rank: int, clock: Clock, sizes: Sequence[int]) -> LinkRecord:
     """Measure the link from ``rank``. Returns the line through the medians of the first plausible attempt, or a bound
     from all attempts.
     """
     attempts: list[Times] = []
     record = None
     while record is None and len(attempts) < MOST_ATTEMPTS:
-        attempts.append(_measured(channel, clock, sizes))
-        record = fitted_link(rank, channel.peer, attempts[-1])
-    channel.end()
-    return record or bounded_link(rank, channel.peer, attempts)
+        attempts.append(_measured(link, clock, sizes))
+        record = fitted_link(rank, link.peer, attempts[-1])
+    link.end()
+    return record or bounded_link(rank, link.peer, attempts)
 
 
-def _measured(channel: Channel, clock: Clock, sizes: Sequence[int]) -> Times:
+def _measured(link: Link, clock: Clock, sizes: Sequence[int]) -> Times:
     def seconds(size: int, count: int, times: int, uncounted: int) -> tuple[float, ...]:
         taken = []
-        for exchange in channel.lead(size, count, times + uncounted):
+        for exchange in link.lead(size, count, times + uncounted):
             begin = clock()
             exchange()
             taken.append(clock() - begin)

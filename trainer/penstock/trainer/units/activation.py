@@ -29,12 +29,12 @@ BLOCK_BYTES = 2**17
 class Activation(Protocol):
     """Interface of an MLP to its activation."""
 
-    def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        """Compute ``out`` = activation(risen)."""
+    def forward(self, projected_TR: Tensor, out_TF: Tensor) -> None:
+        """Compute ``out`` = activation(projected)."""
         ...
 
-    def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """Compute ``out`` = the gradient of ``risen`` for the gradient ``dy`` of ``activated``. ``dy`` may be
+    def backward(self, dy_TF: Tensor, projected_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
+        """Compute ``out`` = the gradient of ``projected`` for the gradient ``dy`` of ``activated``. ``dy`` may be
         overwritten.
         """
         ...
@@ -51,11 +51,11 @@ def build_activation(spec: ModelSpec, dtype: torch.dtype, device: torch.device) 
 class FusedGelu:
     """0.5 x (1 + tanh(k (x + c x^3))) by PyTorch's kernels, which compute narrower types in fp32."""
 
-    def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        _aten.gelu.out(risen_TR, approximate="tanh", out=out_TF)
+    def forward(self, projected_TR: Tensor, out_TF: Tensor) -> None:
+        _aten.gelu.out(projected_TR, approximate="tanh", out=out_TF)
 
-    def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        _aten.gelu_backward.grad_input(dy_TF, risen_TR, approximate="tanh", grad_input=out_TR)
+    def backward(self, dy_TF: Tensor, projected_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
+        _aten.gelu_backward.grad_input(dy_TF, projected_TR, approximate="tanh", grad_input=out_TR)
 
 
 class SigmoidGelu:
@@ -71,14 +71,14 @@ class SigmoidGelu:
     def __init__(self, dtype: torch.dtype) -> None:
         self._k = torch.tensor(self._K, dtype=dtype)
 
-    def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        for x_CF, out_CF in _blocks(risen_TR, out_TF):
+    def forward(self, projected_TR: Tensor, out_TF: Tensor) -> None:
+        for x_CF, out_CF in _blocks(projected_TR, out_TF):
             torch.addcmul(self._k, x_CF, x_CF, value=self._K * self._C, out=out_CF)
             out_CF.mul_(x_CF).sigmoid_().mul_(x_CF)
 
-    def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
-        """Compute ``out`` = the gradient of ``risen``. Overwrites ``dy``."""
-        for dy_CF, x_CF, y_CF, out_CF in _blocks(dy_TF, risen_TR, activated_TF, out_TR):
+    def backward(self, dy_TF: Tensor, projected_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
+        """Compute ``out`` = the gradient of ``projected``. Overwrites ``dy``."""
+        for dy_CF, x_CF, y_CF, out_CF in _blocks(dy_TF, projected_TR, activated_TF, out_TR):
             torch.addcmul(self._k, x_CF, x_CF, value=3 * self._K * self._C, out=out_CF)
             slope_CF = out_CF.mul_(x_CF - y_CF)
             share_CF = torch.div(y_CF, x_CF).nan_to_num_(nan=0.5)  # s(0) = 1/2, where the quotient is 0/0
@@ -92,18 +92,18 @@ class SwiGlu:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._one = torch.ones((), dtype=dtype, device=device)
 
-    def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
-        for risen_CR, out_CF in _blocks(risen_TR, out_TF):
-            gate_CF, up_CF = risen_CR.chunk(2, dim=1)
+    def forward(self, projected_TR: Tensor, out_TF: Tensor) -> None:
+        for projected_CR, out_CF in _blocks(projected_TR, out_TF):
+            gate_CF, up_CF = projected_CR.chunk(2, dim=1)
             _aten.silu.out(gate_CF, out=out_CF)
             out_CF.mul_(up_CF)
 
-    def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
+    def backward(self, dy_TF: Tensor, projected_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
         """Compute the gradients of gate and up. silu' = s + silu (1 - s), the interpolation from s to 1 at silu, needs
         one exponential.
         """
-        for dy_CF, risen_CR, out_CR in _blocks(dy_TF, risen_TR, out_TR):
-            gate_CF, up_CF = risen_CR.chunk(2, dim=1)
+        for dy_CF, projected_CR, out_CR in _blocks(dy_TF, projected_TR, out_TR):
+            gate_CF, up_CF = projected_CR.chunk(2, dim=1)
             dgate_CF, dup_CF = out_CR.chunk(2, dim=1)
             torch.sigmoid(gate_CF, out=dgate_CF)
             torch.mul(gate_CF, dgate_CF, out=dup_CF)

@@ -170,15 +170,15 @@ class HeadParts:
         target_T = _target_coefficients(statistics_3T, labels_T).mul_(scale)
         scaled_CH, rows_CH = self._take_rows(normed_TH), self._take_rows(normed_TH, self._wide)
         for chunk in _chunks(len(labels_T)):
-            seen_CH, labels_C = normed_TH[chunk], labels_T[chunk]
+            normed_CH, labels_C = normed_TH[chunk], labels_T[chunk]
             scaled_CH, rows_CH = scaled_CH[: len(labels_C)], rows_CH[: len(labels_C)]
             for index, part in self._parts.items():
                 kept = views[SlotKind.LINEAR_INPUTS][index]
                 share_C = _share(kept["own_statistics"][:, chunk], statistics_3T[:, chunk]).mul_(scale_T[chunk])
-                torch.mul(seen_CH, share_C[:, None], out=scaled_CH)
+                torch.mul(normed_CH, share_C[:, None], out=scaled_CH)
                 accumulate_product(part.gradient_VH, part.probabilities(kept)[chunk], scaled_CH)
                 coefficient_C = target_T[chunk] * part.vocabulary.holds(labels_C)
-                torch.mul(seen_CH, coefficient_C[:, None], out=rows_CH)
+                torch.mul(normed_CH, coefficient_C[:, None], out=rows_CH)
                 part.gradient_VH.index_add_(0, part.vocabulary.rows(labels_C), rows_CH)
 
     def _normed(self, views: SlotViews, x_RH: Tensor | None, num_tokens: int) -> Pass[Tensor]:

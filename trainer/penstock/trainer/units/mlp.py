@@ -34,9 +34,9 @@ class Mlp:
         workspace: Workspace,
         activation: Activation,
     ) -> None:
-        self._risen = "gate_up" if spec.family is Family.LLAMA else "up"
+        self._projection = "gate_up" if spec.family is Family.LLAMA else "up"
         self._norm = BlockNorm(build_norm(spec, parameters, f"{name}.norm", workspace), division)
-        self._rise = Linear(parameters, f"{name}.{self._risen}")
+        self._up = Linear(parameters, f"{name}.{self._projection}")
         self._down = RowParallelLinear(parameters, f"{name}.down", division)
         self._division = division
         self._workspace = workspace
@@ -47,14 +47,14 @@ class Mlp:
         is None.
         """
         self._workspace.reset()
-        activated_TF, risen_TG = frame.l["activated"], frame.a[self._risen]
+        activated_TF, projected_TG = frame.l["activated"], frame.a[self._projection]
         if Operation.NORM in operations:
             self._norm.forward(frame, activated_TF.shape[0])
         if Operation.PROJECT in operations:
             normed_TH = yield from self._norm.all_tokens(frame, activated_TF.shape[0])
-            self._rise.forward(normed_TH, risen_TG)
+            self._up.forward(normed_TH, projected_TG)
         if Operation.ACTIVATE in operations:
-            self._activation.forward(risen_TG, activated_TF)
+            self._activation.forward(projected_TG, activated_TF)
             yield from self._division.turn()
         if y_RH is not None:
             self._workspace.reset()
@@ -63,17 +63,17 @@ class Mlp:
     def backward_input(self, frame: Frame, dx_RH: Tensor) -> Pass[None]:
         """I: compute the gradients of the up projection's output and of the input from ``w.dy``."""
         division, activated_TF = self._division, frame.l["activated"]
-        dy_PH, drisen_TG = frame.w["dy"], frame.w[f"d{self._risen}"]
+        dy_PH, dprojected_TG = frame.w["dy"], frame.w[f"d{self._projection}"]
         num_tokens = activated_TF.shape[0]
         yield from division.gather(dy_PH)
         self._workspace.reset()
         dactivated_TF = self._workspace.take(*activated_TF.shape, dtype=activated_TF.dtype)
         self._down.backward_input(division.without_padding(dy_PH, num_tokens), dactivated_TF)
-        self._activation.backward(dactivated_TF, frame.a[self._risen], activated_TF, drisen_TG)
+        self._activation.backward(dactivated_TF, frame.a[self._projection], activated_TF, dprojected_TG)
         yield from division.turn()
         self._workspace.reset()
         dnormed_PH = division.take(num_tokens, dy_PH.shape[1], dy_PH.dtype)
-        self._rise.backward_input(drisen_TG, division.without_padding(dnormed_PH, num_tokens))
+        self._up.backward_input(dprojected_TG, division.without_padding(dnormed_PH, num_tokens))
         yield from self._norm.backward(dnormed_PH, frame, dx_RH, num_tokens)
 
     def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Pass[None]:  # noqa: E741
@@ -81,5 +81,5 @@ class Mlp:
         self._workspace.reset()
         activated_TF = l["activated"]
         normed_TH = yield from self._division.all_tokens(l["normed"], activated_TF.shape[0])
-        self._rise.backward_weight(w[f"d{self._risen}"], normed_TH)
+        self._up.backward_weight(w[f"d{self._projection}"], normed_TH)
         self._down.backward_weight(w["dy"], activated_TF)

@@ -86,7 +86,7 @@ class BlockNorm:
             self._norm.backward(dnormed_UH, frame.x, frame.a, dy_RH, dx_RH)
         elif len(dnormed_UH):
             statistics = self._own_statistics(frame, num_tokens)
-            x_UH, dy_UH, dx_UH = (own(each_RH, num_tokens) for each_RH in (frame.x, dy_RH, dx_RH))
+            x_UH, dy_UH, dx_UH = (own(tensor_RH, num_tokens) for tensor_RH in (frame.x, dy_RH, dx_RH))
             self._norm.backward(dnormed_UH, x_UH, statistics, dy_UH, dx_UH)
 
     def _own_statistics(self, frame: Frame, num_tokens: int) -> Statistics:

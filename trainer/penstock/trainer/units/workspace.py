@@ -16,28 +16,28 @@ from penstock.core.sharding import WHOLE, Sharding
 class Workspace:
     """Memory for temporaries. ``reset`` frees all of them, and tensors taken before it must not be used.
 
-    It has two lanes: one of ``num_bytes``, and one of ``second_bytes`` for the second action of a pair, whose
-    temporaries exist at the same time as those of the first. ``enter`` selects the lane of the following calls.
+    It has two regions: one of ``num_bytes``, and one of ``second_bytes`` for the second action of a pair, whose
+    temporaries exist at the same time as those of the first. ``enter`` selects the region of the following calls.
     """
 
     def __init__(self, num_bytes: int, device: torch.device, second_bytes: int = 0) -> None:
-        self._lanes = [torch.empty(size, dtype=torch.uint8, device=device) for size in (num_bytes, second_bytes)]
+        self._regions = [torch.empty(size, dtype=torch.uint8, device=device) for size in (num_bytes, second_bytes)]
         self._used = [0, 0]
-        self._lane = 0
+        self._region = 0
         self.peak_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both lanes."""
-        return sum(lane.numel() for lane in self._lanes)
+        """Bytes of both regions."""
+        return sum(region.numel() for region in self._regions)
 
-    def enter(self, lane: int) -> None:
-        """Select lane 0 or 1. Its tensors stay valid."""
-        self._lane = lane
+    def enter(self, region: int) -> None:
+        """Select region 0 or 1. Its tensors stay valid."""
+        self._region = region
 
     def reset(self) -> None:
-        """Free all tensors of the selected lane."""
-        self._used[self._lane] = 0
+        """Free all tensors of the selected region."""
+        self._used[self._region] = 0
 
     def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, valid until the next ``reset``.
@@ -45,8 +45,8 @@ class Workspace:
         Raises MemoryError if the workspace is too small, which is an error in `workspace_bytes`.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
-        memory, start = self._lanes[self._lane], self._used[self._lane]
-        stop = self._used[self._lane] = start + aligned(num_bytes)
+        memory, start = self._regions[self._region], self._used[self._region]
+        stop = self._used[self._region] = start + aligned(num_bytes)
         if stop > memory.numel():
             raise MemoryError(f"the workspace holds {memory.numel()} bytes, an action needs {stop}")
         self.peak_bytes = max(self.peak_bytes, sum(self._used))
