@@ -98,6 +98,21 @@ def test_why_there_is_none() -> None:
     assert "raise memoryPerRank" in answer.error
 
 
+def test_a_failure_of_the_process_is_no_answer_to_later_requests() -> None:
+    planner = FakePlanner(Answer(what="planning took over 600 s", is_transient=True))
+    told = Planning(planner)
+    failed = [told.ask(question()) for _ in range(2)]
+    assert answered(told, failed[0]) is Step.FAILED
+    later = [told.ask(question()) for _ in range(2)]
+    assert answered(told, later[0]) is Step.FAILED
+    planner.answer = Answer(plan=sample_plan())
+    last = told.ask(question())
+    assert answered(told, last) is Step.DONE
+    assert told.ask(question()) == last
+    assert planner.asked == [failed[0], later[0], last]
+    assert [told.status(key)[0] for key in (*failed, *later)] == [Step.FAILED] * 4
+
+
 def test_nobody_asked() -> None:
     assert Planning(FakePlanner()).status("key") == (Step.MISSING, None)
 

@@ -18,6 +18,8 @@ from tests.support.operating import Operating
 from tests.support.planning import problem
 from tests.support.sample_run import sample_profile
 
+LATE = Answer(what="planning took over 600 s", remedy="pin dp", is_transient=True)
+
 
 @pytest.fixture
 def operating() -> Operating:
@@ -184,16 +186,49 @@ class TestWaiting:
         operating.turn()
         assert not any(STOP_ANNOTATION in pod["metadata"]["annotations"] for pod in operating.kube.all(PODS))
 
-    def test_nothing_fits(self, operating: Operating) -> None:
-        operating = Operating(FakePlanner(Answer(what="no plan fits", remedy="raise memoryPerRank")))
+    def planned(self, operating: Operating, name: str = "stdlib-llama") -> str:
+        """A job for which a plan was requested and answered; its uid."""
         for node in NODES:
             operating.kube.add_node(node)
-        uid = operating.kube.submit(example())
+        manifest = example()
+        manifest["metadata"]["name"] = name
+        uid = operating.kube.submit(manifest)
         operating.turn()
         operating.kube.start_pods(*NODES)
         operating.turn()
         operating.measured(uid, sample_profile())
         operating.turn(12)
-        status = operating.status(uid)
-        assert (status.phase, status.reason) == (Phase.FAILED, "NoPlan")
-        assert condition(operating, uid, ConditionType.PLANNED) == (ConditionStatus.FALSE, "NoPlan")
+        return uid
+
+    def test_nothing_fits(self) -> None:
+        planner = FakePlanner(Answer(what="no plan fits", remedy="raise memoryPerRank"))
+        operating = Operating(planner)
+        for name in ("one", "equal"):
+            uid = self.planned(operating, name)
+            status = operating.status(uid)
+            assert (status.phase, status.reason) == (Phase.FAILED, "NoPlan")
+            assert condition(operating, uid, ConditionType.PLANNED) == (ConditionStatus.FALSE, "NoPlan")
+        assert len(planner.asked) == 1
+
+    def test_a_failure_of_the_planning_process_does_not_fail_later_jobs(self) -> None:
+        planner = FakePlanner(LATE)
+        operating = Operating(planner)
+        uid = self.planned(operating, "one")
+        assert (operating.phase(uid), operating.status(uid).message) == (Phase.FAILED, LATE.error)
+        planner.answer = FakePlanner().answer
+        assert operating.phase(self.planned(operating, "equal")) is Phase.RUNNING
+        assert operating.phase(uid) is Phase.FAILED
+
+    def test_a_failure_that_could_not_be_written_is_not_planned_again(self) -> None:
+        planner = FakePlanner(LATE)
+        operating = Operating(planner)
+        conflicts = [KubeError(409, "Conflict", "the job has changed")] * 2
+
+        def refuse(write: str) -> None:
+            if planner.asked and not planner.polls and conflicts:
+                raise conflicts.pop()
+
+        operating.kube.hook = refuse
+        uid = self.planned(operating)
+        assert (operating.phase(uid), operating.status(uid).message) == (Phase.FAILED, LATE.error)
+        assert (len(planner.asked), conflicts) == (1, [])

@@ -1,5 +1,8 @@
 """Plans for many jobs: equal plan requests are computed once, few at a time, and answers are cached for a while.
 
+A transient error, such as that of a killed planning process, is the answer to all equal requests made until then, but
+not to later ones.
+
 Namespaces are served round robin: another namespace's first request waits for at most one request of each, however
 many one namespace makes.
 """
@@ -36,9 +39,15 @@ class Planning:
         self._answered: list[str] = []
 
     def ask(self, question: Question, namespace: str = "") -> str:
-        """Enqueue the plan request of that namespace; return its key."""
+        """Enqueue the plan request of that namespace; return its key.
+
+        Equal requests share a key. After a transient error, later ones get a new key, and the old key keeps the error:
+        a job that has it does not plan again.
+        """
         key = digest(question.to_manifest())
         with self._lock:
+            while (known := self._answers.get(key)) is not None and known.is_transient:
+                key = digest(key)
             if key not in self._answers and key not in self._working:
                 self._waiting.setdefault(namespace, OrderedDict()).setdefault(key, question)
             self._advance()

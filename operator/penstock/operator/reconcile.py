@@ -152,7 +152,11 @@ class Reconciler:
     ) -> None:
         self._cache, self._actions, self._planning, self._agents = cache, actions, planning, agents
         self._clock, self._announce = clock, announce
-        self._questions: dict[str, str] = {}
+        self._questions: dict[str, tuple[int, str]] = {}
+        """The newest plan request of each job: its attempt and its key.
+
+        A request outlives its attempt's end, which may fail to be written: the attempt then must not plan again.
+        """
         self._measurements = Measurements(cache, actions)
         self._unreminded: dict[str, float] = {}
 
@@ -179,7 +183,7 @@ class Reconciler:
 
     def waiting_for(self, key: str) -> list[str]:
         """Return the jobs that wait for the answer to this plan request."""
-        return [uid for uid, question in list(self._questions.items()) if question == key]
+        return [uid for uid, (_, question) in list(self._questions.items()) if question == key]
 
     def _forget(self, uid: str) -> None:
         self._questions.pop(uid, None)
@@ -324,8 +328,13 @@ class Reconciler:
             return facts
         return replace(facts, holders=self._cache.holders(facts.job, facts.status))
 
+    def _question(self, draft: _Draft) -> str | None:
+        """Return the key of the newest attempt's plan request."""
+        attempt, key = self._questions.get(draft.snapshot.uid, (0, None))
+        return key if attempt == draft.status.attempt else None
+
     def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
-        key = self._questions.get(draft.snapshot.uid)
+        key = self._question(draft)
         if draft.status.phase not in (Phase.PLANNING, Phase.BINDING) or key is None:
             return Step.MISSING, ""
         step, answer = self._planning.status(key)
@@ -348,8 +357,6 @@ class Reconciler:
             status = replace(status, plan=summarize(plan) if plan else None)
         if entered.reason == "Shrink":
             status = replace(status, feasible_ranks=feasible_ranks(draft.facts))
-        if entered.phase in (Phase.RECOVERING, Phase.SUSPENDED) or entered.phase.terminal:
-            self._questions.pop(draft.snapshot.uid, None)
         draft.status = compute_status(status, draft.facts, draft.snapshot.generation, now)
         draft.unannounced.append(entered)
 
@@ -430,7 +437,8 @@ class Reconciler:
         except UserError as mistake:
             self._enter(draft, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), self._clock())
             return
-        self._questions[draft.snapshot.uid] = self._planning.ask(question, draft.snapshot.namespace)
+        key = self._planning.ask(question, draft.snapshot.namespace)
+        self._questions[draft.snapshot.uid] = (draft.status.attempt, key)
 
     def _has_published(self, draft: _Draft) -> bool:
         """Whether an earlier operator published a plan and ended while it bound the pods.
@@ -442,10 +450,10 @@ class Reconciler:
         plan = self._actions.published_plan(draft.job, draft.status.attempt)
         if plan is None or plan.digest != draft.status.plan.digest:
             return False
-        self._questions[draft.snapshot.uid] = self._planning.remember(plan)
+        self._questions[draft.snapshot.uid] = (draft.status.attempt, self._planning.remember(plan))
         return True
 
     def _answered(self, draft: _Draft) -> Plan | None:
-        key = self._questions.get(draft.snapshot.uid)
+        key = self._question(draft)
         answer = self._planning.status(key)[1] if key is not None else None
         return answer.plan if answer is not None else None

@@ -140,7 +140,7 @@ def test_a_process_that_breaks_answers_with_its_code(program: str, code: int) ->
     planner = ProcessPlanner((sys.executable, "-c", program))
     planner.start("a", Question(spec=job()))
     found = ended(planner)
-    assert (found.plan, found.what) == (None, f"planning ended with code {code}")
+    assert (found.plan, found.what, found.is_transient) == (None, f"planning ended with code {code}", True)
     assert found.error
 
 
@@ -167,7 +167,7 @@ def test_a_killed_process_is_restarted_and_reported_as_killed_after_three_times(
     planner.start("a", Question(spec=job()))
     found = ended(planner)
     assert message in found.what
-    assert ("memory" in found.remedy) == (deaths == 3)
+    assert ("memory" in found.remedy, found.is_transient) == (deaths == 3, deaths == 3)
     assert len(begun.read_text()) == min(deaths + 1, 3)
     assert not planner.busy("a")
 
@@ -255,6 +255,7 @@ def test_time_runs_by_the_clock_that_was_given() -> None:
     found = planner.poll("a")
     assert found is not None
     assert (found.what, bool(found.remedy), planner.busy("a")) == ("planning took over 10 s", True, False)
+    assert found.is_transient
 
 
 def test_a_process_ends_after_its_parent(tmp_path: Path) -> None:

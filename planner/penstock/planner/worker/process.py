@@ -145,14 +145,14 @@ class ProcessPlanner:
             return answer
         if code is None or code >= 0:
             what = f"planning took over {self._seconds:g} s" if code is None else f"planning ended with code {code}"
-            return Answer(what=what, remedy=PLAIN if running.question.what_if else SMALLER)
+            return Answer(what=what, remedy=PLAIN if running.question.what_if else SMALLER, is_transient=True)
         words = "planning %s was ended by signal %d, start %d of %d"
         log.log(self._level, words, key, -code, running.starts, MOST_STARTS)
         if running.starts < MOST_STARTS:
             self._running[key] = self._begun(running.question, running.starts + 1)
             return None
         what = f"planning was ended by signal {-code}, {MOST_STARTS} times, which most often is for lack of memory"
-        return Answer(what=what, remedy=MORE_MEMORY)
+        return Answer(what=what, remedy=MORE_MEMORY, is_transient=True)
 
     def busy(self, key: str) -> bool:
         return key in self._running

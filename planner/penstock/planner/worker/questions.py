@@ -37,7 +37,8 @@ class Question(Manifest):
 class Answer(Manifest):
     """The plan and its simulated step, unless that is too long to be drawn; or the error.
 
-    ``others`` are the next best plans, if more than one was requested.
+    ``others`` are the next best plans, if more than one was requested. ``is_transient``: the error is not of the
+    request but of the planning process, which took too long or crashed, so an equal request may succeed later.
     """
 
     plan: Plan | None = None
@@ -46,6 +47,7 @@ class Answer(Manifest):
     what: str = ""
     where: str = ""
     remedy: str = ""
+    is_transient: bool = False
 
     @property
     def error(self) -> str:
