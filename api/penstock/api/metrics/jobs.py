@@ -177,7 +177,8 @@ def metrics(snapshot: Scrape) -> Iterator[Metric]:
     unfinished = sum(count.now for phase, count in snapshot.counts.items() if not phase.terminal)
     more = "Unfinished jobs beyond those that have metrics of their own"
     yield GaugeMetricFamily("penstock_jobs_left_out", more, value=max(0, unfinished - len(snapshot.jobs)))
-    failures = CounterMetricFamily("penstock_job_failures", "Attempts that ended without a stop request", labels=LABELS)
+    counted = "Attempts that failed, without those that were preempted, evicted, stopped or given up for places"
+    failures = CounterMetricFamily("penstock_job_failures", counted, labels=LABELS)
     for job in snapshot.jobs:
         failures.add_metric([job.namespace, job.name], job.failures)
     yield failures
