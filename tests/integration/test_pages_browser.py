@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect
 
 from penstock.api.service import Service
 from penstock.api.settings import Limits
@@ -243,6 +243,26 @@ def test_changes_are_planned_too_where_that_is_marked(page: Page, site: Site) ->
     with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/plans")) as asked:
         page.get_by_label("also plan with faster links").check()
     assert (asked.value.post_data_json or {})["whatIf"] is True
+
+
+def test_a_control_that_moves_between_two_polls_ends_the_polls_of_the_plan_before(page: Page, site: Site) -> None:
+    polled: list[str] = []
+    held: list[Route] = []
+    page.on("request", lambda request: polled.append(request.url) if is_poll(request) else None)
+    page.goto(f"{site.url}/whatif")
+    for _ in range(3):
+        page.wait_for_event("requestfinished", is_poll)  # the plan is shown next, and the pause begins
+        page.route("**/v1/plans", lambda route: held.append(route))
+        page.get_by_label("also plan with faster links").click()
+        page.evaluate("() => new Promise((resolve) => setTimeout(resolve, 400))")  # longer than the pause
+        held.pop().continue_()
+        page.unroute("**/v1/plans")
+    assert f"{site.url}/v1/plans/null" not in polled
+
+
+def is_poll(request: Request) -> bool:
+    """Whether a page asks for the state of a plan."""
+    return request.method == "GET" and "/v1/plans/" in request.url
 
 
 LONG_NAME = "a-job-with-a-name-as-long-as-names-of-jobs-may-be-on-a-cluster"

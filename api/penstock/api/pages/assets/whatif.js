@@ -44,12 +44,14 @@
       showProblem(made.ok ? null : found);
       if (!made.ok) return;
       if (mine !== number) { fetch(`/v1/plans/${found.id}`, { method: "DELETE" }); return; }
-      asked = found.id;
+      const id = found.id;
+      asked = id;
       for (let state = found.state; ; ) {
-        await show(asked);
+        await show(id);
         if (!["Queued", "Working"].includes(state) || mine !== number) break;
         await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
-        state = (await (await fetch(`/v1/plans/${asked}`)).json()).state;
+        if (mine !== number) return;
+        state = (await (await fetch(`/v1/plans/${id}`)).json()).state;
         if (mine !== number) return;
       }
     } catch {
