@@ -17,6 +17,7 @@ import pytest
 
 from penstock.api.executor import supervisors as module
 from penstock.api.executor.supervisors import ProcessSupervisors
+from penstock.core.errors import UserError
 from penstock.core.host.clocks import boot_id
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.processes import ProcessState
@@ -311,6 +312,25 @@ def test_what_is_half_written_is_not_there_yet(tmp_path: Path, text: str) -> Non
     assert read(path, AttemptReport) is None
     path.write_text(text)
     assert read(path, AttemptReport) is None
+
+
+def test_a_claim_of_another_version_is_not_taken_for_none(stubs: Stubs, folder: AttemptFolder) -> None:
+    """Its supervisor may be alive, so the attempt must neither count as lost nor as ended."""
+    claim = started(stubs.service(), folder)
+    folder.claim.write_text(json.dumps({**claim.to_manifest(), "host": "east"}))
+    service = stubs.service()
+    for act in (service.observe, service.end):
+        with pytest.raises(UserError) as error:
+            act(folder)
+        assert error.value.where.startswith(f"{folder.claim}: ")
+        assert "version" in error.value.remedy
+
+
+def test_what_may_not_be_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.mkdir()
+    with pytest.raises(OSError, match=r"report\.json"):
+        read(path, AttemptReport)
 
 
 def test_what_is_written_is_there_whole_and_alone(tmp_path: Path) -> None:
