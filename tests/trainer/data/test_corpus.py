@@ -111,6 +111,23 @@ def test_of_one_document_the_last_twentieth_is_held_out(tmp_path: Path) -> None:
     assert validation == [text[950:]]
 
 
+def test_a_cut_between_two_documents_leaves_no_empty_one(tmp_path: Path) -> None:
+    texts = ["a" * 95, "b" * 5]
+    assert split(find_corpus(write_jsonl(tmp_path / "corpus.jsonl", texts))) == (texts[:1], texts[1:])
+
+
+def test_a_cut_in_the_first_character_of_a_document_leaves_no_empty_one(tmp_path: Path) -> None:
+    texts = ["a" * 94, "é" * 3]
+    assert split(find_corpus(write_jsonl(tmp_path / "corpus.jsonl", texts))) == (texts[:1], texts[1:])
+
+
+def test_a_cut_between_two_pieces_leaves_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.trainer.data.corpus.PIECE_BYTES", 19)
+    corpus = find_corpus(write(tmp_path, {"a.txt": "a" * 100}) + "/a.txt")
+    events = list(split_events(corpus, scan(corpus)))
+    assert events == [*[(False, "a" * 19)] * 5, (False, None), (True, "a" * 5), (True, None)]
+
+
 @REWRITES
 @given(texts=st.lists(TEXTS, min_size=1, max_size=19), piece_characters=st.integers(4, 50))
 def test_of_few_documents_the_last_twentieth_of_the_text_is_held_out(
@@ -121,6 +138,7 @@ def test_of_few_documents_the_last_twentieth_of_the_text_is_held_out(
         patch.setattr("penstock.trainer.data.corpus.PIECE_CHARACTERS", piece_characters)
         train, validation = split(find_corpus(write_jsonl(tmp_path / "corpus.jsonl", texts)))
     assert "".join(train + validation) == "".join(texts)
+    assert all(train + validation)
     num_bytes = len("".join(texts).encode())
     surplus = len("".join(validation).encode()) - num_bytes // 20
     assert 0 <= surplus < 4

@@ -195,6 +195,15 @@ def _hold_out_documents(events: Iterable[Event]) -> Iterator[tuple[bool, Event]]
 
 
 def _hold_out_tail(events: Iterable[Event], *, cut_bytes: int) -> Iterator[tuple[bool, Event]]:
+    """A document that the cut divides ends in both parts. A cut between two documents leaves no empty one."""
+    has_text = False
+    for held_out, event in _cut(events, cut_bytes):
+        if event or (event is None and has_text):
+            yield held_out, event
+            has_text = event is not None
+
+
+def _cut(events: Iterable[Event], cut_bytes: int) -> Iterator[tuple[bool, Event]]:
     left_bytes = cut_bytes
     for event in events:
         size = len(event.encode()) if event is not None else 0
