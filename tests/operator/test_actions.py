@@ -62,7 +62,7 @@ def test_pods_are_told_at_once(on: Operating) -> None:
     on.kube.hook = wait_for_others
     on.actions.bind(pods, places(pods))
     assert [pod.binding for pod in on.cache.pods("u")] == places(pods)
-    on.actions.ask_to_stop(pods, 1000.0)
+    on.actions.request_stop(pods, 1000.0)
     assert all(STOP_ANNOTATION in found["metadata"]["annotations"] for found in on.kube.all(PODS))
 
 

@@ -34,10 +34,10 @@ def answered(told: Planning, key: str) -> Step:
 def test_equal_questions_are_asked_once() -> None:
     planner = FakePlanner()
     told = Planning(planner)
-    keys = {told.ask(question()) for _ in range(5)}
+    keys = {told.request(question()) for _ in range(5)}
     (key,) = keys
     assert answered(told, key) is Step.DONE
-    told.ask(question())
+    told.request(question())
     assert planner.asked == [key]
 
 
@@ -45,7 +45,7 @@ def test_equal_questions_are_asked_once() -> None:
 def test_so_many_at_once_and_all_in_the_end(steps: list[int], num_planners: int) -> None:
     planner = FakePlanner()
     told = Planning(planner, num_planners)
-    keys = [told.ask(question(number)) for number in steps]
+    keys = [told.request(question(number)) for number in steps]
     for _ in range(100):
         working, _ = told.numbers()
         assert working == len(planner.polls) <= num_planners
@@ -66,9 +66,9 @@ class PatientPlanner(FakePlanner):
 def test_one_namespace_does_not_keep_another_waiting() -> None:
     planner = PatientPlanner()
     told = Planning(planner)
-    many = [told.ask(question(steps), "many") for steps in range(1, 9)]
-    one = told.ask(question(100), "one")
-    shared = told.ask(question(8), "one")
+    many = [told.request(question(steps), "many") for steps in range(1, 9)]
+    one = told.request(question(100), "one")
+    shared = told.request(question(8), "one")
     planner.may_answer = True
     for _ in range(100):
         told.take_answered()
@@ -77,21 +77,21 @@ def test_one_namespace_does_not_keep_another_waiting() -> None:
 
 def test_who_is_told_of_an_answer_is_told_once() -> None:
     told = Planning(FakePlanner())
-    key = told.ask(question())
+    key = told.request(question())
     found = [name for _ in range(5) for name in told.take_answered()]
     assert found == [key]
 
 
 def test_an_answer_that_somebody_else_met_with_is_told_too() -> None:
     told = Planning(FakePlanner())
-    key = told.ask(question())
+    key = told.request(question())
     answered(told, key)
     assert told.take_answered() == [key]
 
 
 def test_why_there_is_none() -> None:
     told = Planning(FakePlanner(Answer(what="nothing fits", remedy="raise memoryPerRank")))
-    key = told.ask(question())
+    key = told.request(question())
     assert answered(told, key) is Step.FAILED
     _, answer = told.status(key)
     assert answer is not None
@@ -119,7 +119,7 @@ def test_nobody_asked() -> None:
 
 def test_what_nobody_here_draws_is_not_kept() -> None:
     told = Planning(FakePlanner(Answer(plan=sample_plan(), timeline=sample_timeline(sample_schedule(2, 2, 2)))))
-    key = told.ask(question())
+    key = told.request(question())
     answered(told, key)
     _, answer = told.status(key)
     assert answer == Answer(plan=sample_plan())
@@ -130,7 +130,7 @@ def test_the_oldest_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     told = Planning(FakePlanner())
     keys = []
     for steps in (1, 2, 3):
-        keys.append(told.ask(question(steps)))
+        keys.append(told.request(question(steps)))
         answered(told, keys[-1])
     assert [told.status(key)[0] for key in keys] == [Step.MISSING, Step.DONE, Step.DONE]
 
@@ -138,16 +138,16 @@ def test_the_oldest_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
 def test_closing_ends_what_is_worked_on() -> None:
     planner = FakePlanner()
     told = Planning(planner)
-    told.ask(question(1))
-    told.ask(question(2))
+    told.request(question(1))
+    told.request(question(2))
     told.close()
     assert (planner.polls, told.numbers()) == ({}, (0, 0))
 
 
 def test_how_long_each_took() -> None:
     took: list[float] = []
-    told = Planning(FakePlanner(), took=took.append)
-    answered(told, told.ask(question()))
+    told = Planning(FakePlanner(), observe_seconds=took.append)
+    answered(told, told.request(question()))
     assert len(took) == 1
     assert took[0] >= 0
 
@@ -158,7 +158,7 @@ def test_threads() -> None:
 
     def work() -> None:
         for steps in range(1, 20):
-            answered(told, told.ask(question(steps)))
+            answered(told, told.request(question(steps)))
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
@@ -172,4 +172,4 @@ def test_threads() -> None:
 def test_a_question_does_not_name_the_job() -> None:
     told = Planning(FakePlanner())
     one = question()
-    assert told.ask(one) == told.ask(replace(one))
+    assert told.request(one) == told.request(replace(one))

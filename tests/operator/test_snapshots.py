@@ -95,9 +95,9 @@ class TestPods:
         assert annotated(**{BINDING_ANNOTATION: text}).binding is None
 
     def test_when_it_was_asked_to_stop(self) -> None:
-        assert annotated(**{STOP_ANNOTATION: "1970-01-01T00:01:00Z"}).stop_asked_at == 60.0
-        assert annotated(**{STOP_ANNOTATION: "yesterday"}).stop_asked_at == 0.0
-        assert annotated().stop_asked_at is None
+        assert annotated(**{STOP_ANNOTATION: "1970-01-01T00:01:00Z"}).stop_requested_at == 60.0
+        assert annotated(**{STOP_ANNOTATION: "yesterday"}).stop_requested_at == 0.0
+        assert annotated().stop_requested_at is None
 
 
 def test_when_it_was_put_on_its_node() -> None:

@@ -19,9 +19,9 @@ from penstock.kube.resources import BATCH_JOBS, CONFIG_MAPS, EVENTS, JOBS, JOBSE
 from penstock.kube.transport import Listing
 from penstock.operator.actions import Actions
 from penstock.operator.agents import Agents
-from penstock.operator.announcing import EventRecorder, at_once
 from penstock.operator.cache import Cache
 from penstock.operator.cluster_profiles import ClusterProfiles
+from penstock.operator.events import EventRecorder, run_inline
 from penstock.operator.fetching import AgentError
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
@@ -78,7 +78,7 @@ class Operating:
         announcer = EventRecorder(self.kube, self.clock)
         self.actions = Actions(self.kube, self.cache, self._settings, self.clock)
         self.profiles = ClusterProfiles(self.kube, self.cache, self.actions, "default", self.clock)
-        self.agents = Agents(self.answers.fetch, self.clock, at_once, self.news.append)
+        self.agents = Agents(self.answers.fetch, self.clock, run_inline, self.news.append)
         self.reconciler = Reconciler(self.cache, self.actions, self.planning, self.agents, self.clock, announcer.phase)
 
     def forbid(self) -> None:

@@ -157,10 +157,10 @@ class Actions:
 
     def _make_own(self, manifest: Mapping[str, Any]) -> Object:
         """Like `_make`, but raise `KubeError` if an existing object of that name is not the job's."""
-        existing, wanted = self._make(manifest), manifest["metadata"]
-        if _is_of(existing, wanted["labels"][UID_LABEL]):
+        existing, expected = self._make(manifest), manifest["metadata"]
+        if _is_of(existing, expected["labels"][UID_LABEL]):
             return existing
-        what = f"{manifest['kind']} {wanted['name']} belongs to something else; remove it, or rename the job"
+        what = f"{manifest['kind']} {expected['name']} belongs to something else; remove it, or rename the job"
         raise KubeError(409, "NameTaken", what)
 
     def _forget_attempts_before(self, job: PipelineJob, attempt: int) -> None:
@@ -194,17 +194,17 @@ class Actions:
 
     def bind(self, pods: Iterable[PodSnapshot], bindings: Iterable[PodBinding]) -> None:
         """Write its binding to each pod that does not have it."""
-        unannounced = [
+        unbound = [
             (pod, json.dumps(binding.to_manifest(), separators=(",", ":")))
             for pod, binding in zip(pods, bindings, strict=True)
             if pod.binding != binding
         ]
-        self._annotate_all(BINDING_ANNOTATION, unannounced)
+        self._annotate_all(BINDING_ANNOTATION, unbound)
 
-    def ask_to_stop(self, pods: Iterable[PodSnapshot], now: float) -> None:
+    def request_stop(self, pods: Iterable[PodSnapshot], now: float) -> None:
         """Request a stop with a checkpoint from each running pod without such a request."""
-        unasked = [pod for pod in pods if pod.stop_asked_at is None and pod.end is None]
-        self._annotate_all(STOP_ANNOTATION, [(pod, str(format_instant(now))) for pod in unasked])
+        pods_to_stop = [pod for pod in pods if pod.stop_requested_at is None and pod.end is None]
+        self._annotate_all(STOP_ANNOTATION, [(pod, str(format_instant(now))) for pod in pods_to_stop])
 
     def remind(self, pods: Iterable[PodSnapshot]) -> None:
         """Make the kubelets of these pods rewrite the files with their annotations; a pod that is gone is ignored."""

@@ -44,7 +44,7 @@ MOST_OF_A_NAMESPACE = 4
 
 Fetch = Callable[[str, str], bytes]
 """Fetches the document of that name from an address; raises `AgentError`."""
-Later = Callable[[Callable[[], None]], object]
+Submit = Callable[[Callable[[], None]], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class _Agent:
     answer: AgentAnswer
     next_at: float
     failures: int = 0
-    is_asked: bool = False
+    has_open_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +87,15 @@ def fetch_from_pod(address: str, name: str) -> bytes:
 
 
 class Agents:
-    """Polls agents by ``fetch``, in threads of ``later``. ``notify`` is called with the uid of a job that has a new
+    """Polls agents by ``fetch``, in threads of ``submit``. ``notify`` is called with the uid of a job that has a new
     answer.
 
     Threads may share it.
     """
 
-    def __init__(self, fetch: Fetch, clock: Callable[[], float], later: Later, notify: Callable[[str], None]) -> None:
-        self._fetch, self._clock, self._later, self._notify = fetch, clock, later, notify
-        self._lock, self._reading = threading.Lock(), threading.Lock()
+    def __init__(self, fetch: Fetch, clock: Callable[[], float], submit: Submit, notify: Callable[[str], None]) -> None:
+        self._fetch, self._clock, self._submit, self._notify = fetch, clock, submit, notify
+        self._lock, self._unpack_lock = threading.Lock(), threading.Lock()
         self._agents: dict[str, _Agent] = {}
         self._busy: Counter[str] = Counter()
 
@@ -108,12 +108,12 @@ class Agents:
             agent = self._agents.get(job_uid)
             if agent is None or agent.pod_uid != pod.uid:
                 agent = self._agents[job_uid] = _Agent(pod.uid, AgentAnswer(since=now), next_at=now)
-            answer, is_due = agent.answer, now >= agent.next_at and not agent.is_asked
+            answer, is_due = agent.answer, now >= agent.next_at and not agent.has_open_request
             if not is_due or self._busy[pod.namespace] >= MOST_OF_A_NAMESPACE:
                 return answer
-            agent.is_asked, agent.next_at = True, now + (PAUSE_SECONDS if measures else SELDOM_SECONDS)
+            agent.has_open_request, agent.next_at = True, now + (PAUSE_SECONDS if measures else SELDOM_SECONDS)
             self._busy[pod.namespace] += 1
-        self._later(lambda: self._ask(_Request(job_uid, pod, measures, answer)))
+        self._submit(lambda: self._send(_Request(job_uid, pod, measures, answer)))
         with self._lock:
             return agent.answer
 
@@ -122,14 +122,14 @@ class Agents:
         with self._lock:
             self._agents.pop(job_uid, None)
 
-    def _ask(self, request: _Request) -> None:
+    def _send(self, request: _Request) -> None:
         try:
-            report, profile = self._answered(request)
+            report, profile = self._fetch_answer(request)
             answer = AgentAnswer(since=self._clock(), report=report, profile=profile)
         except AgentError as error:
-            answer = AgentAnswer(since=0.0, problem=_in_a_line(error))
+            answer = AgentAnswer(since=0.0, problem=_single_line(error))
         except (UnpackError, UserError) as error:
-            answer = AgentAnswer(since=0.0, problem=f"gave an answer that cannot be read: {_in_a_line(error)}")
+            answer = AgentAnswer(since=0.0, problem=f"gave an answer that cannot be read: {_single_line(error)}")
         except Exception as error:
             log.exception(
                 "pod %s/%s: the answer of its agent could not be processed; the agent is polled again with backoff",
@@ -148,7 +148,7 @@ class Agents:
             agent = self._agents.get(request.job_uid)
             if agent is None or agent.pod_uid != request.pod.uid:
                 return False
-            agent.is_asked, before = False, agent.answer
+            agent.has_open_request, before = False, agent.answer
             if answer.problem:
                 agent.failures += 1
                 pause = min(PAUSE_SECONDS * 2 ** min(agent.failures, MOST_DOUBLINGS), SELDOM_SECONDS)
@@ -160,7 +160,7 @@ class Agents:
                 agent.answer = replace(answer, since=before.since if is_same else answer.since)
             return agent.answer != before
 
-    def _answered(self, request: _Request) -> tuple[AgentReport, Profile | None]:
+    def _fetch_answer(self, request: _Request) -> tuple[AgentReport, Profile | None]:
         """The agent's current answer. A measurement is fetched once."""
         address = request.pod.address
         report = AgentReport.from_manifest(self._read(self._fetch(address, AGENT_REPORT)), "report")
@@ -177,18 +177,18 @@ class Agents:
 
     def _read(self, packed: bytes) -> Any:
         """Unpack one document at a time: the largest allowed one takes about a hundred megabytes meanwhile."""
-        with self._reading:
+        with self._unpack_lock:
             return unpack(packed)
 
 
 def _require_identity(report: AgentReport, request: _Request) -> None:
     """Raise `AgentError` if another pod answered: an address may have been reassigned."""
-    said = (report.pod_uid, report.job_uid, report.attempt)
-    if said != (request.pod.uid, request.job_uid, request.pod.attempt):
+    identity = (report.pod_uid, report.job_uid, report.attempt)
+    if identity != (request.pod.uid, request.job_uid, request.pod.attempt):
         raise AgentError("answered for another pod, job or attempt")
 
 
-def _in_a_line(error: PenstockError) -> str:
+def _single_line(error: PenstockError) -> str:
     return " ".join(str(error).split())[:300]
 
 

@@ -107,8 +107,8 @@ class Cache:
             self._jobs[uid] = job
             self._index_profile(job)
             is_changed = known is None or _without_progress(job) != _without_progress(known)
-            moved = self._places.put(uid, _contender(job)) if is_changed else []
-        for affected_uid in [uid, *moved] if is_changed else []:
+            affected_uids = self._places.put(uid, _contender(job)) if is_changed else []
+        for affected_uid in [uid, *affected_uids] if is_changed else []:
             self._notify(affected_uid)
         return job
 
@@ -120,8 +120,8 @@ class Cache:
             if gone is not None:
                 self._forget_profiles(gone)
             self._ownership.forget(uid)
-            moved = self._places.put(uid, None)
-        for affected_uid in [uid, *moved] if gone is not None else []:
+            affected_uids = self._places.put(uid, None)
+        for affected_uid in [uid, *affected_uids] if gone is not None else []:
             self._notify(affected_uid)
 
     def replace_jobs(self, items: Iterable[Object], version: int) -> None:
@@ -340,12 +340,12 @@ class Cache:
         with self._lock:
             return self._ahead_seconds
 
-    def compare_clocks(self, made: Object, asked_at: float) -> None:
+    def compare_clocks(self, made: Object, requested_at: float) -> None:
         """Compare clocks by an object that the cluster has just created and dated, in whole seconds."""
         made_at = parse_instant(made["metadata"].get("creationTimestamp"), "creationTimestamp")
         if made_at is None:
             return
-        ahead = max(0.0, asked_at - made_at) or min(0.0, self._clock() - made_at)
+        ahead = max(0.0, requested_at - made_at) or min(0.0, self._clock() - made_at)
         with self._lock:
             self._ahead_seconds = ahead if abs(ahead) > CLOCK_SLACK_SECONDS else 0.0
 

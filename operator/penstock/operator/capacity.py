@@ -21,7 +21,7 @@ from penstock.operator.podspec import REPORTER_REQUESTS, resources
 Amounts = Mapping[str, Decimal]
 """Amounts by resource, in cores, bytes, devices or pods."""
 
-KEEPS_OUT = ("NoSchedule", "NoExecute")
+EXCLUDING_EFFECTS = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ def offers(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Offer]:
         node = pod["spec"].get("nodeName", "")
         if node and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
             _add(held.setdefault(node, {}), {**_requested(pod), "pods": Decimal(1)})
-    return [_offer(node, held.get(node["metadata"]["name"], {})) for node in nodes if _takes_pods(node)]
+    return [_offer(node, held.get(node["metadata"]["name"], {})) for node in nodes if _is_schedulable(node)]
 
 
 def num_pods(job: PipelineJob, available: Iterable[Offer]) -> int:
@@ -57,20 +57,20 @@ def num_pods(job: PipelineJob, available: Iterable[Offer]) -> int:
     needs = {"pods": Decimal(1)}
     for requested in (resources(job), REPORTER_REQUESTS):
         _add(needs, {name: amount(text) for name, text in requested.items()})
-    return sum(_fitting(offer, needs) for offer in available if _lets_on(offer, job))
+    return sum(_num_fitting(offer, needs) for offer in available if _admits(offer, job))
 
 
-def _fitting(offer: Offer, needs: Amounts) -> int:
+def _num_fitting(offer: Offer, needs: Amounts) -> int:
     return max(0, min(int(offer.amounts.get(name, Decimal(0)) // need) for name, need in needs.items() if need))
 
 
-def _lets_on(offer: Offer, job: PipelineJob) -> bool:
-    wanted = job.spec.kubernetes.node_selector
-    if any(offer.labels.get(name) != value for name, value in wanted.items()):
+def _admits(offer: Offer, job: PipelineJob) -> bool:
+    selector = job.spec.kubernetes.node_selector
+    if any(offer.labels.get(name) != value for name, value in selector.items()):
         return False
     tolerations = job.spec.kubernetes.tolerations
-    barriers = (taint for taint in offer.taints if taint[2] in KEEPS_OUT)
-    return all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in barriers)
+    excluding = (taint for taint in offer.taints if taint[2] in EXCLUDING_EFFECTS)
+    return all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in excluding)
 
 
 def _tolerates(toleration: Toleration, taint: tuple[str, str, str]) -> bool:
@@ -82,7 +82,7 @@ def _tolerates(toleration: Toleration, taint: tuple[str, str, str]) -> bool:
     return toleration.key == key and (toleration.operator is Operator.EXISTS or toleration.value == value)
 
 
-def _takes_pods(node: Object) -> bool:
+def _is_schedulable(node: Object) -> bool:
     conditions = node.get("status", {}).get("conditions") or ()
     is_ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
     return is_ready and not node.get("spec", {}).get("unschedulable")
@@ -104,14 +104,14 @@ def _requested(pod: Object) -> dict[str, Decimal]:
     lasting = [sidecar for sidecar in spec.get("initContainers", ()) if sidecar.get("restartPolicy") == "Always"]
     total: dict[str, Decimal] = {}
     for container in (*spec["containers"], *lasting):
-        _add(total, _of(container))
+        _add(total, _container_requests(container))
     for container in spec.get("initContainers", ()):
-        for name, wanted in _of(container).items():
-            total[name] = max(total.get(name, Decimal(0)), wanted)
+        for name, quantity in _container_requests(container).items():
+            total[name] = max(total.get(name, Decimal(0)), quantity)
     return total
 
 
-def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
+def _container_requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
     requests = container.get("resources", {}).get("requests", {})
     return {name: amount(text) for name, text in requests.items()}
 

@@ -96,8 +96,8 @@ class ClusterProfiles:
         try:
             job_status = JobStatus.from_manifest(job.get("status") or {}, "status")
         except UserError as mistake:
-            said = f"the status of job {self._namespace}/{name} cannot be read: {mistake}; delete the job"
-            self._write_status(item, status, "UnreadableStatus", said)
+            message = f"the status of job {self._namespace}/{name} cannot be read: {mistake}; delete the job"
+            self._write_status(item, status, "UnreadableStatus", message)
             return
         if job_status.profile is not None:
             try:
@@ -110,8 +110,8 @@ class ClusterProfiles:
             self._write_status(item, status, job_status.reason, job_status.message)
         else:
             reason = f": {job_status.message}" if job_status.message else ""
-            said = f"job {self._namespace}/{name}: {job_status.phase}{reason}"
-            self._write_status(item, status, "Measuring", said)
+            message = f"job {self._namespace}/{name}: {job_status.phase}{reason}"
+            self._write_status(item, status, "Measuring", message)
 
     def _keep(self, item: Object, name: str, measured: Profile, key: str) -> None:
         """Write the measurement first, then the status; the job is deleted at the next reconcile."""
@@ -146,10 +146,10 @@ class ClusterProfiles:
         try:
             self._kube.get(CONFIG_MAPS, namespace, name)
         except KubeError as error:
-            is_another_s = error.status == 403 and namespace != self._namespace
-            if not error.is_missing and not is_another_s:
+            is_foreign = error.status == 403 and namespace != self._namespace
+            if not error.is_missing and not is_foreign:
                 raise
-            return is_another_s
+            return is_foreign
         return True
 
     def _get(self, resource: Resource, name: str) -> Object | None:

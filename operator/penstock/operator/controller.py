@@ -23,10 +23,10 @@ from penstock.kube.transport import KubeError
 from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
 from penstock.operator.agents import Agents, fetch_from_pod, pool
-from penstock.operator.announcing import EventRecorder, about
 from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.capacity import Offer, num_pods, offers
 from penstock.operator.cluster_profiles import ClusterProfiles
+from penstock.operator.events import EventRecorder, log_fields
 from penstock.operator.kube import HttpKube, Kube
 from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
@@ -67,13 +67,13 @@ class Controller:
         self._kube, self._settings = MeteredKube(kube, self._metrics), settings
         self.cache = Cache(clock, self._notify)
         self._planning = Planning(planner, settings.num_planners, self._metrics.planning.observe)
-        self._event_writer = ThreadPoolExecutor(1, thread_name_prefix="announce")
+        self._event_writer = ThreadPoolExecutor(1, thread_name_prefix="events")
         self._events = EventRecorder(self._kube, clock, self._event_writer.submit)
         actions = Actions(self._kube, self.cache, settings, clock)
         self._profiles = ClusterProfiles(self._kube, self.cache, actions, settings.measuring_namespace, clock)
-        self._asking = pool()
-        agents = Agents(fetch_from_pod, clock, self._asking.submit, self._notify)
-        self._reconciler = Reconciler(self.cache, actions, self._planning, agents, clock, self._announce)
+        self._agent_threads = pool()
+        agents = Agents(fetch_from_pod, clock, self._agent_threads.submit, self._notify)
+        self._reconciler = Reconciler(self.cache, actions, self._planning, agents, clock, self._record_phase)
         self._queue = WorkQueue(
             self._reconcile, self._failed, num_workers=NUM_THREADS, num_first=NUM_LAUNCHERS, is_first=self._is_new
         )
@@ -115,7 +115,7 @@ class Controller:
         self._loop = None
         self._planning.close()
         self._threads.shutdown(wait=False)
-        self._asking.shutdown(wait=False, cancel_futures=True)
+        self._agent_threads.shutdown(wait=False, cancel_futures=True)
         await self._flush_events()
 
     async def _flush_events(self) -> None:
@@ -179,7 +179,7 @@ class Controller:
         self._metrics.retries.inc()
         job = self.cache.job(uid)
         name = f"{job.namespace}/{job.name}" if job else uid
-        wait, extra = backoff_seconds(failures), about(job)
+        wait, extra = backoff_seconds(failures), log_fields(job)
         if isinstance(error, PenstockError):
             message = "job %s: reconcile failed: %s; retrying in %.1f s (%d failures in a row)"
             log.warning(message, name, error, wait, failures, extra=extra)
@@ -187,7 +187,7 @@ class Controller:
             message = "job %s: reconcile failed unexpectedly; retrying in %.1f s (%d failures in a row)"
             log.error(message, name, wait, failures, exc_info=error, extra=extra)
 
-    def _announce(self, job: JobSnapshot, decision: SetPhase) -> None:
+    def _record_phase(self, job: JobSnapshot, decision: SetPhase) -> None:
         self._metrics.ended(decision)
         self._events.phase(job, decision)
 

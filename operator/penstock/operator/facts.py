@@ -50,7 +50,7 @@ class Facts:
     agent: AgentAnswer | None = None
 
     @property
-    def wanted_pods(self) -> int:
+    def expected_pods(self) -> int:
         """Pods that the newest attempt has when it is complete."""
         return num_pods(self.job, self.status.ranks)
 

@@ -43,7 +43,9 @@ def observe(facts: Facts, *, fresh: bool = False) -> Observation:
     """The observation of the life cycle, ``fresh`` if the facts were just read from the cluster."""
     status, spec = facts.status, facts.job.spec
     state, message = attempt_state(facts)
-    stop_asked_at = min((pod.stop_asked_at for pod in facts.pods if pod.stop_asked_at is not None), default=None)
+    stop_requested_at = min(
+        (pod.stop_requested_at for pod in facts.pods if pod.stop_requested_at is not None), default=None
+    )
     progress = facts.progress
     return Observation(
         attempt_state=state,
@@ -52,8 +54,8 @@ def observe(facts: Facts, *, fresh: bool = False) -> Observation:
         unstarted=_is_unstarted(facts),
         fresh=fresh,
         refused=_refused(facts),
-        stop_requested=stop_asked_at is not None,
-        stop_due_at=None if stop_asked_at is None else stop_asked_at + grace_seconds(spec, status),
+        stop_requested=stop_requested_at is not None,
+        stop_due_at=None if stop_requested_at is None else stop_requested_at + grace_seconds(spec, status),
         attempts_queue=True,
         short_since=short_since(facts),
         node_lost_since=_node_lost_since(facts),
@@ -69,9 +71,9 @@ def observe(facts: Facts, *, fresh: bool = False) -> Observation:
         profile=facts.profile,
         news_due_at=_news_due_at(facts),
         plan=facts.plan,
-        message=message if state in _ENDS else _said(facts) or message,
+        message=message if state in _ENDS else _progress_message(facts) or message,
         failed_at=status.failed_at,
-        training_since=_listening_since(facts),
+        training_since=_training_since(facts),
         last_step_at=_last_step_at(facts),
         predicted_step_seconds=status.plan.step_seconds if status.plan else None,
         last_checkpoint=progress.last_checkpoint if progress else None,
@@ -85,7 +87,7 @@ def observe(facts: Facts, *, fresh: bool = False) -> Observation:
     )
 
 
-def _said(facts: Facts) -> str:
+def _progress_message(facts: Facts) -> str:
     measures = facts.status.phase is Phase.PROFILING
     return measuring_message(facts) if measures else facts.profile_message or facts.plan_message
 
@@ -116,7 +118,7 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
         return AttemptState.STARTING, ""
     if facts.status.attempt == 0 or (is_closed(facts) and facts.status.phase not in LIVE):
         return AttemptState.NONE, ""
-    ended = _failed(facts) or _done(facts) or _completed(facts) or _taken(facts) or _failed_as_a_whole(facts)
+    ended = _failed(facts) or _done(facts) or _completed(facts) or _disrupted(facts) or _failed_as_a_whole(facts)
     if ended is not None:
         return ended
     if not _is_complete(facts):
@@ -139,8 +141,8 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
     lost = _lost_before(facts, end)
     if lost:
         return AttemptState.DISRUPTED, f"{lost}, and pod {pod.name} ended: {end.message}"
-    taken = end.disrupted or pod.being_deleted
-    return (AttemptState.DISRUPTED if taken else AttemptState.FAILED), f"pod {pod.name}: {end.message}"
+    is_disrupted = end.disrupted or pod.being_deleted
+    return (AttemptState.DISRUPTED if is_disrupted else AttemptState.FAILED), f"pod {pod.name}: {end.message}"
 
 
 def _lost_before(facts: Facts, end: End) -> str:
@@ -160,14 +162,14 @@ def _lost_before(facts: Facts, end: End) -> str:
         since = node.not_ready_since
         if since is not None and (not end.at or since <= end.at + NODE_NOTICE_SECONDS):
             return f"node {pod.node} of pod {pod.name} is not ready"
-    num_gone = facts.wanted_pods - len(facts.pods)
-    return f"{num_gone} of {facts.wanted_pods} pods are gone" if num_gone > 0 and NO_STEP in end.message else ""
+    num_gone = facts.expected_pods - len(facts.pods)
+    return f"{num_gone} of {facts.expected_pods} pods are gone" if num_gone > 0 and NO_STEP in end.message else ""
 
 
 def _done(facts: Facts) -> tuple[AttemptState, str] | None:
     """STOPPED or SUCCEEDED if every pod has ended and none failed."""
     reports = [pod.end.report for pod in facts.pods if pod.end]
-    if len(reports) < facts.wanted_pods or not reports:
+    if len(reports) < facts.expected_pods or not reports:
         return None
     stopped = any(report and report.state is AttemptState.STOPPED for report in reports)
     return (AttemptState.STOPPED, "stopped after a checkpoint") if stopped else (AttemptState.SUCCEEDED, "")
@@ -193,7 +195,7 @@ def _failed_as_a_whole(facts: Facts) -> tuple[AttemptState, str] | None:
     return AttemptState.FAILED, f"JobSet {jobset.name}: {jobset.message or jobset.failure}"
 
 
-def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
+def _disrupted(facts: Facts) -> tuple[AttemptState, str] | None:
     """DISRUPTED if the attempt lost its JobSet, its admission by a queue, or a pod or its node."""
     live = facts.status.phase in LIVE
     if facts.jobset is None or facts.jobset.being_deleted:
@@ -210,15 +212,15 @@ def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
             return AttemptState.DISRUPTED, f"pod {pod.name} was deleted"
         if live and pod.node and node is None:
             return AttemptState.DISRUPTED, f"node {pod.node} of pod {pod.name} was deleted"
-    if live and len(facts.pods) < facts.wanted_pods:
-        return AttemptState.DISRUPTED, f"{facts.wanted_pods - len(facts.pods)} of {facts.wanted_pods} pods are gone"
+    if live and len(facts.pods) < facts.expected_pods:
+        return AttemptState.DISRUPTED, f"{facts.expected_pods - len(facts.pods)} of {facts.expected_pods} pods are gone"
     return None
 
 
 def _is_complete(facts: Facts) -> bool:
     """Whether every pod is there, runs and can be reached."""
     there = [pod for pod in facts.pods if pod.address and (pod.running or pod.end)]
-    return len(there) == facts.wanted_pods and facts.jobset is not None and not facts.jobset.suspended
+    return len(there) == facts.expected_pods and facts.jobset is not None and not facts.jobset.suspended
 
 
 def _is_unstarted(facts: Facts) -> bool:
@@ -239,7 +241,7 @@ def is_gone(facts: Facts) -> bool:
     """
     if any(_may_write(pod, facts.nodes) for pod in (*facts.pods, *facts.leftovers)):
         return False
-    return is_closed(facts) or (facts.status.phase.terminal and not _may_bear(facts))
+    return is_closed(facts) or (facts.status.phase.terminal and not _may_create_pods(facts))
 
 
 def _may_write(pod: PodSnapshot, nodes: Mapping[str, NodeSnapshot]) -> bool:
@@ -249,11 +251,11 @@ def _may_write(pod: PodSnapshot, nodes: Mapping[str, NodeSnapshot]) -> bool:
     return node is not None and node.not_ready_since is None
 
 
-def _may_bear(facts: Facts) -> bool:
+def _may_create_pods(facts: Facts) -> bool:
     """Whether the JobSet may still make pods, because it has not ended."""
     if facts.jobset is not None and (facts.jobset.failure or facts.jobset.completed):
         return False
-    return len([pod for pod in facts.pods if pod.end]) < facts.wanted_pods
+    return len([pod for pod in facts.pods if pod.end]) < facts.expected_pods
 
 
 def _refused(facts: Facts) -> bool:
@@ -263,7 +265,7 @@ def _refused(facts: Facts) -> bool:
 def measuring(facts: Facts) -> bool:
     """Whether every pod of the attempt was requested to measure."""
     bound = [pod for pod in facts.pods if pod.binding and pod.binding.epoch >= MEASURE_EPOCH]
-    return bool(bound) and len(bound) == facts.wanted_pods
+    return bool(bound) and len(bound) == facts.expected_pods
 
 
 def _node_lost_since(facts: Facts) -> float | None:
@@ -274,13 +276,13 @@ def _node_lost_since(facts: Facts) -> float | None:
 
 def _last_step_at(facts: Facts) -> float | None:
     """Time of the attempt's last reported step, but not before reports could arrive; none before its first step."""
-    progress, listening = facts.progress, _listening_since(facts)
-    if listening is None or progress is None or progress.epoch < TRAIN_EPOCH:
+    progress, training_since = facts.progress, _training_since(facts)
+    if training_since is None or progress is None or progress.epoch < TRAIN_EPOCH:
         return None
-    return max(facts.stepped_at, listening)
+    return max(facts.stepped_at, training_since)
 
 
-def _listening_since(facts: Facts) -> float | None:
+def _training_since(facts: Facts) -> float | None:
     """Time since when the attempt trains and could have reported steps: without the service there are no reports.
 
     Every time is by this process's clock, so that no attempt counts as stalled because another clock is off.

@@ -31,8 +31,8 @@ def pending_reason(facts: Facts) -> str:
     placed = placed_ranks(facts)
     if not placed or placement_since(facts) is None:
         return message
-    given_up = f"given up if that stays so for {PLACED_IN_PART_SECONDS:.0f} s, and tried again"
-    return f"{message}; {placed} of {facts.status.ranks} ranks have a place, which is {given_up}"
+    limit_text = f"given up if that stays so for {PLACED_IN_PART_SECONDS:.0f} s, and tried again"
+    return f"{message}; {placed} of {facts.status.ranks} ranks have a place, which is {limit_text}"
 
 
 def missing_pods(facts: Facts, now: float) -> str:
@@ -40,10 +40,10 @@ def missing_pods(facts: Facts, now: float) -> str:
     since = facts.status.phase_entered_at or now
     if facts.jobset is None or facts.jobset.suspended or now < since + POD_SECONDS:
         return ""
-    if len(facts.pods) >= facts.wanted_pods:
+    if len(facts.pods) >= facts.expected_pods:
         return ""
     job = f"{facts.jobset.name}-{RANKS_JOB}-0"
-    return f"{len(facts.pods)} of {facts.wanted_pods} pods were made; kubectl describe job {job} shows the reason"
+    return f"{len(facts.pods)} of {facts.expected_pods} pods were made; kubectl describe job {job} shows the reason"
 
 
 def unstarted_pods(facts: Facts, now: float) -> str:
@@ -64,7 +64,7 @@ def measuring_message(facts: Facts) -> str:
 def _measuring(facts: Facts) -> str:
     agent = facts.agent
     if agent is None:
-        is_bound = len([pod for pod in facts.pods if pod.binding is not None]) == facts.wanted_pods
+        is_bound = len([pod for pod in facts.pods if pod.binding is not None]) == facts.expected_pods
         return pending_reason(facts) or ("" if is_bound else "not all pods have received the request to measure yet")
     pod = first_pod(facts)
     name = pod.name if pod is not None else "of the first rank"

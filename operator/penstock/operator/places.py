@@ -71,8 +71,8 @@ class Pool:
         """Whether some node might take pods of both."""
         if self.device != other.device:
             return False
-        wanted = dict(self.selector)
-        return all(wanted.get(name, value) == value for name, value in other.selector)
+        selector = dict(self.selector)
+        return all(selector.get(name, value) == value for name, value in other.selector)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,8 +235,8 @@ class Places:
         return ahead if ahead is not None and ahead.order < own.order else None
 
     def _first(self, pool: Pool, states: Iterable[PlacementState], other_than: str) -> Contender | None:
-        wanted = tuple(states)
-        firsts = (members.first(wanted, other_than) for members in self._competing(pool))
+        placement_states = tuple(states)
+        firsts = (members.first(placement_states, other_than) for members in self._competing(pool))
         order = min((first for first in firsts if first is not None), default=None)
         return self._contenders[order[2]] if order is not None else None
 

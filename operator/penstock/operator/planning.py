@@ -27,18 +27,20 @@ MOST_REMEMBERED = 256
 class Planning:
     """Calls ``planner``; threads may share it. ``num_planners`` requests are computed concurrently, the others wait.
 
-    ``took`` is called with the duration of each, in seconds.
+    ``observe_seconds`` is called with the duration of each, in seconds.
     """
 
-    def __init__(self, planner: Planner, num_planners: int = 1, took: Callable[[float], None] = lambda s: None) -> None:
-        self._planner, self._num_planners, self._took = planner, num_planners, took
+    def __init__(
+        self, planner: Planner, num_planners: int = 1, observe_seconds: Callable[[float], None] = lambda s: None
+    ) -> None:
+        self._planner, self._num_planners, self._observe_seconds = planner, num_planners, observe_seconds
         self._lock = threading.Lock()
         self._working: dict[str, float] = {}
         self._waiting: OrderedDict[str, OrderedDict[str, Question]] = OrderedDict()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._answered: list[str] = []
 
-    def ask(self, question: Question, namespace: str = "") -> str:
+    def request(self, question: Question, namespace: str = "") -> str:
         """Enqueue the plan request of that namespace; return its key.
 
         Equal requests share a key. After a transient error, later ones get a new key, and the old key keeps the error:
@@ -93,7 +95,7 @@ class Planning:
         for key in list(self._working):
             answer = self._planner.poll(key)
             if answer is not None:
-                self._took(time.monotonic() - self._working.pop(key))
+                self._observe_seconds(time.monotonic() - self._working.pop(key))
                 self._remember(key, answer)
                 self._answered.append(key)
         while self._waiting and len(self._working) < self._num_planners:

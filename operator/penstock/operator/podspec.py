@@ -143,11 +143,11 @@ def resources(job: PipelineJob) -> dict[str, str]:
 
     The pod also requests `REPORTER_REQUESTS`.
     """
-    wanted, ranks = job.spec.resources, job.spec.kubernetes.ranks_per_pod
-    memory_bytes = wanted.host_memory_bytes(ranks)
+    spec, ranks = job.spec.resources, job.spec.kubernetes.ranks_per_pod
+    memory_bytes = spec.host_memory_bytes(ranks)
     if memory_bytes is None:
         return {job.spec.kubernetes.accelerator_resource: str(ranks)}
-    return {"cpu": str(wanted.threads_per_rank * ranks), "memory": str(memory_bytes + AGENT_BYTES)}
+    return {"cpu": str(spec.threads_per_rank * ranks), "memory": str(memory_bytes + AGENT_BYTES)}
 
 
 def _spread(job: PipelineJob, attempt: int) -> dict[str, Any]:

@@ -102,7 +102,7 @@ RETRY_SECONDS = 0.2
 MOST_ROUNDS = 12
 """Limit of successive steps in one reconcile; a job's whole life needs fewer."""
 
-Announce = Callable[[JobSnapshot, SetPhase], None]
+RecordPhase = Callable[[JobSnapshot, SetPhase], None]
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class _Draft:
     status: JobStatus
     facts: Facts = field(init=False)
     deleted: int = 0
-    unannounced: list[SetPhase] = field(default_factory=list)
+    unrecorded: list[SetPhase] = field(default_factory=list)
 
     @property
     def spec(self) -> JobSpec:
@@ -136,7 +136,7 @@ class GoneError(PenstockError):
 
 
 class Reconciler:
-    """Reconciles jobs, each in one thread at a time. ``announce`` publishes a change of phase as an event.
+    """Reconciles jobs, each in one thread at a time. ``record_phase`` publishes a change of phase as an event.
 
     It is the `penstock.core.engine.Backend` of these jobs.
     """
@@ -148,17 +148,17 @@ class Reconciler:
         planning: Planning,
         agents: Agents,
         clock: Callable[[], float],
-        announce: Announce,
+        record_phase: RecordPhase,
     ) -> None:
         self._cache, self._actions, self._planning, self._agents = cache, actions, planning, agents
-        self._clock, self._announce = clock, announce
-        self._questions: dict[str, tuple[int, str]] = {}
+        self._clock, self._record_phase = clock, record_phase
+        self._plan_keys: dict[str, tuple[int, str]] = {}
         """The newest plan request of each job: its attempt and its key.
 
         A request outlives its attempt's end, which may fail to be written: the attempt then must not plan again.
         """
         self._measurements = Measurements(cache, actions)
-        self._unreminded: dict[str, float] = {}
+        self._outdated_since: dict[str, float] = {}
 
     def reconcile(self, uid: str) -> float | None:
         """Reconcile the job; return the longest time until the next reconcile in seconds, None to wait for an event."""
@@ -183,11 +183,11 @@ class Reconciler:
 
     def waiting_for(self, key: str) -> list[str]:
         """Return the jobs that wait for the answer to this plan request."""
-        return [uid for uid, (_, question) in list(self._questions.items()) if question == key]
+        return [uid for uid, (_, plan_key) in list(self._plan_keys.items()) if plan_key == key]
 
     def _forget(self, uid: str) -> None:
-        self._questions.pop(uid, None)
-        self._unreminded.pop(uid, None)
+        self._plan_keys.pop(uid, None)
+        self._outdated_since.pop(uid, None)
         self._measurements.forget(uid)
         self._agents.forget(uid)
 
@@ -199,7 +199,7 @@ class Reconciler:
         self._actions.write_status(
             snapshot, refused(snapshot.status, snapshot.mistake, snapshot.generation, self._clock())
         )
-        self._announce(snapshot, SetPhase(Phase.FAILED, "InvalidSpec", snapshot.mistake))
+        self._record_phase(snapshot, SetPhase(Phase.FAILED, "InvalidSpec", snapshot.mistake))
         return None
 
     def _reconcile_draft(self, draft: _Draft) -> float | None:
@@ -236,15 +236,15 @@ class Reconciler:
     def _remind(self, uid: str, facts: Facts, now: float) -> list[float]:
         """Set the reminder of pods whose annotations are old enough; return the seconds until then for the others."""
         living = (pod for pod in facts.pods if pod.end is None and not pod.being_deleted)
-        unsure = [pod for pod in living if pod.annotated != pod.reminder]
-        if not unsure:
-            self._unreminded.pop(uid, None)
+        outdated = [pod for pod in living if pod.annotated != pod.reminder]
+        if not outdated:
+            self._outdated_since.pop(uid, None)
             return []
-        due = self._unreminded.setdefault(uid, now) + REMIND_SECONDS
+        due = self._outdated_since.setdefault(uid, now) + REMIND_SECONDS
         if now < due:
             return [due - now]
-        self._actions.remind(unsure)
-        del self._unreminded[uid]
+        self._actions.remind(outdated)
+        del self._outdated_since[uid]
         return []
 
     def _write(self, draft: _Draft, status: JobStatus) -> None:
@@ -260,9 +260,9 @@ class Reconciler:
         if replace(status, launched=before.launched, checkpoint=checkpoint) != before:
             draft.snapshot = self._actions.write_status(draft.snapshot, status)
         draft.status = draft.snapshot.status
-        for decision in draft.unannounced:
-            self._announce(draft.snapshot, decision)
-        draft.unannounced.clear()
+        for decision in draft.unrecorded:
+            self._record_phase(draft.snapshot, decision)
+        draft.unrecorded.clear()
 
     # Backend: observation
 
@@ -281,7 +281,7 @@ class Reconciler:
         self._actions.refresh_children(draft.snapshot)
         if fresh.status != draft.snapshot.status or fresh.job != draft.job:
             draft.job, draft.status = fresh.job, fresh.status
-            draft.unannounced.clear()
+            draft.unrecorded.clear()
         draft.snapshot = fresh
 
     def _facts(self, draft: _Draft) -> Facts:
@@ -328,13 +328,13 @@ class Reconciler:
             return facts
         return replace(facts, holders=self._cache.holders(facts.job, facts.status))
 
-    def _question(self, draft: _Draft) -> str | None:
+    def _plan_key(self, draft: _Draft) -> str | None:
         """Return the key of the newest attempt's plan request."""
-        attempt, key = self._questions.get(draft.snapshot.uid, (0, None))
+        attempt, key = self._plan_keys.get(draft.snapshot.uid, (0, None))
         return key if attempt == draft.status.attempt else None
 
     def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
-        key = self._question(draft)
+        key = self._plan_key(draft)
         if draft.status.phase not in (Phase.PLANNING, Phase.BINDING) or key is None:
             return Step.MISSING, ""
         step, answer = self._planning.status(key)
@@ -358,7 +358,7 @@ class Reconciler:
         if entered.reason == "Shrink":
             status = replace(status, feasible_ranks=feasible_ranks(draft.facts))
         draft.status = compute_status(status, draft.facts, draft.snapshot.generation, now)
-        draft.unannounced.append(entered)
+        draft.unrecorded.append(entered)
 
     def launch(self, draft: _Draft, launch: Launch, entered: SetPhase | None, now: Reading) -> _Draft:
         """Write the attempt's number before any object has it, so that no two attempts share one."""
@@ -400,7 +400,7 @@ class Reconciler:
         if reason == "Grow":
             draft.status = replace(draft.status, feasible_ranks=feasible_ranks(draft.facts))
         self._write(draft, draft.status)
-        self._actions.ask_to_stop(draft.facts.pods, self._clock())
+        self._actions.request_stop(draft.facts.pods, self._clock())
 
     def delete(self, draft: _Draft) -> None:
         """Delete the JobSet of the newest attempt, unless the job succeeded and no rank is left."""
@@ -437,8 +437,8 @@ class Reconciler:
         except UserError as mistake:
             self._enter(draft, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), self._clock())
             return
-        key = self._planning.ask(question, draft.snapshot.namespace)
-        self._questions[draft.snapshot.uid] = (draft.status.attempt, key)
+        key = self._planning.request(question, draft.snapshot.namespace)
+        self._plan_keys[draft.snapshot.uid] = (draft.status.attempt, key)
 
     def _has_published(self, draft: _Draft) -> bool:
         """Whether an earlier operator published a plan and ended while it bound the pods.
@@ -450,10 +450,10 @@ class Reconciler:
         plan = self._actions.published_plan(draft.job, draft.status.attempt)
         if plan is None or plan.digest != draft.status.plan.digest:
             return False
-        self._questions[draft.snapshot.uid] = (draft.status.attempt, self._planning.remember(plan))
+        self._plan_keys[draft.snapshot.uid] = (draft.status.attempt, self._planning.remember(plan))
         return True
 
     def _answered(self, draft: _Draft) -> Plan | None:
-        key = self._question(draft)
+        key = self._plan_key(draft)
         answer = self._planning.status(key)[1] if key is not None else None
         return answer.plan if answer is not None else None

@@ -6,7 +6,7 @@ _GOES_ON = "the job goes on by itself"
 _NEW_JOB = "a spec cannot be changed, so make a new job"
 _IMAGE = f"push the image or give the account a pull secret, and {_GOES_ON}; or fix kubernetes.image in a new job"
 
-_BY_WORD = (
+_REMEDIES = (
     ("persistentvolumeclaim", f"make the claim, and {_GOES_ON}"),
     ("Unschedulable", f"add nodes or free some, and {_GOES_ON}; or make a new job that requests less, or has minRanks"),
     ("InvalidImageName", f"fix kubernetes.image; {_NEW_JOB}"),
@@ -17,10 +17,10 @@ _BY_WORD = (
 """The first key that occurs in the message decides."""
 
 
-def with_remedy(said: str) -> str:
+def with_remedy(message: str) -> str:
     """The message, with its remedy if there is one."""
-    remedy = next((remedy for word, remedy in _BY_WORD if word in said), "")
-    return f"{said}; {remedy}" if remedy else said
+    remedy = next((remedy for key, remedy in _REMEDIES if key in message), "")
+    return f"{message}; {remedy}" if remedy else message
 
 
 def clocks_differ(ahead_seconds: float) -> str:

@@ -20,7 +20,7 @@ class ServiceLease:
 
     def __init__(self, kube: Kube, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._namespace, self._clock = kube, namespace, clock
-        self._renewed, self._heard_at = "", 0.0
+        self._renew_time, self._renewed_at = "", 0.0
 
     def is_held(self) -> bool:
         """Read the Lease; return whether it was renewed within `LAPSE_SECONDS`.
@@ -29,9 +29,9 @@ class ServiceLease:
         """
         try:
             lease = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
-            renewed = str((lease.get("spec") or {}).get("renewTime") or "")
+            renew_time = str((lease.get("spec") or {}).get("renewTime") or "")
         except KubeError as error:
-            renewed = "" if error.is_missing else self._renewed
-        if renewed != self._renewed:
-            self._renewed, self._heard_at = renewed, self._clock()
-        return bool(self._renewed) and self._clock() - self._heard_at < LAPSE_SECONDS
+            renew_time = "" if error.is_missing else self._renew_time
+        if renew_time != self._renew_time:
+            self._renew_time, self._renewed_at = renew_time, self._clock()
+        return bool(self._renew_time) and self._clock() - self._renewed_at < LAPSE_SECONDS

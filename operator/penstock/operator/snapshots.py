@@ -137,7 +137,7 @@ class PodSnapshot:
     placed_at: float | None = None
     image_id: str = ""
     binding: PodBinding | None = None
-    stop_asked_at: float | None = None
+    stop_requested_at: float | None = None
     reminder: str = ""
     pending_reason: PendingReason | None = None
     end: End | None = None
@@ -149,8 +149,8 @@ class PodSnapshot:
     @property
     def annotated(self) -> str:
         """The annotations that it has so far: ``epoch-1``, ``epoch-1-stop``, ``stop`` or nothing."""
-        words = [f"epoch-{self.binding.epoch}"] if self.binding is not None else []
-        return "-".join([*words, "stop"] if self.stop_asked_at is not None else words)
+        parts = [f"epoch-{self.binding.epoch}"] if self.binding is not None else []
+        return "-".join([*parts, "stop"] if self.stop_requested_at is not None else parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +220,7 @@ def pod_snapshot(item: Object) -> PodSnapshot:
         placed_at=parse_instant(_condition(item, "PodScheduled").get("lastTransitionTime"), "PodScheduled"),
         image_id=container.get("imageID") or reporter.get("imageID", ""),
         binding=_binding(annotations.get(BINDING_ANNOTATION, "")),
-        stop_asked_at=_instant(annotations.get(STOP_ANNOTATION, "")),
+        stop_requested_at=_instant(annotations.get(STOP_ANNOTATION, "")),
         reminder=annotations.get(REMINDER_ANNOTATION, ""),
         pending_reason=_pending_reason(item, reporter, container),
         end=_end(item, container, reports),
@@ -233,7 +233,7 @@ def pod_snapshot(item: Object) -> PodSnapshot:
 
 def node_snapshot(item: Object) -> NodeSnapshot:
     """The extract of a node."""
-    ready = _condition(item, "Ready", wanted=None)
+    ready = _condition(item, "Ready", expected=None)
     is_ready = ready.get("status") == "True"
     return NodeSnapshot(
         name=item["metadata"]["name"],
@@ -247,10 +247,10 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-def _condition(item: Object, kind: str, wanted: str | None = "True") -> Object:
+def _condition(item: Object, kind: str, expected: str | None = "True") -> Object:
     """The condition of that type, if it has the wanted status; empty otherwise."""
     conditions = item.get("status", {}).get("conditions") or ()
-    return next((c for c in conditions if c["type"] == kind and wanted in (None, c["status"])), {})
+    return next((c for c in conditions if c["type"] == kind and expected in (None, c["status"])), {})
 
 
 def _container(status: Object, kind: str, name: str) -> Object:
@@ -274,7 +274,7 @@ def _instant(text: str) -> float | None:
 
 
 def _pending_reason(pod: Object, *containers: Object) -> PendingReason | None:
-    unscheduled = _condition(pod, "PodScheduled", wanted="False")
+    unscheduled = _condition(pod, "PodScheduled", expected="False")
     if unscheduled:
         since = parse_instant(unscheduled.get("lastTransitionTime"), "PodScheduled")
         return PendingReason(reason=unscheduled.get("reason", ""), message=unscheduled.get("message", ""), since=since)
@@ -291,12 +291,12 @@ def _end(pod: Object, container: Object, reports: bool) -> End | None:
     if status.get("phase") not in ("Succeeded", "Failed") and (reports or not terminated):
         return None
     report = _report(terminated.get("message", ""))
-    taken = _condition(pod, "DisruptionTarget")
+    disruption = _condition(pod, "DisruptionTarget")
     return End(
         succeeded=status.get("phase") == "Succeeded" or (bool(terminated) and terminated.get("exitCode") == 0),
-        message=_why(status, terminated, report, taken),
+        message=_end_message(status, terminated, report, disruption),
         at=parse_instant(terminated.get("finishedAt"), "finishedAt") or 0.0,
-        disrupted=bool(taken),
+        disrupted=bool(disruption),
         report=report,
     )
 
@@ -309,11 +309,11 @@ def _report(text: str) -> AttemptReport | None:
         return None
 
 
-def _why(status: Object, terminated: Object, report: AttemptReport | None, taken: Object) -> str:
+def _end_message(status: Object, terminated: Object, report: AttemptReport | None, disruption: Object) -> str:
     if report is not None and report.message:
         return report.message
-    if taken:
-        return str(taken.get("message") or taken.get("reason"))
+    if disruption:
+        return str(disruption.get("message") or disruption.get("reason"))
     if terminated.get("reason") == "OOMKilled":
         return "was killed because it exceeded its memory limit; raise resources.memoryPerRank"
     if terminated.get("exitCode"):

@@ -171,7 +171,9 @@ def _conditions(status: JobStatus, facts: Facts, waits_for: str, now: float) -> 
     if status.attempt or waits_for:
         is_admitted = live or status.phase is Phase.SUCCEEDED
         message = "; ".join(filter(None, (waits_for, clocks_differ(facts.ahead_seconds))))
-        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", _waits_why(status, facts, now), message)
+        yield _condition(
+            ConditionType.ADMITTED, is_admitted, "Admitted", _admission_reason(status, facts, now), message
+        )
     if status.phase in _PROFILED or status.phase is Phase.PROFILING:
         yield _profiled(status, facts)
     if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":
@@ -179,7 +181,7 @@ def _conditions(status: JobStatus, facts: Facts, waits_for: str, now: float) -> 
     if live:
         is_bound = attempt_state(facts)[0] in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
         yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
-    yield from _outlived(status)
+    yield from _stale_conditions(status)
     if status.condition(ConditionType.STALLED) or NO_STEP in status.message:
         stalled = NO_STEP in status.message and status.phase in (Phase.RECOVERING, Phase.FAILED)
         yield _condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
@@ -194,7 +196,7 @@ def _conditions(status: JobStatus, facts: Facts, waits_for: str, now: float) -> 
         yield _condition(ConditionType.FAILED, not succeeded, status.reason or "Failed", "Completed", status.message)
 
 
-def _waits_why(status: JobStatus, facts: Facts, now: float) -> str:
+def _admission_reason(status: JobStatus, facts: Facts, now: float) -> str:
     """Reason of the condition Admitted, which encodes the job's placement state (`penstock.operator.places`)."""
     before = status.condition(ConditionType.ADMITTED)
     was_in_line = before is not None and before.reason in (places.IN_LINE, places.PLACING)
@@ -212,10 +214,10 @@ def _waits_why(status: JobStatus, facts: Facts, now: float) -> str:
 
 
 def _is_placed(facts: Facts) -> bool:
-    return len([pod for pod in facts.pods if pod.node]) >= facts.wanted_pods
+    return len([pod for pod in facts.pods if pod.node]) >= facts.expected_pods
 
 
-def _outlived(status: JobStatus) -> Iterable[Condition]:
+def _stale_conditions(status: JobStatus) -> Iterable[Condition]:
     """Conditions of an attempt that has ended, set to false."""
     gone = [ConditionType.PROFILED, ConditionType.PLANNED] if status.phase is Phase.QUEUED else []
     if status.phase not in LIVE and status.phase is not Phase.SUCCEEDED:
@@ -228,8 +230,8 @@ def _outlived(status: JobStatus) -> Iterable[Condition]:
 def _profiled(status: JobStatus, facts: Facts) -> Condition:
     if status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
         return _condition(ConditionType.PROFILED, True, "Measured", "", "")
-    is_unheard = facts.service_since is None and facts.agent is not None and bool(facts.agent.problem)
-    reason = "ServiceUnavailable" if is_unheard else "Measuring"
+    is_unreachable = facts.service_since is None and facts.agent is not None and bool(facts.agent.problem)
+    reason = "ServiceUnavailable" if is_unreachable else "Measuring"
     return _condition(ConditionType.PROFILED, False, "", reason, measuring_message(facts))
 
 

@@ -43,17 +43,17 @@ def _jobs(cache: Cache) -> Watched:
 
 def _children(
     resource: Resource,
-    see: Callable[[Object], T],
-    know: Callable[[Iterable[T], int], None],
+    extract: Callable[[Object], T],
+    replace_all: Callable[[Iterable[T], int], None],
     put: Callable[[T], None],
     remove: Callable[[T], None],
 ) -> Watched:
     return Watched(
         resource=resource,
         selector=UID_LABEL,
-        replace=lambda listing: know(_readable(see, listing.objects), int(listing.version)),
-        put=_if_readable(see, put),
-        remove=_if_readable(see, remove),
+        replace=lambda listing: replace_all(_readable(extract, listing.objects), int(listing.version)),
+        put=_if_readable(extract, put),
+        remove=_if_readable(extract, remove),
     )
 
 
@@ -66,19 +66,19 @@ def _nodes(cache: Cache) -> Watched:
     )
 
 
-def _if_readable(see: Callable[[Object], T], put: Callable[[T], None]) -> Callable[[Object], None]:
+def _if_readable(extract: Callable[[Object], T], put: Callable[[T], None]) -> Callable[[Object], None]:
     def put_readable(item: Object) -> None:
-        for extract in _readable(see, [item]):
-            put(extract)
+        for snapshot in _readable(extract, [item]):
+            put(snapshot)
 
     return put_readable
 
 
-def _readable(see: Callable[[Object], T], items: Iterable[Object]) -> Iterator[T]:
+def _readable(extract: Callable[[Object], T], items: Iterable[Object]) -> Iterator[T]:
     """Yield snapshots of the readable items. An unreadable one, which any user may create, must not hide the others."""
     for item in items:
         try:
-            yield see(item)
+            yield extract(item)
         except UNREADABLE as error:
             metadata = item.get("metadata", {})
             log.warning(

@@ -33,7 +33,7 @@ class Level(enum.IntEnum):
 @dataclass(slots=True)
 class _Entry:
     in_flight: bool = False
-    again: Level | None = None
+    requeue_level: Level | None = None
     ready: Level | None = None
     failures: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -98,7 +98,7 @@ class WorkQueue:
         for entry in self._entries.values():
             if entry.timer is not None:
                 entry.timer.cancel()
-            entry.again = None
+            entry.requeue_level = None
         for keys in self._ready.values():
             keys.clear()
         self._handle = _nothing
@@ -107,7 +107,7 @@ class WorkQueue:
     def _add(self, key: str, level: Level) -> None:
         entry = self._entries.setdefault(key, _Entry())
         if entry.in_flight:
-            entry.again = level if entry.again is None else min(entry.again, level)
+            entry.requeue_level = level if entry.requeue_level is None else min(entry.requeue_level, level)
         elif entry.timer is None or not entry.failures:
             self._enqueue(key, entry, level)
 
@@ -134,7 +134,7 @@ class WorkQueue:
         while (level := self._next()) is not None:
             key, _ = self._ready[level].popitem(last=False)
             entry = self._entries[key]
-            entry.in_flight, entry.again, entry.ready = True, None, None
+            entry.in_flight, entry.requeue_level, entry.ready = True, None, None
             task = asyncio.get_running_loop().create_task(self._work(key, entry))
             self._tasks[task] = level
             task.add_done_callback(self._done)
@@ -160,8 +160,8 @@ class WorkQueue:
             self._failed(key, error, entry.failures)
             wait = backoff_seconds(entry.failures)
         entry.in_flight = False
-        if entry.again is not None and not entry.failures:
-            self._enqueue(key, entry, entry.again)
+        if entry.requeue_level is not None and not entry.failures:
+            self._enqueue(key, entry, entry.requeue_level)
         elif wait is not None:
             self.add_after(key, wait)
         else:
@@ -169,7 +169,7 @@ class WorkQueue:
 
 
 def _waits(entry: _Entry) -> bool:
-    in_queue = entry.ready is not None or entry.again is not None
+    in_queue = entry.ready is not None or entry.requeue_level is not None
     return in_queue or (entry.failures > 0 and not entry.in_flight)
 
 

@@ -17,25 +17,25 @@ log = logging.getLogger(__name__)
 
 MOST_MESSAGE_CHARACTERS = 1024
 
-Later = Callable[[Callable[[], None]], object]
+Submit = Callable[[Callable[[], None]], object]
 
 
-def at_once(act: Callable[[], None]) -> None:
+def run_inline(act: Callable[[], None]) -> None:
     """Run the call at once; the caller waits for it."""
     act()
 
 
 class EventRecorder:
-    """Writes events in calls that ``later`` runs. A failed write is only logged: the status has the same content."""
+    """Writes events in calls that ``submit`` runs. A failed write is only logged: the status has the same content."""
 
-    def __init__(self, kube: Kube, clock: Callable[[], float], later: Later = at_once) -> None:
-        self._kube, self._clock, self._later = kube, clock, later
+    def __init__(self, kube: Kube, clock: Callable[[], float], submit: Submit = run_inline) -> None:
+        self._kube, self._clock, self._submit = kube, clock, submit
 
     def phase(self, job: JobSnapshot, decision: SetPhase) -> None:
         """Log, and record as an event, that the job entered a phase."""
         is_bad = decision.phase is Phase.FAILED or decision.reason in LOSSES
         message = f"{decision.phase}: {decision.message}" if decision.message else str(decision.phase)
-        extra = {**about(job), "phase": str(decision.phase), "reason": decision.reason}
+        extra = {**log_fields(job), "phase": str(decision.phase), "reason": decision.reason}
         log.info("job %s/%s: %s (%s)", job.namespace, job.name, message, decision.reason, extra=extra)
         self._record(job, "Warning" if is_bad else "Normal", decision.reason, message)
 
@@ -60,7 +60,7 @@ class EventRecorder:
             "lastTimestamp": now,
             "count": 1,
         }
-        self._later(lambda: self._write(job, event))
+        self._submit(lambda: self._write(job, event))
 
     def _write(self, job: JobSnapshot, event: Mapping[str, Any]) -> None:
         try:
@@ -72,11 +72,11 @@ class EventRecorder:
                 job.name,
                 event["reason"],
                 error,
-                extra=about(job),
+                extra=log_fields(job),
             )
 
 
-def about(job: JobSnapshot | None) -> dict[str, str]:
+def log_fields(job: JobSnapshot | None) -> dict[str, str]:
     """Structured fields of a log line about the job."""
     if job is None:
         return {}
