@@ -34,8 +34,8 @@ class TimeUnit:
         """A time to three significant digits, but at most three decimals, such as ``12.3 ms``."""
         value = nanoseconds / self.nanoseconds
         digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-        shown = f"{value:.{min(digits, 3)}f}"
-        return f"{shown} {self.name}" if unit else shown
+        rounded = f"{value:.{min(digits, 3)}f}"
+        return f"{rounded} {self.name}" if unit else rounded
 
     def tick(self, nanoseconds: float) -> str:
         """A tick's number, without needless zeros and without the unit."""

@@ -69,7 +69,7 @@ def line(x: Sequence[float], y: Sequence[float], *, name: str, colour: str, **mo
 def envelope(curve: Curve, *, name: str, colour: str, scale: float = 1.0, **more: Any) -> list[dict[str, Any]]:
     """The mean of every point as a line, and if points stand for several steps, the band from least to greatest."""
     steps = [point.step for point in curve.points]
-    drawn = [line(steps, [scale * point.mean for point in curve.points], name=name, colour=colour, **more)]
+    traces = [line(steps, [scale * point.mean for point in curve.points], name=name, colour=colour, **more)]
     if curve.is_bucketed:
         greatest = [scale * point.max for point in curve.points]
         least = [scale * point.min for point in curve.points]
@@ -77,8 +77,8 @@ def envelope(curve: Curve, *, name: str, colour: str, scale: float = 1.0, **more
         band = {"fill": "toself", "fillcolor": f"var(--{colour})", "opacity": 0.35, "line": outline}
         silent = {"hoverinfo": "skip", "showlegend": False, "legendgroup": name}
         around = line([*steps, *steps[::-1]], [*greatest, *least[::-1]], name=name, colour=colour, **band, **silent)
-        drawn.insert(0, around)
-    return drawn
+        traces.insert(0, around)
+    return traces
 
 
 def loss(run: RunCurves, unigram_loss: float | None = None) -> Figure:

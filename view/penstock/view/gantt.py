@@ -122,8 +122,8 @@ def _heading(timelines: Sequence[Timeline], frame: Frame, title: str) -> tuple[l
             parts.append(element("text", text, x=0, y=top + 8))
             top += 16
         top += 4
-    drawn, height = legend(timelines, frame.width, top)
-    return [*parts, drawn], top + height + 6
+    legend_markup, height = legend(timelines, frame.width, top)
+    return [*parts, legend_markup], top + height + 6
 
 
 def difference(first: Timeline, second: Timeline) -> str:

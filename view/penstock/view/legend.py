@@ -18,14 +18,14 @@ def legend(timelines: Sequence[Timeline], width: float, top: float) -> tuple[Mar
     """Swatches and words, wrapped at ``width`` from ``top`` down, and the height they take."""
     x, y = 0.0, top
     parts: list[Markup] = []
-    for classes, words in _entries(timelines):
-        room = _SWATCH * len(classes)
-        wide = room + 6 + text_width(words)
-        if x and x + wide > width:
+    for classes, label in _entries(timelines):
+        swatches_width = _SWATCH * len(classes)
+        entry_width = swatches_width + 6 + text_width(label)
+        if x and x + entry_width > width:
             x, y = 0.0, y + _LINE
         parts.extend(_swatch(class_, x + i * _SWATCH, y) for i, class_ in enumerate(classes))
-        parts.append(element("text", words, x=x + room + 6, y=y + 9))
-        x += wide + 16
+        parts.append(element("text", label, x=x + swatches_width + 6, y=y + 9))
+        x += entry_width + 16
     return element("g", *parts), y + _LINE - top
 
 
@@ -55,12 +55,12 @@ def wrapped(text: str, width: float) -> list[str]:
 
 
 def _entries(timelines: Sequence[Timeline]) -> list[tuple[tuple[str, ...], str]]:
-    """(classes of swatches, words) for everything the timelines hold, in one fixed order."""
+    """(classes of swatches, label) for everything the timelines hold, in one fixed order."""
     events = [event for timeline in timelines for event in timeline.events]
     held = {_class(event) for event in events}
     kinds = [(kind.value.lower(), f"{kind.value} {name}") for kind, name in KIND_NAMES.items()]
     entries: list[tuple[tuple[str, ...], str]] = [
-        ((class_,), words) for class_, words in (*kinds, *_OTHERS) if class_ in held
+        ((class_,), label) for class_, label in (*kinds, *_OTHERS) if class_ in held
     ]
     actions = [action_of(event.action) for event in events if event.activity is Activity.COMPUTE]
     if any(action and action.microbatch for action in actions):

@@ -168,12 +168,14 @@ def curves(records: Sequence[UnitRecord], kind: Kind) -> Figure:
     measured, and the head is in one part.
     """
     least_tp = min((record.tp for record in records), default=1)
-    wanted = (kind, 0, least_tp, 1)
-    shown = [record for record in records if (record.kind, record.prefix, record.tp, record.head_parts) == wanted]
-    smallest = min((record.batch for record in shown), default=1)
+    selection = (kind, 0, least_tp, 1)
+    selected = [record for record in records if (record.kind, record.prefix, record.tp, record.head_parts) == selection]
+    smallest = min((record.batch for record in selected), default=1)
     traces = []
     for unit in UnitKind:
-        points = sorted((r.length, 1e3 * r.together_seconds) for r in shown if r.unit is unit and r.batch == smallest)
+        points = sorted(
+            (r.length, 1e3 * r.together_seconds) for r in selected if r.unit is unit and r.batch == smallest
+        )
         if points:
             lengths, milliseconds = zip(*points, strict=True)
             options = {"mode": "lines+markers", "showlegend": True}

@@ -105,15 +105,19 @@ def _loss(data: ReportData) -> _Tile:
 
 
 def _speed(data: ReportData) -> _Tile:
-    usual, promised = data.run.tokens_per_second, data.plan.speed() if data.plan else None
+    usual, predicted_speed = data.run.tokens_per_second, data.plan.speed() if data.plan else None
     if usual is None:
-        note = "no step was reported" if promised is None else f"predicted {_per_device(promised)}; not measured"
+        note = (
+            "no step was reported"
+            if predicted_speed is None
+            else f"predicted {_per_device(predicted_speed)}; not measured"
+        )
         return _Tile("Throughput", "–", "", note)
     seconds = measured_step_seconds(data)
     speed = data.plan.speed(seconds) if data.plan and seconds else None
     if speed is None:
         return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", usual.origin)
-    predicted = "" if promised is None else f"; predicted {_per_device(promised)}"
+    predicted = "" if predicted_speed is None else f"; predicted {_per_device(predicted_speed)}"
     return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", f"{_per_device(speed)}, {usual.origin}{predicted}")
 
 

@@ -145,9 +145,9 @@ def _all_ranks(prediction: Prediction) -> Iterator[tuple[str, tuple[str, str]]]:
     """Each part's share of the step, as the mean over ranks and the largest of one."""
     parts = prediction.explanation.parts if prediction.explanation else None
     if parts is not None:
-        for (name, lost), (shown, _, _) in zip(parts.named, _PARTS, strict=True):
-            assert name.startswith(shown), "parts come in one order"
-            yield shown, (f"{lost.mean:.1%}", f"{lost.worst:.1%}")
+        for (name, lost), (part_name, _, _) in zip(parts.named, _PARTS, strict=True):
+            assert name.startswith(part_name), "parts come in one order"
+            yield part_name, (f"{lost.mean:.1%}", f"{lost.worst:.1%}")
 
 
 def _speed_notes(plan: Plan, prediction: Prediction) -> list[str]:
@@ -302,8 +302,8 @@ def _typical_text(data: ReportData) -> str:
 
 def _speeds_text(data: ReportData) -> str:
     """The speeds of the drawn steps."""
-    drawn = {"Predicted": data.predicted, "Measured": data.measured}
-    speeds = {name: _speed_of(timeline, data.plan) for name, timeline in drawn.items()}
+    timelines = {"Predicted": data.predicted, "Measured": data.measured}
+    speeds = {name: _speed_of(timeline, data.plan) for name, timeline in timelines.items()}
     return "".join(f" {name}: {speed.text}." for name, speed in speeds.items() if speed is not None)
 
 

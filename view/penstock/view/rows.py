@@ -100,8 +100,8 @@ def rank_name(timeline: Timeline, row: int, tp: int) -> str:
 def _bar(span: Span, frame: Frame) -> Markup:
     if span.count == 1:
         height = frame.bar / len(span.mix)
-        halves = enumerate(_bar_class(event) for event, _ in span.mix)
-        return join(_rect(span, frame, number * height, height, class_) for number, class_ in halves)
+        strips = enumerate(_bar_class(event) for event, _ in span.mix)
+        return join(_rect(span, frame, number * height, height, class_) for number, class_ in strips)
     parts = [element("title", _tooltip(span, frame.unit))]
     y = 0.0
     for event, share in span.mix:
@@ -155,12 +155,12 @@ def choose_labels(all_lanes: Sequence[Sequence[Lanes]], frame: Frame) -> Labels:
     """The longest form that fits in four of five compute bars."""
     bars = [span for rows in all_lanes for row in rows for span in row.bars if compute_kind(span.action)]
     for labels in (Labels.FULL, Labels.SLICE):
-        if frame.bar >= 11 and sum(_has_room(span, labels, frame) for span in bars) >= 0.8 * len(bars):
+        if frame.bar >= 11 and sum(_fits(span, labels, frame) for span in bars) >= 0.8 * len(bars):
             return labels
     return Labels.NONE
 
 
-def _has_room(span: Span, labels: Labels, frame: Frame) -> bool:
+def _fits(span: Span, labels: Labels, frame: Frame) -> bool:
     if span.action is None or span.count > 1:
         return False
     return len(_words(span, labels)) * _CHARACTER + 2 <= span.duration_ns * frame.scale
@@ -174,7 +174,7 @@ def _words(span: Span, labels: Labels) -> str:
 
 def _label(span: Span, frame: Frame) -> list[Markup]:
     """The bar's label in the form ``frame.labels``, where it fits."""
-    if span.action is None or not compute_kind(span.action) or not _has_room(span, frame.labels, frame):
+    if span.action is None or not compute_kind(span.action) or not _fits(span, frame.labels, frame):
         return []
     text = _words(span, frame.labels)
     x = (span.start_ns + span.duration_ns / 2) * frame.scale

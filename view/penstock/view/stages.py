@@ -192,10 +192,10 @@ def _legend(plan: Plan, y: float, frame: _Frame) -> Markup:
     entries = (("head", head), ("attention", f"{layers} attention"), ("mlp", f"{layers} MLP"))
     x = 0.0
     parts = []
-    for class_, words in entries:
+    for class_, label in entries:
         parts.append(element("rect", x=x, y=y, width=10, height=10, class_=class_))
-        parts.append(element("text", words, x=x + 15, y=y + 9))
-        x += 15 + text_width(words) + 16
+        parts.append(element("text", label, x=x + 15, y=y + 9))
+        x += 15 + text_width(label) + 16
     place = (x, y + 9) if frame.is_wide else (0.0, y + 9 + _LINE)
     parts.append(element("text", "stronger colour: more tokens to attend to", x=place[0], y=place[1]))
     return element("g", *parts)

@@ -27,7 +27,7 @@ def table(
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *body))
     if len(headers) - 1 in numbers:
         return scroll(element("table", content))
-    class_ = "telling many" if len(numbers) > MOST_NUMBERS else "telling"
+    class_ = "remarks many" if len(numbers) > MOST_NUMBERS else "remarks"
     return scroll(element("table", content, class_=class_, style=f"--numbers:{len(numbers)}"))
 
 
@@ -66,8 +66,8 @@ def card(*children: str, title: str = "", class_: str = "") -> Markup:
 def chart(name: str, title: str, *, caption: str = "", class_: str = "") -> Markup:
     """A framed place for the figure called ``name``."""
     place = element("div", class_="chart", data_figure=name, role="img", aria_label=title)
-    words = (element("figcaption", caption),) if caption else ()
-    return element("figure", element("h3", title), place, *words, class_=f"card {class_}".strip())
+    captions = (element("figcaption", caption),) if caption else ()
+    return element("figure", element("h3", title), place, *captions, class_=f"card {class_}".strip())
 
 
 def drawing(wide: str, narrow: str) -> Markup:

@@ -34,13 +34,13 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
     heading = f"{timeline.source.value}: {unit.text(timeline.step_ns)}, bubble {timeline.bubble.text}"
     heading += f"; waiting for shards {timeline.collectives.text}" if timeline.collectives else ""
     lines = [heading[:width], *_recompute_lines(timeline, unit, width)]
-    drawn = [half for event in timeline.events for half in _halves(event)]
-    form = _choose_form(drawn, columns / longest)
+    parts = [part for event in timeline.events for part in _split_pair(event)]
+    form = _choose_form(parts, columns / longest)
     for rank in range(timeline.num_ranks):
-        events = [e for e in drawn if e.rank == rank and e.activity is not Activity.TRANSFER]
+        events = [e for e in parts if e.rank == rank and e.activity is not Activity.TRANSFER]
         lines.append(f"{f'rank {rank}':<{left - 1}}│{_cells(events, columns, longest, form)}".rstrip())
     lines.append(" " * (left - 1) + "└" + _axis(columns, longest))
-    lines.extend(_wrap(_legend(drawn), width))
+    lines.extend(_wrap(_legend(parts), width))
     return "\n".join(lines)
 
 
@@ -53,7 +53,7 @@ def _recompute_lines(timeline: Timeline, unit: TimeUnit, width: int) -> list[str
     return _wrap([f"recompute: {unit.text(total.total_ns / len(times))} per rank", total.hidden_text], width)
 
 
-def _halves(event: Event) -> tuple[Event, ...]:
+def _split_pair(event: Event) -> tuple[Event, ...]:
     """The event, or of a pair both actions, one after the other."""
     children = children_of(event)
     ends = [event.start_ns + event.duration_ns * i // len(children) for i in range(len(children) + 1)]
