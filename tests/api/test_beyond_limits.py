@@ -178,7 +178,7 @@ def test_the_command_line_lists_and_shows_it(
 def keep_request(service: Service, name: str, state: State) -> None:
     """A request that 0.1.0 stored, for a plan on so many ranks as nobody may ask for now."""
     add_request(service, name)
-    asked = service.read(lambda connection: plan_requests.wanted(connection, name)).to_manifest()
+    asked = service.read(lambda connection: plan_requests.plan_input(connection, name)).to_manifest()
     asked["job"]["spec"]["resources"] = {"ranks": 10**12}
     plan = sample_plan()
     kept: dict[str, Any] = {"body": pack(asked)}

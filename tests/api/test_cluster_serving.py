@@ -17,7 +17,7 @@ from penstock.agent.record_upload import http_post
 from penstock.agent.shipping import Shipper
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.settings import Settings
-from penstock.api.start.cluster_serving import place_of
+from penstock.api.start.cluster_serving import service_instance
 from penstock.api.store import tokens
 from penstock.cli.main import main
 from penstock.core.host.ports import free_port
@@ -191,7 +191,7 @@ def test_a_namespace_alone_means_nothing(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_replicas_bear_names_of_their_own(tmp_path: Path) -> None:
-    first, second = (place_of(Settings(folder=tmp_path / name), "", {}) for name in "ab")
+    first, second = (service_instance(Settings(folder=tmp_path / name), "", {}) for name in "ab")
     assert first.name != second.name
     assert (first.own_namespace, first.namespace) == ("penstock-system", "")
-    assert place_of(Settings(folder=tmp_path), "a", {"PENSTOCK_OWN_NAMESPACE": "own"}).own_namespace == "own"
+    assert service_instance(Settings(folder=tmp_path), "a", {"PENSTOCK_OWN_NAMESPACE": "own"}).own_namespace == "own"

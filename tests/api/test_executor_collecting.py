@@ -16,9 +16,9 @@ from sqlalchemy import Connection, select
 
 from penstock.api.executor import collecting
 from penstock.api.executor.collecting import (
-    AT_ONCE,
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    MOST_SHIPPERS,
     Collector,
     EndedAttempt,
     ProcessShippers,
@@ -171,12 +171,12 @@ def test_a_shipper_that_fails_is_started_again_after_longer_and_longer_pauses(be
 
 
 def test_few_are_collected_at_once(bench: Bench) -> None:
-    folders = [ended(bench)[1] for _ in range(AT_ONCE + 2)]
+    folders = [ended(bench)[1] for _ in range(MOST_SHIPPERS + 2)]
     bench.collector.run_once()
-    assert bench.shippers.started == folders[:AT_ONCE]
+    assert bench.shippers.started == folders[:MOST_SHIPPERS]
     bench.shippers.alive -= 1
     bench.collector.run_once()
-    assert bench.shippers.started == folders[: AT_ONCE + 1]
+    assert bench.shippers.started == folders[: MOST_SHIPPERS + 1]
 
 
 def test_one_that_a_shipper_works_on_waits_for_it(bench: Bench) -> None:

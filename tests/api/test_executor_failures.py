@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from penstock.api.executor import executor as module
-from penstock.api.executor.executor import MOST_LAST_WORDS, MOST_LINE_CHARACTERS
+from penstock.api.executor.executor import MOST_LAST_LINES, MOST_LINE_CHARACTERS
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core import limits
@@ -55,18 +55,18 @@ def test_what_a_lost_attempt_said_last_is_kept_with_the_event(service: Service, 
     """In few and short lines, and without what PostgreSQL does not take."""
     world = World(service, clock)
     long = "x" * 2 * MOST_LINE_CHARACTERS
-    said = (*(f"line {number}" for number in range(2 * MOST_LAST_WORDS)), long, "a NUL: \0")
+    said = (*(f"line {number}" for number in range(2 * MOST_LAST_LINES)), long, "a NUL: \0")
     world.supervisors.scripts = [
         Script(end=AttemptState.FAILED, message="rank 1 was killed", last_words=said),
         Script(),
     ]
     uid = world.submit()
     world.until(uid, Phase.RECOVERING)
-    words = service.read(lambda connection: jobs.last_words(jobs.history(connection, uid)))
-    assert len(words) == MOST_LAST_WORDS
-    assert words[-2:] == (long[:MOST_LINE_CHARACTERS], "a NUL: \ufffd")
+    lines = service.read(lambda connection: jobs.last_lines(jobs.history(connection, uid)))
+    assert len(lines) == MOST_LAST_LINES
+    assert lines[-2:] == (long[:MOST_LINE_CHARACTERS], "a NUL: \ufffd")
     world.until(uid, Phase.SUCCEEDED, seconds=1)
-    assert service.read(lambda connection: jobs.last_words(jobs.history(connection, uid))) == ()
+    assert service.read(lambda connection: jobs.last_lines(jobs.history(connection, uid))) == ()
 
 
 def test_a_retry_goes_by_the_plan_that_is_there(world: World) -> None:
@@ -304,7 +304,7 @@ def test_after_a_reboot_with_a_clock_that_went_back_a_retry_waits_its_pause_at_m
 
 
 @pytest.mark.parametrize("error", [PermissionError("no"), ValueError("broken"), KeyError("missing")])
-@pytest.mark.parametrize("method", ["report", "start", "ask"])
+@pytest.mark.parametrize("method", ["report", "start", "request"])
 def test_the_error_of_one_job_holds_up_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
 ) -> None:

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.executor.plan_queue import (
-    AT_ONCE,
     LAPSE_SECONDS,
     MOST_BEGINNINGS,
+    MOST_CONCURRENT,
     Begin,
     Drop,
-    GiveUp,
+    Fail,
     PlanQueue,
     Poll,
     Step,
@@ -30,7 +30,7 @@ from penstock.api.executor.plan_queue import (
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import plan_requests
-from penstock.api.store.plan_requests import State, StoredRequest, Wanted
+from penstock.api.store.plan_requests import PlanInput, State, StoredRequest
 from penstock.planner.worker.__main__ import answer
 from penstock.planner.worker.process import ProcessPlanner
 from penstock.planner.worker.questions import Answer, Question
@@ -71,7 +71,7 @@ POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
         ([], {"x"}, [Drop("x")]),
         ([THEIRS], {"t"}, [Drop("t")]),
         ([A, B, C], {"x"}, [Drop("x"), Begin(A), Begin(B)]),
-        ([POISON, A, B], set(), [GiveUp(POISON), Begin(A), Begin(B)]),
+        ([POISON, A, B], set(), [Fail(POISON), Begin(A), Begin(B)]),
         ([POISON], {"p"}, [Poll(POISON)]),
         ([MINE, LOST, A], {"m", "l"}, [Poll(MINE), Poll(LOST)]),
     ],
@@ -87,7 +87,7 @@ def test_namespaces_take_turns(waiting: list[str], working: list[str]) -> None:
     left = [request(f"q{i}", namespace=namespace) for i, namespace in enumerate(waiting)]
     taken = Counter(working)
     begun = [step.request for step in next_steps([*found, *left], set(), "here", set()) if isinstance(step, Begin)]
-    assert len(begun) == min(AT_ONCE, len(waiting))
+    assert len(begun) == min(MOST_CONCURRENT, len(waiting))
     for each in begun:
         assert each == next(other for other in left if other.namespace == each.namespace)
         assert taken[each.namespace] == min(taken[other.namespace] for other in left)
@@ -96,16 +96,16 @@ def test_namespaces_take_turns(waiting: list[str], working: list[str]) -> None:
 
 
 def test_no_more_than_a_few_at_once(service: Service) -> None:
-    for i in range(AT_ONCE + 3):
+    for i in range(MOST_CONCURRENT + 3):
         add_request(service, f"r{i}")
     planner = FakePlanner()
     plan_queue = plan_queue_of(service, planner)
     plan_queue.run_once()
-    assert planner.asked == [f"r{i}" for i in range(AT_ONCE)]
+    assert planner.asked == [f"r{i}" for i in range(MOST_CONCURRENT)]
     for _ in range(20):
         plan_queue.run_once()
-    assert planner.asked == [f"r{i}" for i in range(AT_ONCE + 3)]
-    assert {request_of(service, f"r{i}").state for i in range(AT_ONCE + 3)} == {State.SUCCEEDED}
+    assert planner.asked == [f"r{i}" for i in range(MOST_CONCURRENT + 3)]
+    assert {request_of(service, f"r{i}").state for i in range(MOST_CONCURRENT + 3)} == {State.SUCCEEDED}
 
 
 def test_an_error_is_kept(service: Service) -> None:
@@ -198,7 +198,7 @@ def test_what_kills_the_service_again_and_again_is_given_up(service: Service) ->
 def test_a_request_whose_profile_is_gone_fails_and_others_go_on(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    add_request(service, "r", Wanted(job=tiny_job(), profile="0" * 64))
+    add_request(service, "r", PlanInput(job=tiny_job(), profile="0" * 64))
     add_request(service, "s")
     plan_queue = plan_queue_of(service, FakePlanner())
     for _ in range(4):

@@ -171,7 +171,7 @@ def test_a_shipper_is_waited_for_but_not_for_ever(
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert service.alive(folder)
         service.end(folder)
-        monkeypatch.setattr(module, "TELLING_SECONDS", 0.0)
+        monkeypatch.setattr(module, "MOST_SHIPPING_SECONDS", 0.0)
         assert not service.alive(folder)
         monkeypatch.undo()
         assert service.alive(folder)
@@ -297,9 +297,9 @@ def test_wishes_stay_and_a_binding_is_made_once(stubs: Stubs, folder: AttemptFol
     service = stubs.service()
     started(service, folder)
     for _ in range(2):
-        service.ask(folder, SupervisorRequest.MEASURE)
+        service.request(folder, SupervisorRequest.MEASURE)
     assert (folder.request(SupervisorRequest.MEASURE).exists(), service.observe(folder).stop_requested) == (True, False)
-    service.ask(folder, SupervisorRequest.STOP)
+    service.request(folder, SupervisorRequest.STOP)
     assert service.observe(folder).stop_requested
     service.bind(folder, Binding(plan_digest="one"))
     service.bind(folder, Binding(plan_digest="two"))

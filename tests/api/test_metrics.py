@@ -91,12 +91,12 @@ class TestJobs:
             tokens_per_second=None,
             peak_bytes=None,
         )
-        promise = StepPrediction(step_seconds=1.0, peak_bytes=1, of_a_second=plan.speed(1.0))
+        prediction = StepPrediction(step_seconds=1.0, peak_bytes=1, of_a_second=plan.speed(1.0))
         speed = plan.speed(0.25)
         assert speed is not None
         _, utilization = GAUGES["model_flops_utilization"]
-        assert utilization(standing, promise) == pytest.approx(speed.model_flops_utilization)
-        assert utilization(dataclasses.replace(standing, phase=Phase.RECOVERING), promise) is None
+        assert utilization(standing, prediction) == pytest.approx(speed.model_flops_utilization)
+        assert utilization(dataclasses.replace(standing, phase=Phase.RECOVERING), prediction) is None
         assert utilization(standing, None) is None
 
     def test_one_that_does_not_run_has_no_speed(self, service: Service) -> None:
@@ -186,10 +186,10 @@ class TestJobs:
         uid = running_job(service).uid
         for _ in range(2):
             list(collector.collect())
-            assert len(collector._promises) == 1
+            assert len(collector._predictions) == 1
         enter(service, uid, Phase.SUCCEEDED)
         list(collector.collect())
-        assert collector._promises == {}
+        assert collector._predictions == {}
 
 
 class TestRequests:

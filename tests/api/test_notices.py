@@ -80,7 +80,7 @@ def test_many_uids_are_told_in_parts(service: Callable[[], tuple[Notices, Heard]
 def test_a_lost_connection_is_made_again(
     service: Callable[[], tuple[Notices, Heard]], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(module, "RECONNECT_SECONDS", 0.05)
     (one, _), (_, heard) = service(), service()
     others = "FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
     with engine.connect() as connection:

@@ -16,7 +16,7 @@ from penstock.api.http.routes.plans import BODY, MOST_OF_NAMESPACE, MOST_OF_TOKE
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import plan_requests
-from penstock.api.store.plan_requests import Wanted
+from penstock.api.store.plan_requests import PlanInput
 from penstock.core.layout import Precision
 from penstock.core.plan import Plan
 from penstock.core.profile_matching import OLDEST_SECONDS
@@ -244,8 +244,8 @@ def wait(service: Service, count: int, by: str = "", namespace: str = "") -> Non
     for i in range(count):
         body = asked_for()
         body["job"]["metadata"]["namespace"] = namespace or f"n{i}"
-        wanted = Wanted.from_manifest(body)
-        asked = partial(plan_requests.create, wanted=wanted, request=f"{by}{i}", by=by or f"u{i}", now=1.0)
+        plan_input = PlanInput.from_manifest(body)
+        asked = partial(plan_requests.create, plan_input=plan_input, request=f"{by}{i}", by=by or f"u{i}", now=1.0)
         service.write("requests", asked)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
-from penstock.api.store.plan_requests import NoSuchRequestError, State, Wanted
+from penstock.api.store.plan_requests import NoSuchRequestError, PlanInput, State
 from penstock.api.store.profiles import NoSuchProfileError
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
@@ -17,7 +17,7 @@ from tests.support.sample_run import sample_plan
 from tests.support.service import NOW, job_manifest
 from tests.support.whatif import add_request, keep_profile, request_of, tiny_job
 
-WANTED = Wanted(job=tiny_job(), cluster=cluster())
+PLAN_INPUT = PlanInput(job=tiny_job(), cluster=cluster())
 SPEC = tiny_job().spec
 
 
@@ -27,13 +27,13 @@ def claimed(service: Service, request: str, worker: str = "me", now: float = NOW
 
 
 def test_what_was_wanted_comes_back(service: Service) -> None:
-    made = add_request(service, "r", WANTED)
+    made = add_request(service, "r", PLAN_INPUT)
     assert (made.state, made.begun, made.namespace, made.name) == (State.QUEUED, 0, "default", "tiny")
-    assert service.read(lambda c: plan_requests.wanted(c, "r")) == WANTED
+    assert service.read(lambda c: plan_requests.plan_input(c, "r")) == PLAN_INPUT
     assert service.read(lambda c: plan_requests.plan(c, "r")) is None
 
 
-@pytest.mark.parametrize("question", [plan_requests.get, plan_requests.wanted])
+@pytest.mark.parametrize("question", [plan_requests.get, plan_requests.plan_input])
 def test_one_that_is_not_there_is_missed(service: Service, question: object) -> None:
     with pytest.raises(NoSuchRequestError):
         service.read(lambda c: question(c, "none"))  # type: ignore[operator]
@@ -88,7 +88,7 @@ def test_a_canceled_one_takes_no_answer(service: Service) -> None:
 def test_lists_are_of_namespaces_and_bounded(service: Service) -> None:
     for i, namespace in enumerate(("one", "two", "one")):
         job = PipelineJob.from_manifest(job_manifest(namespace=namespace))
-        add_request(service, f"r{i}", Wanted(job=job, cluster=cluster()))
+        add_request(service, f"r{i}", PlanInput(job=job, cluster=cluster()))
 
     def ids(namespaces: tuple[str, ...] | None, limit: int = 50) -> list[str]:
         return [each.id for each in service.read(lambda c: plan_requests.newest(c, namespaces, limit))]

@@ -21,7 +21,7 @@ from penstock.api.auth.identity import Role
 from penstock.api.http import dependencies
 from penstock.api.http.routes import ingest
 from penstock.api.schemas.examples import EXAMPLE_RECORD
-from penstock.api.store.plan_requests import Wanted
+from penstock.api.store.plan_requests import PlanInput
 from penstock.api.store.sanitize import require_storable
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
@@ -132,7 +132,7 @@ def test_no_body_is_validated_on_the_event_loop(monkeypatch: pytest.MonkeyPatch,
     on_the_loop: list[bool] = []
     monkeypatch.setattr(dependencies, "require_storable", noting_threads(require_storable, on_the_loop))
     monkeypatch.setattr(dependencies, "load_json", noting_threads(dependencies.load_json, on_the_loop))
-    monkeypatch.setattr(Wanted, "from_manifest", noting_threads(Wanted.from_manifest, on_the_loop))
+    monkeypatch.setattr(PlanInput, "from_manifest", noting_threads(PlanInput.from_manifest, on_the_loop))
     service = new_service(tmp_path, "", Clock())
     try:
         client = client_of(service, Role.EDITOR)

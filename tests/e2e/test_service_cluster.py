@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from penstock.api.app import create_app
 from penstock.api.cluster.following import Following
 from penstock.api.cluster.kube import HttpCluster
-from penstock.api.cluster.membership import Membership, Place, following, join
+from penstock.api.cluster.membership import Membership, ServiceInstance, following, join
 from penstock.api.service import Service
 from penstock.core.records import Record, RecordKind
 from penstock.core.status import JobProgress
@@ -96,8 +96,8 @@ def member(
     monkeypatch.setenv("KUBECONFIG", str(account))
     opened = replace(new_service(tmp_path, clock=Clock()), clock=time.time)
     client = connect(16)
-    place = Place(own_namespace=namespace, name=f"test-{os.getpid()}", namespace=namespace)
-    part = join(opened, HttpCluster(client), place)
+    instance = ServiceInstance(own_namespace=namespace, name=f"test-{os.getpid()}", namespace=namespace)
+    part = join(opened, HttpCluster(client), instance)
     service = replace(opened, cluster=part)
     yield service, part
     service.close()

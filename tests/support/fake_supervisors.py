@@ -159,7 +159,7 @@ class FakeSupervisors:
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
         return self.attempts[folder].report if folder in self.attempts else None
 
-    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
+    def request(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         self.asked.append((request.value, folder.attempt))
         self.attempts[folder].requests.add(request)
 
@@ -198,8 +198,8 @@ class CrashingSupervisors:
     def observe(self, folder: AttemptFolder) -> ProcessState:
         return self.real.observe(folder)
 
-    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
-        self.crash.around(lambda: self.real.ask(folder, request))
+    def request(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
+        self.crash.around(lambda: self.real.request(folder, request))
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
         self.crash.around(lambda: self.real.bind(folder, binding))

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.cluster.kube import HttpCluster
-from penstock.api.cluster.membership import Membership, Place, join
+from penstock.api.cluster.membership import Membership, ServiceInstance, join
 from penstock.api.cluster.reporter import Reporter
 from penstock.api.service import Service
 from penstock.api.store import jobs
@@ -91,7 +91,7 @@ def on_cluster(
     with _client(fake, client) as connected:
         opened = new_service(folder, database, clock)
         kube = HttpCluster(connected)
-        member = join(opened, kube, Place(own_namespace=OWN_NAMESPACE, name="one"))
+        member = join(opened, kube, ServiceInstance(own_namespace=OWN_NAMESPACE, name="one"))
         service = replace(opened, cluster=member)
         reporter = Reporter(service, kube, member.mirror)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.api.executor.plan_queue import PlanQueue
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
-from penstock.api.store.plan_requests import StoredRequest, Wanted
+from penstock.api.store.plan_requests import PlanInput, StoredRequest
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
@@ -38,9 +38,9 @@ def keep_profile(service: Service, found: Profile) -> str:
     return found.digest
 
 
-def add_request(service: Service, request: str, wanted: Wanted | None = None) -> StoredRequest:
+def add_request(service: Service, request: str, plan_input: PlanInput | None = None) -> StoredRequest:
     """A request that waits, with this id."""
-    what = wanted or Wanted(job=tiny_job(), cluster=cluster())
+    what = plan_input or PlanInput(job=tiny_job(), cluster=cluster())
     now = service.clock()
     return service.write(request, lambda connection: plan_requests.create(connection, what, request, "me", now))
 

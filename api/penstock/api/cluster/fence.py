@@ -1,4 +1,4 @@
-"""Fencing: a `Keeper` whose writes are refused once another service has taken the Lease."""
+"""Fencing: a `StoreAccess` whose writes are refused once another service has taken the Lease."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from penstock.api.cluster.keeper import Keeper
+from penstock.api.cluster.store_access import StoreAccess
 from penstock.api.store import epochs
 
 T = TypeVar("T")
 
 
 class Fence:
-    """Forwards calls to ``keeper``. After `begin`, each write belongs to the epoch that `begin` started.
+    """Forwards calls to ``store``. After `begin`, each write belongs to the epoch that `begin` started.
 
     A service that loses the Lease keeps its old epoch. So late writes of its watcher are refused as soon as another
-    service has begun the next epoch. Requests to the API write to ``keeper`` directly: they do not need the Lease.
+    service has begun the next epoch. Requests to the API write to ``store`` directly: they do not need the Lease.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, store: StoreAccess) -> None:
+        self._store = store
         self._epoch: int | None = None
         self._lost = False
 
@@ -33,17 +33,17 @@ class Fence:
 
     def begin(self) -> None:
         """Begin a new epoch, after the Lease was taken."""
-        self._epoch = self._keeper.write("epochs", epochs.begin)
+        self._epoch = self._store.write("epochs", epochs.begin)
         self._lost = False
 
     @property
     def clock(self) -> Callable[[], float]:
         """Seconds since the Unix epoch."""
-        return self._keeper.clock
+        return self._store.clock
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """Return the result of ``question``, on one snapshot of the database."""
-        return self._keeper.read(question)
+        return self._store.read(question)
 
     def write(self, key: str, change: Callable[[Connection], T]) -> T:
         """Make a change of ``key``, and wait for the commit; raises `LostLeaseError`."""
@@ -53,7 +53,7 @@ class Fence:
         """Like `write`, but return a future."""
         epoch = self._epoch
         if epoch is None:
-            return self._keeper.submit(key, change)
+            return self._store.submit(key, change)
 
         def fenced(connection: Connection) -> T:
             try:
@@ -63,4 +63,4 @@ class Fence:
                 raise
             return change(connection)
 
-        return self._keeper.submit(key, fenced)
+        return self._store.submit(key, fenced)

@@ -24,7 +24,7 @@ from penstock.kube.resources import (
 from penstock.kube.transport import APPLY, MERGE, Change, Listing, Object, Transport
 
 OWNED = {"fieldManager": SERVICE_MANAGER}
-Place = tuple[str, str, str]
+ObjectKey = tuple[str, str, str]
 """Namespace, name and uid of an object."""
 
 
@@ -51,15 +51,15 @@ class Cluster(Protocol):
         """Create the PipelineJob; a dry run only returns the result."""
         ...
 
-    def set_suspend(self, job: Place, suspend: bool, version: str | None = None) -> Object:
+    def set_suspend(self, job: ObjectKey, suspend: bool, version: str | None = None) -> Object:
         """Set ``suspend`` of the job. If a resource ``version`` is given, fail if the job has another one."""
         ...
 
-    def delete(self, job: Place, version: str | None = None) -> None:
+    def delete(self, job: ObjectKey, version: str | None = None) -> None:
         """Delete the PipelineJob, and its dependents in the background; ``version`` as in `set_suspend`."""
         ...
 
-    def report(self, job: Place, progress: JobProgress, version: str) -> None:
+    def report(self, job: ObjectKey, progress: JobProgress, version: str) -> None:
         """Apply ``progress``, the service's part of the job's status. Fails if the job has another ``version``."""
         ...
 
@@ -91,19 +91,19 @@ class HttpCluster(Transport):
         query = {**OWNED, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         return self.call("POST", JOBS.path(job["metadata"]["namespace"]), body=job, query=query)
 
-    def set_suspend(self, job: Place, suspend: bool, version: str | None = None) -> Object:
+    def set_suspend(self, job: ObjectKey, suspend: bool, version: str | None = None) -> Object:
         namespace, name, uid = job
         metadata = {"uid": uid, **({"resourceVersion": version} if version else {})}
         body = {"metadata": metadata, "spec": {"runPolicy": {"suspend": suspend}}}
         return self.call("PATCH", JOBS.path(namespace, name), body=body, query=OWNED, content_type=MERGE)
 
-    def delete(self, job: Place, version: str | None = None) -> None:
+    def delete(self, job: ObjectKey, version: str | None = None) -> None:
         namespace, name, uid = job
         conditions = {"uid": uid, **({"resourceVersion": version} if version else {})}
         body = {"propagationPolicy": "Background", "preconditions": conditions}
         self.call("DELETE", JOBS.path(namespace, name), body=body)
 
-    def report(self, job: Place, progress: JobProgress, version: str) -> None:
+    def report(self, job: ObjectKey, progress: JobProgress, version: str) -> None:
         namespace, name, uid = job
         metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": version}
         body = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata}

@@ -51,8 +51,8 @@ class Lease:
         self._begin, self._valid = begin, valid
         self._clock, self._seconds = clock, seconds
         self._renewed_at: float | None = None
-        self._looked_at: float | None = None
-        self._seen: tuple[str, float] = ("", 0.0)
+        self._tried_at: float | None = None
+        self._observed_version: tuple[str, float] = ("", 0.0)
 
     @property
     def held(self) -> bool:
@@ -65,11 +65,11 @@ class Lease:
         """Renew the Lease or try to take it, if the interval since the last try has passed."""
         now = self._seconds()
         pause = RENEW_SECONDS if self.held else POLL_SECONDS
-        if self._looked_at is not None and now - self._looked_at < pause:
+        if self._tried_at is not None and now - self._tried_at < pause:
             return
         try:
-            self._renewed_at = self._taken(now)
-            self._looked_at = now
+            self._renewed_at = self._renew_or_take(now)
+            self._tried_at = now
         except KubeError as error:
             log.warning(
                 "Lease %s/%s could not be renewed or taken: %s; retrying in a second",
@@ -77,7 +77,7 @@ class Lease:
                 SERVICE_LEASE,
                 error,
             )
-            self._looked_at = now - pause + 1.0
+            self._tried_at = now - pause + 1.0
 
     def release(self) -> None:
         """Release the Lease, so that another service can take it at once."""
@@ -96,7 +96,7 @@ class Lease:
                 error,
             )
 
-    def _taken(self, now: float) -> float | None:
+    def _renew_or_take(self, now: float) -> float | None:
         """Renew or take the Lease. Return the time of the renewal; none if another service holds the Lease."""
         was_held = self.held
         if not self._try(now):
@@ -127,23 +127,23 @@ class Lease:
 
     def _is_free(self, lease: Object, now: float) -> bool:
         version = str(lease["metadata"]["resourceVersion"])
-        if version != self._seen[0]:
-            self._seen = (version, now)
+        if version != self._observed_version[0]:
+            self._observed_version = (version, now)
         spec = lease.get("spec") or {}
-        promised = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
-        return spec.get("holderIdentity") in (None, "", self._name) or now - self._seen[1] >= promised
+        duration = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        return spec.get("holderIdentity") in (None, "", self._name) or now - self._observed_version[1] >= duration
 
     def _written(self, before_lease: Object | None, holder: str) -> dict[str, Any]:
         """Return the new content of the Lease, based on its current one."""
         now = micro_time(self._clock())
         before = dict((before_lease or {}).get("spec") or {})
-        taken = before.get("holderIdentity") != holder
+        is_taken = before.get("holderIdentity") != holder
         spec = {
             "holderIdentity": holder,
             "leaseDurationSeconds": LEASE_SECONDS,
-            "acquireTime": now if taken else before.get("acquireTime", now),
+            "acquireTime": now if is_taken else before.get("acquireTime", now),
             "renewTime": now,
-            "leaseTransitions": int(before.get("leaseTransitions") or 0) + int(taken and bool(holder)),
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + int(is_taken and bool(holder)),
         }
         metadata = (
             dict(before_lease["metadata"]) if before_lease else {"name": SERVICE_LEASE, "namespace": self._namespace}

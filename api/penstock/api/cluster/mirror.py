@@ -56,8 +56,8 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from penstock.api.cluster.job_snapshot import MOST_DEPTH, gist, job_snapshot, submitter
-from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
+from penstock.api.cluster.store_access import StoreAccess
 from penstock.api.store import plans, snapshots
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.jobs import StoredJob
@@ -83,11 +83,13 @@ class MirrorError(PenstockError):
 class Mirror:
     """Stores observed jobs of the ``cluster`` with that identity, in ``namespace`` or in all.
 
-    Updates of the watch go to ``keeper``, which may refuse them; any service stores objects read for ``requests``.
+    Updates of the watch go to ``store``, which may refuse them; any service stores objects read for ``requests``.
     """
 
-    def __init__(self, keeper: Keeper, kube: Cluster, cluster: str, namespace: str = "", *, requests: Keeper) -> None:
-        self._keeper, self._requests, self._kube, self._namespace = keeper, requests, kube, namespace
+    def __init__(
+        self, store: StoreAccess, kube: Cluster, cluster: str, namespace: str = "", *, requests: StoreAccess
+    ) -> None:
+        self._store, self._requests, self._kube, self._namespace = store, requests, kube, namespace
         self.cluster = cluster
         self._lock = threading.Lock()
         self._gists: dict[str, bytes] = {}
@@ -97,9 +99,9 @@ class Mirror:
     def replace(self, listing: Listing) -> None:
         """Store the full list of jobs, and mark the others as deleted; raises `MirrorError`."""
         known, version = {item["metadata"]["uid"] for item in listing.objects}, int(listing.version)
-        cluster, namespace, now = self.cluster, self._namespace, self._keeper.clock()
+        cluster, namespace, now = self.cluster, self._namespace, self._store.clock()
         with _storing():
-            missing = self._keeper.read(lambda c: snapshots.missing(c, cluster, namespace, known, version))
+            missing = self._store.read(lambda c: snapshots.missing(c, cluster, namespace, known, version))
             for uid in missing:
                 self._gone(uid, now)
             waiting = [(item, self._submit(item)) for item in listing.objects]
@@ -114,7 +116,7 @@ class Mirror:
     def remove(self, item: Object) -> None:
         """Store the deletion of a job; raises `MirrorError`."""
         with _storing():
-            self._gone(item["metadata"]["uid"], self._keeper.clock())
+            self._gone(item["metadata"]["uid"], self._store.clock())
 
     def store(self, item: Object, by: str = "") -> StoredJob | None:
         """Store the cluster's answer to a change or read of a job ``by`` a user; return the job, if it can be read."""
@@ -150,16 +152,16 @@ class Mirror:
             known = self._gists.get(uid)
         if known is not None and not is_nested_beyond(item, MOST_DEPTH) and known == gist(item):
             return None
-        return self._submit_snapshot(item, self._keeper)
+        return self._submit_snapshot(item, self._store)
 
-    def _submit_snapshot(self, item: Object, keeper: Keeper, by: str = "") -> Future[StoredJob] | None:
+    def _submit_snapshot(self, item: Object, store: StoreAccess, by: str = "") -> Future[StoredJob] | None:
         try:
             snapshot = job_snapshot(item, self.cluster)
         except UserError as mistake:
             log.warning("job %s is not mirrored, because it cannot be read: %s", _name(item), mistake)
             return None
-        now, whom = keeper.clock(), by or submitter(item) or UNKNOWN_USER
-        return keeper.submit(snapshot.uid, lambda c: snapshots.put(c, snapshot, now, whom[:63]))
+        now, submitted_by = store.clock(), by or submitter(item) or UNKNOWN_USER
+        return store.submit(snapshot.uid, lambda c: snapshots.put(c, snapshot, now, submitted_by[:63]))
 
     def _finish(self, item: Object, future: Future[StoredJob] | None) -> None:
         """Wait for the store, and add the job's plan."""
@@ -175,7 +177,7 @@ class Mirror:
                 self._gists[stored.uid] = gist(item)
 
     def _gone(self, uid: str, now: float) -> None:
-        self._keeper.write(uid, lambda connection: snapshots.mark_gone(connection, uid, now))
+        self._store.write(uid, lambda connection: snapshots.mark_gone(connection, uid, now))
         with self._lock:
             self._gists.pop(uid, None)
             self._progress_of.pop(uid, None)
@@ -188,11 +190,11 @@ class Mirror:
         plan_status = (item.get("status") or {}).get("plan")
         if plan_status is None or stored.plan_digest == plan_status["digest"] or stored.deleted_at is not None:
             return True
-        digest, attempt, now = str(plan_status["digest"]), stored.attempt, self._keeper.clock()
-        plan = self._keeper.read(lambda connection: plans.plan(connection, digest)) or self._read(stored, digest)
+        digest, attempt, now = str(plan_status["digest"]), stored.attempt, self._store.clock()
+        plan = self._store.read(lambda connection: plans.plan(connection, digest)) or self._read(stored, digest)
         if plan is None:
             return False
-        self._keeper.write(stored.uid, lambda c: plans.keep_plan(c, stored.uid, attempt, plan, now))
+        self._store.write(stored.uid, lambda c: plans.keep_plan(c, stored.uid, attempt, plan, now))
         return True
 
     def _read(self, stored: StoredJob, digest: str) -> Plan | None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.mirror import Mirror
+from penstock.api.cluster.store_access import StoreAccess
 from penstock.api.store import measurements, profiles
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.measurements import Measurement
@@ -51,8 +51,8 @@ NOTHING = JobProgress(attempt=0)
 class Reporter:
     """Writes the store's reports to the cluster; `Mirror` has the cluster's current state."""
 
-    def __init__(self, keeper: Keeper, kube: Cluster, mirror: Mirror) -> None:
-        self._keeper, self._kube, self._mirror = keeper, kube, mirror
+    def __init__(self, store: StoreAccess, kube: Cluster, mirror: Mirror) -> None:
+        self._store, self._kube, self._mirror = store, kube, mirror
         self._since = 0.0
         self._waiting: set[str] = set()
         self._last: dict[str, tuple[float, JobProgress]] = {}
@@ -73,14 +73,14 @@ class Reporter:
     # Measurements
 
     def _publish(self) -> None:
-        for measurement in self._keeper.read(
+        for measurement in self._store.read(
             lambda connection: measurements.unpublished(connection, self._mirror.cluster)
         ):
             if _succeeds(partial(self._create_config_map, measurement), measurement.name):
                 marked = partial(
                     measurements.mark_published, uid=measurement.uid, attempt=measurement.attempt, ref=_ref(measurement)
                 )
-                self._keeper.write(measurement.uid, marked)
+                self._store.write(measurement.uid, marked)
                 self._waiting.add(measurement.uid)
 
     def _create_config_map(self, measurement: Measurement) -> None:
@@ -88,7 +88,7 @@ class Reporter:
 
         It exists if a service was killed after its creation, but before the measurement was marked as published.
         """
-        _, profile = self._keeper.read(lambda connection: profiles.get(connection, measurement.digest))
+        _, profile = self._store.read(lambda connection: profiles.get(connection, measurement.digest))
         made = config_map(measurement, profile)
         metadata = made["metadata"]
         try:
@@ -104,9 +104,9 @@ class Reporter:
     # Progress
 
     def _write_due(self) -> None:
-        now, waiting = self._keeper.clock(), frozenset(self._waiting)
+        now, waiting = self._store.clock(), frozenset(self._waiting)
         cluster, since = self._mirror.cluster, self._since
-        reported = self._keeper.read(lambda connection: reports(connection, cluster, since, waiting))
+        reported = self._store.read(lambda connection: reports(connection, cluster, since, waiting))
         self._since = now - SLACK_SECONDS
         changed = [report for report in reported if _compared(report.progress) != _compared(self._current(report.uid))]
         ready = [report for report in changed if self._is_due(report, now)]
@@ -136,17 +136,17 @@ class Reporter:
 
     def _write_one(self, report: Report) -> None:
         """Write at the last observed version, or after a conflict at the current one if it is still the same job."""
-        place, seen = (report.namespace, report.name, report.uid), self._mirror.version(report.uid)
+        key, version = (report.namespace, report.name, report.uid), self._mirror.version(report.uid)
         try:
-            if seen:
-                return self._kube.report(place, report.progress, seen)
+            if version:
+                return self._kube.report(key, report.progress, version)
         except KubeError as error:
             if not error.is_conflict:
                 raise
         current = self._kube.get(JOBS, report.namespace, report.name)["metadata"]
         if current["uid"] != report.uid:
             raise KubeError(404, "NotFound", "the job was deleted and its name reused")
-        return self._kube.report(place, report.progress, current["resourceVersion"])
+        return self._kube.report(key, report.progress, current["resourceVersion"])
 
 
 def _compared(progress: JobProgress) -> dict[str, Any]:

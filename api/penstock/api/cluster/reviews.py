@@ -7,8 +7,8 @@ import logging
 from penstock.api.auth.identity import Caller, Role, digest
 from penstock.api.auth.known_tokens import KnownTokens
 from penstock.api.cluster.kube import Cluster
-from penstock.api.cluster.people import RIGHT_SECONDS, People
 from penstock.api.cluster.pods import Pods
+from penstock.api.cluster.users import RIGHT_SECONDS, Users
 from penstock.kube.names import INGEST_AUDIENCE, PEOPLE_AUDIENCE
 
 log = logging.getLogger(__name__)
@@ -23,11 +23,11 @@ MOST_KNOWN = 8192
 class Reviews:
     """Authenticates pods and users. A token for another audience is refused."""
 
-    def __init__(self, kube: Cluster, pods: Pods, people: People) -> None:
-        self._kube, self._pods, self._people = kube, pods, people
+    def __init__(self, kube: Cluster, pods: Pods, users: Users) -> None:
+        self._kube, self._pods, self._users = kube, pods, users
         self._known = KnownTokens(_known_seconds, MOST_KNOWN)
 
-    def asks(self, secret: str, now: float) -> bool:
+    def needs_review(self, secret: str, now: float) -> bool:
         """Whether the token needs a review by the cluster."""
         return is_candidate(secret) and not self._known.knows(secret, now)
 
@@ -45,7 +45,7 @@ class Reviews:
         audiences, user = status.get("audiences") or (), status.get("user") or {}
         if INGEST_AUDIENCE in audiences:
             return self._pods.caller(user)
-        return self._people.caller(user, digest(secret)) if PEOPLE_AUDIENCE in audiences else None
+        return self._users.caller(user, digest(secret)) if PEOPLE_AUDIENCE in audiences else None
 
 
 def is_candidate(secret: str) -> bool:

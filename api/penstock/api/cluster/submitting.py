@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from penstock.api.cluster.job_snapshot import job_snapshot
-from penstock.api.cluster.kube import Cluster, Place
+from penstock.api.cluster.kube import Cluster, ObjectKey
 from penstock.api.store import attempts, snapshots
 from penstock.api.store.idempotency import KeyedRequest
 from penstock.api.store.jobs import ChangedMeanwhileError, NoSuchJobError, StoredJob
@@ -39,7 +39,7 @@ def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:
 
 def submitted(kube: Cluster, job: PipelineJob, by: str, keyed: KeyedRequest | None, *, dry_run: bool = False) -> Object:
     """Create the PipelineJob for ``by``. A repeated request does not create it again, also if its answer was lost."""
-    manifest = _noted(job, by, keyed)
+    manifest = _annotated_manifest(job, by, keyed)
     try:
         return kube.submit(manifest, dry_run=dry_run)
     except KubeError as error:
@@ -70,11 +70,11 @@ def kept(connection: Connection, item: Object, cluster: str, by: str, now: float
 
 def changed(
     kube: Cluster,
-    see: Callable[[Object], StoredJob | None],
+    store: Callable[[Object], StoredJob | None],
     namespace: str,
     name: str,
     version: int | None,
-    change: Callable[[Place, str | None, StoredJob], Object],
+    change: Callable[[ObjectKey, str | None, StoredJob], Object],
 ) -> Object:
     """Change the job if it has that ``version`` in the store, or any if none is given; return the result.
 
@@ -83,7 +83,7 @@ def changed(
         ChangedMeanwhileError: it has another version.
     """
     for _ in range(TRIES):
-        item, stored = _read_current(kube, see, namespace, name)
+        item, stored = _read_current(kube, store, namespace, name)
         if version is not None and stored.version != version:
             raise ChangedMeanwhileError(f"version {stored.version}, not {version}")
         guard = str(item["metadata"]["resourceVersion"]) if version is not None else None
@@ -98,7 +98,7 @@ def changed(
 
 
 def _read_current(
-    kube: Cluster, see: Callable[[Object], StoredJob | None], namespace: str, name: str
+    kube: Cluster, store: Callable[[Object], StoredJob | None], namespace: str, name: str
 ) -> tuple[Object, StoredJob]:
     """Read the job from the cluster, and store it; return both forms."""
     try:
@@ -107,7 +107,7 @@ def _read_current(
         if not error.is_missing:
             raise
         raise NoSuchJobError(f"{namespace}/{name}") from None
-    stored = see(item)
+    stored = store(item)
     if stored is None:
         raise KubeError(422, "Invalid", "the status of the job cannot be read; the service's log has the field")
     return item, stored
@@ -119,20 +119,20 @@ def begin(connection: Connection, old: StoredJob) -> tuple[int, str] | None:
     return None if newest is None else (newest[1], f"{OUT}{old.uid}/{newest[0]}/{newest[1]}")
 
 
-def on_the_same_storage(again: PipelineJob, old: PipelineJob) -> PipelineJob:
+def on_the_same_storage(retry: PipelineJob, old: PipelineJob) -> PipelineJob:
     """Return the retry with the volume claims of the old job that outlive it: they hold its checkpoints."""
     volumes = {
         root: VolumeSpec(claim=claim_name(old, root)) if _stays(volume) else volume
-        for root, volume in again.spec.kubernetes.volumes.items()
+        for root, volume in retry.spec.kubernetes.volumes.items()
     }
-    return again.with_spec(kubernetes=dataclasses.replace(again.spec.kubernetes, volumes=volumes))
+    return retry.with_spec(kubernetes=dataclasses.replace(retry.spec.kubernetes, volumes=volumes))
 
 
 def _stays(volume: VolumeSpec) -> bool:
     return volume.template is not None and volume.reclaim is Reclaim.RETAIN
 
 
-def _noted(job: PipelineJob, by: str, keyed: KeyedRequest | None) -> dict[str, Any]:
+def _annotated_manifest(job: PipelineJob, by: str, keyed: KeyedRequest | None) -> dict[str, Any]:
     """Return the manifest for the cluster, without the metadata that the cluster sets."""
     manifest = job.to_manifest()
     notes = {SUBMITTER_ANNOTATION: by, **({REQUEST_ANNOTATION: _mark(keyed)} if keyed else {})}

@@ -50,7 +50,7 @@ def assigned(
     free = [device for device in devices if device not in held]
     devices_by_uid: dict[str, tuple[str, ...]] = {}
     for job in starting:
-        wanted = job.demand.cuda_devices
-        if wanted <= len(free):
-            devices_by_uid[job.uid], free = tuple(free[:wanted]), free[wanted:]
+        num_devices = job.demand.cuda_devices
+        if num_devices <= len(free):
+            devices_by_uid[job.uid], free = tuple(free[:num_devices]), free[num_devices:]
     return devices_by_uid

@@ -40,7 +40,7 @@ from penstock.core.supervision import Claim
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "penstock.agent", "ship")
-AT_ONCE = 2
+MOST_SHIPPERS = 2
 MAX_PER_POLL = 100
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 300.0
 
@@ -191,7 +191,7 @@ class Collector:
         pause = self._pauses.get(key)
         if pause is not None and now < pause.until:
             return
-        if self._shippers.running() >= AT_ONCE:
+        if self._shippers.running() >= MOST_SHIPPERS:
             return
         seconds = min(2 * pause.seconds, LONGEST_PAUSE_SECONDS) if pause is not None else FIRST_PAUSE_SECONDS
         self._pauses[key] = _Pause(seconds, now + seconds)

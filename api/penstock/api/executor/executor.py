@@ -50,7 +50,7 @@ from penstock.planner.worker.questions import Question
 log = logging.getLogger(__name__)
 
 EXPIRY_POLL_SECONDS = 30.0
-MOST_LAST_WORDS, MOST_LINE_CHARACTERS = 12, 500
+MOST_LAST_LINES, MOST_LINE_CHARACTERS = 12, 500
 VERSION = core.__version__
 
 
@@ -63,14 +63,14 @@ class Reports:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Look(Job[StoredJob]):
+class _ObservedJob(Job[StoredJob]):
     """A job as observed in one call of `Executor.run_once`, and its demand.
 
-    ``seen`` is none if the attempt's files could not be read.
+    ``process_state`` is none if the attempt's files could not be read.
     """
 
     demand: Demand
-    seen: ProcessState | None
+    process_state: ProcessState | None
 
     @property
     def rests(self) -> bool:
@@ -105,11 +105,11 @@ class Executor:
     ) -> None:
         self._service, self._supervisors, self._planner = service, supervisors, planner
         self._machine, self._name, self._reports, self._may_launch = machine, name, reports, may_launch
-        self._launches, self._noted = launches, ""
+        self._launches, self._logged_holdings = launches, ""
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
         self._specs: dict[str, tuple[tuple[int, bool], JobSpec]] = {}
-        self._resting: dict[str, _Look] = {}
+        self._resting: dict[str, _ObservedJob] = {}
         self._free: Mapping[str, tuple[str, ...]] = {}
         self._boottime, self._boot_id = boottime, boot_id()
         self._ages = Ages()
@@ -118,7 +118,7 @@ class Executor:
     def run_once(self) -> None:
         """Reconcile once every job of this executor or of none. An error in one is logged, and the others go on."""
         try:
-            stored_jobs = self._found()
+            stored_jobs = self._read_jobs()
         except SQLAlchemyError:
             log.exception("jobs could not be read from the store; retrying at the next poll")
             return
@@ -126,27 +126,27 @@ class Executor:
             if stored.delete_requested_at is not None:
                 with _surviving(stored):
                     self._delete(stored)
-        kept = [self._look(stored) for stored in stored_jobs if stored.delete_requested_at is None]
-        looks = [look for look in kept if look is not None]
-        self._free, resting = self._starting(looks), {}
-        for look in looks:
-            uid = look.record.uid
-            with _surviving(look.record):
-                if uid in self._free or look is not self._resting.get(uid):
-                    self._advance(look)
-                if look.rests and uid not in self._free:
-                    resting[uid] = look
+        kept = [self._observe_job(stored) for stored in stored_jobs if stored.delete_requested_at is None]
+        observed_jobs = [observed for observed in kept if observed is not None]
+        self._free, resting = self._starting(observed_jobs), {}
+        for observed in observed_jobs:
+            uid = observed.record.uid
+            with _surviving(observed.record):
+                if uid in self._free or observed is not self._resting.get(uid):
+                    self._advance(observed)
+                if observed.rests and uid not in self._free:
+                    resting[uid] = observed
         self._resting = resting
 
     # Observation
 
-    def _found(self) -> list[StoredJob]:
+    def _read_jobs(self) -> list[StoredJob]:
         """Return the jobs to reconcile. Ended jobs are many and can only expire, so they are included less often."""
         now = self._boottime()
         expiry = now >= self._expiry_poll_at
         if expiry:
             self._expiry_poll_at = now + EXPIRY_POLL_SECONDS
-        waiting = {uid: look.record for uid, look in self._resting.items()}
+        waiting = {uid: observed.record for uid, observed in self._resting.items()}
         stored_jobs = self._service.read(
             lambda connection: jobs.unfinished(connection, self._name, ended=expiry, waiting=waiting)
         )
@@ -161,7 +161,7 @@ class Executor:
         self._specs = {uid: spec for uid, spec in self._specs.items() if uid in uids}
         self._plans = {digest: plan for digest, plan in self._plans.items() if digest in digests}
 
-    def _look(self, stored: StoredJob) -> _Look | None:
+    def _observe_job(self, stored: StoredJob) -> _ObservedJob | None:
         """Return the job as observed now; none if its manifest cannot be read, or observing it failed.
 
         A resting job is returned as observed before, unless it was read from the store again since.
@@ -171,13 +171,15 @@ class Executor:
             return resting
         with _surviving(stored):
             try:
-                spec, seen = self._spec(stored), None
+                spec, process_state = self._spec(stored), None
             except UserError as mistake:
                 self._refuse(stored, mistake)
                 return None
             with _surviving(stored):
-                seen = self._supervisors.observe(self._folder(stored)) if stored.attempt else ProcessState()
-            return _Look(key=stored.uid, record=stored, spec=spec, demand=demand_of(spec), seen=seen)
+                process_state = self._supervisors.observe(self._folder(stored)) if stored.attempt else ProcessState()
+            return _ObservedJob(
+                key=stored.uid, record=stored, spec=spec, demand=demand_of(spec), process_state=process_state
+            )
         return None
 
     def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
@@ -201,19 +203,19 @@ class Executor:
     def _root(self, stored: StoredJob) -> Path:
         return self._service.settings.runs / stored.uid
 
-    def _starting(self, looks: Sequence[_Look]) -> Mapping[str, tuple[str, ...]]:
+    def _starting(self, observed_jobs: Sequence[_ObservedJob]) -> Mapping[str, tuple[str, ...]]:
         """The jobs that may start, by uid, each with the devices that it gets."""
         if not self._may_launch():
             return {}
-        if not any(look.record.phase is Phase.QUEUED for look in looks):
+        if not any(observed.record.phase is Phase.QUEUED for observed in observed_jobs):
             return {}
-        holding = [look for look in looks if self._holds(look)]
-        own = [look.record.uid for look in looks]
+        holding = [observed for observed in observed_jobs if self._holds(observed)]
+        own = [observed.record.uid for observed in observed_jobs]
         others = self._launches.others(own) if self._launches else []
-        starting = self._admitted(looks, [*(look.demand for look in holding), *self._demands(others)])
+        starting = self._admitted(observed_jobs, [*(observed.demand for observed in holding), *self._demands(others)])
         held: tuple[str, ...] = ()
         if any(job.demand.cuda_devices for job in starting):
-            newest = [(look.record.uid, look.record.attempt) for look in holding]
+            newest = [(observed.record.uid, observed.record.attempt) for observed in holding]
             try:
                 held = self._service.read(lambda connection: attempts.devices_of(connection, newest))
             except SQLAlchemyError:
@@ -225,60 +227,60 @@ class Executor:
     def _demands(self, others: Sequence[Holding]) -> list[Demand]:
         """Return the demands of other programs; log them when they change while jobs wait."""
         line = ", ".join(map(str, others))
-        if line and line != self._noted:
+        if line and line != self._logged_holdings:
             log.warning("%s; jobs that do not fit next to that wait", line)
-        self._noted = line
+        self._logged_holdings = line
         return [self._launches.demand_of(holding) for holding in others] if self._launches else []
 
-    def _admitted(self, looks: Sequence[_Look], running: Sequence[Demand]) -> list[Waiting]:
+    def _admitted(self, observed_jobs: Sequence[_ObservedJob], running: Sequence[Demand]) -> list[Waiting]:
         waiting = [
             Waiting(
-                uid=look.record.uid,
-                number=look.record.number,
-                priority=look.record.priority,
-                demand=look.demand,
+                uid=observed.record.uid,
+                number=observed.record.number,
+                priority=observed.record.priority,
+                demand=observed.demand,
             )
-            for look in looks
-            if look.record.phase is Phase.QUEUED and not look.spec.run_policy.suspend
+            for observed in observed_jobs
+            if observed.record.phase is Phase.QUEUED and not observed.spec.run_policy.suspend
         ]
         uids = admitted(waiting, running, self._machine.capacity)
         return [job for job in waiting if job.uid in uids]
 
     @staticmethod
-    def _holds(look: _Look) -> bool:
+    def _holds(observed: _ObservedJob) -> bool:
         """Whether the job holds its cores or devices: from its launch until none of its processes is left."""
-        return look.record.phase in LIVE or (look.seen is not None and look.seen.alive)
+        return observed.record.phase in LIVE or (observed.process_state is not None and observed.process_state.alive)
 
-    def _advance(self, look: _Look) -> None:
+    def _advance(self, observed: _ObservedJob) -> None:
         """Take a step of the job, or fail it if it needs more than the machine has."""
-        stored = look.record
-        short = lacking(look.demand, self._machine.capacity)
+        stored = observed.record
+        short = lacking(observed.demand, self._machine.capacity)
         if short and stored.phase is Phase.QUEUED:
             remedy = "lower it, or use a larger machine"
             self._fail(stored, "UserError", UserError(what=f"needs {short}", where="spec.resources", remedy=remedy))
-        elif look.seen is not None:
-            step(self, look, self._now())
+        elif observed.process_state is not None:
+            step(self, observed, self._now())
 
     def _now(self) -> Reading:
         return Reading(wall=self._service.clock(), boot_id=self._boot_id, boottime=self._boottime())
 
     # Backend: observation
 
-    def observe(self, look: _Look, now: Reading, *, fresh: bool = False) -> Observation:
+    def observe(self, observed: _ObservedJob, now: Reading, *, fresh: bool = False) -> Observation:
         """Return the observation of the attempt, with the state of its plan and whether the job may start."""
-        stored = look.record
-        assert look.seen is not None, "a job whose attempt cannot be observed takes no step"
+        stored = observed.record
+        assert observed.process_state is not None, "a job whose attempt cannot be observed takes no step"
         plan, error = self._plan_step(stored)
         planned = self._plans.get(stored.plan_digest or "")
         state = replace(
-            look.seen,
-            admitted=look.key in self._free,
-            mark=_mark(stored, look.seen),
+            observed.process_state,
+            admitted=observed.key in self._free,
+            mark=_mark(stored, observed.process_state),
             plan=plan,
             plan_error=error,
             predicted_step_seconds=planned.prediction.step_seconds if planned and planned.prediction else None,
         )
-        return observation(look, state, self._ages, now)
+        return observation(observed, state, self._ages, now)
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
         """Return the state of planning for the newest attempt, and its error; missing outside of live phases."""
@@ -312,15 +314,15 @@ class Executor:
 
     # Backend: actions
 
-    def enter(self, look: _Look, entered: SetPhase, now: Reading) -> None:
+    def enter(self, observed: _ObservedJob, entered: SetPhase, now: Reading) -> None:
         """Store the phase. If the store refuses it, the attempt is unaffected: the engine ends it only afterwards.
 
         If the service is killed in between, the next one ends what is still alive. A launch also ends the attempt
         before it.
         """
-        words = last_words(look.seen) if look.seen and entered.reason in LOSSES else ()
-        changes = failure_changes(look.record, entered, now)
-        self._enter(look.record, entered, now.wall, last_words=words, **changes)
+        lines = last_lines(observed.process_state) if observed.process_state and entered.reason in LOSSES else ()
+        changes = failure_changes(observed.record, entered, now)
+        self._enter(observed.record, entered, now.wall, last_lines=lines, **changes)
 
     def _enter(self, stored: StoredJob, entered: SetPhase, now: float, **changes: Any) -> None:
         def change(connection: Connection) -> None:
@@ -344,12 +346,12 @@ class Executor:
         self._planner.cancel(stored.uid)
         self._no_plan.pop(stored.uid, None)
 
-    def launch(self, look: _Look, launch: Launch, entered: SetPhase | None, now: Reading) -> _Look:
+    def launch(self, observed: _ObservedJob, launch: Launch, entered: SetPhase | None, now: Reading) -> _ObservedJob:
         """Store the attempt's number, its devices and the phase in one transaction before anything starts, so that no
         number and no device is given twice.
         """
         assert entered is not None, "a job waits for its devices before it is launched"
-        stored, at = look.record, now.wall
+        stored, at = observed.record, now.wall
         started = stored.started_at if stored.started_at is not None else at
 
         def change(connection: Connection) -> StoredJob:
@@ -365,16 +367,16 @@ class Executor:
             jobs.add_event(connection, stored.uid, "launched", body, at, **changes)
             return jobs.enter_phase(connection, stored.uid, entered.phase, entered.reason, entered.message, at)
 
-        return replace(look, record=self._service.write(stored.uid, change))
+        return replace(observed, record=self._service.write(stored.uid, change))
 
-    def start(self, look: _Look) -> None:
+    def start(self, observed: _ObservedJob) -> None:
         """Write the job and start the attempt's supervisor, unless the attempt has one."""
-        stored = look.record
-        job = self._service.settings.locations.resolved(stored.job, readable=_asked_before)
+        stored = observed.record
+        job = self._service.settings.locations.resolved(stored.job, readable=_is_readable)
         root = self._root(stored)
         make_folder(root)
         write_atomically(root / "job.yaml", yamltext.dump(job.to_manifest()))
-        limit = look.spec.run_policy.active_deadline_seconds
+        limit = observed.spec.run_policy.active_deadline_seconds
         deadline = (stored.started_at or 0.0) + limit if limit else None
         order = Order(
             uid=stored.uid,
@@ -386,27 +388,27 @@ class Executor:
         )
         self._supervisors.start(self._folder(stored), order)
 
-    def measure(self, look: _Look) -> None:
+    def measure(self, observed: _ObservedJob) -> None:
         """Request the measurement from the supervisor."""
-        self._supervisors.ask(self._folder(look.record), SupervisorRequest.MEASURE)
+        self._supervisors.request(self._folder(observed.record), SupervisorRequest.MEASURE)
 
-    def stop(self, look: _Look, reason: str) -> None:
+    def stop(self, observed: _ObservedJob, reason: str) -> None:
         """Request a checkpoint and the end from the supervisor."""
-        self._supervisors.ask(self._folder(look.record), SupervisorRequest.STOP)
+        self._supervisors.request(self._folder(observed.record), SupervisorRequest.STOP)
 
-    def delete(self, look: _Look) -> None:
+    def delete(self, observed: _ObservedJob) -> None:
         """End the newest attempt."""
-        self._close(look.record)
+        self._close(observed.record)
 
-    def expire(self, look: _Look) -> None:
+    def expire(self, observed: _ObservedJob) -> None:
         """Delete the job."""
-        self._delete(look.record)
+        self._delete(observed.record)
 
-    def plan(self, look: _Look) -> None:
+    def plan(self, observed: _ObservedJob) -> None:
         """Start planning by the measured profile. A missing or unreadable profile counts as a failed plan, because a
         retry would not fix it.
         """
-        stored = look.record
+        stored = observed.record
         try:
             profile = _read_profile(self._root(stored))
         except (UserError, ValueError) as error:
@@ -417,11 +419,11 @@ class Executor:
             return
         measured = profile
         self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
-        self._planner.start(stored.uid, Question(spec=look.spec, profile=profile))
+        self._planner.start(stored.uid, Question(spec=observed.spec, profile=profile))
 
-    def bind(self, look: _Look) -> None:
+    def bind(self, observed: _ObservedJob) -> None:
         """Write the plan, and then the binding that makes the supervisor read it."""
-        stored = look.record
+        stored = observed.record
         plan = self._plans[stored.plan_digest or ""].for_ranks
         write_atomically(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
         self._supervisors.bind(self._folder(stored), Binding(plan_digest=plan.digest))
@@ -446,28 +448,28 @@ def _surviving(stored: StoredJob) -> Iterator[None]:
         )
 
 
-def _asked_before(uid: str) -> bool:
+def _is_readable(uid: str) -> bool:
     """Whether the job may begin from a checkpoint of the job with that uid: always, because that was checked at its
     submission.
     """
     return True
 
 
-def _mark(stored: StoredJob, seen: ProcessState) -> tuple[int | None, float | None] | None:
+def _mark(stored: StoredJob, process_state: ProcessState) -> tuple[int | None, float | None] | None:
     """Return the last step in the records, and the time of the last step in the supervisor's report; none before both.
 
     The report changes even while records cannot be sent. Its time is only compared for equality.
     """
     progress = stored.progress
     step = progress.step if progress is not None and progress.attempt == stored.attempt else None
-    at = seen.report.last_step_at if seen.report else None
+    at = process_state.report.last_step_at if process_state.report else None
     return None if step is None and at is None else (step, at)
 
 
-def last_words(state: ProcessState) -> tuple[str, ...]:
+def last_lines(state: ProcessState) -> tuple[str, ...]:
     """The last lines of the rank at fault, cut to the limits of an event."""
     lines = state.report.last_words if state.report else ()
-    return tuple(cleaned(line[:MOST_LINE_CHARACTERS]) for line in lines[-MOST_LAST_WORDS:])
+    return tuple(cleaned(line[:MOST_LINE_CHARACTERS]) for line in lines[-MOST_LAST_LINES:])
 
 
 def _read_profile(root: Path) -> Profile | None:

@@ -25,7 +25,7 @@ from penstock.planner.worker.questions import Answer, Progress, Question
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 2
+MOST_CONCURRENT = 2
 MOST_SECONDS = 300.0
 MOST_BEGINNINGS = 5
 RENEW_SECONDS, LAPSE_SECONDS = 1.0, 30.0
@@ -39,7 +39,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class Fail:
     """Answer the request with an error: it was started too often."""
 
     request: StoredRequest
@@ -59,7 +59,7 @@ class Drop:
     id: str
 
 
-Step = Begin | GiveUp | Poll | Drop
+Step = Begin | Fail | Poll | Drop
 
 
 def next_steps(
@@ -73,11 +73,11 @@ def next_steps(
     kept = {request.id for request in mine}
     steps: list[Step] = [Drop(request) for request in busy if request not in kept]
     steps += [Poll(request) for request in mine]
-    free = AT_ONCE - len(mine)
+    free = MOST_CONCURRENT - len(mine)
     waiting = [request for request in open_requests if request.id not in kept and _is_free(request, worker, lapsed)]
     for request in _round_robin(waiting, [request for request in open_requests if request not in waiting]):
         if request.begun >= MOST_BEGINNINGS:
-            steps.append(GiveUp(request))
+            steps.append(Fail(request))
         elif free > 0:
             steps.append(Begin(request))
             free -= 1
@@ -143,8 +143,8 @@ class PlanQueue:
         match step:
             case Begin(request):
                 self._begin(request, now)
-            case GiveUp(request):
-                self._give_up(request, now)
+            case Fail(request):
+                self._fail(request, now)
             case Poll(request):
                 self._poll(request.id, now)
             case Drop(request):
@@ -167,12 +167,14 @@ class PlanQueue:
         return self._service.write(request.id, lambda c: plan_requests.claim(c, request, self._name, now))
 
     def _question(self, request: str) -> Question:
-        wanted = self._service.read(lambda connection: plan_requests.wanted(connection, request))
-        digest = wanted.profile
+        plan_input = self._service.read(lambda connection: plan_requests.plan_input(connection, request))
+        digest = plan_input.profile
         profile = None if digest is None else self._service.read(lambda c: profiles.get(c, digest))[1]
-        return Question(spec=wanted.job.spec, profile=profile, cluster=wanted.cluster, what_if=wanted.what_if)
+        return Question(
+            spec=plan_input.job.spec, profile=profile, cluster=plan_input.cluster, what_if=plan_input.what_if
+        )
 
-    def _give_up(self, request: StoredRequest, now: float) -> None:
+    def _fail(self, request: StoredRequest, now: float) -> None:
         if self._claim(request, now):
             what = f"planning was started {request.begun} times, and the service was killed each time"
             remedy = "check the service's log and memory limit, then request the plan again"

@@ -25,7 +25,7 @@ from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Supe
 COMMAND = (sys.executable, "-m", "penstock.agent", "supervise")
 END_SECONDS = 20.0
 KILL_SECONDS = 5.0
-TELLING_SECONDS = 30.0
+MOST_SHIPPING_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 
 
@@ -38,7 +38,7 @@ class Supervisors(Protocol):
     def observe(self, folder: AttemptFolder) -> ProcessState:
         """Observe the attempt by its files, without its plan."""
 
-    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
+    def request(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         """Make a request of this kind, once."""
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
@@ -54,7 +54,7 @@ class ProcessSupervisors:
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self._command = command
         self._started: dict[AttemptFolder, subprocess.Popen[bytes]] = {}
-        self._telling_since: dict[AttemptFolder, float] = {}
+        self._shipping_since: dict[AttemptFolder, float] = {}
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
         """Start a supervisor. A second one for the same attempt exits, because the first one has claimed it."""
@@ -87,14 +87,14 @@ class ProcessSupervisors:
     def alive(self, folder: AttemptFolder) -> bool:
         """Whether the supervisor runs, or a shipper still uploads the attempt's records.
 
-        The shipper counts for `TELLING_SECONDS` at most, so that it does not delay the next attempt indefinitely.
+        The shipper counts for `MOST_SHIPPING_SECONDS` at most, so that it does not delay the next attempt indefinitely.
         """
         if self._supervised(folder):
             return True
         if not is_locked(shipping_lock(folder.root)):
-            self._telling_since.pop(folder, None)
+            self._shipping_since.pop(folder, None)
             return False
-        return time.monotonic() < self._telling_since.setdefault(folder, time.monotonic()) + TELLING_SECONDS
+        return time.monotonic() < self._shipping_since.setdefault(folder, time.monotonic()) + MOST_SHIPPING_SECONDS
 
     def _supervised(self, folder: AttemptFolder) -> bool:
         if self._starting(folder):
@@ -112,10 +112,10 @@ class ProcessSupervisors:
         ended = not self._supervised(folder)  # before the read: it may write a report and exit in between
         attempt_report = read(folder.report, AttemptReport)
         if attempt_report is None and ended and process is not None:
-            return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
+            return AttemptReport(state=AttemptState.FAILED, message=_start_failure(folder.log, process.returncode))
         return attempt_report
 
-    def ask(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
+    def request(self, folder: AttemptFolder, request: SupervisorRequest) -> None:
         folder.request(request).touch()
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
@@ -127,7 +127,7 @@ class ProcessSupervisors:
         take(folder, NOBODY)  # a supervisor that is still starting then fails to claim the attempt, and exits
         for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             self._signal(folder, number)
-            if self._gone(folder, seconds):
+            if self._has_ended(folder, seconds):
                 return
         raise TimeoutError(
             f"the supervisor of {folder.path} did not end after SIGKILL; a process in uninterruptible I/O waits"
@@ -142,7 +142,7 @@ class ProcessSupervisors:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _gone(self, folder: AttemptFolder, seconds: float) -> bool:
+    def _has_ended(self, folder: AttemptFolder, seconds: float) -> bool:
         end = time.monotonic() + seconds
         while self._supervised(folder):
             if time.monotonic() > end:
@@ -151,7 +151,7 @@ class ProcessSupervisors:
         return True
 
 
-def _last_words(log: Path, code: int) -> str:
+def _start_failure(log: Path, code: int) -> str:
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    said = next((line for line in reversed(lines) if line.strip()), f"{log} is empty")
-    return f"the supervisor did not start (exit code {code}): {said}"
+    last_line = next((line for line in reversed(lines) if line.strip()), f"{log} is empty")
+    return f"the supervisor did not start (exit code {code}): {last_line}"

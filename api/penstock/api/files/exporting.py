@@ -126,12 +126,16 @@ class Exports:
 
     def _ran(self, command: tuple[str, ...]) -> str:
         """Run the command; return the reason why it failed, or an empty string."""
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as stderr_file:
             with self._lock:
                 if self._closed:
                     return "the service ended"
                 process = self._running = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr_file,
+                    start_new_session=True,
                 )
             try:
                 code = process.wait(self._most_seconds)
@@ -141,8 +145,8 @@ class Exports:
             finally:
                 with self._lock:
                     self._running = None
-            said.seek(0)
-            text = said.read().decode(errors="replace").strip()
+            stderr_file.seek(0)
+            text = stderr_file.read().decode(errors="replace").strip()
         return "" if code == 0 else _why(text)[-MOST_CHARACTERS:] or f"ended with code {code}"
 
 

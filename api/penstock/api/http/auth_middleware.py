@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.api.auth.identity import PREFIX, Caller, Role
 from penstock.api.auth.origin import SAFE_METHODS
 from penstock.api.auth.throttle import Rate, Throttle, site
-from penstock.api.http.credentials import Credential, recognize, shown
+from penstock.api.http.credentials import Credential, read_credential, recognize
 from penstock.api.http.errors import translated
 from penstock.api.http.problems import Problem
 from penstock.api.service import Service
@@ -49,7 +49,7 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        credential = shown(HTTPConnection(scope))
+        credential = read_credential(HTTPConnection(scope))
         caller = await self._recognized(credential, address_of(scope))
         self._count(caller, address_of(scope))
         scope.setdefault("state", {}).update(credential=credential, caller=caller)
@@ -73,7 +73,7 @@ class AuthMiddleware:
             if credential.session:
                 return await run_in_threadpool(look_up)
             if service.cluster is not None and not credential.secret.startswith(PREFIX):
-                if service.cluster.reviews.asks(credential.secret, now):
+                if service.cluster.reviews.needs_review(credential.secret, now):
                     self._take(f"reviews {site(address)}", service.settings.limits.reviews)
                 return await service.cluster.reviews.find(credential.secret, now)
             return await service.known_tokens.find(credential.secret, now, look_up)

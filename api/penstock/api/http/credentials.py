@@ -21,7 +21,7 @@ class Credential:
     session: bool
 
 
-def shown(request: HTTPConnection) -> Credential | None:
+def read_credential(request: HTTPConnection) -> Credential | None:
     """Return the request's credential. A token has precedence over a cookie: a page sends one deliberately."""
     header = request.headers.get("authorization")
     if header is not None:

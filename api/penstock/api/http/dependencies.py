@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from penstock.api.auth.identity import Caller, Identity, Role
 from penstock.api.auth.origin import SAFE_METHODS, same_origin
-from penstock.api.cluster.people import Person
+from penstock.api.cluster.users import ClusterUser
 from penstock.api.http.credentials import Credential
 from penstock.api.http.problems import Problem
 from penstock.api.service import Service
@@ -105,7 +105,7 @@ def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Ident
     """
 
     async def required(request: Request, identity: IdentityIn) -> Identity:
-        if isinstance(identity, Person):
+        if isinstance(identity, ClusterUser):
             return await run_in_threadpool(let_pass, request, identity, role, everywhere=everywhere)
         return let_pass(request, identity, role, everywhere=everywhere)
 

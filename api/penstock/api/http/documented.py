@@ -60,7 +60,7 @@ def completed(document: Document) -> Document:
         **document,
         "info": {**document["info"], **INFO},
         "servers": list(SERVERS),
-        "tags": [{"name": name, "description": words} for name, words in TAGS.items()],
+        "tags": [{"name": name, "description": description} for name, description in TAGS.items()],
         "paths": paths,
         "components": _whole(_components(document["components"]["schemas"])),
     }

@@ -95,8 +95,8 @@ class FilePart(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         place = self._part.start
         while place < self._part.stop:
-            wanted = min(CHUNK_BYTES, self._part.stop - place)
-            chunk = await run_in_threadpool(os.pread, self._file.fileno(), wanted, place)
+            num_bytes = min(CHUNK_BYTES, self._part.stop - place)
+            chunk = await run_in_threadpool(os.pread, self._file.fileno(), num_bytes, place)
             if not chunk:
                 raise RuntimeError("the file was truncated while it was sent")  # the client sees a broken connection
             place += len(chunk)

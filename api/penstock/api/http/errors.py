@@ -272,7 +272,7 @@ def answer(problem: Problem) -> JSONResponse:
 def problem_page(problem: Problem) -> Page:
     """Return the problem document as a page, for browsers."""
     title = PROBLEMS[problem.kind].title
-    words = card(element("strong", problem.detail), element("p", problem.remedy), class_="failure")
+    failure = card(element("strong", problem.detail), element("p", problem.remedy), class_="failure")
     head = element("div", element("h1", title), class_="head")
     back = element("p", element("a", "All jobs", href="/"))
-    return Page(title=title, body=join((head, words, back)))
+    return Page(title=title, body=join((head, failure, back)))

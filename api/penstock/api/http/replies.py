@@ -32,9 +32,9 @@ async def keyed_request(
     """Return the request's key and digest, if it has a key."""
     if idempotency_key is None:
         return None
-    said = hashlib.sha256(f"{request.method} {request.url.path}?{request.url.query}\n".encode())
-    said.update(await request.body())
-    return KeyedRequest(identity=caller.id, key=idempotency_key, request=said.hexdigest())
+    request_hash = hashlib.sha256(f"{request.method} {request.url.path}?{request.url.query}\n".encode())
+    request_hash.update(await request.body())
+    return KeyedRequest(identity=caller.id, key=idempotency_key, request=request_hash.hexdigest())
 
 
 Once = Annotated[KeyedRequest | None, Depends(keyed_request)]

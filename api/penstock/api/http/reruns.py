@@ -90,10 +90,10 @@ def _schedule(plan: Plan) -> str | ScheduleSpec:
 def commands(job: PipelineJob, server: str, packages: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return shell commands to run the job on the service at the URL ``server``, with these packages and versions."""
     file = f"{job.metadata.name}.yaml"
-    wanted = {name: version.partition("+")[0] for name, version in packages}
-    constraint = "--constraint WHEELS/penstock.txt " if "penstock" in wanted else ""
+    versions = {name: version.partition("+")[0] for name, version in packages}
+    constraint = "--constraint WHEELS/penstock.txt " if "penstock" in versions else ""
     requirements = " ".join(
-        f"'{package}=={wanted[name]}'" for name in wanted for package in OF_PENSTOCK.get(name, (name,))
+        f"'{package}=={versions[name]}'" for name in versions for package in OF_PENSTOCK.get(name, (name,))
     )
     install = (f"pip install {constraint}{requirements}",) if requirements else ()
     document = f"cat > {file} <<'END'\n{yamltext.dump(job.to_manifest()).rstrip()}\nEND"

@@ -28,7 +28,7 @@ FLUSH_SECONDS = 0.25
 """Minimum interval of messages to lists."""
 ROW_SECONDS = 1.0
 """Minimum interval of messages about one row of a list."""
-AT_ONCE = 5
+MESSAGES_PER_TURN = 5
 """Messages after which the event loop serves other requests."""
 GATHER_SECONDS = 0.05
 """Changes that are committed within this time are read together."""
@@ -63,7 +63,7 @@ class Feed:
         self._known: dict[str, Signature] = {}
         self._late: set[str] = set()
         self._rows: dict[str, JobUpdate] = {}
-        self._row_told_at: dict[str, float] = {}
+        self._row_sent_at: dict[str, float] = {}
         self._closed = False
         self._of_tokens: Counter[str] = Counter()
         self._of_namespaces: Counter[tuple[str, ...] | None] = Counter()
@@ -83,7 +83,7 @@ class Feed:
             self._of_lists.append(listener)
         if self._work is None or self._work.done():
             self._wakener = _Wakener(asyncio.get_running_loop())
-            self._work = asyncio.create_task(self._go_on(self._wakener), name="penstock-feed")
+            self._work = asyncio.create_task(self._run(self._wakener), name="penstock-feed")
         if isinstance(listener, JobListener):
             self._wakener.add({listener.uid})
         if self._closed:
@@ -125,9 +125,9 @@ class Feed:
         """Return the number of streams of the token, and of the same namespaces."""
         return self._of_tokens[share.token], self._of_namespaces[share.namespaces]
 
-    async def _go_on(self, wakener: _Wakener) -> None:
+    async def _run(self, wakener: _Wakener) -> None:
         loop = asyncio.get_running_loop()
-        looked_at, next_tick, next_flush = self._clock(), loop.time(), loop.time()
+        polled_at, next_tick, next_flush = self._clock(), loop.time(), loop.time()
         while self.num_listeners:
             due = min(next_tick, next_flush) if self._rows else next_tick
             await wakener.wait(due - loop.time())
@@ -135,8 +135,8 @@ class Feed:
             try:
                 if tick:
                     next_tick, began = loop.time() + TICK_SECONDS, self._clock()
-                    touched |= self._late | await self._changed_elsewhere(looked_at - OVERLAP_SECONDS)
-                    looked_at, self._late = began, set()
+                    touched |= self._late | await self._changed_elsewhere(polled_at - OVERLAP_SECONDS)
+                    polled_at, self._late = began, set()
                 await self._send_to_listeners(touched, loop.time())
             except SQLAlchemyError as error:
                 log.warning(
@@ -149,43 +149,43 @@ class Feed:
                 next_flush = loop.time() + FLUSH_SECONDS
                 await self._send_to_lists(loop.time())
             await asyncio.sleep(GATHER_SECONDS)
-        self._known, self._late, self._rows, self._row_told_at = {}, set(), {}, {}
+        self._known, self._late, self._rows, self._row_sent_at = {}, set(), {}, {}
 
     async def _changed_elsewhere(self, since: float) -> set[str]:
         """Return jobs that other services changed; signatures outside of the overlap are dropped."""
         signatures = await asyncio.to_thread(self._reader.changed_since, since)
         new = {uid for uid, signature in signatures.items() if self._known.get(uid) != signature}
         self._known = {uid: signature for uid, signature in self._known.items() if uid in signatures}
-        self._row_told_at = {uid: at for uid, at in self._row_told_at.items() if uid in signatures}
+        self._row_sent_at = {uid: at for uid, at in self._row_sent_at.items() if uid in signatures}
         return new
 
     async def _send_to_listeners(self, uids: Collection[str], now: float) -> None:
         """Read these jobs, and notify their listeners, then the lists."""
-        wanted = uids if self._of_lists else [uid for uid in uids if uid in self._of_jobs]
-        if not wanted:
+        relevant = uids if self._of_lists else [uid for uid in uids if uid in self._of_jobs]
+        if not relevant:
             return
         after = {
-            uid: min(listener.last_event for listener in some) for uid, some in self._of_jobs.items() if uid in wanted
+            uid: min(listener.last_event for listener in some) for uid, some in self._of_jobs.items() if uid in relevant
         }
-        for number, change in enumerate(await asyncio.to_thread(self._reader.read_changes, wanted, after)):
-            if number % AT_ONCE == 0:
+        for number, change in enumerate(await asyncio.to_thread(self._reader.read_changes, relevant, after)):
+            if number % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
             update = JobUpdate(change)
             uid = update.job.uid
             if self._known.get(uid) != update.signature:
                 self._known[uid] = update.signature
                 self._rows[uid] = update
-            heard = [listener.offer(update, now) for listener in self._of_jobs.get(uid, ())]
-            if not all(heard):
+            delivered = [listener.offer(update, now) for listener in self._of_jobs.get(uid, ())]
+            if not all(delivered):
                 self._late.add(uid)
 
     async def _send_to_lists(self, now: float) -> None:
-        ready = [uid for uid in self._rows if now >= self._row_told_at.get(uid, -ROW_SECONDS) + ROW_SECONDS]
+        ready = [uid for uid in self._rows if now >= self._row_sent_at.get(uid, -ROW_SECONDS) + ROW_SECONDS]
         update = [self._rows.pop(uid) for uid in ready]
-        self._row_told_at.update(dict.fromkeys(ready, now))
+        self._row_sent_at.update(dict.fromkeys(ready, now))
         texts: dict[Filter, bytes] = {}
         for number, listener in enumerate(list(self._of_lists)):
-            if number % AT_ONCE == 0:
+            if number % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
             if listener.filter not in texts:
                 texts[listener.filter] = b"".join(_rows(update, listener.filter))
@@ -193,8 +193,8 @@ class Feed:
                 listener.outgoing.put(texts[listener.filter])
 
 
-def _rows(update: Iterable[JobUpdate], wanted: Filter) -> Iterable[bytes]:
-    return (news_item.job_message for news_item in update if wanted.matches(news_item.job))
+def _rows(update: Iterable[JobUpdate], job_filter: Filter) -> Iterable[bytes]:
+    return (news_item.job_message for news_item in update if job_filter.matches(news_item.job))
 
 
 class _Wakener:

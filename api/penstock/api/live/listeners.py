@@ -80,8 +80,8 @@ class JobListener:
     last_event: int
     share: Share = Share()
     outgoing: Outgoing = field(default_factory=Outgoing)
-    _heard: Signature | None = None
-    _heard_at: float = 0.0
+    _sent_signature: Signature | None = None
+    _sent_at: float = 0.0
 
     def offer(self, update: JobUpdate, now: float) -> bool:
         """Queue the update; return false for a report too soon after the last one, which has to be offered again."""
@@ -89,13 +89,13 @@ class JobListener:
             if number > self.last_event:
                 self.outgoing.put(message)
                 self.last_event = number
-        if update.signature == self._heard:
+        if update.signature == self._sent_signature:
             return True
-        only_reported = self._heard is not None and self._heard[0] == update.signature[0]
-        if only_reported and now < self._heard_at + REPORT_SECONDS:
+        only_reported = self._sent_signature is not None and self._sent_signature[0] == update.signature[0]
+        if only_reported and now < self._sent_at + REPORT_SECONDS:
             return False
         self.outgoing.put(update.job_message)
-        self._heard, self._heard_at = update.signature, now
+        self._sent_signature, self._sent_at = update.signature, now
         return True
 
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CHANNEL = "penstock"
 GATHER_SECONDS = 0.05
 """Commits within this time are sent together."""
-AGAIN_SECONDS = 5.0
+RECONNECT_SECONDS = 5.0
 """Seconds before a lost connection is opened again."""
 POLL_SECONDS = 1.0
 """Interval of checks for the service's end while no notification arrives."""
@@ -31,16 +31,16 @@ MOST_UIDS = 200
 
 
 class Notices:
-    """Notifies other services of the uids of jobs that changed here, and calls ``heard`` with theirs, in a thread."""
+    """Notifies other services of the uids of jobs that changed here, and calls ``on_notice`` with theirs."""
 
-    def __init__(self, engine: Engine, heard: Callable[[Collection[str]], None]) -> None:
-        self._engine, self._heard = engine, heard
+    def __init__(self, engine: Engine, on_notice: Callable[[Collection[str]], None]) -> None:
+        self._engine, self._on_notice = engine, on_notice
         self._me = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._uids: set[str] = set()
         self._due, self._ending = threading.Event(), threading.Event()
         self._threads = [
-            threading.Thread(target=self._keep_on, args=(work,), name=f"penstock-notices-{name}", daemon=True)
+            threading.Thread(target=self._run, args=(work,), name=f"penstock-notices-{name}", daemon=True)
             for name, work in (("out", self._send), ("in", self._listen))
         ]
         for thread in self._threads:
@@ -59,7 +59,7 @@ class Notices:
         for thread in self._threads:
             thread.join()
 
-    def _keep_on(self, work: Callable[[Connection], None]) -> None:
+    def _run(self, work: Callable[[Connection], None]) -> None:
         while not self._ending.is_set():
             try:
                 with self._connect() as connection:
@@ -69,9 +69,9 @@ class Notices:
                     "notifications between services are interrupted, so changes arrive up to a second late: %s; "
                     "reconnecting in %.0f s",
                     error,
-                    AGAIN_SECONDS,
+                    RECONNECT_SECONDS,
                 )
-                self._ending.wait(AGAIN_SECONDS)
+                self._ending.wait(RECONNECT_SECONDS)
 
     def _connect(self) -> Connection:
         """Open a connection outside of the pool, by the driver itself, which can wait for notifications."""
@@ -97,4 +97,4 @@ class Notices:
             for notice in connection.notifies(timeout=POLL_SECONDS, stop_after=1):
                 sender, *uids = notice.payload.split(" ")
                 if sender != self._me:
-                    self._heard(uids)
+                    self._on_notice(uids)

@@ -42,7 +42,7 @@ class Scrape:
     jobs: list[JobSummary]
     step_predictions: Mapping[str, StepPrediction | None]
 
-    def promise(self, job: JobSummary) -> StepPrediction | None:
+    def prediction(self, job: JobSummary) -> StepPrediction | None:
         """The prediction of the job's current plan."""
         return self.step_predictions.get(job.plan_digest or "")
 
@@ -52,14 +52,14 @@ Value = Callable[[JobSummary, StepPrediction | None], float | None]
 
 def _running(value: Callable[[JobSummary], float | None]) -> Value:
     """Value of a running job; none for others, regardless of their last report."""
-    return lambda job, promise: value(job) if job.phase is Phase.RUNNING else None
+    return lambda job, prediction: value(job) if job.phase is Phase.RUNNING else None
 
 
 def _speed(value: Callable[[Speed], float | None]) -> Value:
     """Speed of the measured step, with the tokens and FLOPs of the plan."""
 
-    def of_job(job: JobSummary, promise: StepPrediction | None) -> float | None:
-        speed = promise.of_a_second if promise else None
+    def of_job(job: JobSummary, prediction: StepPrediction | None) -> float | None:
+        speed = prediction.of_a_second if prediction else None
         if speed is None or not job.step_seconds or job.phase is not Phase.RUNNING:
             return None
         return value(speed.slowed(job.step_seconds))
@@ -67,7 +67,7 @@ def _speed(value: Callable[[Speed], float | None]) -> Value:
     return of_job
 
 
-def _heard(job: JobSummary) -> float:
+def _last_report_at(job: JobSummary) -> float:
     return max(job.reported_at or 0.0, job.phase_entered_at)
 
 
@@ -79,11 +79,11 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
     "memory_limit_bytes": ("Memory that a rank may use", lambda job, _: job.memory_limit_bytes),
     "predicted_step_seconds": (
         "Seconds of a step that the plan predicted",
-        lambda _, promise: promise.step_seconds if promise else None,
+        lambda _, prediction: prediction.step_seconds if prediction else None,
     ),
     "predicted_peak_bytes": (
         "Most memory of any rank by the plan",
-        lambda _, promise: promise.peak_bytes if promise else None,
+        lambda _, prediction: prediction.peak_bytes if prediction else None,
     ),
     "step_seconds": (
         "Median seconds of the steps in the newest report, while running",
@@ -105,7 +105,10 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
         "Most memory any rank used in the newest step, while running",
         _running(lambda job: job.peak_bytes),
     ),
-    "last_report_timestamp_seconds": ("When the ranks last reported, or began to run, while running", _running(_heard)),
+    "last_report_timestamp_seconds": (
+        "When the ranks last reported, or began to run, while running",
+        _running(_last_report_at),
+    ),
 }
 """Gauges of every unfinished job, as ``penstock_job_<name>``."""
 
@@ -140,7 +143,7 @@ class JobsCollector(Collector):
 
     def __init__(self, engine: Engine, clock: Callable[[], float], most: int = MOST_JOBS) -> None:
         self._engine, self._clock, self._most = engine, clock, most
-        self._promises: dict[str, StepPrediction | None] = {}
+        self._predictions: dict[str, StepPrediction | None] = {}
         self._ended = Ended(clock())
         self._lock = threading.Lock()
 
@@ -155,12 +158,12 @@ class JobsCollector(Collector):
         Predictions are cached by the plan's digest: unpacking a plan costs more than all else.
         """
         listed = job_summaries(connection, self._most)
-        wanted = {summary.plan_digest for summary in listed if summary.plan_digest is not None}
-        known = {digest: self._promises[digest] for digest in wanted & self._promises.keys()}
-        self._promises = {**known, **step_predictions(connection, wanted - known.keys())}
+        digests = {summary.plan_digest for summary in listed if summary.plan_digest is not None}
+        known = {digest: self._predictions[digest] for digest in digests & self._predictions.keys()}
+        self._predictions = {**known, **step_predictions(connection, digests - known.keys())}
         by_phase, lost = self._ended.count(connection, self._clock()), failed(connection, MOST_FAILED)
         ended = dict(self._ended.totals)
-        return Scrape(counts=by_phase, ended=ended, failed=lost, jobs=listed, step_predictions=self._promises)
+        return Scrape(counts=by_phase, ended=ended, failed=lost, jobs=listed, step_predictions=self._predictions)
 
 
 def metrics(snapshot: Scrape) -> Iterator[Metric]:
@@ -183,7 +186,7 @@ def metrics(snapshot: Scrape) -> Iterator[Metric]:
         failures.add_metric([job.namespace, job.name], job.failures)
     yield failures
     for name, (text, value) in GAUGES.items():
-        values = ((job, value(job, snapshot.promise(job))) for job in snapshot.jobs)
+        values = ((job, value(job, snapshot.prediction(job))) for job in snapshot.jobs)
         yield _by_job(f"penstock_job_{name}", text, values)
 
 

@@ -34,15 +34,15 @@ def comparison(jobs: Sequence[JobData]) -> Page:
         "loss": charts.compared(curves_named(runs, "loss"), "nats per token"),
         "throughput": charts.compared(curves_named(runs, "tokens_per_second"), "tokens per second"),
     }
-    drawn = Markup()
+    curves_section = Markup()
     if runs:
         places = (chart("loss", "Loss", class_="half"), chart("throughput", "Tokens per second", class_="half"))
-        drawn = join((element("h2", "Curves", class_="apart"), element("div", *places, class_="grid")))
+        curves_section = join((element("h2", "Curves", class_="apart"), element("div", *places, class_="grid")))
     body = join(
         (
             element("div", element("h1", "Comparison"), class_="head"),
             element("p", "Differences are highlighted.", class_="under"),
-            drawn,
+            curves_section,
             _table(names, jobs),
         )
     )

@@ -12,7 +12,7 @@ from penstock.api.pages.job_data import JobData
 from penstock.api.pages.job_files import JobFiles, checkpoints_section, files_section
 from penstock.api.pages.shell import Page
 from penstock.api.store.ingest import BUSY, MOST_RANKS, PEAK
-from penstock.api.store.jobs import StoredJob, last_words
+from penstock.api.store.jobs import StoredJob, last_lines
 from penstock.core.curves import Curve
 from penstock.core.errors import UserError
 from penstock.core.failure import Failure, read_failure
@@ -29,7 +29,7 @@ from penstock.view.report_run import loss_section, memory_section
 from penstock.view.section import Section, left_out
 from penstock.view.tables import card, chart, paragraphs, phase_badge, scroll
 
-SAID = {
+EVENT_VERBS = {
     "created": "Submitted",
     "delete-requested": "Deletion requested",
     "suspend-requested": "Suspension requested",
@@ -55,7 +55,7 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
         (
             _head(data, identity),
             element("div", id="problem", class_="card", role="alert", hidden="", data_keep=""),
-            _failure(job, last_words(data.events)),
+            _failure(job, last_lines(data.events)),
             _outdated(data.mistakes),
             _progress(job, now),
             figures_of_merit(data.report) if data.report.run else Markup(),
@@ -76,9 +76,9 @@ def _sections(data: JobData) -> list[Section]:
     if report.plan is None:
         return [left_out("plan", "The plan", NOT_YET["plan"])]
     loss = loss_section(report) if report.run else left_out("loss", "Loss and speed", NOT_YET["loss"])
-    drawn = [plan_section(report), step_section(report, _sampled(data)), memory_section(report)]
-    drawn += [_ranks(data.charts), why_section(report)]
-    return [loss, *(section for section in drawn if not section.is_missing)]
+    sections = [plan_section(report), step_section(report, _sampled(data)), memory_section(report)]
+    sections += [_ranks(data.charts), why_section(report)]
+    return [loss, *(section for section in sections if not section.is_missing)]
 
 
 def _ranks(curves: Mapping[tuple[str, int], Curve]) -> Section:
@@ -109,11 +109,11 @@ def _sampled(data: JobData) -> Markup:
     """Links to every step that can be drawn."""
     if len(data.sampled.steps) < 2:
         return Markup()
-    shown = data.report.measured.step if data.report.measured else None
+    displayed_step = data.report.measured.step if data.report.measured else None
     links = []
     for step in data.sampled.steps:
         name = f"{step:,} (typical)" if step == data.sampled.typical else f"{step:,}"
-        current = {"aria_current": "true"} if step == shown else {}
+        current = {"aria_current": "true"} if step == displayed_step else {}
         links.append(element("a", name, href=f"?step={step}#step", **current))
     return element("nav", "Sampled steps: ", *links, class_="steps", aria_label="Sampled steps")
 
@@ -123,14 +123,14 @@ def _head(data: JobData, identity: Identity) -> Markup:
     actions = (
         element("div", *_actions(data), class_="actions") if identity.may(Role.EDITOR, job.namespace) else Markup()
     )
-    words = [f"{job.namespace}, submitted by {job.created_by}, {utc(job.created_at)}"]
+    facts = [f"{job.namespace}, submitted by {job.created_by}, {utc(job.created_at)}"]
     if job.attempt > 1:
-        words.append(f"attempt {job.attempt}")
+        facts.append(f"attempt {job.attempt}")
     if job.deleted_at is not None:
-        words.append("deleted")
+        facts.append("deleted")
     head = element("div", title, phase_badge(job.phase.value), actions, class_="head")
     model = element("p", job_text(data.spec), class_="lead") if data.spec else Markup()
-    return join((head, element("p", " · ".join(words), class_="under"), model))
+    return join((head, element("p", " · ".join(facts), class_="under"), model))
 
 
 def job_text(spec: JobSpec) -> str:
@@ -163,20 +163,20 @@ def _actions(data: JobData) -> list[Markup]:
     return buttons
 
 
-def _failure(job: StoredJob, last_words: Sequence[str]) -> Markup:
+def _failure(job: StoredJob, last_lines: Sequence[str]) -> Markup:
     """Cause and remedy of the failure, at the top of the page."""
     if job.phase not in (Phase.FAILED, Phase.RECOVERING) or not job.phase_message:
         return Markup()
-    diagnosis = read_failure(job.phase_message, last_words)
+    diagnosis = read_failure(job.phase_message, last_lines)
     parts = [element("strong", diagnosis.what)]
     if diagnosis.evidence:
         parts.append(element("p", element("code", diagnosis.evidence)))
     parts += [element("p", line) for line in (*diagnosis.more, *diagnosis.remedies)]
     if not diagnosis.remedies and job.phase_reason in LOSSES:
         parts.append(_remedy(job, diagnosis))
-    if last_words:
+    if last_lines:
         summary = element("summary", "Last lines of its output")
-        parts.append(element("details", summary, element("pre", "\n".join(last_words), class_="log", tabindex="0")))
+        parts.append(element("details", summary, element("pre", "\n".join(last_lines), class_="log", tabindex="0")))
     return card(*parts, class_="failure")
 
 
@@ -193,9 +193,9 @@ def _outdated(mistakes: Sequence[UserError]) -> Markup:
 def _remedy(job: StoredJob, failure: Failure) -> Markup:
     """Default remedy of a failure."""
     whose = "" if failure.rank is None else f" of rank {failure.rank}"
-    again = "Retry continues" if job.phase is Phase.FAILED else "the job continues"
+    continuation = "Retry continues" if job.phase is Phase.FAILED else "the job continues"
     log = element("a", f"the log{whose}", href="#log")
-    return element("p", "Read the ", log, f"; {again} from the last checkpoint.")
+    return element("p", "Read the ", log, f"; {continuation} from the last checkpoint.")
 
 
 def _progress(job: StoredJob, now: float) -> Markup:
@@ -235,7 +235,7 @@ def event_text(kind: str, body: Mapping[str, Any]) -> str:
     """Describe an event in a sentence; an unknown one by its name and fields."""
     match kind:
         case "created" | "delete-requested" | "suspend-requested" | "resume-requested":
-            return f"{SAID[kind]} by {body['by']}"
+            return f"{EVENT_VERBS[kind]} by {body['by']}"
         case "deleted":
             return "Deleted"
         case "phase":

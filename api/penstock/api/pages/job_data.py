@@ -66,7 +66,7 @@ def read_job(connection: Connection, namespace: str, name: str, step: int | None
     sampled = records.sampled(connection, uid, run.step_seconds.value if run.step_seconds else None)
     if step is not None and step not in sampled.steps:
         raise NotSampledError(step, sampled)
-    shown = _timeline(connection, uid, sampled.typical if step is None else step)
+    displayed = _timeline(connection, uid, sampled.typical if step is None else step)
     last = _timeline(connection, uid, None)  # the newest has the largest peaks: they only grow
     lines, _ = records.lines(connection, uid, LinesQuery(limit=MOST_LINES, tail=True))
     return JobData(
@@ -81,7 +81,7 @@ def read_job(connection: Connection, namespace: str, name: str, step: int | None
             profile=profile,
             run=run,
             predicted=plans.predicted(connection, newest.digest) if newest else None,
-            measured=shown,
+            measured=displayed,
             memory=rank_memory(newest, profile.memory.constant_bytes, last) if newest and profile else (),
             memory_limit_bytes=spec.resources.memory_per_rank if spec else None,
         ),

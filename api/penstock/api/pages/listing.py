@@ -112,13 +112,13 @@ def path_of(job: StoredJob) -> str:
 
 def _nothing(query: Query) -> Markup:
     if query.name or query.phases:
-        words = element("p", "No job matches. ", element("a", "Show all", href="/"))
+        message = element("p", "No job matches. ", element("a", "Show all", href="/"))
     else:
-        words = Markup(
+        message = Markup(
             element("p", "No jobs yet. Submit a manifest here, or from a terminal:")
             + element("p", element("code", "penstock submit job.yaml"))
         )
-    return card(words, class_="empty")
+    return card(message, class_="empty")
 
 
 def _pages(query: Query, following: str | None) -> Markup:

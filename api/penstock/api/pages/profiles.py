@@ -48,12 +48,12 @@ def profile_page(stored: StoredProfile, profile: Profile, fit: tuple[FitPoint, .
     """Return the page of one profile; ``fit`` has its points with the predictions of the fitted cost model."""
     report = ReportData(job=profile.key.host, phase="", command="", profile=profile, fit=fit)
     sections = [_curves(profile), fit_section(report), machine_section(report)]
-    words = f"{format_count(profile.num_ranks, 'rank')}, {profile.precision.value}, {stored.method}"
+    summary = f"{format_count(profile.num_ranks, 'rank')}, {profile.precision.value}, {stored.method}"
     head = element("div", element("h1", stored.host), class_="head")
     return Page(
         title=f"Profile of {stored.host}",
         here="/profiles",
-        body=join((head, element("p", words, class_="under"), *(section.markup for section in sections))),
+        body=join((head, element("p", summary, class_="under"), *(section.markup for section in sections))),
         figures={name: figure for section in sections for name, figure in section.figures.items()},
     )
 

@@ -33,6 +33,6 @@ def submit_page() -> Page:
         data_call="/v1/jobs",
     )
     head = element("div", element("h1", "Submit a job"), class_="head")
-    words = "A PipelineJob in YAML, as for penstock run, penstock submit and kubectl apply."
+    hint = "A PipelineJob in YAML, as for penstock run, penstock submit and kubectl apply."
     problem = element("div", id="problem", class_="card", role="alert", hidden="")
-    return Page(title="Submit", here="/submit", body=join((head, element("p", words, class_="under"), problem, form)))
+    return Page(title="Submit", here="/submit", body=join((head, element("p", hint, class_="under"), problem, form)))

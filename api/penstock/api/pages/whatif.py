@@ -46,7 +46,7 @@ class Control:
     values: tuple[int, ...]
     chosen: int
     unit: str = ""
-    shown: str = ""
+    displayed_unit: str = ""
 
 
 RANKS = Control(
@@ -61,7 +61,7 @@ MEMORY = Control(
     values=(16, 24, 40, 80, 141, 192),
     chosen=80,
     unit="Gi",
-    shown="GiB",
+    displayed_unit="GiB",
 )
 BANDWIDTH = Control(
     label="bandwidth of a link",
@@ -69,7 +69,7 @@ BANDWIDTH = Control(
     values=(1, 5, 12, 25, 64, 250, 450),
     chosen=250,
     unit="e9",
-    shown="GB/s",
+    displayed_unit="GB/s",
 )
 BATCH = Control(
     label="sequences a step", paths=("job.spec.training.globalBatch",), values=(1, 2, 4, 8, 16, 64), chosen=8
@@ -145,8 +145,8 @@ def _words(like: PipelineJob | None) -> tuple[str, ...]:
 def _changes_too() -> Markup:
     """The option ``whatIf``, which needs a further search for each change."""
     box = element("input", type="checkbox", name="whatIf")
-    words = "also plan with faster links, more memory, a node more or fewer, more micro-batches, longer sequences"
-    return element("label", box, f" {words}", class_="check")
+    label_text = "also plan with faster links, more memory, a node more or fewer, more micro-batches, longer sequences"
+    return element("label", box, f" {label_text}", class_="check")
 
 
 def _control(control: Control) -> Markup:
@@ -157,7 +157,7 @@ def _control(control: Control) -> Markup:
 
 def _option(control: Control, value: int) -> Markup:
     chosen = {"selected": ""} if value == control.chosen else {}
-    return element("option", f"{value:,} {control.shown}".strip(), value=f"{value}{control.unit}", **chosen)
+    return element("option", f"{value:,} {control.displayed_unit}".strip(), value=f"{value}{control.unit}", **chosen)
 
 
 def answer_page(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Page:
@@ -168,13 +168,15 @@ def answer_page(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> 
 
 def _answer(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Markup:
     if stored.state is State.FAILED:
-        words = [element("p", text) for text in (stored.error.get("remedy", ""),) if text]
-        return card(element("strong", _mistake(stored)), *words, class_="failure")
+        remedies = [element("p", text) for text in (stored.error.get("remedy", ""),) if text]
+        return card(element("strong", _mistake(stored)), *remedies, class_="failure")
     if plan is None:
         progress = stored.progress
-        seen = f"{progress.get('candidates', 0):,} candidates of {progress.get('divisions', 0):,} outlines simulated"
-        seen = f"{progress['change']}, {seen}" if progress.get("change") else seen
-        return element("p", f"{stored.state.value}: {seen}.", class_="lead")
+        progress_text = (
+            f"{progress.get('candidates', 0):,} candidates of {progress.get('divisions', 0):,} outlines simulated"
+        )
+        progress_text = f"{progress['change']}, {progress_text}" if progress.get("change") else progress_text
+        return element("p", f"{stored.state.value}: {progress_text}.", class_="lead")
     data = ReportData(job=stored.name, phase="", command="", plan=plan)
     return join((_numbers(plan, cost), *(make(data).markup for make in (plan_section, why_section))))
 

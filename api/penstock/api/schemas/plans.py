@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.api.schemas.jobs import SpeedView, speed_view
 from penstock.api.schemas.wire import Wire, instant, maybe
-from penstock.api.store.plan_requests import State, StoredRequest, Wanted
+from penstock.api.store.plan_requests import PlanInput, State, StoredRequest
 from penstock.api.store.profiles import StoredProfile
 from penstock.core.layout import Precision
 from penstock.core.model import UnitKind
@@ -169,14 +169,14 @@ def request_row(stored: StoredRequest) -> PlanRequestRow:
     return PlanRequestRow(**_request_fields(stored))
 
 
-def request_view(stored: StoredRequest, wanted: Wanted, plan: Plan | None) -> PlanRequestView:
+def request_view(stored: StoredRequest, plan_input: PlanInput, plan: Plan | None) -> PlanRequestView:
     """Return the view of a plan request."""
-    cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
+    cost = None if plan is None else cost_of(plan, plan_input.job.spec, plan_input.cluster)
     return PlanRequestView(
         **_request_fields(stored),
-        job=wanted.job.to_manifest(),
-        profile=wanted.profile,
-        cluster=None if wanted.cluster is None else wanted.cluster.to_manifest(),
+        job=plan_input.job.to_manifest(),
+        profile=plan_input.profile,
+        cluster=None if plan_input.cluster is None else plan_input.cluster.to_manifest(),
         plan=None if plan is None else plan.to_manifest(),
         cost=None if cost is None else CostView.model_validate(cost, from_attributes=True),
     )

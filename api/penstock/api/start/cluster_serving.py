@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.api.cluster.following import Following
 from penstock.api.cluster.kube import HttpCluster
-from penstock.api.cluster.membership import Place, following, join
+from penstock.api.cluster.membership import ServiceInstance, following, join
 from penstock.api.executor.plan_queue import MOST_SECONDS, PlanQueue
 from penstock.api.service import Service
 from penstock.api.settings import Settings
@@ -49,9 +49,9 @@ def serve_cluster(
     Raises:
         UserError: there is no Kubernetes configuration, the cluster does not answer, or a setting is invalid.
     """
-    kube, place = HttpCluster(connect(NUM_CONNECTIONS)), place_of(settings, namespace, os.environ)
+    kube, instance = HttpCluster(connect(NUM_CONNECTIONS)), service_instance(settings, namespace, os.environ)
     if policy is not None:
-        place = replace(place, policy=read_policy(policy))
+        instance = replace(instance, policy=read_policy(policy))
 
     def joined(service: Service) -> Service:
         for token in service.read(tokens.every):
@@ -61,7 +61,7 @@ def serve_cluster(
                     "make one for each namespace with penstock token create"
                 )
         try:
-            return replace(service, cluster=join(service, kube, place))
+            return replace(service, cluster=join(service, kube, instance))
         except KubeError as error:
             remedy = "check the cluster and the rights of this account: kubectl get namespace kube-system"
             raise UserError(what=str(error), where="--cluster", remedy=remedy) from None
@@ -97,11 +97,11 @@ class FolderWait:
             self._pause(RETRY_SECONDS)
 
 
-def place_of(settings: Settings, namespace: str, environment: Mapping[str, str]) -> Place:
-    """Return the place of this replica. Its name is unique, because no two replicas share a folder of a host."""
+def service_instance(settings: Settings, namespace: str, environment: Mapping[str, str]) -> ServiceInstance:
+    """Return this instance. Its name is unique, because no two replicas share a folder of a host."""
     own = environment.get(OWN_NAMESPACE, "penstock-system")
     name, policy = f"{socket.gethostname()}:{settings.folder}", JobPolicy(own_namespace=own)
-    return Place(own_namespace=own, name=name, namespace=namespace, policy=policy)
+    return ServiceInstance(own_namespace=own, name=name, namespace=namespace, policy=policy)
 
 
 def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:

@@ -96,7 +96,7 @@ def _configured(service: Service) -> uvicorn.Config:
 
 
 def _protocol(limits: Limits) -> type[asyncio.Protocol]:
-    class Protocol(_Impatient):
+    class Protocol(_TimeLimitedProtocol):
         idle_seconds = limits.idle_seconds
 
     return Protocol
@@ -110,15 +110,15 @@ class _Message(enum.Enum):
     DONE = enum.auto()
 
 
-class _Impatient(HttpToolsProtocol, Connection):
+class _TimeLimitedProtocol(HttpToolsProtocol, Connection):
     """Protocol that disconnects a client after its time limit; bodies that are read have a separate limit."""
 
     idle_seconds: float
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._sending = _Patience(transport, self.idle_seconds)
-        self._reading = _Patience(transport, self.idle_seconds)
+        self._sending = _TimeLimit(transport, self.idle_seconds)
+        self._reading = _TimeLimit(transport, self.idle_seconds)
         self._message, self._head_bytes = _Message.AWAITED, 0
         self._check()
 
@@ -171,7 +171,7 @@ class _Impatient(HttpToolsProtocol, Connection):
             self._sending.end()
 
 
-class _Patience:
+class _TimeLimit:
     """Time limit that closes a connection, counted from its first start: no received byte restarts it."""
 
     def __init__(self, transport: asyncio.Transport, seconds: float) -> None:

@@ -43,8 +43,8 @@ def changed_since(connection: Connection, since: float) -> dict[str, Signature]:
 
 def read_changes(connection: Connection, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
     """Return these jobs, each with its events above the number in ``after``; without a number, no events."""
-    wanted = sorted(uids)
-    parts = (wanted[i : i + MOST_UIDS] for i in range(0, len(wanted), MOST_UIDS))
+    ordered = sorted(uids)
+    parts = (ordered[i : i + MOST_UIDS] for i in range(0, len(ordered), MOST_UIDS))
     listed = [job for part in parts for job in select_jobs(connection, jobs.c.uid.in_(part))]
     return [Change(job=job, events=_events(connection, job, after.get(job.uid, job.last_event))) for job in listed]
 

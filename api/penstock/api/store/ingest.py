@@ -22,7 +22,7 @@ from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
 from penstock.api.store.lines import Line, add_lines
-from penstock.api.store.rows import Keys, ask, put
+from penstock.api.store.rows import Keys, put, select_rows
 from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
@@ -134,7 +134,7 @@ def take(connection: Connection, batches: Sequence[Batch]) -> list[int | Penstoc
     current = _locked(connection, uids)
     older = {batch.key[:2] for batch in batches if _is_older(batch, current.get(batch.uid))}
     closed = attempts.closed_ones(connection, older) if older else frozenset()
-    taken = _taken(connection, uids)
+    last_sequences = _last_sequences(connection, uids)
     outcomes: list[int | PenstockError] = []
     fresh: list[Batch] = []
     for batch in batches:
@@ -142,12 +142,12 @@ def take(connection: Connection, batches: Sequence[Batch]) -> list[int | Penstoc
         if refusal is not None:
             outcomes.append(refusal)
             continue
-        last = taken.get(batch.key, -1)
+        last = last_sequences.get(batch.key, -1)
         new = tuple(record for record in batch.records if record.sequence > last)
         if new:
             fresh.append(replace(batch, records=new))
-        taken[batch.key] = max(last, batch.records[-1].sequence)
-        outcomes.append(taken[batch.key])
+        last_sequences[batch.key] = max(last, batch.records[-1].sequence)
+        outcomes.append(last_sequences[batch.key])
     if fresh:
         _keep(connection, fresh)
     return outcomes
@@ -179,7 +179,7 @@ def _refusal(
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Lock the jobs' rows; return their namespaces and current attempts. The lock protects the sources' numbers too."""
-    rows = ask(connection, _lock, [(uid,) for uid in uids])
+    rows = select_rows(connection, _lock, [(uid,) for uid in uids])
     return {uid: (namespace, attempt) for uid, namespace, attempt in rows}
 
 
@@ -188,9 +188,9 @@ def _lock(keys: Keys) -> Select[Any]:
     return chosen.order_by(jobs.c.uid).with_for_update()
 
 
-def _taken(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, int, str], int]:
+def _last_sequences(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, int, str], int]:
     """Return the highest stored sequence number of each source."""
-    rows = ask(connection, _of_jobs, [(uid,) for uid in uids])
+    rows = select_rows(connection, _of_jobs, [(uid,) for uid in uids])
     return {(uid, attempt, source): sequence for uid, attempt, source, sequence in rows}
 
 

@@ -92,7 +92,7 @@ def job_summaries(connection: Connection, most: int) -> list[JobSummary]:
     unfinished = and_(row.deleted_at.is_(None), row.phase.not_in([phase.value for phase in Phase if phase.terminal]))
     order = (latest.reported_at.desc().nulls_last(), row.number.desc())
     chosen = chosen.select_from(jobs.outerjoin(progress, reported)).where(unfinished).order_by(*order).limit(most)
-    return [_standing(dict(result._mapping)) for result in connection.execute(chosen)]
+    return [_summary(dict(result._mapping)) for result in connection.execute(chosen)]
 
 
 def _newest(name: str) -> ColumnElement[float]:
@@ -106,7 +106,7 @@ def _newest(name: str) -> ColumnElement[float]:
     return newest
 
 
-def _standing(fields: dict[str, Any]) -> JobSummary:
+def _summary(fields: dict[str, Any]) -> JobSummary:
     """Return the summary of a row. Only two parts of the spec are read: all of it takes twenty times as long."""
     manifest = fields.pop("manifest")
     fields["phase"] = Phase(fields["phase"])
@@ -125,16 +125,16 @@ def _memory_limit(manifest: Mapping[str, Any]) -> int:
 
 def step_predictions(connection: Connection, digests: Collection[str]) -> Mapping[str, StepPrediction | None]:
     """Return the predictions of the plans with these digests; none for a plan without a prediction."""
-    wanted, promise_by_digest = sorted(digests), {}
-    for i in range(0, len(wanted), MOST_DIGESTS):
-        some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(wanted[i : i + MOST_DIGESTS]))
-        promise_by_digest.update(
-            {digest: _promise(Plan.from_manifest(unpack(body))) for digest, body in connection.execute(some)}
+    ordered, prediction_by_digest = sorted(digests), {}
+    for i in range(0, len(ordered), MOST_DIGESTS):
+        some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(ordered[i : i + MOST_DIGESTS]))
+        prediction_by_digest.update(
+            {digest: _prediction(Plan.from_manifest(unpack(body))) for digest, body in connection.execute(some)}
         )
-    return promise_by_digest
+    return prediction_by_digest
 
 
-def _promise(plan: Plan) -> StepPrediction | None:
+def _prediction(plan: Plan) -> StepPrediction | None:
     prediction = plan.prediction
     if prediction is None:
         return None

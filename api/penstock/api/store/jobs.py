@@ -479,19 +479,19 @@ def enter_phase(
     message: str,
     now: float,
     *,
-    last_words: Sequence[str] = (),
+    last_lines: Sequence[str] = (),
     **changes: Any,
 ) -> StoredJob:
     """Enter the phase; raises `IllegalTransitionError` for an illegal change.
 
-    ``last_words``, the last lines of the rank at fault, are stored only in the event: the row that lists read stays
+    ``last_lines``, the last lines of the rank at fault, are stored only in the event: the row that lists read stays
     small.
     """
     job = require_version(connection, uid, None)
     entered = enter(job.phase, phase)
     body: dict[str, Any] = {"phase": entered.value, "reason": reason, "message": message}
-    if last_words:
-        body[LAST_WORDS] = list(last_words)
+    if last_lines:
+        body[LAST_WORDS] = list(last_lines)
     if entered is Phase.SUSPENDED:
         changes["started_at"] = None  # its time limit restarts
     add_event(
@@ -510,7 +510,7 @@ def enter_phase(
     return get(connection, uid)
 
 
-def last_words(events: Iterable[Row[Any]]) -> tuple[str, ...]:
+def last_lines(events: Iterable[Row[Any]]) -> tuple[str, ...]:
     """Return the last lines of the rank at fault from the event of the current phase; ``events`` are oldest first."""
     phases = [row.body for row in events if row.kind == "phase"]
     return tuple(phases[-1].get(LAST_WORDS, ())) if phases else ()
@@ -525,7 +525,7 @@ def report(connection: Connection, reports: Iterable[tuple[str, Reported]]) -> N
     newest: dict[str, Reported] = {}
     for uid, reported in reports:
         newest[uid] = _after_report(newest.get(uid), reported)
-    put(connection, _report, [(uid, *astuple(newest[uid])) for uid in sorted(newest)])
+    put(connection, _upsert_progress, [(uid, *astuple(newest[uid])) for uid in sorted(newest)])
 
 
 def _after_report(before: Reported | None, new: Reported) -> Reported:
@@ -538,15 +538,15 @@ def _after_report(before: Reported | None, new: Reported) -> Reported:
 
 
 @functools.cache
-def _report(dialect: str) -> Insert:
-    telling = upsert(dialect, progress)
-    new, old = telling.excluded, progress.c
+def _upsert_progress(dialect: str) -> Insert:
+    insertion = upsert(dialect, progress)
+    new, old = insertion.excluded, progress.c
     same = old.attempt == new.attempt
     kept = {name: func.coalesce(new[name], case((same, old[name]))) for name in KEPT_OF_REPORTS}
     always = {name: new[name] for name in ("attempt", "step", "reported_at")}
     newest = new.attempt >= old.attempt
-    reporting: Insert = telling.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always}, where=newest)
-    return reporting
+    statement: Insert = insertion.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always}, where=newest)
+    return statement
 
 
 def history(connection: Connection, uid: str, after: int = 0, limit: int = 1000) -> Sequence[Row[Any]]:

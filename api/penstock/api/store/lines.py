@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.expression import SelectBase
 
-from penstock.api.store.rows import Keys, ask, put
+from penstock.api.store.rows import Keys, put, select_rows
 from penstock.api.store.schema import log_lines
 
 MOST_LINES = 2_000
@@ -58,7 +58,7 @@ def add_lines(connection: Connection, lines: Sequence[Line]) -> None:
 
 def _last_numbers(connection: Connection, ranks: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
     numbers = dict.fromkeys(ranks, 0)
-    numbers.update(((uid, rank), number) for uid, rank, number in ask(connection, _last, ranks))
+    numbers.update(((uid, rank), number) for uid, rank, number in select_rows(connection, _last, ranks))
     return numbers
 
 

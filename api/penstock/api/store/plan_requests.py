@@ -47,7 +47,7 @@ class NoSuchRequestError(PenstockError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted(Manifest):
+class PlanInput(Manifest):
     """Input of a request: a job for described hardware, or for a machine by the digest of its profile.
 
     With ``what_if``, also for changed jobs and hardware.
@@ -82,14 +82,14 @@ class StoredRequest:
 _LISTED = select(*[column for column in plan_requests.c if column.name not in ("body", "plan")])
 
 
-def create(connection: Connection, wanted: Wanted, request: str, by: str, now: float) -> StoredRequest:
+def create(connection: Connection, plan_input: PlanInput, request: str, by: str, now: float) -> StoredRequest:
     """Insert a request, which is queued; ``request`` is its id."""
-    meta = wanted.job.metadata
+    meta = plan_input.job.metadata
     row = {
         "id": request,
         "namespace": meta.namespace,
         "name": meta.name,
-        "body": pack(wanted.to_manifest()),
+        "body": pack(plan_input.to_manifest()),
         "created_by": by,
         "created_at": now,
         "state": State.QUEUED.value,
@@ -109,7 +109,7 @@ def get(connection: Connection, request: str) -> StoredRequest:
     return _stored(row)
 
 
-def wanted(connection: Connection, request: str) -> Wanted:
+def plan_input(connection: Connection, request: str) -> PlanInput:
     """Return the request's input; no limits apply, because an older version may have had none.
 
     Raises `NoSuchRequestError`.
@@ -118,7 +118,7 @@ def wanted(connection: Connection, request: str) -> Wanted:
     if body is None:
         raise NoSuchRequestError(request)
     with limits_lifted():
-        return Wanted.from_manifest(unpack(body))
+        return PlanInput.from_manifest(unpack(body))
 
 
 def plan(connection: Connection, request: str) -> Plan | None:

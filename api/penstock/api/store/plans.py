@@ -29,8 +29,8 @@ def keep_plan(
     connection: Connection, uid: str, attempt: int, plan: Plan, now: float, timeline: Timeline | None = None
 ) -> int:
     """Store the plan as the job's newest revision; return its number. ``timeline`` is that of a simulated step."""
-    drawn = pack(timeline.to_manifest()) if timeline else None
-    row = {"digest": plan.digest, "body": pack(plan.to_manifest()), "timeline": drawn, "created_at": now}
+    timeline_body = pack(timeline.to_manifest()) if timeline else None
+    row = {"digest": plan.digest, "body": pack(plan.to_manifest()), "timeline": timeline_body, "created_at": now}
     connection.execute(upsert(connection.dialect.name, plans).values(row).on_conflict_do_nothing())
     add_event(connection, uid, "planned", {"digest": plan.digest, "attempt": attempt}, now, plan_digest=plan.digest)
     newest = select(func.max(job_plans.c.revision)).where(job_plans.c.uid == uid)

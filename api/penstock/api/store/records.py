@@ -27,31 +27,31 @@ class StoredTimeline:
     timeline: dict[str, Any]
 
 
-Seen = Mapping[int, int]
+LogPosition = Mapping[int, int]
 """Number of the last line that was read, by rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinesQuery:
-    """Query of log lines: of ``rank`` or of all, after ``after`` and ``seen``; with ``tail`` the last ones."""
+    """Query of log lines: of ``rank`` or of all, after ``after`` and ``position``; with ``tail`` the last ones."""
 
     rank: int | None = None
     after: int = 0
-    seen: Seen = field(default_factory=dict)
+    position: LogPosition = field(default_factory=dict)
     tail: bool = False
     limit: int = 200
 
 
-def lines(connection: Connection, uid: str, query: LinesQuery) -> tuple[Sequence[Row[Any]], Seen]:
+def lines(connection: Connection, uid: str, query: LinesQuery) -> tuple[Sequence[Row[Any]], LogPosition]:
     """Return log lines by rank and number, and the position after them."""
     chosen = select(log_lines).where(log_lines.c.uid == uid, log_lines.c.number > query.after)
     if query.rank is not None:
         chosen = chosen.where(log_lines.c.rank == query.rank)
-    if query.seen:
-        chosen = chosen.where(_unseen(query.seen))
+    if query.position:
+        chosen = chosen.where(_after_position(query.position))
     if not query.tail:
         rows = connection.execute(chosen.order_by(log_lines.c.rank, log_lines.c.number).limit(query.limit)).all()
-        return rows, {**query.seen, **{row.rank: row.number for row in rows}}
+        return rows, {**query.position, **{row.rank: row.number for row in rows}}
     newest = chosen.order_by(log_lines.c.at.desc(), log_lines.c.number.desc(), log_lines.c.rank.desc()).limit(
         query.limit
     )
@@ -60,9 +60,9 @@ def lines(connection: Connection, uid: str, query: LinesQuery) -> tuple[Sequence
     return rows, {row[0]: row[1] for row in connection.execute(last.group_by(log_lines.c.rank))}
 
 
-def _unseen(seen: Seen) -> ColumnElement[bool]:
-    newer = [and_(log_lines.c.rank == rank, log_lines.c.number > number) for rank, number in seen.items()]
-    return or_(log_lines.c.rank.not_in(list(seen)), *newer)
+def _after_position(position: LogPosition) -> ColumnElement[bool]:
+    newer = [and_(log_lines.c.rank == rank, log_lines.c.number > number) for rank, number in position.items()]
+    return or_(log_lines.c.rank.not_in(list(position)), *newer)
 
 
 def is_complete(connection: Connection, uid: str) -> bool:

@@ -33,7 +33,7 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
     """Return reports of the cluster's jobs that reported at ``since`` or later, and of ``others`` by uid."""
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     measured = and_(measurements.c.uid == jobs.c.uid, measurements.c.attempt == jobs.c.attempt)
-    told_columns = (
+    progress_columns = (
         progress.c.step,
         progress.c.loss,
         progress.c.step_seconds,
@@ -43,9 +43,11 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
     columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, jobs.c.attempt, jobs.c.phase, measurements.c.ref)
     times = (progress.c.reported_at, measurements.c.reported_at.label("measured_at"))
     joined = jobs.outerjoin(progress, reported).outerjoin(measurements, measured)
-    chosen = select(*columns, *told_columns, *times).select_from(joined)
-    wanted = or_(progress.c.reported_at >= since, measurements.c.reported_at >= since, jobs.c.uid.in_(sorted(others)))
-    rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), wanted)).all()
+    chosen = select(*columns, *progress_columns, *times).select_from(joined)
+    is_selected = or_(
+        progress.c.reported_at >= since, measurements.c.reported_at >= since, jobs.c.uid.in_(sorted(others))
+    )
+    rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), is_selected)).all()
     digests = {row.plan_digest for row in rows if row.plan_digest and row.step_seconds}
     speeds = speeds_of_a_second(connection, digests) if digests else {}
     return [_report(row, speeds) for row in rows]

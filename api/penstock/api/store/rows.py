@@ -27,7 +27,7 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 Keys = Sequence[tuple[BindParameter[Any], ...]]
-Question = Callable[[Keys], SelectBase]
+MakeSelect = Callable[[Keys], SelectBase]
 
 
 def put(connection: Connection, made: Callable[[str], Insert], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -39,14 +39,14 @@ def put(connection: Connection, made: Callable[[str], Insert], rows: Sequence[tu
     for start in range(0, len(rows), MOST_ROWS):
         part = rows[start : start + MOST_ROWS]
         if dialect == "postgresql":
-            text, values = _unnesting(made), tuple(map(list, zip(*part, strict=True)))
+            text, values = _postgresql_insert(made), tuple(map(list, zip(*part, strict=True)))
         else:
-            text, values = _inserting(made, len(part)), tuple(chain.from_iterable(part))
+            text, values = _sqlite_insert(made, len(part)), tuple(chain.from_iterable(part))
         with _executed(connection, text, values):
             pass
 
 
-def ask(connection: Connection, made: Question, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def select_rows(connection: Connection, made: MakeSelect, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Return the rows of the SELECT ``made`` with parameters for that many keys; it uses each once and in order.
 
     Rows of the last key may be returned more than once: statements are compiled for few numbers of keys.
@@ -55,7 +55,7 @@ def ask(connection: Connection, made: Question, keys: Sequence[tuple[Any, ...]])
     for start in range(0, len(keys), MOST_ROWS):
         part = list(keys[start : start + MOST_ROWS])
         size = 1 << (len(part) - 1).bit_length()
-        text = _asking(made, connection.dialect.name, size, len(part[0]))
+        text = _compiled_select(made, connection.dialect.name, size, len(part[0]))
         part += part[-1:] * (size - len(part))
         with _executed(connection, text, tuple(chain.from_iterable(part))) as cursor:
             rows += cursor.fetchall()
@@ -82,7 +82,7 @@ def _executed(connection: Connection, text: str, values: tuple[Any, ...]) -> Ite
 
 
 @functools.cache
-def _asking(made: Question, dialect: str, count: int, width: int) -> str:
+def _compiled_select(made: MakeSelect, dialect: str, count: int, width: int) -> str:
     names = [[f"key_{number}_{place}" for place in range(width)] for number in range(count)]
     compiled = made([tuple(map(bindparam, key)) for key in names]).compile(dialect=DIALECTS[dialect])
     assert compiled.positiontup == [*chain.from_iterable(names)], compiled.positiontup
@@ -90,14 +90,14 @@ def _asking(made: Question, dialect: str, count: int, width: int) -> str:
 
 
 @functools.cache
-def _inserting(made: Callable[[str], Insert], count: int) -> str:
+def _sqlite_insert(made: Callable[[str], Insert], count: int) -> str:
     """Return the INSERT for SQLite."""
     head, row, tail = _parts(made, "sqlite")
     return f"{head} VALUES {', '.join([row] * count)}{tail}"
 
 
 @functools.cache
-def _unnesting(made: Callable[[str], Insert]) -> str:
+def _postgresql_insert(made: Callable[[str], Insert]) -> str:
     """Return the INSERT for PostgreSQL, which prepares it once: it takes a list for each column."""
     head, _, tail = _parts(made, "postgresql")
     lists = (f"unnest(%s::{_array_type(column)})" for column in _columns(made("postgresql")))

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from penstock.api.store.engine import upsert
-from penstock.api.store.rows import Keys, ask, put
+from penstock.api.store.rows import Keys, put, select_rows
 from penstock.api.store.schema import points, rollups, series
 from penstock.core.curves import (
     MEDIAN_STEPS,
@@ -68,10 +68,10 @@ def add_points(connection: Connection, new: Mapping[tuple[str, int], Sequence[Po
     A stored step is not overwritten.
     """
     finite = {of: [point for point in some if math.isfinite(point.value)] for of, some in new.items()}
-    wanted = {(uid, point.name, point.rank) for (uid, _), some in finite.items() for point in some}
-    if not wanted:
+    series_keys = {(uid, point.name, point.rank) for (uid, _), some in finite.items() for point in some}
+    if not series_keys:
         return
-    ids = _ids(connection, wanted)
+    ids = _ids(connection, series_keys)
     rows = sorted(
         (ids[uid, point.name, point.rank], attempt, point.step, point.value)
         for (uid, attempt), some in finite.items()
@@ -81,10 +81,10 @@ def add_points(connection: Connection, new: Mapping[tuple[str, int], Sequence[Po
     put(connection, _merge, [rollup for steps in ROLLUP_STEPS for rollup in _rolled_up(rows, steps, now)])
 
 
-def _ids(connection: Connection, wanted: set[tuple[str, str, int]]) -> dict[tuple[str, str, int], int]:
-    uids = sorted({uid for uid, _, _ in wanted})
+def _ids(connection: Connection, series_keys: set[tuple[str, str, int]]) -> dict[tuple[str, str, int], int]:
+    uids = sorted({uid for uid, _, _ in series_keys})
     known = _known_ids(connection, uids)
-    missing = wanted - known.keys()
+    missing = series_keys - known.keys()
     if not missing:
         return known
     put(connection, _add, sorted(missing))
@@ -92,7 +92,7 @@ def _ids(connection: Connection, wanted: set[tuple[str, str, int]]) -> dict[tupl
 
 
 def _known_ids(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, str, int], int]:
-    rows = ask(connection, _of_jobs, [(uid,) for uid in uids])
+    rows = select_rows(connection, _of_jobs, [(uid,) for uid in uids])
     return {(uid, name, rank): number for uid, name, rank, number in rows}
 
 
@@ -225,7 +225,7 @@ def values_at(connection: Connection, uid: str, name: str, attempts: Mapping[int
     if number is None:
         return {}
     keys = [(number, attempt, step, step + 1) for step, attempt in attempts.items()]
-    return {step: value for _, _, step, value in ask(connection, _within, keys)}
+    return {step: value for _, _, step, value in select_rows(connection, _within, keys)}
 
 
 def _attempts(connection: Connection, numbers: Collection[int]) -> _Attempts:
@@ -301,31 +301,31 @@ def _rolled(
             parts_by_series[number].append(_Part(point, last_step))
         elif first < own.limit:
             split[number, attempt, first] = _Part(point, last_step)
-    for (number, *_), part in _halved(connection, split, steps, attempts).items():
+    for (number, *_), part in _truncated(connection, split, steps, attempts).items():
         parts_by_series[number].append(part)
     return {
         number: sorted(parts, key=lambda part: part.point.step) for number, parts in parts_by_series.items() if parts
     }
 
 
-def _halved(
+def _truncated(
     connection: Connection, split: Mapping[tuple[int, int, int], _Part], steps: int, attempts: _Attempts
 ) -> dict[tuple[int, int, int], _Part]:
     """Return parts of roll-ups in whose middle a later attempt began, up to that step."""
     values: dict[tuple[int, int, int], list[StepValue]] = {key: [] for key in split}
     keys = [(number, attempt, first, first + steps) for number, attempt, first in split]
-    rows = set(map(tuple, ask(connection, _within, keys)))
+    rows = set(map(tuple, select_rows(connection, _within, keys)))
     for number, attempt, step, value in sorted(rows):
         values[number, attempt, step // steps * steps].append(StepValue(step, value))
-    halves = {}
+    truncated = {}
     for key, part in split.items():
         number, attempt, _ = key
         before = [value for value in values[key] if value.step < attempts[number][attempt].limit]
         if len(values[key]) != part.point.count:
-            halves[key] = part
+            truncated[key] = part
         elif before:
-            halves[key] = _Part(point_of(before, attempt), before[-1].step)
-    return halves
+            truncated[key] = _Part(point_of(before, attempt), before[-1].step)
+    return truncated
 
 
 def _within(keys: Keys) -> Select[Any]:
@@ -347,7 +347,7 @@ def _firsts(
             attempt = parts[0].point.attempt
             if (own := attempts[number][attempt]).is_exact:
                 keys.append((number, attempt, own.begin, own.begin + 1))
-    return {number: StepValue(step, value) for number, _, step, value in ask(connection, _within, keys)}
+    return {number: StepValue(step, value) for number, _, step, value in select_rows(connection, _within, keys)}
 
 
 Bucket = tuple[int, int, int, int]

@@ -182,7 +182,7 @@ def _make_at_once(connection: Connection, joint: Joint[Any, Any], items: Sequenc
     try:
         return joint(connection, items)
     except DBAPIError as error:
-        raise _cause(connection, error) from error
+        raise _first_error(connection, error) from error
 
 
 def _make_apart(connection: Connection, joint: Joint[Any, Any], items: Sequence[Any]) -> Sequence[Any]:
@@ -195,14 +195,14 @@ def _make_alone(connection: Connection, joint: Joint[Any, Any], item: Any) -> An
         with connection.begin_nested():
             return joint(connection, [item])[0]
     except DBAPIError as error:
-        if is_conflict(error) or error.connection_invalidated or _given_up(connection):
-            raise _cause(connection, error) from error
+        if is_conflict(error) or error.connection_invalidated or _is_rolled_back(connection):
+            raise _first_error(connection, error) from error
         return error
     except Exception as error:
         return error
 
 
-def _given_up(connection: Connection) -> bool:
+def _is_rolled_back(connection: Connection) -> bool:
     """Whether SQLite has rolled back the whole transaction by itself, as on a full disk.
 
     The only sign is the failing end of the savepoint, which no longer exists. A commit would seem to succeed.
@@ -210,10 +210,10 @@ def _given_up(connection: Connection) -> bool:
     return getattr(connection.connection.dbapi_connection, "in_transaction", True) is False
 
 
-def _cause(connection: Connection, error: DBAPIError) -> DBAPIError:
+def _first_error(connection: Connection, error: DBAPIError) -> DBAPIError:
     """Return the first error, if the end of a savepoint failed only because of it."""
     cause, before = error, error.__context__
-    while _given_up(connection) and before is not None:
+    while _is_rolled_back(connection) and before is not None:
         cause, before = before if isinstance(before, DBAPIError) else cause, before.__context__
     return cause
 

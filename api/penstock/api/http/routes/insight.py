@@ -26,7 +26,7 @@ from penstock.api.schemas.jobs import (
 from penstock.api.schemas.wire import instant
 from penstock.api.store import plans, records, series
 from penstock.api.store.ingest import BUSY, MOST_RANKS, PEAK
-from penstock.api.store.records import STEP_SECONDS, LinesQuery, Sampled, Seen, StoredTimeline
+from penstock.api.store.records import STEP_SECONDS, LinesQuery, LogPosition, Sampled, StoredTimeline
 from penstock.api.store.series import ALL_RANKS
 from penstock.core.curves import StepValue
 from penstock.core.records import NO_RANK
@@ -146,12 +146,12 @@ def get_logs(
 
     The service has the last 2,000 lines of every rank, and the files among the job's artifacts have all of them.
     """
-    query = LinesQuery(rank=rank, after=after, seen=read_cursor(cursor or ""), tail=tail, limit=limit)
+    query = LinesQuery(rank=rank, after=after, position=read_cursor(cursor or ""), tail=tail, limit=limit)
 
-    def question(connection: Connection) -> tuple[Sequence[Row[Any]], records.Seen, bool]:
+    def question(connection: Connection) -> tuple[Sequence[Row[Any]], records.LogPosition, bool]:
         return *records.lines(connection, job.uid, query), records.is_complete(connection, job.uid)
 
-    rows, seen, complete = service.read(question)
+    rows, position, complete = service.read(question)
     items = [
         LogView(
             rank=row.rank,
@@ -163,15 +163,15 @@ def get_logs(
         )
         for row in rows
     ]
-    return LogPage(items=items, next=write_cursor(seen), complete=complete)
+    return LogPage(items=items, next=write_cursor(position), complete=complete)
 
 
-def read_cursor(text: str) -> Seen:
+def read_cursor(text: str) -> LogPosition:
     """Parse ``RANK:NUMBER`` pairs."""
     pairs = (pair.split(":") for pair in text.split(",") if pair)
     return {int(rank): int(number) for rank, number in pairs}
 
 
-def write_cursor(seen: Seen) -> str:
+def write_cursor(position: LogPosition) -> str:
     """Format ``RANK:NUMBER`` pairs."""
-    return ",".join(f"{rank}:{number}" for rank, number in sorted(seen.items()))
+    return ",".join(f"{rank}:{number}" for rank, number in sorted(position.items()))

@@ -69,22 +69,22 @@ class _Edit:
     def __init__(
         self, service: ServiceIn, identity: Editor, namespace: str, name: str, keyed: Once, if_match: IfMatch = None
     ) -> None:
-        self._service, self._identity, self._asked = service, identity, keyed
+        self._service, self._identity, self._keyed = service, identity, keyed
         self._namespace, self._name = namespace, name
         self._version = read_etag(if_match)
 
-    def suspend(self, wanted: bool) -> Response:
+    def suspend(self, value: bool) -> Response:
         """Set or clear ``suspend``; raises `NoSuchJobError` once the job is deleted."""
         member, place = self._service.cluster, (self._namespace, self._name)
         if member is not None:
-            return on_cluster.suspend(self._service, member, self._identity, self._asked, place, self._version, wanted)
-        return self._answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, wanted, by, now))
+            return on_cluster.suspend(self._service, member, self._identity, self._keyed, place, self._version, value)
+        return self._answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, value, by, now))
 
     def delete(self) -> Response:
         """Request the job's deletion; raises `NoSuchJobError` once it is deleted."""
         member, place = self._service.cluster, (self._namespace, self._name)
         if member is not None:
-            return on_cluster.delete(self._service, member, self._identity, self._asked, place, self._version)
+            return on_cluster.delete(self._service, member, self._identity, self._keyed, place, self._version)
         return self._answer(202, jobs.request_delete)
 
     def _answer(self, status: int, change: Change) -> Response:
@@ -99,7 +99,7 @@ class _Edit:
             after = change(connection, uid, self._identity.name, now)
             return reply(job_view(after), status, {"ETag": etag(after)})
 
-        return write_once(self._service, uid, self._asked, changed)
+        return write_once(self._service, uid, self._keyed, changed)
 
 
 Editing = Annotated[_Edit, Depends()]

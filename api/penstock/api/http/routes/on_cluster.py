@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity
 from penstock.api.cluster import submitting
-from penstock.api.cluster.kube import Place
+from penstock.api.cluster.kube import ObjectKey
 from penstock.api.cluster.membership import Membership
 from penstock.api.http.replies import reply, response_of, write_once
 from penstock.api.schemas.jobs import job_view
@@ -32,7 +32,7 @@ def create(
 
 def propose(request: Request, service: Service, member: Membership, identity: Identity, job: PipelineJob) -> Response:
     """Return the job as the cluster would accept it."""
-    submitting.require_allowed(member.kube, job, member.place.policy)
+    submitting.require_allowed(member.kube, job, member.instance.policy)
     item = submitting.submitted(member.kube, job, identity.name, None, dry_run=True)
     cluster, now = member.mirror.cluster, service.clock()
 
@@ -54,9 +54,9 @@ def retry(
     """Create the job that continues where the old one ended."""
     if known := _remembered(service, keyed):
         return known
-    again = submitting.on_the_same_storage(job, old.next_job)
+    new_job = submitting.on_the_same_storage(job, old.next_job)
     retried = {"of": old.uid, "resumeFrom": job.spec.checkpoint.resume_from}
-    return _made(service, member, identity, keyed, again, retried)
+    return _made(service, member, identity, keyed, new_job, retried)
 
 
 def suspend(
@@ -66,14 +66,14 @@ def suspend(
     keyed: KeyedRequest | None,
     place: tuple[str, str],
     version: int | None,
-    wanted: bool,
+    value: bool,
 ) -> Response:
     """Set or clear ``suspend``; no change of a job that has ended or has the same value."""
 
-    def change(job: Place, guard: str | None, stored: StoredJob) -> Object:
-        if stored.phase.terminal or stored.suspend == wanted:
+    def change(job: ObjectKey, guard: str | None, stored: StoredJob) -> Object:
+        if stored.phase.terminal or stored.suspend == value:
             return {}
-        return member.kube.set_suspend(job, wanted, guard)
+        return member.kube.set_suspend(job, value, guard)
 
     if known := _remembered(service, keyed):
         return known
@@ -96,7 +96,7 @@ def delete(
 ) -> Response:
     """Delete the job from the cluster; the mirror reports the end of the deletion."""
 
-    def change(job: Place, guard: str | None, stored: StoredJob) -> Object:
+    def change(job: ObjectKey, guard: str | None, stored: StoredJob) -> Object:
         member.kube.delete(job, guard)
         return {}
 
@@ -119,7 +119,7 @@ def _made(
     job: PipelineJob,
     retried: Mapping[str, object],
 ) -> Response:
-    submitting.require_allowed(member.kube, job, member.place.policy)
+    submitting.require_allowed(member.kube, job, member.instance.policy)
     item = submitting.submitted(member.kube, job, identity.name, keyed)
     uid, cluster, now = item["metadata"]["uid"], member.mirror.cluster, service.clock()
 

@@ -26,7 +26,7 @@ from penstock.api.pages.shell import POLICY, Page
 from penstock.api.pages.submit import submit_page
 from penstock.api.pages.whatif import answer_page, whatif_page
 from penstock.api.store import jobs, plan_requests, profiles
-from penstock.api.store.plan_requests import StoredRequest, Wanted
+from penstock.api.store.plan_requests import PlanInput, StoredRequest
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.planner.pricing import cost_of
@@ -37,7 +37,7 @@ MONTH_SECONDS = 30 * 86_400
 DEFAULT_NAMESPACE = "default"
 
 
-def shown(page: Page, identity: Identity | None, status: int = 200) -> HTMLResponse:
+def page_response(page: Page, identity: Identity | None, status: int = 200) -> HTMLResponse:
     """Return the page as a response."""
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
     return HTMLResponse(page.document(identity), status_code=status, headers=headers)
@@ -56,7 +56,7 @@ def show_jobs(
     phases = (Phase(phase),) if phase in set(Phase) else ()
     query = jobs.Query(namespaces=visible(identity, None), phases=phases, name=name, sort=sort, cursor=cursor)
     page_jobs, following = service.read(lambda connection: jobs.page(connection, query))
-    return shown(listing(page_jobs, query, following, service.clock()), identity)
+    return page_response(listing(page_jobs, query, following, service.clock()), identity)
 
 
 @router.get("/jobs/{namespace}/{name}")
@@ -80,7 +80,7 @@ def show_job(
         artifacts=artifacts(root),
         elsewhere=elsewhere(service.settings, data.stored),
     )
-    return shown(job_page(data, files, identity, service.clock()), identity)
+    return page_response(job_page(data, files, identity, service.clock()), identity)
 
 
 @router.get("/compare")
@@ -98,7 +98,7 @@ def show_comparison(
         if not identity.may(Role.VIEWER, namespace, "get"):
             raise forbidden(Role.VIEWER, namespace)
     compared = service.read(lambda connection: [read_job(connection, *place) for place in places])
-    return shown(comparison(compared), identity)
+    return page_response(comparison(compared), identity)
 
 
 def read_place(text: str) -> tuple[str, str]:
@@ -113,7 +113,7 @@ def read_place(text: str) -> tuple[str, str]:
 @router.get("/submit")
 def show_submit(identity: Viewer) -> HTMLResponse:
     """Show the form to submit a job."""
-    return shown(submit_page(), identity)
+    return page_response(submit_page(), identity)
 
 
 @router.get("/whatif")
@@ -122,33 +122,33 @@ def show_whatif(
 ) -> HTMLResponse:
     """Show controls and the resulting plan, of an example or of an existing job. It needs the right to plan."""
     if job is None:
-        return shown(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
+        return page_response(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
     namespace, name = read_place(job)
     if not identity.may(Role.EDITOR, namespace, "create"):
         raise forbidden(Role.EDITOR, namespace)
     example = service.read(lambda connection: jobs.find(connection, namespace, name))
-    return shown(whatif_page(namespace, example.recorded_job), identity)
+    return page_response(whatif_page(namespace, example.recorded_job), identity)
 
 
 @router.get("/plans/{request}")
 def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLResponse:
     """Show a plan request, with its progress."""
 
-    def question(connection: Connection) -> tuple[StoredRequest, Plan | None, Wanted]:
+    def question(connection: Connection) -> tuple[StoredRequest, Plan | None, PlanInput]:
         of_request = (connection, request)
-        return plan_requests.get(*of_request), plan_requests.plan(*of_request), plan_requests.wanted(*of_request)
+        return plan_requests.get(*of_request), plan_requests.plan(*of_request), plan_requests.plan_input(*of_request)
 
-    stored, plan, wanted = service.read(question)
+    stored, plan, plan_input = service.read(question)
     if not identity.may(Role.VIEWER, stored.namespace, "get"):
         raise forbidden(Role.VIEWER, stored.namespace)
-    cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
-    return shown(answer_page(stored, plan, cost), identity)
+    cost = None if plan is None else cost_of(plan, plan_input.job.spec, plan_input.cluster)
+    return page_response(answer_page(stored, plan, cost), identity)
 
 
 @router.get("/profiles")
 def show_profiles(service: ServiceIn, identity: Viewer) -> HTMLResponse:
     """Show the list of profiles."""
-    return shown(profile_list(service.read(profiles.every), service.clock()), identity)
+    return page_response(profile_list(service.read(profiles.every), service.clock()), identity)
 
 
 @router.get("/profiles/{digest}")
@@ -157,7 +157,7 @@ def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLRespo
     from penstock.planner.fit import fit_points
 
     stored, profile = service.read(lambda connection: profiles.get(connection, digest))
-    return shown(profile_page(stored, profile, fit_points(profile)), identity)
+    return page_response(profile_page(stored, profile, fit_points(profile)), identity)
 
 
 @router.get("/static/{name}")

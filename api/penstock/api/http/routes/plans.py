@@ -20,7 +20,7 @@ from penstock.api.schemas.plans import PlanRequestPage, PlanRequestView, request
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.idempotency import Answer
-from penstock.api.store.plan_requests import StoredRequest, Wanted
+from penstock.api.store.plan_requests import PlanInput, StoredRequest
 from penstock.core.errors import UserError
 from penstock.core.profile_matching import OLDEST_SECONDS, model_digest, unfit
 
@@ -74,34 +74,34 @@ def ask(service: ServiceIn, identity: Editor, document: Document, keyed: Once) -
     reads it, or `profile`, the digest of a stored profile. With neither, the newest fresh profile of the service's
     machine that fits the job is used. Poll Location until the state is Succeeded, Failed or Canceled.
     """
-    wanted = Wanted.from_manifest(document)
+    plan_input = PlanInput.from_manifest(document)
     if service.cluster is not None:
-        require_editor(identity, wanted.job)
+        require_editor(identity, plan_input.job)
     else:
         locations = service.settings.locations
-        service.read(lambda connection: require_acceptable(connection, locations, identity, wanted.job))
-    wanted = _for_hardware(service, wanted)
+        service.read(lambda connection: require_acceptable(connection, locations, identity, plan_input.job))
+    plan_input = _for_hardware(service, plan_input)
     request, now = str(uuid.uuid4()), service.clock()
 
     def change(connection: Connection) -> Answer:
-        _require_room(connection, wanted.job.metadata.namespace, identity.name)
-        made = plan_requests.create(connection, wanted, request, identity.name, now)
-        return reply(request_view(made, wanted, None), 202, {"Location": f"/v1/plans/{made.id}"})
+        _require_capacity(connection, plan_input.job.metadata.namespace, identity.name)
+        made = plan_requests.create(connection, plan_input, request, identity.name, now)
+        return reply(request_view(made, plan_input, None), 202, {"Location": f"/v1/plans/{made.id}"})
 
     return write_once(service, request, keyed, change)
 
 
-def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
+def _for_hardware(service: Service, plan_input: PlanInput) -> PlanInput:
     """Return the request with the chosen profile; raises `UserError` if there is none, or if it does not fit."""
-    if wanted.cluster is not None and wanted.profile is not None:
+    if plan_input.cluster is not None and plan_input.profile is not None:
         remedy = "leave out cluster for a measured machine, or profile for described hardware"
         raise UserError(what="cannot be combined with cluster", where="profile", remedy=remedy)
-    if wanted.cluster is not None:
-        return wanted
-    spec, model = wanted.job.spec, model_digest(wanted.job.spec.model, wanted.job.spec.data.sequence_length)
-    if wanted.profile is not None:
-        _require_fit(service, wanted, model)
-        return wanted
+    if plan_input.cluster is not None:
+        return plan_input
+    spec, model = plan_input.job.spec, model_digest(plan_input.job.spec.model, plan_input.job.spec.data.sequence_length)
+    if plan_input.profile is not None:
+        _require_fit(service, plan_input, model)
+        return plan_input
     since, host = service.clock() - OLDEST_SECONDS, service.settings.machine
     candidates = service.read(lambda connection: profiles.measured_since(connection, spec, model, host, since))
     fitting = next((candidate for candidate in candidates if unfit(candidate, spec, model) is None), None)
@@ -111,23 +111,23 @@ def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
             where="profile",
             remedy="describe the hardware in the field cluster, or run the job, which measures first",
         )
-    return dataclasses.replace(wanted, profile=fitting.digest)
+    return dataclasses.replace(plan_input, profile=fitting.digest)
 
 
-def _require_fit(service: Service, wanted: Wanted, model: str) -> None:
+def _require_fit(service: Service, plan_input: PlanInput, model: str) -> None:
     """Raise `UserError` unless the named profile fits the job; its age is not checked."""
     remedy = "list the profiles: GET /v1/profiles"
-    digest = wanted.profile or ""
+    digest = plan_input.profile or ""
     try:
         _, profile = service.read(lambda connection: profiles.get(connection, digest))
     except profiles.NoSuchProfileError:
         raise UserError(what="does not exist", where="profile", remedy=remedy) from None
-    reason = unfit(profile, wanted.job.spec, model)
+    reason = unfit(profile, plan_input.job.spec, model)
     if reason is not None:
         raise UserError(what=reason, where="profile", remedy=remedy)
 
 
-def _require_room(connection: Connection, namespace: str, by: str) -> None:
+def _require_capacity(connection: Connection, namespace: str, by: str) -> None:
     """Raise `Problem` if too many requests are open: in total, of the namespace, or of the caller."""
     of_namespace, own = plan_requests.num_open(connection, namespace, by)
     waiting = plan_requests.num_waiting(connection)
@@ -186,4 +186,6 @@ def _permitted(connection: Connection, identity: Identity, role: Role, request: 
 
 
 def _view(connection: Connection, stored: StoredRequest) -> PlanRequestView:
-    return request_view(stored, plan_requests.wanted(connection, stored.id), plan_requests.plan(connection, stored.id))
+    return request_view(
+        stored, plan_requests.plan_input(connection, stored.id), plan_requests.plan(connection, stored.id)
+    )

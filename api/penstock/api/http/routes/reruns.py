@@ -134,10 +134,10 @@ def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionV
     origin, free = service.read(question)
     ran = job.recorded_job
     with limits_lifted():  # the commands install the version that ran the job, so limits of this one do not apply
-        again = retried(ran if origin.plan is None else pinned(ran, origin.plan), free, None)
+        rerun = retried(ran if origin.plan is None else pinned(ran, origin.plan), free, None)
     return ReproductionView(
-        manifest=again.to_manifest(),
+        manifest=rerun.to_manifest(),
         plan_digest=job.plan_digest if origin.plan else None,
         versions=dict(origin.versions),
-        commands=list(commands(again, str(request.base_url).rstrip("/"), origin.versions)),
+        commands=list(commands(rerun, str(request.base_url).rstrip("/"), origin.versions)),
     )

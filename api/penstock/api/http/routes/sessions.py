@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Caller, Role
-from penstock.api.cluster.people import Person
+from penstock.api.cluster.users import ClusterUser
 from penstock.api.http.credentials import COOKIE
 from penstock.api.http.dependencies import CallerIn, CredentialIn, ServiceIn, Viewer
 from penstock.api.http.documented import ONLY_BY_SESSION, ONLY_BY_TOKEN
@@ -55,7 +55,7 @@ def create_link(
         remedy = "send the token: Authorization: Bearer TOKEN"
         detail = "a session cannot create login links"
         raise Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
-    if isinstance(identity, Person):
+    if isinstance(identity, ClusterUser):
         detail = "a token of the cluster cannot create login links"
         remedy = "use a token of the service: penstock token create"
         raise Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)

@@ -83,8 +83,10 @@ async def list_events(
 
     No change after `hello` is missed, so list the jobs once it has arrived.
     """
-    wanted = Filter.of(await run_in_threadpool(visible, identity, namespace), read_labels(label), name)
-    return opened(service, ListListener(filter=wanted, share=Share(token=caller.token, namespaces=wanted.namespaces)))
+    job_filter = Filter.of(await run_in_threadpool(visible, identity, namespace), read_labels(label), name)
+    return opened(
+        service, ListListener(filter=job_filter, share=Share(token=caller.token, namespaces=job_filter.namespaces))
+    )
 
 
 def opened(service: Service, listener: Listener) -> EventStream:

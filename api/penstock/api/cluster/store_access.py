@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 T = TypeVar("T")
 
 
-class Keeper(Protocol):
+class StoreAccess(Protocol):
     """The store and the clock; `penstock.api.service.Service` has this interface."""
 
     @property

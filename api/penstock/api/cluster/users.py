@@ -51,7 +51,7 @@ class Rights:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Person(Identity):
+class ClusterUser(Identity):
     """A user of the cluster, with ``rights`` instead of a ``role``. ``known`` gives the namespaces that have jobs."""
 
     key: str
@@ -88,7 +88,7 @@ class Person(Identity):
         return everywhere or self.rights.may(self.key, self.user, verb, namespace)
 
 
-class People:
+class Users:
     """Converts the users of TokenReviews to callers."""
 
     def __init__(self, rights: Rights, known: Callable[[], Sequence[str]]) -> None:
@@ -101,7 +101,7 @@ class People:
             return None
         user_spec = {"user": name, "groups": user.get("groups") or [], "uid": user.get("uid", "")}
         user_spec["extra"] = user.get("extra") or {}
-        person = Person(
+        identity = ClusterUser(
             name=name[:63], role=Role.VIEWER, key=key, user=user_spec, rights=self._rights, known=self._known
         )
-        return Caller(identity=person, token=f"kube:{key}"[:63])
+        return Caller(identity=identity, token=f"kube:{key}"[:63])
