@@ -101,14 +101,14 @@ def test_why_there_is_none() -> None:
 def test_a_failure_of_the_process_is_no_answer_to_later_requests() -> None:
     planner = FakePlanner(Answer(what="planning took over 600 s", is_transient=True))
     told = Planning(planner)
-    failed = [told.ask(question()) for _ in range(2)]
+    failed = [told.request(question()) for _ in range(2)]
     assert answered(told, failed[0]) is Step.FAILED
-    later = [told.ask(question()) for _ in range(2)]
+    later = [told.request(question()) for _ in range(2)]
     assert answered(told, later[0]) is Step.FAILED
     planner.answer = Answer(plan=sample_plan())
-    last = told.ask(question())
+    last = told.request(question())
     assert answered(told, last) is Step.DONE
-    assert told.ask(question()) == last
+    assert told.request(question()) == last
     assert planner.asked == [failed[0], later[0], last]
     assert [told.status(key)[0] for key in (*failed, *later)] == [Step.FAILED] * 4
 
