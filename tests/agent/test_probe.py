@@ -12,16 +12,16 @@ from penstock.agent.probe import Identity, identify
 from penstock.core.errors import UserError
 from penstock.core.job import Device
 from penstock.core.layout import Precision
-from penstock.core.probe import Answer, Question
+from penstock.core.probe import ProbeRequest, ProbeResult
 from penstock.core.profile_matching import model_digest
 from tests.support.local_run import local_job
 from tests.support.sample_run import sample_machine, sample_model
 
 
-def answering(num_cuda_devices: int, *, here: bool = True) -> Callable[[Question, tuple[str, ...]], Answer]:
+def answering(num_cuda_devices: int, *, here: bool = True) -> Callable[[ProbeRequest, tuple[str, ...]], ProbeResult]:
     """PyTorch on a machine with that many devices."""
     key = sample_machine() if here else None
-    return lambda question, devices: Answer(num_cuda_devices=num_cuda_devices, key=key, model_digest="m")
+    return lambda request, devices: ProbeResult(num_cuda_devices=num_cuda_devices, key=key, model_digest="m")
 
 
 def test_an_identity_has_everything_costs_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_missing_devices_are_named(monkeypatch: pytest.MonkeyPatch, devices: int
 
 @pytest.mark.parametrize(("wanted", "fits"), [("4Gi", True), ("5Gi", False)])
 def test_a_rank_may_take_what_a_device_has(monkeypatch: pytest.MonkeyPatch, wanted: str, fits: bool) -> None:
-    answer = Answer(num_cuda_devices=2, device_bytes=4 * 2**30, key=sample_machine(), model_digest="m")
-    monkeypatch.setattr(probe, "run_probe", lambda question, devices: answer)
+    answer = ProbeResult(num_cuda_devices=2, device_bytes=4 * 2**30, key=sample_machine(), model_digest="m")
+    monkeypatch.setattr(probe, "run_probe", lambda request, devices: answer)
     for device in ("cuda", "cpu"):
         spec = local_job(resources__device=device, resources__memoryPerRank=wanted).spec
         if fits or device == "cpu":
@@ -64,9 +64,9 @@ def test_enough_devices_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_devices_of_the_job_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def run_probe(question: Question, devices: tuple[str, ...]) -> Answer:
+    def run_probe(request: ProbeRequest, devices: tuple[str, ...]) -> ProbeResult:
         asked.append(devices)
-        return answering(len(devices))(question, devices)
+        return answering(len(devices))(request, devices)
 
     monkeypatch.setattr(probe, "run_probe", run_probe)
     identify(local_job(resources__device="cuda").spec, ("3", "1"))
@@ -75,9 +75,9 @@ def test_only_the_devices_of_the_job_are_looked_at(monkeypatch: pytest.MonkeyPat
 
 def test_pytorch_answers_for_itself() -> None:
     """The number of layers does not matter: costs are of units, however many there are."""
-    question = Question(device=Device.CPU, threads_per_rank=2, model=sample_model(80), sequence_length=64)
-    assert Question.from_manifest(json.loads(json.dumps(question.to_manifest()))) == question
-    answer = probe.run_probe(question)
+    request = ProbeRequest(device=Device.CPU, threads_per_rank=2, model=sample_model(80), sequence_length=64)
+    assert ProbeRequest.from_manifest(json.loads(json.dumps(request.to_manifest()))) == request
+    answer = probe.run_probe(request)
     assert answer.key is not None
     assert (answer.key.threads_per_rank, answer.key.backend) == (2, "gloo")
     assert answer.model_digest == model_digest(sample_model(8), 64)

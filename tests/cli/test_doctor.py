@@ -23,7 +23,7 @@ from penstock.cli.local.doctor import Finding, examine
 from penstock.cli.main import main
 from penstock.core.errors import RunError
 from penstock.core.job import Device
-from penstock.core.probe import Answer, Question
+from penstock.core.probe import ProbeRequest, ProbeResult
 from tests.support.sample_run import sample_machine, sample_model
 
 
@@ -38,8 +38,8 @@ def _try(device: Device, num_ranks: int) -> Trial:
     return Trial(done=f"{num_ranks} ranks on {device.value} did it", seconds=1.25)
 
 
-def _answer(question: Question) -> Answer:
-    return Answer(num_cuda_devices=2, key=sample_machine(), model_digest="")
+def _answer(question: ProbeRequest) -> ProbeResult:
+    return ProbeResult(num_cuda_devices=2, key=sample_machine(), model_digest="")
 
 
 def finding(name: str, folder: Path) -> Finding:
@@ -145,7 +145,7 @@ def test_a_missing_loopback_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_broken_pytorch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(question: Question) -> NoReturn:
+    def fail(question: ProbeRequest) -> NoReturn:
         raise RunError("PyTorch cannot describe this machine: no libgomp")
 
     monkeypatch.setattr(doctor, "run_probe", fail)
@@ -178,6 +178,6 @@ def test_the_exit_code_says_whether_something_has_to_be_done(
 
 def test_pytorch_that_does_not_load_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    question = Question(device=Device.CPU, threads_per_rank=1, model=sample_model(), sequence_length=1)
+    question = ProbeRequest(device=Device.CPU, threads_per_rank=1, model=sample_model(), sequence_length=1)
     with pytest.raises(RunError, match="it printed nothing"):
         probe.run_probe(question)

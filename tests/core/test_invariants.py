@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.errors import NoRoomError, ProgramError
+from penstock.core.errors import MemoryLimitError, ProgramError
 from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.program import Channel, Extent, Instruction, Program, RankProgram, Reduction, Slot
@@ -112,7 +112,7 @@ def test_a_program_beyond_its_memory_is_refused() -> None:
     program = lowered(SPLIT_BACKWARD, transients={(Kind.I, 1, 1): 1000})
     peaks = prove(program).peak_bytes
     assert prove(program, memory_limit_bytes=peaks).peak_bytes == peaks
-    with pytest.raises(NoRoomError, match=r"^rank 1, .*1000 transient bytes exceed the limit"):
+    with pytest.raises(MemoryLimitError, match=r"^rank 1, .*1000 transient bytes exceed the limit"):
         prove(program, memory_limit_bytes=(peaks[0], peaks[1] - 1))
 
 

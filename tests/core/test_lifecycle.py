@@ -236,7 +236,7 @@ class TestAttemptsThatWaitForTheirPlace:
 
     def test_a_job_that_gave_up_its_places_retries_after_a_pause_and_in_its_turn(self) -> None:
         cluster = queued(resources__ranks=4)
-        cluster.observe(phase=Phase.RECOVERING, places_given_up_at=200.0, places_waited_seconds=200.0, jitter=0.0)
+        cluster.observe(phase=Phase.RECOVERING, places_released_at=200.0, places_waited_seconds=200.0, jitter=0.0)
         cluster.observe(attempt_gone=True, attempt_state=AttemptState.NONE)
         assert decide(cluster.job, cluster.seen, 249.0) == [life.Wait(250.0)]
         cluster.now = 250.0
@@ -444,7 +444,7 @@ TIMES = st.none() | st.floats(0, 1000)
         placed_ranks=st.integers(0, 4),
         gives_way_to=st.sampled_from(("", "job b")),
         followed=st.booleans(),
-        places_given_up_at=TIMES,
+        places_released_at=TIMES,
         attempt_ranks=st.integers(0, 4),
         profile=st.sampled_from(Step),
         plan=st.sampled_from(Step),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.host import ports
-from penstock.core.host.ports import EVERYWHERE, LOOPBACK, PORTS, complaint, free_port
+from penstock.core.host.ports import EVERYWHERE, LOOPBACK, PORTS, free_port, listen_error
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -32,8 +32,8 @@ def test_a_used_port_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_port_used_at_one_address_is_not_free_at_all_addresses() -> None:
     taken = free_port()
     with socket.create_server(("127.0.0.2", taken)):
-        assert complaint(taken, LOOPBACK) == ""
-        assert complaint(taken, EVERYWHERE) == "Address already in use"
+        assert listen_error(taken, LOOPBACK) == ""
+        assert listen_error(taken, EVERYWHERE) == "Address already in use"
 
 
 @pytest.mark.skipif(not RANGE.exists(), reason="NOT RUN: this system does not say which ports it gives out")

@@ -23,7 +23,7 @@ from pathlib import Path
 from penstock.agent.memory_limit import UNLIMITED, Enforcement, MemoryLimit, enforced, raise_oom_score
 from penstock.core.errors import UserError
 from penstock.core.host.interfaces import LOOPBACK_INTERFACE, interface_towards
-from penstock.core.host.ports import ANY_PORT, EVERYWHERE, LOOPBACK, complaint
+from penstock.core.host.ports import ANY_PORT, EVERYWHERE, LOOPBACK, listen_error
 from penstock.core.job import Device
 from penstock.core.run.rank_status import RankStatus, State, read_status, status_path
 
@@ -334,6 +334,6 @@ def _require_semaphores() -> None:
 
 
 def _checked(port: int) -> int:
-    if problem := complaint(port, EVERYWHERE):  # where torch's store listens
+    if problem := listen_error(port, EVERYWHERE):  # where torch's store listens
         raise UserError(what=f"{port} cannot be used: {problem}", where="port", remedy="name another, or leave it out")
     return port

@@ -14,7 +14,7 @@ from penstock.agent.launch import visible_devices_environment
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import Device, JobSpec
 from penstock.core.layout import Precision
-from penstock.core.probe import Answer, Question
+from penstock.core.probe import ProbeRequest, ProbeResult
 from penstock.core.profile import MachineKey
 from penstock.core.profile_matching import require_device_memory
 
@@ -33,13 +33,13 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
     """Return the identity of a profile for ``spec`` on these CUDA devices, or on all; raises `UserError` if this
     machine lacks its devices.
     """
-    question = Question(
+    request = ProbeRequest(
         device=spec.resources.device,
         threads_per_rank=spec.resources.threads_per_rank,
         model=spec.model,
         sequence_length=spec.data.sequence_length,
     )
-    answer = run_probe(question, devices)
+    answer = run_probe(request, devices)
     if answer.key is None:
         raise UserError(
             what="cuda is requested, but this machine has no NVIDIA device",
@@ -62,11 +62,11 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
     )
 
 
-def run_probe(question: Question, devices: tuple[str, ...] = ()) -> Answer:
+def run_probe(request: ProbeRequest, devices: tuple[str, ...] = ()) -> ProbeResult:
     """Return PyTorch's answer with these CUDA devices visible, or all; raises `RunError` if it cannot be loaded."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.trainer.probe"],
-        input=json.dumps(question.to_manifest()),
+        input=json.dumps(request.to_manifest()),
         capture_output=True,
         text=True,
         check=False,
@@ -76,4 +76,4 @@ def run_probe(question: Question, devices: tuple[str, ...] = ()) -> Answer:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it printed nothing"]
         raise RunError(f"PyTorch cannot describe this machine: {lines[-1]}")
-    return Answer.from_manifest(json.loads(done.stdout))
+    return ProbeResult.from_manifest(json.loads(done.stdout))

@@ -17,7 +17,7 @@ from penstock.cli.output import Format
 from penstock.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
 from penstock.client.config import configuration_file, configured_server
 from penstock.core.errors import REMEDY, UserError
-from penstock.core.failure import LAST_WORDS, read_failure
+from penstock.core.failure import LAST_OUTPUT, read_failure
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LOSSES, Phase
 from penstock.core.serialization.files import write_secret
@@ -104,7 +104,7 @@ def last_words_of(client: Client, job: Job) -> tuple[str, ...]:
         after = events[-1].number
         for event in events:
             if event.kind == "phase":
-                lines = tuple(event.body.get(LAST_WORDS, ()))
+                lines = tuple(event.body.get(LAST_OUTPUT, ()))
     return lines
 
 

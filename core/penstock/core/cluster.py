@@ -18,8 +18,8 @@ from penstock.core.limits import (
     MOST_LINKS,
     MOST_NODES,
     MOST_RANKS,
+    POSITIVE_SHARE,
     SHARE,
-    SOME_SHARE,
     above_zero,
     characters,
     list_of,
@@ -36,7 +36,7 @@ class KernelSpec(Checked):
 
     product_share: Annotated[
         float,
-        SOME_SHARE,
+        POSITIVE_SHARE,
         "share of `peakFlops` that a matrix product reaches if it is large in every dimension",
     ]
     product_edge: Annotated[
@@ -51,17 +51,17 @@ class KernelSpec(Checked):
     ] = 64.0
     product_memory_share: Annotated[
         float,
-        SOME_SHARE,
+        POSITIVE_SHARE,
         "share of `memoryBandwidth` that the matrices of a product reach",
     ] = 0.85
     attention_share: Annotated[
         float,
-        SOME_SHARE,
+        POSITIVE_SHARE,
         "share of `peakFlops` that the forward of fused attention reaches",
     ] = 0.6
     attention_backward_share: Annotated[
         float,
-        SOME_SHARE,
+        POSITIVE_SHARE,
         "share of `peakFlops` that the backward of fused attention reaches",
     ] = 0.5
     attention_edge: Annotated[
@@ -79,10 +79,10 @@ class KernelSpec(Checked):
         up_to(EXACT),
         "fused attention takes as long as ideal attention with this many more rows of queries, over all heads",
     ] = 0.0
-    stream_share: Annotated[float, SOME_SHARE, "share of `memoryBandwidth` that elementwise kernels reach"] = 0.85
+    stream_share: Annotated[float, POSITIVE_SHARE, "share of `memoryBandwidth` that elementwise kernels reach"] = 0.85
     row_share: Annotated[
         float,
-        SOME_SHARE,
+        POSITIVE_SHARE,
         "share of `memoryBandwidth` that kernels reach that reduce rows: norms, softmax",
     ] = 0.65
     kernel_seconds: Annotated[float, up_to(1e12), "least time of any kernel"] = 5e-6
@@ -106,7 +106,7 @@ class DeviceSpec(Checked):
     ] = field(metadata=BYTES)
     efficiency: Annotated[
         tuple[tuple[int, float], ...],
-        list_of(minItems=1, items={"prefixItems": [one_to(EXACT), SOME_SHARE]}),
+        list_of(minItems=1, items={"prefixItems": [one_to(EXACT), POSITIVE_SHARE]}),
         (
             "pairs `[tokens, share]`: the share of `peakFlops` that is achieved with that many tokens in one pass; "
             "interpolated in log2(tokens)"

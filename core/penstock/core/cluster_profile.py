@@ -18,7 +18,7 @@ from penstock.core.limits import (
     EXACT,
     MOST_RANKS,
     MOST_WIDTH,
-    SOME_BYTES,
+    POSITIVE_BYTES,
     characters,
     one_to,
     up_to,
@@ -44,7 +44,7 @@ class ClusterProfileSpec(Checked):
     ranks_per_pod: Annotated[int, one_to(MOST_RANKS), "ranks that share a pod; must divide `ranks`"] = 1
     memory_per_rank: Annotated[
         int,
-        SOME_BYTES,
+        POSITIVE_BYTES,
         "memory that a rank requests",
     ] = field(default=4 * 2**30, metadata=BYTES)
     threads_per_rank: Annotated[int, one_to(65_536), "CPU threads of one rank"] = 1

@@ -114,5 +114,5 @@ class TooManyKernelsError(ProgramError):
     """A Program that can run on CPU, but may need more communication kernels at once than a CUDA device runs."""
 
 
-class NoRoomError(ProgramError):
+class MemoryLimitError(ProgramError):
     """A Program that can run, but needs more memory than ``rank`` has."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.core.errors import REMEDY
 
-LAST_WORDS = "lastWords"
+LAST_OUTPUT = "lastWords"
 """The field of a phase's event with the last output of the rank at fault."""
 _RANK = re.compile(r"rank (\d+)\b")
 _FAILING = re.compile(
@@ -33,7 +33,7 @@ class Failure:
     evidence: str = ""
 
 
-def read_failure(message: str, last_words: Sequence[str] = ()) -> Failure:
+def read_failure(message: str, last_output: Sequence[str] = ()) -> Failure:
     """The failure that a phase's message describes, with evidence from the rank's last output."""
     what, *others = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     rank = _RANK.match(what)
@@ -42,11 +42,11 @@ def read_failure(message: str, last_words: Sequence[str] = ()) -> Failure:
         more=tuple(line for line in others if not line.startswith(REMEDY)),
         remedies=tuple(line.removeprefix(REMEDY) for line in others if line.startswith(REMEDY)),
         rank=int(rank[1]) if rank else None,
-        evidence=_evidence(message, last_words),
+        evidence=_evidence(message, last_output),
     )
 
 
-def _evidence(message: str, last_words: Sequence[str]) -> str:
-    first = next((line.strip() for line in last_words if _FAILING.match(line.strip())), "")
+def _evidence(message: str, last_output: Sequence[str]) -> str:
+    first = next((line.strip() for line in last_output if _FAILING.match(line.strip())), "")
     description = first.partition(": ")[2] or first
     return "" if description in message else first

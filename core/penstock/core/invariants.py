@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.core.errors import NoRoomError, ProgramError, TooManyKernelsError
+from penstock.core.errors import MemoryLimitError, ProgramError, TooManyKernelsError
 from penstock.core.grid import draw
 from penstock.core.lifetimes import ViolationError
 from penstock.core.program import Program, SlotSizes
-from penstock.core.program_checker import Machine, Pipeline, RankState, Wait
+from penstock.core.program_checker import Pipeline, ProgramChecker, RankState, Wait
 from penstock.core.residency import resident_kernels
 from penstock.core.roles import Cell, Place, slot_table
 from penstock.core.schedule import Action, Group, Kind, Part, flatten
@@ -68,25 +68,25 @@ def prove(
     recomputation of the stage does. With ``num_trained`` the parts of a backward, and the buckets of its gradients,
     have to cover all units of their stage, and so do the parts of a forward.
 
-    ``memory_limit_bytes`` is what each rank has for its arena and transients; `NoRoomError` means that only that is
-    insufficient. ``num_places`` is the number of communication kernels that a CUDA device runs at once: with it, no
+    ``memory_limit_bytes`` is what each rank has for its arena and transients; `MemoryLimitError` means that only that
+    is insufficient. ``num_places`` is the number of communication kernels that a CUDA device runs at once: with it, no
     kernel that can start ever waits for a place (`penstock.core.residency`); `TooManyKernelsError` means that only
     their number is too large.
     """
     pipeline = _survey(program, (sizes, remainder_sizes), num_units, num_trained)
     _check_reductions(program, pipeline.stage_ranks)
     _check_buckets(pipeline)
-    machine = Machine(program, pipeline)
-    _run(machine)
+    checker = ProgramChecker(program, pipeline)
+    _run(checker)
     if memory_limit_bytes is not None:
-        _check_limits(machine, memory_limit_bytes)
+        _check_limits(checker, memory_limit_bytes)
     if num_places is not None:
-        _check_places(machine, program, num_places)
-    lifetimes = [rank.lifetimes for rank in machine.ranks]
+        _check_places(checker, program, num_places)
+    lifetimes = [rank.lifetimes for rank in checker.ranks]
     return Proof(
         num_instructions=sum(len(rank.instructions) for rank in program.ranks),
-        num_transfers=machine.num_transfers,
-        num_steps=max(rank.step for rank in machine.ranks),
+        num_transfers=checker.num_transfers,
+        num_steps=max(rank.step for rank in checker.ranks),
         live_bytes=tuple(slots.high_water_bytes for slots in lifetimes),
         arena_bytes=tuple(rank.arena_bytes for rank in program.ranks),
         transient_bytes=tuple(slots.transient_bytes for slots in lifetimes),
@@ -211,39 +211,39 @@ def _tied_ranks(program: Program, stage_ranks: Sequence[int]) -> tuple[int, ...]
     return ranks if len(ranks) > 1 or (ranks and has_replicas) else None
 
 
-def _run(machine: Machine) -> None:
+def _run(checker: ProgramChecker) -> None:
     """Advance every rank as far as possible until none advances: then all have ended, or it is a deadlock."""
     moved = True
     while moved:
-        positions_before = [rank.position for rank in machine.ranks]
-        waits = [_guard(machine, rank, machine.advance) for rank in machine.ranks]
-        moved = positions_before != [rank.position for rank in machine.ranks]
+        positions_before = [rank.position for rank in checker.ranks]
+        waits = [_guard(checker, rank, checker.advance) for rank in checker.ranks]
+        moved = positions_before != [rank.position for rank in checker.ranks]
     if any(waits):
-        raise _deadlock(machine, waits)
-    for rank in machine.ranks:
-        _guard(machine, rank, machine.finish)
+        raise _deadlock(checker, waits)
+    for rank in checker.ranks:
+        _guard(checker, rank, checker.finish)
 
 
 _T = TypeVar("_T")
 
 
-def _guard(machine: Machine, rank: RankState, act: Callable[[RankState], _T]) -> _T:
+def _guard(checker: ProgramChecker, rank: RankState, act: Callable[[RankState], _T]) -> _T:
     try:
         return act(rank)
     except ViolationError as violation:
-        raise _refusal(machine, rank, str(violation)) from None
+        raise _refusal(checker, rank, str(violation)) from None
 
 
-def _check_limits(machine: Machine, limits: Sequence[int]) -> None:
-    for rank, limit in zip(machine.ranks, limits, strict=True):
+def _check_limits(checker: ProgramChecker, limits: Sequence[int]) -> None:
+    for rank, limit in zip(checker.ranks, limits, strict=True):
         arena, transient = rank.program.arena_bytes, rank.lifetimes.transient_bytes
         if arena + transient > limit:
             reason = f"the arena's {arena} and at most {transient} transient bytes exceed the limit of {limit}"
-            raise _refusal(machine, rank, reason, NoRoomError)
+            raise _refusal(checker, rank, reason, MemoryLimitError)
 
 
-def _check_places(machine: Machine, program: Program, num_places: int) -> None:
-    for rank, most in zip(machine.ranks, resident_kernels(program), strict=True):
+def _check_places(checker: ProgramChecker, program: Program, num_places: int) -> None:
+    for rank, most in zip(checker.ranks, resident_kernels(program), strict=True):
         if most.num_kernels > num_places:
             instructions_before = rank.program.instructions[: most.position]
             num_computed = sum(instruction.action.is_compute for instruction in instructions_before)
@@ -252,29 +252,31 @@ def _check_places(machine: Machine, program: Program, num_places: int) -> None:
             reason = (
                 f"may be kernel {most.num_kernels} that waits for its peer on a device with places for {num_places}"
             )
-            raise _refusal(machine, rank, reason, TooManyKernelsError)
+            raise _refusal(checker, rank, reason, TooManyKernelsError)
 
 
-def _deadlock(machine: Machine, waits: Sequence[Wait | None]) -> ProgramError:
+def _deadlock(checker: ProgramChecker, waits: Sequence[Wait | None]) -> ProgramError:
     chain = [next(rank for rank, wait in enumerate(waits) if wait)]
     while (wait := waits[chain[-1]]) and wait.rank not in chain:
         chain.append(wait.rank)
     if wait:
         chain = chain[chain.index(wait.rank) :]
-    reasons = [_waiting(machine, rank, waits[rank]) for rank in chain]
-    return _refusal(machine, machine.ranks[chain[0]], "deadlock: " + "; ".join(reasons))
+    reasons = [_waiting(checker, rank, waits[rank]) for rank in chain]
+    return _refusal(checker, checker.ranks[chain[0]], "deadlock: " + "; ".join(reasons))
 
 
-def _waiting(machine: Machine, rank: int, wait: Wait | None) -> str:
+def _waiting(checker: ProgramChecker, rank: int, wait: Wait | None) -> str:
     if wait is None:
         return f"rank {rank} has ended"
-    pending = machine.ranks[rank].pending
+    pending = checker.ranks[rank].pending
     return f"rank {rank} waits in {pending.action if pending else 'its end'} for rank {wait.rank} {wait.what}"
 
 
-def _refusal(machine: Machine, bad: RankState, reason: str, kind: type[ProgramError] = ProgramError) -> ProgramError:
-    rows = [{step: str(action) for step, action in rank.cells} for rank in machine.ranks]
-    for rank, row in zip(machine.ranks, rows, strict=True):
+def _refusal(
+    checker: ProgramChecker, bad: RankState, reason: str, kind: type[ProgramError] = ProgramError
+) -> ProgramError:
+    rows = [{step: str(action) for step, action in rank.cells} for rank in checker.ranks]
+    for rank, row in zip(checker.ranks, rows, strict=True):
         if rank.pending is not None:
             row[rank.step + 1] = str(rank.pending.action)
     return kind(

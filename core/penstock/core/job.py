@@ -31,8 +31,8 @@ from penstock.core.limits import (
     MOST_STAGES,
     MOST_WIDTH,
     MOST_ZERO,
+    POSITIVE_BYTES,
     SHARE,
-    SOME_BYTES,
     above_zero,
     characters,
     list_of,
@@ -196,7 +196,7 @@ class ResourcesSpec(Checked):
     ] = None
     memory_per_rank: Annotated[
         int,
-        SOME_BYTES,
+        POSITIVE_BYTES,
         (
             "memory limit of a rank: plans that are estimated to need more are not considered; a rank computes the "
             "exact need of a plan with very many actions at its start, and refuses it beyond the limit; on cuda this "

@@ -21,8 +21,8 @@ from penstock.core.limits import (
     MOST_RANKS,
     MOST_VARIABLE_CHARACTERS,
     NODE_SELECTOR,
+    POSITIVE_BYTES,
     SIGNED,
-    SOME_BYTES,
     characters,
     list_of,
     named,
@@ -180,7 +180,7 @@ class EnvVar(Checked):
 class ClaimTemplate(Checked):
     """A claim to be made for the job, without ``storageClass`` from the cluster's default class."""
 
-    size: Annotated[int, SOME_BYTES, "bytes, or a quantity such as `10Gi`"] = field(metadata=BYTES)
+    size: Annotated[int, POSITIVE_BYTES, "bytes, or a quantity such as `10Gi`"] = field(metadata=BYTES)
     storage_class: Annotated[str, named(names.SUBDOMAIN, may_be_empty=True), "empty: the cluster's default"] = ""
     access_modes: Annotated[
         tuple[AccessMode, ...],

@@ -75,7 +75,7 @@ LIVE = frozenset({Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING}
 LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
 """Reasons for entering a phase that count as one more failure."""
 
-PLACES_GIVEN_UP = frozenset({"GaveWay", "PlacedInPart"})
+PLACES_RELEASED = frozenset({"GaveWay", "PlacedInPart"})
 """Reasons for recovering of an attempt that was ended because it did not get all its places. They are no failures."""
 
 MISTAKES = frozenset({"UserError", "NoPlan"})
@@ -146,9 +146,8 @@ class Observation:
     Places that several jobs want are given to one after the other. A job that is ``held`` for that reason is not
     launched. For an attempt without all its places, nothing was placed since ``placement_since``, and ``placed_ranks``
     have a place; ``gives_way_to`` names another job that wants the same and is ahead; it is ``followed`` if others wait
-    for it. ``holders`` names the jobs that hold the missing places. An attempt whose places were given up at
-    ``places_given_up_at`` had waited for ``places_waited_seconds`` by then; ``jitter`` is its own random number from 0
-    to 1.
+    for it. ``holders`` names the jobs that hold the missing places. An attempt whose places were released at
+    ``places_released_at`` had waited for ``places_waited_seconds`` by then; ``jitter`` is a random number in [0, 1].
 
     An attempt that measures has to report progress by ``news_due_at``; None if it is watched in another way.
 
@@ -174,7 +173,7 @@ class Observation:
     gives_way_to: str = ""
     followed: bool = False
     holders: str = ""
-    places_given_up_at: float | None = None
+    places_released_at: float | None = None
     places_waited_seconds: float = 0.0
     jitter: float = 0.5
     profile: Step = Step.MISSING
@@ -386,7 +385,7 @@ def _loss(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
     ):
         return _lost(spec, observed, observed.message or "the attempt ended")
     if observed.attempt_state is AttemptState.STOPPED and not spec.run_policy.suspend:
-        reason = _makes_room(spec, observed, now) or "Stopped"
+        reason = _restart_reason(spec, observed, now) or "Stopped"
         return [SetPhase(Phase.RECOVERING, reason, observed.message or "stopped after a checkpoint")]
     due = _step_due(observed)
     if observed.attempt_state is AttemptState.RUNNING and due is not None and now >= due.at:
@@ -448,14 +447,14 @@ def _queued_attempt(spec: JobSpec, observed: Observed, now: float) -> list[Decis
     if shrink_at is not None and now >= shrink_at:
         message = f"{feasible} of {observed.attempt_ranks} ranks have a place"
         return [SetPhase(Phase.RECOVERING, "Shrink", message)]
-    given_up = _places_given_up(observed, now)
-    if shrink_at is None or any(isinstance(decision, SetPhase) for decision in given_up):
-        return given_up
-    return [*given_up, Wait(shrink_at)]
+    decisions = _release_places(observed, now)
+    if shrink_at is None or any(isinstance(decision, SetPhase) for decision in decisions):
+        return decisions
+    return [*decisions, Wait(shrink_at)]
 
 
-def _places_given_up(observed: Observed, now: float) -> list[Decision]:
-    """Give up the places of an attempt that cannot start, so that another that wants them can.
+def _release_places(observed: Observed, now: float) -> list[Decision]:
+    """Release the places of an attempt that cannot start, so that another that wants them can.
 
     An attempt that is not the first in order gives way soon. The first does so after a long stall, if it holds places,
     which jobs of others may want, or if others wait for it; otherwise it waits indefinitely.
@@ -537,14 +536,14 @@ def _running(spec: JobSpec, observed: Observed, now: float) -> list[Decision]:
         return [SetPhase(Phase.SUCCEEDED, "Completed")]
     if observed.stop_requested:
         return _stop(observed, now)
-    if reason := _makes_room(spec, observed, now):
+    if reason := _restart_reason(spec, observed, now):
         return [Stop(observed.attempt, reason)]
     due = _step_due(observed)
     times = [time for time in (due.at if due is not None else None, _replan_at(spec, observed)) if time is not None]
     return [Wait(min(times))] if times else []
 
 
-def _makes_room(spec: JobSpec, observed: Observed, now: float) -> str:
+def _restart_reason(spec: JobSpec, observed: Observed, now: float) -> str:
     """The reason to end the attempt for a faster one, in one word; empty if there is none."""
     if _should_grow(spec, observed, now):
         return "Grow"
@@ -576,8 +575,8 @@ def _recovering(spec: JobSpec, observed: Observed, now: float) -> list[Decision]
         return [Delete(observed.attempt)]
     if observed.failed_at is not None and now < (retry := observed.failed_at + backoff_seconds(observed.failures)):
         return [Wait(retry)]
-    if observed.places_given_up_at is not None:
-        retry = observed.places_given_up_at + place_pause_seconds(observed.places_waited_seconds, observed.jitter)
+    if observed.places_released_at is not None:
+        retry = observed.places_released_at + place_pause_seconds(observed.places_waited_seconds, observed.jitter)
         if now < retry:
             return [Wait(retry)]
     return [SetPhase(Phase.QUEUED, "Retrying")]

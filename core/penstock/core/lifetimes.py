@@ -64,7 +64,7 @@ class Lifetimes:
             self._free(instruction.frees, kind)
 
     def _begin(self, index: int) -> None:
-        slot = self._known(index)
+        slot = self._slot(index)
         needed = self._bytes_of(slot)
         if slot.num_bytes != needed:
             raise ViolationError(f"acquires {slot} of {slot.num_bytes} bytes, where {needed} are needed")
@@ -75,11 +75,11 @@ class Lifetimes:
 
     def _require_live(self, indices: tuple[int, ...], verb: str) -> None:
         for index in indices:
-            slot = self._known(index)
+            slot = self._slot(index)
             if self._states[index] != _LIVE:
                 raise ViolationError(f"{verb} {slot}, which {_STATE_WORDS[self._states[index]]}")
 
-    def _known(self, index: int) -> Slot:
+    def _slot(self, index: int) -> Slot:
         if not 0 <= index < len(self._slots):
             raise ViolationError(f"names slot number {index}, but its rank has {len(self._slots)}")
         return self._slots[index]

@@ -91,10 +91,10 @@ def named(pattern: str, *, may_be_empty: bool = False) -> Limit:
 
 
 SHARE: Limit = up_to(1)
-SOME_SHARE: Limit = above_zero(1)
+POSITIVE_SHARE: Limit = above_zero(1)
 BELOW_ONE: Limit = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
 ANY_BYTES: Limit = up_to(MOST_BYTES)
-SOME_BYTES: Limit = one_to(MOST_BYTES)
+POSITIVE_BYTES: Limit = one_to(MOST_BYTES)
 SIGNED: Limit = {"minimum": -EXACT, "maximum": EXACT}
 INT64: Limit = {"minimum": 1 - 2**63, "maximum": 2**63 - 1}
 NODE_SELECTOR: Limit = {

@@ -141,19 +141,19 @@ def termination_message(report: AttemptReport) -> str:
     """The report as JSON of at most `MOST_REPORT_BYTES`: the last output is shortened first, from its oldest line on,
     then the message, in its middle.
     """
-    last_words = tuple(line[:_MOST_LINE_CHARACTERS] for line in report.last_words)
-    while (text := _text(report, last_words, report.message)) is None and last_words:
-        last_words = last_words[1:]
+    last_output = tuple(line[:_MOST_LINE_CHARACTERS] for line in report.last_words)
+    while (text := _text(report, last_output, report.message)) is None and last_output:
+        last_output = last_output[1:]
     most_characters = len(report.message)
     while text is None:
         most_characters = most_characters * 3 // 4
-        text = _text(report, last_words, _shortened(report.message, most_characters))
+        text = _text(report, last_output, _shortened(report.message, most_characters))
     return text
 
 
-def _text(report: AttemptReport, last_words: tuple[str, ...], message: str) -> str | None:
+def _text(report: AttemptReport, last_output: tuple[str, ...], message: str) -> str | None:
     """The report as JSON; None if it is too long. JSON escapes leave only ASCII, a byte each."""
-    shorter = dataclasses.replace(report, last_words=last_words, message=message)
+    shorter = dataclasses.replace(report, last_words=last_output, message=message)
     text = json.dumps(shorter.to_manifest(), separators=(",", ":"))
     return text if len(text) <= MOST_REPORT_BYTES else None
 

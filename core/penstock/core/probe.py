@@ -11,7 +11,7 @@ from penstock.core.profile import MachineKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question(Manifest):
+class ProbeRequest(Manifest):
     """The facts that a job depends on."""
 
     device: Device
@@ -21,7 +21,7 @@ class Question(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer(Manifest):
+class ProbeResult(Manifest):
     """``key`` and ``model_digest`` have to match a profile's for this machine and this model; ``device_bytes`` is the
     memory of the smallest CUDA device.
     """

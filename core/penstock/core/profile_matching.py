@@ -15,7 +15,7 @@ from penstock.core.profile import MachineKey, Profile, digest
 from penstock.core.units import MEBIBYTE, format_bytes
 
 OLDEST_SECONDS = 7 * 86_400
-LONGEST_BATCH = 4
+LARGEST_BATCH = 4
 ENOUGH_TOKENS = 4096
 """Tokens of a micro-batch beyond which costs are proportional to tokens, since fixed costs are small."""
 
@@ -24,7 +24,7 @@ HEAVY_SHARE = 0.75
 
 ANY_GLOBAL_BATCH = 12
 """Global batch of a measurement for any job. Micro-batches are measured if they divide it (`batches_to_measure`), as
-all up to `LONGEST_BATCH` do.
+all up to `LARGEST_BATCH` do.
 """
 
 
@@ -52,14 +52,14 @@ def subject(machine: MachineKey, model: str, precision: Precision, num_ranks: in
 
 def batches_to_measure(global_batch: int) -> tuple[int, ...]:
     """Micro-batch sizes that a plan could use, up to a bound beyond which costs are proportional."""
-    return tuple(b for b in range(1, min(global_batch, LONGEST_BATCH) + 1) if global_batch % b == 0)
+    return tuple(b for b in range(1, min(global_batch, LARGEST_BATCH) + 1) if global_batch % b == 0)
 
 
 def largest_microbatch(global_batch: int, sequence_length: int) -> int:
     """Sequences of the largest micro-batch that is measured as a whole: the largest of `batches_to_measure`, and for
     short sequences as many as have `ENOUGH_TOKENS`.
     """
-    most = max(LONGEST_BATCH, ENOUGH_TOKENS // sequence_length)
+    most = max(LARGEST_BATCH, ENOUGH_TOKENS // sequence_length)
     return max(b for b in range(1, min(global_batch, most) + 1) if global_batch % b == 0)
 
 

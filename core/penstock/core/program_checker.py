@@ -159,7 +159,7 @@ class RankState:
         return instructions[self.position] if self.position < len(instructions) else None
 
 
-class Machine:
+class ProgramChecker:
     """Runs a Program; `advance` moves one rank and raises `ViolationError` at the first violation."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:

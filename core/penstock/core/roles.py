@@ -92,14 +92,14 @@ class Roles:
         self._num_slices = num_slices
         self._table = table
         self._is_by_slice = any(kind in PREFIX_KINDS and part is not None for kind, _, part in table)
-        self._known: dict[tuple[Kind, int, int, bool, bool], Touched] = {}
+        self._touched: dict[tuple[Kind, int, int, bool, bool], Touched] = {}
 
     def touched(self, kind: Kind, stage: int, part: int, recomputed: bool, resumes: bool = False) -> Touched:
         """The places that the action of ``kind`` on slice ``part`` touches; ``recomputed``: that slice has an R here;
         ``resumes``: this is an R after the first.
         """
         key = (kind, stage, part, recomputed, resumes)
-        if key not in self._known:
+        if key not in self._touched:
             reads, writes = READS_AND_WRITES[kind]
             if kind in BACKWARD_KINDS and not recomputed:
                 reads = tuple(slot for slot in reads if slot not in (RA, RL))
@@ -107,8 +107,8 @@ class Roles:
             if resumes:
                 reads = tuple(slot for slot in (RA, *reads) if slot is not X)
             reads = tuple(slot for slot in reads if not self._first_touch(kind, slot, part))
-            self._known[key] = Touched(self._places(reads, stage, part), self._places(writes, stage, part))
-        return self._known[key]
+            self._touched[key] = Touched(self._places(reads, stage, part), self._places(writes, stage, part))
+        return self._touched[key]
 
     def remakes(self, stage: int, part: int) -> bool:
         """Whether slice ``part`` is recomputed on ``stage``, by R or inside its backward."""

@@ -75,15 +75,15 @@ def scratch_buffers(
     ``remade``.
     """
     operations = (EVERY_OPERATION,) * (stop - first) if remade is None else remade
-    given_up = [
+    dropped = [
         (slot, unit, _of_a_chunk(buffer))
         for slot, remade_slot in REMADE_SLOTS.items()
         for unit, buffer in stage_slot_buffers(spec, first, stop, remade_slot, batch, tokens, sharding, operations)
     ]
-    outputs = {unit: aligned(buffer.num_bytes(precision)) for _, unit, buffer in given_up if buffer.name == "y"}
+    outputs = {unit: aligned(buffer.num_bytes(precision)) for _, unit, buffer in dropped if buffer.name == "y"}
     turns, turn = sorted({unit % 2 for unit in outputs}), max(outputs.values(), default=0)
     ends: dict[int, int] = {}
-    for slot, unit, buffer in given_up:
+    for slot, unit, buffer in dropped:
         if buffer.name == "y":
             yield ScratchBuffer(slot=slot, unit=unit, buffer=buffer, offset=turns.index(unit % 2) * turn)
             continue
@@ -97,8 +97,8 @@ def segments(spec: ModelSpec, first: int, stop: int, remade: Remade) -> tuple[ra
     """The segments of the stage of units [first, stop), in order; one of all units without recomputation."""
     if not remade:
         return (range(first, stop),)
-    given_up = stage_slot_buffers(spec, first, stop, SlotKind.REMADE_ACTIVATIONS, 1, 1, remade=remade)
-    linked = {unit for unit, buffer in given_up if buffer.name == "y"} | set(range(spec.first_head_unit, stop))
+    dropped = stage_slot_buffers(spec, first, stop, SlotKind.REMADE_ACTIVATIONS, 1, 1, remade=remade)
+    linked = {unit for unit, buffer in dropped if buffer.name == "y"} | set(range(spec.first_head_unit, stop))
     bounds = [first, *(unit for unit in range(first + 1, stop) if unit - 1 not in linked), stop]
     return tuple(range(*pair) for pair in pairwise(bounds))
 

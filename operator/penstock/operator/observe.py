@@ -10,7 +10,7 @@ from penstock.core.lifecycle import (
     LIVE,
     MEASURING_SECONDS,
     NO_STEP,
-    PLACES_GIVEN_UP,
+    PLACES_RELEASED,
     PREPARING_SECONDS,
     AttemptState,
     Observation,
@@ -65,7 +65,7 @@ def observe(facts: Facts, *, fresh: bool = False) -> Observation:
         gives_way_to=facts.competition.gives_way_to,
         followed=facts.competition.followed,
         holders=facts.holders,
-        places_given_up_at=status.phase_entered_at if _gave_places_up(status) else None,
+        places_released_at=status.phase_entered_at if _released_places(status) else None,
         places_waited_seconds=max(0.0, (status.phase_entered_at or 0.0) - (waiting_since(status) or 0.0)),
         jitter=jitter(facts.job.metadata.uid, status.attempt),
         profile=facts.profile,
@@ -105,8 +105,8 @@ def _news_due_at(facts: Facts) -> float | None:
     return max(since, agent.since) + (PREPARING_SECONDS if may_prepare else MEASURING_SECONDS)
 
 
-def _gave_places_up(status: JobStatus) -> bool:
-    return status.phase is Phase.RECOVERING and status.reason in PLACES_GIVEN_UP
+def _released_places(status: JobStatus) -> bool:
+    return status.phase is Phase.RECOVERING and status.reason in PLACES_RELEASED
 
 
 def attempt_state(facts: Facts) -> tuple[AttemptState, str]:

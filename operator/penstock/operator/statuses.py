@@ -10,7 +10,7 @@ from penstock.core.lifecycle import (
     LOSSES,
     NO_STEP,
     PLACED_IN_PART_SECONDS,
-    PLACES_GIVEN_UP,
+    PLACES_RELEASED,
     AttemptState,
     Launch,
     Phase,
@@ -203,7 +203,7 @@ def _admission_reason(status: JobStatus, facts: Facts, now: float) -> str:
     if facts.job.spec.kubernetes.queue_name or status.phase not in (Phase.QUEUED, Phase.RECOVERING):
         return "Waiting"
     if status.phase is Phase.RECOVERING:
-        return places.IN_LINE if was_in_line or status.reason in PLACES_GIVEN_UP else "Waiting"
+        return places.IN_LINE if was_in_line or status.reason in PLACES_RELEASED else "Waiting"
     if placement_since(facts) is not None:
         return places.PLACED_IN_PART if placed_ranks(facts) else places.UNPLACED
     if facts.jobset is None and status.attempt <= status.launched:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from penstock.core.buckets import stage_buckets
-from penstock.core.errors import NoRoomError, TooManyKernelsError, UserError
+from penstock.core.errors import MemoryLimitError, TooManyKernelsError, UserError
 from penstock.core.extents import extent_bytes
 from penstock.core.invariants import prove
 from penstock.core.layout import ALIGNMENT_BYTES, SlotKind, num_remade_units, tied_stages
@@ -60,13 +60,13 @@ def fitting_program_of(plan: Plan, memory_per_rank: int, *, num_places: int | No
     The bytes of a rank outside of its arena (process, parameters and their state, transients) are those of the
     prediction, which was made where costs were known. For a plan without a prediction they are not compared.
     """
-    program, bytes_beside = lowered(plan), bytes_beside_slots(plan)
+    program, bytes_outside = lowered(plan), bytes_outside_arena(plan)
     try:
         prove_plan(
-            plan, program, [memory_per_rank - num_bytes for num_bytes in bytes_beside] or None, num_places=num_places
+            plan, program, [memory_per_rank - num_bytes for num_bytes in bytes_outside] or None, num_places=num_places
         )
-    except NoRoomError:
-        raise _too_large(program, bytes_beside, memory_per_rank) from None
+    except MemoryLimitError:
+        raise _too_large(program, bytes_outside, memory_per_rank) from None
     except TooManyKernelsError as error:
         raise too_many_kernels(error, "plan") from None
     return program
@@ -134,7 +134,7 @@ def _buckets(plan: Plan) -> Buckets:
     return stage_buckets(plan.model, plan.stages, plan.precision, plan.tp)
 
 
-def bytes_beside_slots(plan: Plan) -> list[int]:
+def bytes_outside_arena(plan: Plan) -> list[int]:
     """Predicted bytes of each pipeline rank outside of its arena; empty for a plan without a prediction."""
     prediction = plan.prediction
     return (
@@ -170,9 +170,9 @@ def _num_units(plan: Plan) -> list[int]:
     return [num_remade_units(plan.model, *stage) for stage in plan.stages]
 
 
-def _too_large(program: Program, bytes_beside: Sequence[int], memory_per_rank: int) -> UserError:
+def _too_large(program: Program, bytes_outside: Sequence[int], memory_per_rank: int) -> UserError:
     needed, rank = max(
-        (bytes_beside[program_of_rank.rank] + program_of_rank.arena_bytes, program_of_rank.rank)
+        (bytes_outside[program_of_rank.rank] + program_of_rank.arena_bytes, program_of_rank.rank)
         for program_of_rank in program.ranks
     )
     return UserError(

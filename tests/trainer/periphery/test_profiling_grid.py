@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.core.profile_matching import ENOUGH_TOKENS, LONGEST_BATCH, batches_to_measure, largest_microbatch
+from penstock.core.profile_matching import ENOUGH_TOKENS, LARGEST_BATCH, batches_to_measure, largest_microbatch
 from penstock.trainer.profiling.grid import (
     SHORTEST_LENGTH,
     Point,
@@ -55,7 +55,7 @@ def test_used_points_reach_to_the_ends(length: int, global_batch: int) -> None:
 def test_whole_microbatches_are_measured_up_to_enough_tokens(length: int, global_batch: int) -> None:
     """Every division of the batch into smaller micro-batches lies between measured points, not beyond them."""
     divisors = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
-    within = max(b for b in divisors if b <= LONGEST_BATCH or b * length <= ENOUGH_TOKENS)
+    within = max(b for b in divisors if b <= LARGEST_BATCH or b * length <= ENOUGH_TOKENS)
     for grid, least_length in (
         (dense(length, global_batch), 2 * SHORTEST_LENGTH),
         (sparse(length, global_batch), 4 * SHORTEST_LENGTH),

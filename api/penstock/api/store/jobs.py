@@ -36,7 +36,7 @@ from penstock.api.store.schema import events, job_labels, jobs, log_lines, point
 from penstock.api.store.speeds import Speeds, speed_of_step, speeds_of_a_second
 from penstock.core import jsontext
 from penstock.core.errors import MistakesError, PenstockError, UserError, mistakes_in
-from penstock.core.failure import LAST_WORDS
+from penstock.core.failure import LAST_OUTPUT
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LIVE, Phase, enter
 from penstock.core.manifest import limits_lifted
@@ -491,7 +491,7 @@ def enter_phase(
     entered = enter(job.phase, phase)
     body: dict[str, Any] = {"phase": entered.value, "reason": reason, "message": message}
     if last_lines:
-        body[LAST_WORDS] = list(last_lines)
+        body[LAST_OUTPUT] = list(last_lines)
     if entered is Phase.SUSPENDED:
         changes["started_at"] = None  # its time limit restarts
     add_event(
@@ -513,7 +513,7 @@ def enter_phase(
 def last_lines(events: Iterable[Row[Any]]) -> tuple[str, ...]:
     """Return the last lines of the rank at fault from the event of the current phase; ``events`` are oldest first."""
     phases = [row.body for row in events if row.kind == "phase"]
-    return tuple(phases[-1].get(LAST_WORDS, ())) if phases else ()
+    return tuple(phases[-1].get(LAST_OUTPUT, ())) if phases else ()
 
 
 def report(connection: Connection, reports: Iterable[tuple[str, Reported]]) -> None:

@@ -23,7 +23,7 @@ from penstock.core.host.members import installing
 from penstock.core.job import Device
 from penstock.core.manifest import Manifest
 from penstock.core.model import Family, ModelSpec
-from penstock.core.probe import Question
+from penstock.core.probe import ProbeRequest
 from penstock.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _devices(device: Device | None) -> list[Finding]:
     if find_spec("torch") is None or find_spec("penstock.trainer") is None:
         return []
     try:
-        answer = run_probe(Question(device=Device.CPU, threads_per_rank=1, model=_SMALL, sequence_length=1))
+        answer = run_probe(ProbeRequest(device=Device.CPU, threads_per_rank=1, model=_SMALL, sequence_length=1))
     except RunError as error:
         return [
             Finding(name="pytorch", found=str(error), remedy="install it again: pip install --force-reinstall torch")

@@ -24,12 +24,12 @@ def free_port(address: str = LOOPBACK, count: int = 1) -> int:
     firsts = range(PORTS.start, PORTS.stop - count + 1)
     for _ in range(MOST_TRIES):
         port = _random.choice(firsts)
-        if not any(complaint(port + offset, address) for offset in range(count)):
+        if not any(listen_error(port + offset, address) for offset in range(count)):
             return port
     raise OSError(f"no free port of {address} between {PORTS.start} and {PORTS.stop}")
 
 
-def complaint(port: int, address: str = LOOPBACK) -> str:
+def listen_error(port: int, address: str = LOOPBACK) -> str:
     """The system's error for listening there; empty if there is none."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
