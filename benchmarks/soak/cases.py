@@ -153,13 +153,13 @@ def _plan_file(path: Path) -> None:
     from penstock.planner.compile import program_of
     from penstock.planner.replay import MOST_ACTIONS, num_actions
     from penstock.planner.worker.__main__ import answer
-    from penstock.planner.worker.questions import Question
+    from penstock.planner.worker.protocol import PlanningRequest
 
     plan = read_plan(path)
     if num_actions(plan) <= MOST_ACTIONS:
         program_of(plan)
-    question = Question(spec=_spec(), plan=plan, profile=sample_profile())
-    answer(Question.from_manifest(json.loads(json.dumps(question.to_manifest()))))
+    question = PlanningRequest(spec=_spec(), plan=plan, profile=sample_profile())
+    answer(PlanningRequest.from_manifest(json.loads(json.dumps(question.to_manifest()))))
 
 
 def _spec() -> Any:

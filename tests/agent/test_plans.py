@@ -28,7 +28,7 @@ from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.planner.pins import pinned_stages
 from penstock.planner.worker.process import ProcessPlanner
-from penstock.planner.worker.questions import Progress
+from penstock.planner.worker.protocol import Progress
 from tests.support.local_run import local_identity, local_job, local_plan, local_profile
 
 NOW = local_profile().measured_at + 60.0

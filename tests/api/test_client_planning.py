@@ -17,7 +17,7 @@ from penstock.client import AsyncClient, Client, PlanRequest, ServiceError
 from penstock.client.planning import Search
 from penstock.core.speed import Speed
 from penstock.planner.pricing import cost_of
-from penstock.planner.worker.questions import Answer
+from penstock.planner.worker.protocol import Answer
 from tests.support.application import Application, here
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import DEVICE, cluster, profile_for
@@ -61,7 +61,7 @@ def test_changes_are_planned_too_on_request(service: Service) -> None:
         for what_if in (False, True):
             *_, found = client.follow_plan(client.plan(tiny_job(), cluster=cluster(), what_if=what_if).id)
             assert found.state == "Succeeded"
-    assert [question.what_if for question in planner.questions] == [False, True]
+    assert [request.what_if for request in planner.requests] == [False, True]
 
 
 def test_a_price_comes_back_as_a_cost(service: Service) -> None:

@@ -20,7 +20,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport
-from penstock.planner.worker.questions import Answer
+from penstock.planner.worker.protocol import Answer
 from tests.support.crashing import Crash
 from tests.support.executing import MACHINE, MOST_TURNS, WHOLE_LIFE, World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, CrashingService, Script

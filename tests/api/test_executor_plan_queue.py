@@ -33,7 +33,7 @@ from penstock.api.store import plan_requests
 from penstock.api.store.plan_requests import PlanInput, State, StoredRequest
 from penstock.planner.worker.__main__ import answer
 from penstock.planner.worker.process import ProcessPlanner
-from penstock.planner.worker.questions import Answer, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster
 from tests.support.service import NOW, Clock, new_service
@@ -273,7 +273,7 @@ def test_a_killed_service_plans_anew_and_alike(here: Service, tmp_path: Path, cl
     again = open_service(Settings(folder=tmp_path), clock)
     plan_queue = plan_queue_of(again, ProcessPlanner())
     found = [ended_at(plan_queue, again, each) for each in "rs"]
-    expected = answer(Question(spec=tiny_job().spec, cluster=cluster())).plan
+    expected = answer(PlanningRequest(spec=tiny_job().spec, cluster=cluster())).plan
     assert expected is not None
     assert [(each.state, each.begun, each.plan_digest) for each in found] == [(State.SUCCEEDED, 2, expected.digest)] * 2
     for each in "rs":

@@ -22,7 +22,7 @@ from penstock.api.pages.job import event_text
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core.lifecycle import AttemptState, Phase
-from penstock.planner.worker.questions import Answer
+from penstock.planner.worker.protocol import Answer
 from tests.support.executing import World
 from tests.support.fake_planner import FakePlanner
 from tests.support.fake_supervisors import Script

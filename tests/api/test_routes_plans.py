@@ -23,7 +23,7 @@ from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.serialization import yamltext
 from penstock.planner.worker.__main__ import answer as answer_to
 from penstock.planner.worker.process import ProcessPlanner
-from penstock.planner.worker.questions import Question
+from penstock.planner.worker.protocol import PlanningRequest
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster, profile_for
 from tests.support.service import Clock, client_of, job_manifest, new_service
@@ -76,7 +76,7 @@ def test_described_hardware_is_planned_for_as_the_planner_does(service: Service,
     asked = ask(client, asked_for())
     assert (asked["state"], asked["plan"], asked["error"]) == ("Queued", None, None)
     found = planned(service, client, asked["id"])
-    expected = answer_to(Question(spec=SPEC, cluster=cluster())).plan
+    expected = answer_to(PlanningRequest(spec=SPEC, cluster=cluster())).plan
     assert expected is not None
     assert (found["state"], found["planDigest"]) == ("Succeeded", expected.digest)
     assert Plan.from_manifest(found["plan"]) == expected
@@ -87,7 +87,7 @@ def test_described_hardware_is_planned_for_as_the_planner_does(service: Service,
 def test_a_measured_machine_is_planned_for_as_the_planner_does(service: Service, client: TestClient) -> None:
     measured = profile_for(SPEC)
     digest = keep_profile(service, measured)
-    expected = answer_to(Question(spec=SPEC, profile=measured)).plan
+    expected = answer_to(PlanningRequest(spec=SPEC, profile=measured)).plan
     assert expected is not None
     for body in ({"job": tiny_job().to_manifest()}, {"job": tiny_job().to_manifest(), "profile": digest}):
         asked = ask(client, body)

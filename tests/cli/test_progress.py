@@ -9,7 +9,7 @@ import pytest
 from penstock.agent.run_state import PhaseChange
 from penstock.cli.local.progress import RunDisplay
 from penstock.core.lifecycle import Phase
-from penstock.planner.worker.questions import Progress
+from penstock.planner.worker.protocol import Progress
 from tests.support.fake_workers import fake_metrics
 from tests.support.sample_run import sample_plan
 from tests.support.shown_line import Remembering

@@ -14,7 +14,7 @@ from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.serialization import yamltext
 from penstock.planner.worker.__main__ import answer
-from penstock.planner.worker.questions import Question
+from penstock.planner.worker.protocol import PlanningRequest
 from tests.support.command import ended
 from tests.support.repository import ROOT
 from tests.support.serving import Served, served, wait_until
@@ -124,7 +124,7 @@ def test_a_killed_service_plans_anew(service: Served, large: dict[str, Any]) -> 
     wait_until(lambda: request_of(service, request)["finishedAt"] is not None)
     found = request_of(service, request)
     job, cluster = PipelineJob.from_manifest(large["job"]), ClusterSpec.from_manifest(large["cluster"])
-    expected = answer(Question(spec=job.spec, cluster=cluster)).plan
+    expected = answer(PlanningRequest(spec=job.spec, cluster=cluster)).plan
     assert expected is not None
     assert (found["state"], found["planDigest"]) == ("Succeeded", expected.digest)
     assert len(found["plan"]["alternatives"]) == len(expected.alternatives) > 0

@@ -13,14 +13,16 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Step
 from penstock.operator import planning
 from penstock.operator.planning import Planning
-from penstock.planner.worker.questions import Answer, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest
 from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
 
 
-def question(steps: int = 200) -> Question:
-    return Question(spec=PipelineJob.from_manifest(example(training__steps=steps)).spec, profile=sample_profile())
+def question(steps: int = 200) -> PlanningRequest:
+    return PlanningRequest(
+        spec=PipelineJob.from_manifest(example(training__steps=steps)).spec, profile=sample_profile()
+    )
 
 
 def answered(told: Planning, key: str) -> Step:

@@ -14,7 +14,7 @@ from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.packing import unpacked
 from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
-from penstock.planner.worker.questions import Answer
+from penstock.planner.worker.protocol import Answer
 from tests.support.crashing import CrashError
 from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, bindings, condition, end_all, example, running, word

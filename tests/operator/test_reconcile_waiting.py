@@ -11,7 +11,7 @@ from penstock.kube.resources import JOBSETS, PODS
 from penstock.kube.transport import KubeError
 from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
-from penstock.planner.worker.questions import Answer
+from penstock.planner.worker.protocol import Answer
 from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, bindings, condition, end_all, example, running
 from tests.support.operating import Operating
@@ -123,7 +123,7 @@ class TestWaiting:
         planner = FakePlanner(answer=Answer(plan=plan))
         operating = Operating(planner)
         uid = running(operating, resources={"ranks": 2, "minRanks": 1}, training__steps=1_000_000)
-        assert planner.questions[0].spec.resources.min_ranks == 1
+        assert planner.requests[0].spec.resources.min_ranks == 1
         assert [each.ranks_per_pod * each.num_nodes for each in bindings(operating)] == [2, 2]
         operating.cache.set_capacities({uid: 4}, operating.now)
         operating.now += 299.0

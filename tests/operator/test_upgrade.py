@@ -14,7 +14,7 @@ from penstock.core.status import ConditionStatus, ConditionType, JobStatus
 from penstock.kube.names import STOP_ANNOTATION
 from penstock.kube.packing import unpacked, unpacked_plan
 from penstock.kube.resources import JOBS, JOBSETS, PODS
-from penstock.planner.worker.questions import Answer
+from penstock.planner.worker.protocol import Answer
 from tests.support.fake_planner import FakePlanner
 from tests.support.old_cluster import FOLDER, SCENES, restored
 from tests.support.old_fields import unknown_fields

@@ -22,7 +22,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.manifest import declarations
 from penstock.planner.worker.__main__ import answer
-from penstock.planner.worker.questions import Answer, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest
 
 MOST_BYTES = 2 * 2**30
 
@@ -119,7 +119,7 @@ def _planned(changes: Sequence[Change]) -> dict[str, Any]:
         cluster = ClusterSpec.from_manifest(written["cluster"], "cluster")
     except UserError as mistake:
         return {"what": str(mistake)}
-    return _figures(answer(Question(spec=job.spec, cluster=cluster)))
+    return _figures(answer(PlanningRequest(spec=job.spec, cluster=cluster)))
 
 
 def _figures(answered: Answer) -> dict[str, Any]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.planner.worker.questions import Answer, Progress, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest, Progress
 from tests.support.sample_run import sample_plan
 
 
 @dataclass
 class FakePlanner:
-    """Answers at the second poll. ``asked`` holds the keys of what was begun, ``questions`` what was asked."""
+    """Answers at the second poll. ``asked`` holds the keys of what was begun, ``requests`` what was asked."""
 
     answer: Answer = field(default_factory=lambda: Answer(plan=sample_plan()))
     asked: list[str] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
+    requests: list[PlanningRequest] = field(default_factory=list)
     polls: dict[str, int] = field(default_factory=dict)
 
-    def start(self, key: str, question: Question) -> None:
+    def start(self, key: str, request: PlanningRequest) -> None:
         if key not in self.polls:
             self.asked.append(key)
-            self.questions.append(question)
+            self.requests.append(request)
             self.polls[key] = 0
 
     def poll(self, key: str) -> Answer | None:

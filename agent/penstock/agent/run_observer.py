@@ -8,7 +8,7 @@ from penstock.agent.run_state import PhaseChange
 from penstock.core.plan import Plan
 from penstock.core.preparing import Reporter as DataReporter
 from penstock.core.records import StepMetrics
-from penstock.planner.worker.questions import Progress
+from penstock.planner.worker.protocol import Progress
 
 
 class RunObserver:

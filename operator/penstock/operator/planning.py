@@ -19,7 +19,7 @@ from penstock.core.lifecycle import Step
 from penstock.core.plan import Plan
 from penstock.core.profile import digest
 from penstock.planner.worker.process import Planner
-from penstock.planner.worker.questions import Answer, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest
 
 MOST_REMEMBERED = 256
 
@@ -36,11 +36,11 @@ class Planning:
         self._planner, self._num_planners, self._observe_seconds = planner, num_planners, observe_seconds
         self._lock = threading.Lock()
         self._working: dict[str, float] = {}
-        self._waiting: OrderedDict[str, OrderedDict[str, Question]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[str, PlanningRequest]] = OrderedDict()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._answered: list[str] = []
 
-    def request(self, question: Question, namespace: str = "") -> str:
+    def request(self, question: PlanningRequest, namespace: str = "") -> str:
         """Enqueue the plan request of that namespace; return its key.
 
         Equal requests share a key. After a transient error, later ones get a new key, and the old key keeps the error:
@@ -103,7 +103,7 @@ class Planning:
             self._planner.start(key, question)
             self._working[key] = time.monotonic()
 
-    def _next(self) -> tuple[str, Question]:
+    def _next(self) -> tuple[str, PlanningRequest]:
         """Remove and return the oldest request of the namespace that was served least recently."""
         namespace, keys = self._waiting.popitem(last=False)
         key, question = keys.popitem(last=False)

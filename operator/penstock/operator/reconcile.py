@@ -83,7 +83,7 @@ from penstock.operator.statuses import (
     refused,
     summarize,
 )
-from penstock.planner.worker.questions import Question
+from penstock.planner.worker.protocol import PlanningRequest
 
 PLANNING_SECONDS = 5.0
 """Interval of polls for a plan, in case a notification is lost."""
@@ -433,7 +433,9 @@ class Reconciler:
             return
         try:
             resources = replace(spec.resources, ranks=draft.status.ranks)
-            question = Question(spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile)
+            question = PlanningRequest(
+                spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile
+            )
         except UserError as mistake:
             self._enter(draft, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), self._clock())
             return

@@ -24,7 +24,7 @@ from penstock.planner.replay import simulated
 from penstock.planner.variations import CHANGES, same_plan_variations, with_variations
 from penstock.planner.worker.__main__ import Counter, answer
 from penstock.planner.worker.process import ProcessPlanner
-from penstock.planner.worker.questions import Answer, Progress, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest, Progress
 from tests.support.planning import cluster, job, profile
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -39,7 +39,7 @@ def ended(planner: ProcessPlanner, key: str = "a") -> Answer:
 def answer_to(spec: JobSpec) -> Answer:
     """Return the answer of a planning process."""
     planner = ProcessPlanner()
-    planner.start("a", Question(spec=spec, profile=profile()))
+    planner.start("a", PlanningRequest(spec=spec, profile=profile()))
     return ended(planner)
 
 
@@ -55,19 +55,19 @@ def test_the_process_plans_as_the_planner_does() -> None:
 def test_a_tighter_limit_of_the_machine_is_kept(name: str) -> None:
     """A site may limit all processes; a limit cannot be raised, and need not be. By the old name too."""
     command = f"ulimit -v {3 * 2**20}; exec {sys.executable} -m {name}"
-    question = json.dumps(Question(spec=job(), profile=profile()).to_manifest())
-    reports = subprocess.run(["bash", "-c", command], input=question, capture_output=True, text=True, check=False)
+    request = json.dumps(PlanningRequest(spec=job(), profile=profile()).to_manifest())
+    reports = subprocess.run(["bash", "-c", command], input=request, capture_output=True, text=True, check=False)
     assert reports.returncode == 0, reports.stderr
     assert json.loads(reports.stdout.splitlines()[-1])["answer"]["plan"]
 
 
 def test_a_described_cluster_is_planned_for() -> None:
-    found = answer(Question(spec=job(), cluster=cluster()))
+    found = answer(PlanningRequest(spec=job(), cluster=cluster()))
     assert found.plan == explained(decide(problem_from_cluster(job(), cluster())).plan, cluster())
 
 
 def test_more_plans_are_answered_best_first_and_each_says_what_would_help_it() -> None:
-    found = answer(Question(spec=job(ranks=4, global_batch=4), cluster=cluster(), num_plans=3))
+    found = answer(PlanningRequest(spec=job(ranks=4, global_batch=4), cluster=cluster(), num_plans=3))
     assert found.plan is not None
     plans = (found.plan, *found.others)
     assert len(plans) == 3
@@ -78,7 +78,7 @@ def test_more_plans_are_answered_best_first_and_each_says_what_would_help_it() -
 
 def test_variations_are_planned_on_request_with_separate_progress() -> None:
     reports: list[Progress] = []
-    found = answer(Question(spec=job(), cluster=cluster(), what_if=True), Counter(reports.append))
+    found = answer(PlanningRequest(spec=job(), cluster=cluster(), what_if=True), Counter(reports.append))
     assert found.plan is not None
     assert found.plan.prediction is not None
     assert found.plan.prediction.explanation is not None
@@ -102,7 +102,7 @@ def test_a_job_that_does_not_fit_gets_an_error_with_field_and_remedy() -> None:
 
 
 def test_a_question_about_no_hardware_is_answered() -> None:
-    assert "neither" in answer(Question(spec=job())).what
+    assert "neither" in answer(PlanningRequest(spec=job())).what
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, e
         raise error
 
     monkeypatch.setattr("penstock.planner.worker.__main__.decide", broken)
-    assert said in answer(Question(spec=job(), profile=profile())).error
+    assert said in answer(PlanningRequest(spec=job(), profile=profile())).error
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, e
 )
 def test_a_process_that_breaks_answers_with_its_code(program: str, code: int) -> None:
     planner = ProcessPlanner((sys.executable, "-c", program))
-    planner.start("a", Question(spec=job()))
+    planner.start("a", PlanningRequest(spec=job()))
     found = ended(planner)
     assert (found.plan, found.what, found.is_transient) == (None, f"planning ended with code {code}", True)
     assert found.error
@@ -164,7 +164,7 @@ def test_a_killed_process_is_restarted_and_reported_as_killed_after_three_times(
     begun = tmp_path / "begun"
     begun.write_text("")
     planner = ProcessPlanner((sys.executable, "-c", DIES, str(begun), str(deaths)))
-    planner.start("a", Question(spec=job()))
+    planner.start("a", PlanningRequest(spec=job()))
     found = ended(planner)
     assert message in found.what
     assert ("memory" in found.remedy, found.is_transient) == (deaths == 3, deaths == 3)
@@ -175,7 +175,7 @@ def test_a_killed_process_is_restarted_and_reported_as_killed_after_three_times(
 def test_an_answer_is_returned_once() -> None:
     planner = ProcessPlanner((sys.executable, "-c", ""))
     assert not planner.busy("a")
-    planner.start("a", Question(spec=job()))
+    planner.start("a", PlanningRequest(spec=job()))
     assert planner.busy("a")
     ended(planner)
     assert not planner.busy("a")
@@ -185,15 +185,15 @@ def test_a_started_question_is_not_started_twice(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     planner = ProcessPlanner((sys.executable, "-c", f"open({str(begun)!r}, 'a').write('x')"))
     for _ in range(3):
-        planner.start("a", Question(spec=job()))
+        planner.start("a", PlanningRequest(spec=job()))
     ended(planner)
     assert begun.read_text() == "x"
 
 
 def test_a_cancelled_question_ends_and_leaves_no_answer() -> None:
     planner = ProcessPlanner(SLEEPS)
-    planner.start("a", Question(spec=job()))
-    planner.start("b", Question(spec=job()))
+    planner.start("a", PlanningRequest(spec=job()))
+    planner.start("b", PlanningRequest(spec=job()))
     pids = {key: running.process.pid for key, running in planner._running.items()}
     planner.cancel("a")
     planner.cancel("a")
@@ -215,7 +215,7 @@ time.sleep(600)
 
 def test_progress_is_heard_while_it_works() -> None:
     planner = ProcessPlanner((sys.executable, "-c", TELLS))
-    planner.start("a", Question(spec=job()))
+    planner.start("a", PlanningRequest(spec=job()))
     end = time.monotonic() + 30
     while planner.progress("a").candidates < 2 and time.monotonic() < end:
         time.sleep(0.02)
@@ -226,7 +226,7 @@ def test_progress_is_heard_while_it_works() -> None:
 
 def test_the_search_is_counted() -> None:
     reports: list[Progress] = []
-    found = answer(Question(spec=job(ranks=4), cluster=cluster()), Counter(reports.append))
+    found = answer(PlanningRequest(spec=job(ranks=4), cluster=cluster()), Counter(reports.append))
     assert found.plan is not None
     assert found.plan.prediction is not None
     last = reports[-1]
@@ -240,7 +240,7 @@ def test_the_search_is_counted() -> None:
 @pytest.mark.parametrize(("most", "plans"), [(0, False), (100, True)])
 def test_a_search_ends_by_its_count(most: int, plans: bool) -> None:
     """A search without a plan continues beyond its time budget, until its limit on candidates."""
-    found = answer(Question(spec=job(), cluster=cluster()), Counter(lambda progress: None, most_candidates=most))
+    found = answer(PlanningRequest(spec=job(), cluster=cluster()), Counter(lambda progress: None, most_candidates=most))
     assert (found.plan is not None) == plans
     assert plans or ("the search did not end within 0 candidates" in found.what and found.remedy)
 
@@ -248,7 +248,7 @@ def test_a_search_ends_by_its_count(most: int, plans: bool) -> None:
 def test_time_runs_by_the_clock_that_was_given() -> None:
     now = [0.0]
     planner = ProcessPlanner(SLEEPS, seconds=10, clock=lambda: now[0])
-    planner.start("a", Question(spec=job()))
+    planner.start("a", PlanningRequest(spec=job()))
     now[0] = 10.0
     assert planner.poll("a") is None
     now[0] = 10.1
@@ -260,10 +260,10 @@ def test_time_runs_by_the_clock_that_was_given() -> None:
 
 def test_a_process_ends_after_its_parent(tmp_path: Path) -> None:
     """A killed service or command leaves no planning process, even if a search reports no progress for long."""
-    (tmp_path / "question").write_text(json.dumps(Question(spec=job(), profile=profile()).to_manifest()))
+    (tmp_path / "request").write_text(json.dumps(PlanningRequest(spec=job(), profile=profile()).to_manifest()))
     program = f"""
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}], stdin=open("question"))
+child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}], stdin=open("request"))
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 while not os.path.exists({str(tmp_path / "searching")!r}):
     pass

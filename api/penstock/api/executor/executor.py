@@ -45,7 +45,7 @@ from penstock.core.serialization.files import make_folder, write_atomically
 from penstock.core.supervision import Binding, Order, SupervisorRequest
 from penstock.core.timeline import Timeline
 from penstock.planner.worker.process import Planner
-from penstock.planner.worker.questions import Question
+from penstock.planner.worker.protocol import PlanningRequest
 
 log = logging.getLogger(__name__)
 
@@ -419,7 +419,7 @@ class Executor:
             return
         measured = profile
         self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
-        self._planner.start(stored.uid, Question(spec=observed.spec, profile=profile))
+        self._planner.start(stored.uid, PlanningRequest(spec=observed.spec, profile=profile))
 
     def bind(self, observed: _ObservedJob) -> None:
         """Write the plan, and then the binding that makes the supervisor read it."""

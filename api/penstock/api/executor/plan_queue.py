@@ -21,7 +21,7 @@ from penstock.api.store.plan_requests import State, StoredRequest
 from penstock.core.clocks import Ages
 from penstock.core.host.clocks import boottime_seconds
 from penstock.planner.worker.process import Planner
-from penstock.planner.worker.questions import Answer, Progress, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest, Progress
 
 log = logging.getLogger(__name__)
 
@@ -166,11 +166,11 @@ class PlanQueue:
     def _claim(self, request: StoredRequest, now: float) -> bool:
         return self._service.write(request.id, lambda c: plan_requests.claim(c, request, self._name, now))
 
-    def _question(self, request: str) -> Question:
+    def _question(self, request: str) -> PlanningRequest:
         plan_input = self._service.read(lambda connection: plan_requests.plan_input(connection, request))
         digest = plan_input.profile
         profile = None if digest is None else self._service.read(lambda c: profiles.get(c, digest))[1]
-        return Question(
+        return PlanningRequest(
             spec=plan_input.job.spec, profile=profile, cluster=plan_input.cluster, what_if=plan_input.what_if
         )
 

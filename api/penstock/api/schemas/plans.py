@@ -18,7 +18,7 @@ from penstock.core.profile import LinkRecord, Profile
 from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.schedule import Kind
 from penstock.planner.pricing import cost_of
-from penstock.planner.worker.questions import Progress
+from penstock.planner.worker.protocol import Progress
 
 
 class SearchView(Wire):

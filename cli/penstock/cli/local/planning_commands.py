@@ -33,8 +33,8 @@ from penstock.core.speed import speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
-from penstock.planner.worker.questions import Progress
-from penstock.planner.worker.searching import answer_of, best_plans_for, plan_for, question_of
+from penstock.planner.worker.protocol import Progress
+from penstock.planner.worker.searching import answer_of, best_plans_for, plan_for, planning_request
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -122,9 +122,9 @@ def progress_text(progress: Progress) -> str:
 
 def simulate_plan(plan: Plan, hardware: Hardware) -> Timeline:
     """One step of ``plan`` on ``hardware``; raises `UserError` for a plan too large to draw."""
-    question = dataclasses.replace(question_of(spec_of(plan), hardware), plan=plan)
+    request = dataclasses.replace(planning_request(spec_of(plan), hardware), plan=plan)
     with working("simulating"):
-        answer = answer_of(question, lambda progress: None)
+        answer = answer_of(request, lambda progress: None)
     assert answer.timeline is not None, "an answer without a timeline says why"
     return answer.timeline
 

@@ -14,7 +14,7 @@ from penstock.core.plan import Plan
 from penstock.core.preparing import Reporter as DataReporter
 from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
-from penstock.planner.worker.questions import Progress
+from penstock.planner.worker.protocol import Progress
 
 SHORTEST_SECONDS = 0.2
 """Phases shorter than this, whose work was already done, get no line."""

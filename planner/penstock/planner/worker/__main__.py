@@ -1,6 +1,6 @@
 """The planning process: it answers one request, with limits of memory and candidates; its parent limits its time.
 
-python -m penstock.planner.worker < question.json > lines.jsonl
+python -m penstock.planner.worker < request.json > lines.jsonl
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.planner.judge import Evaluation, Reporter
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.replay import num_actions, simulated
 from penstock.planner.variations import problem_for, same_plan_variations, searched_variations, with_variations
-from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Question
+from penstock.planner.worker.protocol import SMALLER, Answer, Line, PlanningRequest, Progress
 
 MOST_BYTES = 4 * 2**30
 MOST_CANDIDATES = 5_000
@@ -35,7 +35,7 @@ MOST_CANDIDATES = 5_000
 count, so that equal requests end alike on any machine.
 """
 
-MOST_DRAWN_ACTIONS = 4_000
+MOST_TIMELINE_ACTIONS = 4_000
 REPORT_SECONDS = 0.25
 POLL_SECONDS = 1.0
 """Interval at which the process checks that its parent is running."""
@@ -81,12 +81,12 @@ class Counter(Reporter):
         self._report(self._now)
 
 
-def answer(question: Question, reporter: Counter | None = None) -> Answer:
+def answer(request: PlanningRequest, reporter: Counter | None = None) -> Answer:
     """Plan in this process."""
     try:
-        if question.plan is not None:
-            return Answer(plan=question.plan, timeline=simulated(question.plan, _hardware(question)).timeline)
-        return _planned(question, reporter)
+        if request.plan is not None:
+            return Answer(plan=request.plan, timeline=simulated(request.plan, _hardware(request)).timeline)
+        return _planned(request, reporter)
     except RecursionError:
         return Answer(what="is nested too deeply to be planned", where="spec.parallelism", remedy=SMALLER)
     except UserError as mistake:
@@ -103,29 +103,29 @@ def answer(question: Question, reporter: Counter | None = None) -> Answer:
         return Answer(what=f"planning cannot compute with these numbers: {error}", remedy=REAL_NUMBERS)
 
 
-def _planned(question: Question, reporter: Counter | None) -> Answer:
+def _planned(request: PlanningRequest, reporter: Counter | None) -> Answer:
     """The best plan, and as many more as requested, each with its variations."""
-    hardware = _hardware(question)
-    problem = problem_for(question.spec, hardware)
+    hardware = _hardware(request)
+    problem = problem_for(request.spec, hardware)
     if reporter is not None:
         reporter.problem = problem
-    best, *others = best_plans(problem, decide(problem, reporter=reporter), question.num_plans)
-    if question.what_if:
+    best, *others = best_plans(problem, decide(problem, reporter=reporter), request.num_plans)
+    if request.what_if:
         of_change = reporter.of_change if reporter is not None else lambda change: None
-        variations = searched_variations(best, question.spec, hardware, of_change)
+        variations = searched_variations(best, request.spec, hardware, of_change)
     else:
-        variations = same_plan_variations(best, question.spec, hardware)
-    others = [with_variations(plan, same_plan_variations(plan, question.spec, hardware)) for plan in others]
+        variations = same_plan_variations(best, request.spec, hardware)
+    others = [with_variations(plan, same_plan_variations(plan, request.spec, hardware)) for plan in others]
     best = with_variations(best, variations)
-    return Answer(plan=best, timeline=_timeline(best, question), others=tuple(others))
+    return Answer(plan=best, timeline=_timeline(best, request), others=tuple(others))
 
 
-def _timeline(plan: Plan, question: Question) -> Timeline | None:
-    return None if num_actions(plan) > MOST_DRAWN_ACTIONS else simulated(plan, _hardware(question)).timeline
+def _timeline(plan: Plan, request: PlanningRequest) -> Timeline | None:
+    return None if num_actions(plan) > MOST_TIMELINE_ACTIONS else simulated(plan, _hardware(request)).timeline
 
 
-def _hardware(question: Question) -> Profile | ClusterSpec:
-    hardware = question.cluster or question.profile
+def _hardware(request: PlanningRequest) -> Profile | ClusterSpec:
+    hardware = request.cluster or request.profile
     if hardware is None:
         raise UserError(what="neither a profile nor a cluster is given", remedy="give one of them")
     return hardware
@@ -166,11 +166,11 @@ def main() -> None:
     most_bytes = MOST_BYTES if allowed == resource.RLIM_INFINITY else min(MOST_BYTES, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     try:
-        question = Question.from_manifest(json.load(sys.stdin))
+        request = PlanningRequest.from_manifest(json.load(sys.stdin))
     except UserError as mistake:
         _write(Line(answer=Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)))
         return
-    _write(Line(answer=answer(question, Counter(_progress_writer(time.monotonic)))))
+    _write(Line(answer=answer(request, Counter(_progress_writer(time.monotonic)))))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
 from penstock.core.errors import UserError
-from penstock.planner.worker.questions import PLAIN, SMALLER, Answer, Line, Progress, Question
+from penstock.planner.worker.protocol import PLAIN, SMALLER, Answer, Line, PlanningRequest, Progress
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ COMMAND = (sys.executable, "-m", "penstock.planner.worker")
 class Planner(Protocol):
     """Plans one request at a time per key."""
 
-    def start(self, key: str, question: Question) -> None:
+    def start(self, key: str, request: PlanningRequest) -> None:
         """Start planning, unless the key is in use."""
         ...
 
@@ -60,22 +60,22 @@ class _Running:
     """A process, its output, its error output, and the latest lines of its output."""
 
     process: subprocess.Popen[bytes]
-    said: IO[bytes]
-    complaints: IO[bytes]
-    question: Question
+    output: IO[bytes]
+    error_output: IO[bytes]
+    request: PlanningRequest
     began_at: float
     starts: int = 1
     num_read: int = 0
-    heard: Line = field(default_factory=lambda: Line(progress=Progress()))
+    latest: Line = field(default_factory=lambda: Line(progress=Progress()))
 
-    def listen(self) -> None:
+    def read_output(self) -> None:
         """Read the lines written since the last call, by `pread`, since the process shares the file's position."""
-        descriptor = self.said.fileno()
+        descriptor = self.output.fileno()
         text = os.pread(descriptor, os.fstat(descriptor).st_size - self.num_read, self.num_read)
         whole = text[: text.rfind(b"\n") + 1]
         self.num_read += len(whole)
         for line in _lines(whole):
-            self.heard = replace(self.heard, progress=line.progress or self.heard.progress, answer=line.answer)
+            self.latest = replace(self.latest, progress=line.progress or self.latest.progress, answer=line.answer)
 
     def end(self) -> None:
         """Kill the process."""
@@ -84,11 +84,11 @@ class _Running:
 
     def close(self, key: str, level: int) -> None:
         """Log its error output."""
-        with self.said, self.complaints:
-            size = os.fstat(self.complaints.fileno()).st_size
-            words = os.pread(self.complaints.fileno(), LOGGED_BYTES, max(size - LOGGED_BYTES, 0))
-        if words.strip():
-            log.log(level, "planning %s: %s", key, words.decode(errors="replace").strip())
+        with self.output, self.error_output:
+            size = os.fstat(self.error_output.fileno()).st_size
+            message = os.pread(self.error_output.fileno(), LOGGED_BYTES, max(size - LOGGED_BYTES, 0))
+        if message.strip():
+            log.log(level, "planning %s: %s", key, message.decode(errors="replace").strip())
 
 
 def _lines(text: bytes) -> Iterator[Line]:
@@ -114,19 +114,19 @@ class ProcessPlanner:
         self._command, self._seconds, self._clock, self._level = command, seconds, clock, level
         self._running: dict[str, _Running] = {}
 
-    def start(self, key: str, question: Question) -> None:
+    def start(self, key: str, request: PlanningRequest) -> None:
         if key not in self._running:
-            self._running[key] = self._begun(question)
+            self._running[key] = self._begun(request)
 
-    def _begun(self, question: Question, starts: int = 1) -> _Running:
-        said, complaints = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed at its end
+    def _begun(self, request: PlanningRequest, starts: int = 1) -> _Running:
+        output, error_output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed at its end
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(json.dumps(question.to_manifest()).encode())
+            stdin.write(json.dumps(request.to_manifest()).encode())
             stdin.seek(0)
             process = subprocess.Popen(
-                self._command, stdin=stdin, stdout=said, stderr=complaints, start_new_session=True
+                self._command, stdin=stdin, stdout=output, stderr=error_output, start_new_session=True
             )
-        return _Running(process, said, complaints, question, self._clock(), starts)
+        return _Running(process, output, error_output, request, self._clock(), starts)
 
     def poll(self, key: str) -> Answer | None:
         """Return the answer, once, or None. Restarts a process that a signal ended, up to `MOST_STARTS` starts."""
@@ -137,19 +137,19 @@ class ProcessPlanner:
             return None
         if code is None:
             running.end()
-        running.listen()
+        running.read_output()
         del self._running[key]
         running.close(key, self._level)
-        answer = running.heard.answer
+        answer = running.latest.answer
         if answer is not None and (answer.plan is not None or answer.timeline is not None or answer.what):
             return answer
         if code is None or code >= 0:
             what = f"planning took over {self._seconds:g} s" if code is None else f"planning ended with code {code}"
-            return Answer(what=what, remedy=PLAIN if running.question.what_if else SMALLER, is_transient=True)
-        words = "planning %s was ended by signal %d, start %d of %d"
-        log.log(self._level, words, key, -code, running.starts, MOST_STARTS)
+            return Answer(what=what, remedy=PLAIN if running.request.what_if else SMALLER, is_transient=True)
+        message = "planning %s was ended by signal %d, start %d of %d"
+        log.log(self._level, message, key, -code, running.starts, MOST_STARTS)
         if running.starts < MOST_STARTS:
-            self._running[key] = self._begun(running.question, running.starts + 1)
+            self._running[key] = self._begun(running.request, running.starts + 1)
             return None
         what = f"planning was ended by signal {-code}, {MOST_STARTS} times, which most often is for lack of memory"
         return Answer(what=what, remedy=MORE_MEMORY, is_transient=True)
@@ -159,8 +159,8 @@ class ProcessPlanner:
 
     def progress(self, key: str) -> Progress:
         running = self._running[key]
-        running.listen()
-        return running.heard.progress or Progress()
+        running.read_output()
+        return running.latest.progress or Progress()
 
     def cancel(self, key: str) -> None:
         """Cancel planning, discard its answer and kill the process."""

@@ -13,7 +13,7 @@ from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.planner.worker.process import MOST_SECONDS, Planner, ProcessPlanner
-from penstock.planner.worker.questions import Answer, Progress, Question
+from penstock.planner.worker.protocol import Answer, PlanningRequest, Progress
 
 POLL_SECONDS = 0.1
 KEY = "the search of this command"
@@ -34,8 +34,8 @@ def plan_for(
     Raises:
         UserError: nothing fits, the pins cannot be met, or the search is too large.
     """
-    question = dataclasses.replace(question_of(spec, hardware), what_if=what_if)
-    answer = answer_of(question, report, planner)
+    request = dataclasses.replace(planning_request(spec, hardware), what_if=what_if)
+    answer = answer_of(request, report, planner)
     assert answer.plan is not None, "an answer without a plan says why"
     return answer.plan
 
@@ -44,20 +44,20 @@ def best_plans_for(
     spec: JobSpec, hardware: Profile | ClusterSpec, report: Report, num_plans: int, planner: Planner | None = None
 ) -> tuple[Plan, ...]:
     """The best plans that differ not only in boundaries, by their predicted steps; raises as `plan_for` does."""
-    question = dataclasses.replace(question_of(spec, hardware), num_plans=num_plans)
-    answer = answer_of(question, report, planner)
+    request = dataclasses.replace(planning_request(spec, hardware), num_plans=num_plans)
+    answer = answer_of(request, report, planner)
     assert answer.plan is not None, "an answer without a plan says why"
     return answer.plan, *answer.others
 
 
-def question_of(spec: JobSpec, hardware: Profile | ClusterSpec) -> Question:
+def planning_request(spec: JobSpec, hardware: Profile | ClusterSpec) -> PlanningRequest:
     """The request to plan ``spec`` for measured or described hardware."""
     if isinstance(hardware, ClusterSpec):
-        return Question(spec=spec, cluster=hardware)
-    return Question(spec=spec, profile=hardware)
+        return PlanningRequest(spec=spec, cluster=hardware)
+    return PlanningRequest(spec=spec, profile=hardware)
 
 
-def answer_of(question: Question, report: Report, planner: Planner | None = None) -> Answer:
+def answer_of(request: PlanningRequest, report: Report, planner: Planner | None = None) -> Answer:
     """The answer of a planning process, by default one with the service's limits; ``report`` gets its progress.
 
     The process ends with this call, also if it is interrupted by Ctrl-C or a stop.
@@ -67,7 +67,7 @@ def answer_of(question: Question, report: Report, planner: Planner | None = None
     """
     planner = planner or ProcessPlanner(seconds=MOST_SECONDS, level=logging.DEBUG)
     try:
-        planner.start(KEY, question)
+        planner.start(KEY, request)
         while (answer := planner.poll(KEY)) is None:
             report(planner.progress(KEY))
             time.sleep(POLL_SECONDS)

@@ -18,7 +18,7 @@ PLAIN = "plan without what-if, which takes a search for each change, or pin dp, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question(Manifest):
+class PlanningRequest(Manifest):
     """Request for plans on measured or described hardware. If ``plan`` is given, it is only simulated.
 
     With ``what_if`` changed jobs and changed hardware are planned as well (`penstock.planner.variations`).
