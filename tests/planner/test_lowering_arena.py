@@ -76,7 +76,7 @@ def test_slots_that_live_together_do_not_overlap(
 def test_equal_slots_of_one_kind_take_no_more_than_lives_at_once(
     drawn: tuple[list[SlotName], list[Life], list[list[int]]],
 ) -> None:
-    """Intervals of equal size are an interval graph, which as many lanes colour as overlap at most."""
+    """Intervals of equal size are an interval graph, which needs as many colours as overlap at most."""
     _, lives, _ = drawn
     names: list[SlotName] = [(SlotKind.INPUT, 0, m, 0) for m in range(len(lives))]
     sizes = [[192] for _ in lives]
