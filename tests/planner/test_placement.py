@@ -19,7 +19,7 @@ from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.outlines import SCHEDULES
-from penstock.planner.placement import bound_ns, every_arrangement, links_are_alike, placed, seat_classes
+from penstock.planner.placement import bound_ns, device_group_classes, every_arrangement, links_are_alike, placed
 from penstock.planner.problem import Mesh, Problem
 from tests.support.planning import cluster, job, problem, profile, slow_link
 
@@ -149,7 +149,7 @@ def test_measured_links_differ_only_beyond_their_scatter() -> None:
     mesh = Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=3)
     assert links_are_alike(measured_links(1.9e9), mesh)
     assert not links_are_alike(measured_links(2.1e9), mesh)
-    assert seat_classes(measured_links(5e9), mesh) == [0, 1, 1]
+    assert device_group_classes(measured_links(5e9), mesh) == [0, 1, 1]
 
 
 def spread(hosts: tuple[int, ...]) -> Problem:
@@ -163,12 +163,12 @@ def spread(hosts: tuple[int, ...]) -> Problem:
     return problem_from_profile(job(ranks=8, global_batch=2), profile(links=links, num_ranks=8, hosts=hosts))
 
 
-def test_many_seats_keep_their_order_only_where_it_keeps_to_hosts() -> None:
+def test_many_devices_keep_their_order_only_where_it_keeps_to_hosts() -> None:
     mesh = Mesh(dp=1, tp=1, pp=8, microbatch=1, num_microbatches=2)
     assert links_are_alike(spread((0, 0, 0, 0, 1, 1, 1, 1)), mesh)
     interleaved = spread((0, 1) * 4)
     assert not links_are_alike(interleaved, mesh)
-    assert seat_classes(interleaved, mesh) == [0, 1] * 4
+    assert device_group_classes(interleaved, mesh) == [0, 1] * 4
 
 
 def test_a_plan_runs_the_schedule_that_suits_its_placement() -> None:
@@ -191,9 +191,9 @@ def test_a_plan_is_never_slower_than_in_the_default_order(described: ClusterSpec
     plan, best = decision.plan, decision.result.best
     assert plan.prediction is not None
     assert plan.prediction.step_seconds <= best.step_ns / 1e9
-    seats = [device for start in plan.placement for device in range(start, start + plan.tp)]
-    assert len(seats) == len(set(seats))
-    assert set(seats) <= set(range(4))
+    devices = [device for start in plan.placement for device in range(start, start + plan.tp)]
+    assert len(devices) == len(set(devices))
+    assert set(devices) <= set(range(4))
     mesh = best.candidate.mesh
     if plan.prediction.step_seconds == best.step_ns / 1e9:
         assert plan.placement == decision.judge.placement(mesh)

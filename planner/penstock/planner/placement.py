@@ -1,8 +1,8 @@
 """Placement of ranks on devices whose links differ (Pipette, arXiv 2405.18093, section 4).
 
-A seat is a block of ``tp`` adjacent devices; an arrangement assigns a seat to every rank of every replica. Arrangements
-are ranked by a lower bound from the simulator's own tables. Then they are simulated in that order until no remaining
-bound is lower: all arrangements if they are few, else the best ones of simulated annealing. The default order is always
+A device group has ``tp`` adjacent devices; an arrangement assigns one to every rank of every replica. Arrangements are
+ranked by a lower bound from the simulator's own tables. Then they are simulated in that order until no remaining bound
+is lower: all arrangements if they are few, else the best ones of simulated annealing. The default order is always
 included. A schedule that is made from costs is made for each arrangement; the best one is then tried with all
 arrangements, since it may suit another better.
 """
@@ -25,9 +25,9 @@ from penstock.planner.problem import Mesh, Problem
 from penstock.planner.tables import devices_in_order
 from penstock.planner.work import Floats
 
-MOST_SEATS_TRIED_IN_FULL = 7
-MOST_SEATS, SEATS_AT_ONCE = 4_096, 128
-"""With more seats, ranks stay in the default order: comparing the links of all pairs would take too long."""
+MOST_DEVICE_GROUPS_TRIED_IN_FULL = 7
+MOST_DEVICE_GROUPS, DEVICE_GROUPS_AT_ONCE = 4_096, 128
+"""With more device groups, ranks stay in the default order: comparing the links of all pairs would take too long."""
 MOST_MOVES = 1_500
 MOST_FINALISTS = 12
 MOST_ACTIONS_TRIED_ELSEWHERE = 1_000_000
@@ -37,7 +37,7 @@ HOTTEST, COLDEST = 0.02, 1e-5
 """The annealing temperature falls geometrically between these fractions of the first bound."""
 
 Arrangement = tuple[int, ...]
-"""The seat of every rank, replica after replica."""
+"""The device group of every rank, replica after replica."""
 
 Placed = tuple[Simulated, Evaluation]
 """The evaluation of a candidate, and the judge with its placement."""
@@ -73,18 +73,18 @@ def _shortest(best: Placed, candidate: Candidate, ranked: Sequence[tuple[int, Ar
 def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
     """Whether the default order suffices: all links are equal up to the problem's tolerance.
 
-    Always true for more than `MOST_SEATS` seats. With many seats, links inside hosts may differ from those between
-    hosts if the default order fills hosts one after another.
+    Always true for more than `MOST_DEVICE_GROUPS` device groups. With many of them, links inside hosts may differ
+    from those between hosts if the default order fills hosts one after another.
     """
-    if problem.num_devices // mesh.tp > MOST_SEATS:
+    if problem.num_devices // mesh.tp > MOST_DEVICE_GROUPS:
         return True
-    seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
-    hosts = problem.host_of(seats)
-    keeps_to_hosts = len(seats) > MOST_SEATS_TRIED_IN_FULL and bool((np.diff(hosts) >= 0).all())
+    first_devices = np.arange(problem.num_devices // mesh.tp) * mesh.tp
+    hosts = problem.host_of(first_devices)
+    keeps_to_hosts = len(first_devices) > MOST_DEVICE_GROUPS_TRIED_IN_FULL and bool((np.diff(hosts) >= 0).all())
     least, most = np.full((2, 2), math.inf), np.zeros((2, 2))
-    for first in range(0, len(seats), SEATS_AT_ONCE):
-        source, target = np.meshgrid(seats[first : first + SEATS_AT_ONCE], seats, indexing="ij")
-        same_host = hosts[first : first + SEATS_AT_ONCE, None] == hosts
+    for first in range(0, len(first_devices), DEVICE_GROUPS_AT_ONCE):
+        source, target = np.meshgrid(first_devices[first : first + DEVICE_GROUPS_AT_ONCE], first_devices, indexing="ij")
+        same_host = hosts[first : first + DEVICE_GROUPS_AT_ONCE, None] == hosts
         kinds = (~same_host, same_host & (source != target)) if keeps_to_hosts else (source != target,)
         for row, values in enumerate(problem.cost_of(mesh.tp).transfer(source, target)):
             for column, kind in enumerate(kinds):
@@ -94,8 +94,8 @@ def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
 
 
 def _with_arrangement(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated:
-    """The judge with this mesh's ranks on these seats."""
-    devices = tuple(seat * mesh.tp for seat in arrangement)
+    """The judge with this mesh's ranks on these device groups."""
+    devices = tuple(group * mesh.tp for group in arrangement)
     return judge.placing(lambda other: devices if other == mesh else devices_in_order(other))
 
 
@@ -111,18 +111,18 @@ def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -
 
 def _ranked(judge: Simulated, candidate: Candidate) -> list[tuple[int, Arrangement]]:
     """Arrangements to simulate, by rising bound."""
-    num_seats = judge.problem.num_devices // candidate.mesh.tp
-    if num_seats <= MOST_SEATS_TRIED_IN_FULL:
+    num_groups = judge.problem.num_devices // candidate.mesh.tp
+    if num_groups <= MOST_DEVICE_GROUPS_TRIED_IN_FULL:
         return sorted(
             (bound_ns(judge, candidate, arrangement), arrangement)
             for arrangement in every_arrangement(judge, candidate.mesh)
         )
-    return _annealed(judge, candidate, num_seats)
+    return _annealed(judge, candidate, num_groups)
 
 
 def every_arrangement(judge: Simulated, mesh: Mesh) -> Iterator[Arrangement]:
-    """One of each set of arrangements that differ only in the order of replicas or of equivalent seats."""
-    classes = seat_classes(judge.problem, mesh)
+    """One of each set of arrangements that differ only in the order of replicas or of equivalent device groups."""
+    classes = device_group_classes(judge.problem, mesh)
     keys = set()
     for arrangement in itertools.permutations(range(len(classes)), mesh.dp * mesh.pp):
         key = _arrangement_key(classes, mesh, arrangement)
@@ -132,24 +132,24 @@ def every_arrangement(judge: Simulated, mesh: Mesh) -> Iterator[Arrangement]:
 
 
 def _arrangement_key(classes: list[int], mesh: Mesh, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
-    rank_classes = [classes[seat] for seat in arrangement]
+    rank_classes = [classes[group] for group in arrangement]
     return tuple(sorted(tuple(rank_classes[i : i + mesh.pp]) for i in range(0, len(rank_classes), mesh.pp)))
 
 
-def seat_classes(problem: Problem, mesh: Mesh) -> list[int]:
-    """For each seat the first equivalent one: on the same host, with the same links to all others."""
-    seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
-    links = np.stack(problem.cost_of(mesh.tp).transfer(seats[:, None], seats))
-    hosts = problem.host_of(seats)
+def device_group_classes(problem: Problem, mesh: Mesh) -> list[int]:
+    """For each device group the first equivalent one: on the same host, with the same links to all others."""
+    first_devices = np.arange(problem.num_devices // mesh.tp) * mesh.tp
+    links = np.stack(problem.cost_of(mesh.tp).transfer(first_devices[:, None], first_devices))
+    hosts = problem.host_of(first_devices)
     classes: list[int] = []
-    for seat in range(len(seats)):
-        equivalent = (first for first in classes if hosts[first] == hosts[seat] and _are_alike(links, first, seat))
-        classes.append(next(equivalent, seat))
+    for group in range(len(first_devices)):
+        equivalent = (first for first in classes if hosts[first] == hosts[group] and _are_alike(links, first, group))
+        classes.append(next(equivalent, group))
     return classes
 
 
 def _are_alike(links: Floats, first: int, second: int) -> bool:
-    """Whether swapping two seats preserves all links; ``links`` is [2, seats, seats]."""
+    """Whether swapping two device groups preserves all links; ``links`` is [2, groups, groups]."""
     order = np.arange(links.shape[1])
     order[[first, second]] = second, first
     exchanged = links[:, order][:, :, order]
@@ -157,15 +157,15 @@ def _are_alike(links: Floats, first: int, second: int) -> bool:
     return bool((exchanged == links)[:, is_off_diagonal].all())
 
 
-def _annealed(judge: Simulated, candidate: Candidate, num_seats: int) -> list[tuple[int, Arrangement]]:
-    """Simulated annealing over orders of all seats, of which the first ones are used; returns the best arrangements
-    visited.
+def _annealed(judge: Simulated, candidate: Candidate, num_groups: int) -> list[tuple[int, Arrangement]]:
+    """Simulated annealing over orders of all device groups, of which the first ones are used; returns the best
+    arrangements visited.
     """
     rng = random.Random(0)
     mesh = candidate.mesh
     num_taken = mesh.dp * mesh.pp
     first = [device // mesh.tp for device in devices_in_order(mesh)]
-    order = first + [seat for seat in range(num_seats) if seat not in set(first)]
+    order = first + [group for group in range(num_groups) if group not in set(first)]
     bound = bound_ns(judge, candidate, tuple(order[:num_taken]))
     hottest = HOTTEST * bound
     bounds_ns = {tuple(order[:num_taken]): bound}
@@ -182,7 +182,7 @@ def _annealed(judge: Simulated, candidate: Candidate, num_seats: int) -> list[tu
 
 
 def _moved(order: list[int], rng: random.Random) -> list[int]:
-    """Two seats swapped, a range of seats reversed, or one seat moved."""
+    """Two device groups swapped, a range of them reversed, or one moved."""
     low, high = sorted(rng.sample(range(len(order)), 2))
     moved, kind = order.copy(), rng.randrange(3)
     if kind == 0:
