@@ -268,7 +268,7 @@ def critical_seconds(plan: Plan, profile: Profile, action_seconds: Mapping[str, 
     for place, times in table.items():
         compute_ns[place] = round(1e9 * statistics.mean(times))
     taken = dataclasses.replace(
-        costs, compute_ns=compute_ns, together_ppm=np.full_like(compute_ns, MILLION), reduce_ns={}, optimizer_ns=()
+        costs, compute_ns=compute_ns, slowdown_ppm=np.full_like(compute_ns, MILLION), reduce_ns={}, optimizer_ns=()
     )
     return 1e-9 * simulate(program_of(plan), taken).makespan_ns
 

@@ -20,7 +20,14 @@ from penstock.core.units import format_bytes
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate, label_of
 from penstock.planner.decide import best_plans, decide
-from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _made_again, _slower, alternatives, explained
+from penstock.planner.explain import (
+    MOST_ALTERNATIVES,
+    MOST_REJECTED,
+    _recomputed_operations,
+    _slower,
+    alternatives,
+    explained,
+)
 from penstock.planner.judge import Ending, Evaluation
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.replay import simulated
@@ -295,7 +302,7 @@ def test_a_plan_states_what_it_recomputes_and_why(mebibytes: int, rest: str) -> 
     assert match
     assert int(match[2]) == mebibytes
     assert float(match[3]) == pytest.approx(100 * more_work(plan), abs=0.1)
-    assert match[1] == _made_again(crowded(mebibytes), decision.chosen.candidate)
+    assert match[1] == _recomputed_operations(crowded(mebibytes), decision.chosen.candidate)
     assert re.fullmatch(rest or "no plan found without recomputation fits", match[4])
     keeping = [each for each in plan.alternatives if "recomputes" not in each.label and each.step_seconds is not None]
     assert bool(keeping) == bool(rest)
@@ -368,7 +375,7 @@ def test_policies_are_listed_by_stage_unless_many_differ(policies: str, text: st
         schedule="1f1b",
         recompute=tuple({"a": (norms,), "b": mixed, " ": ()}[each] for each in policies),
     )
-    assert _made_again(crowded(400), candidate) == text
+    assert _recomputed_operations(crowded(400), candidate) == text
 
 
 def test_one_alternative_keeps_everything() -> None:

@@ -87,7 +87,7 @@ def test_recomputed_slots_have_the_bytes_of_the_layout(
             for stage, units in zip(stages, remade, strict=True)
         ]
     for slot, recomputed in REMADE_SLOTS.items():
-        assert (memory.together_bytes((slot, recomputed), tokens) == kept.slot_bytes(slot, tokens)).all()
+        assert (memory.total_slot_bytes((slot, recomputed), tokens) == kept.slot_bytes(slot, tokens)).all()
     assert (memory.state_bytes == kept.state_bytes).all()
 
 
@@ -112,10 +112,10 @@ def test_recomputed_operations_release_the_buffers_that_megatron_keeps(tp: int) 
     )
     slots = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
     full = dataclasses.replace(kept, recompute=tuple(full_remakes(model, stage) for stage in kept.stages))
-    assert int(full.together_bytes(slots, [length])[1, 0]) == 0
+    assert int(full.total_slot_bytes(slots, [length])[1, 0]) == 0
     attend = (Remake(unit=UnitKind.ATTENTION, count=1, operations=(Operation.ATTEND,)),)
     lean = dataclasses.replace(kept, recompute=((), attend, ()))
-    spared = int((kept.together_bytes(slots, [length]) - lean.together_bytes(slots, [length]))[1, 0])
+    spared = int((kept.total_slot_bytes(slots, [length]) - lean.total_slot_bytes(slots, [length]))[1, 0])
     attended, lse = 2 * length * model.hidden // tp, 4 * length * model.heads // tp
     assert spared == 5 * length**2 * model.heads // tp + attended + lse
 
@@ -133,7 +133,7 @@ def remade_bytes(layers: int, *, on_demand: bool) -> tuple[int, int]:
         sequence_length=256,
         recompute=tuple(full_remakes(model, stage) for stage in stages),
     )
-    kept, recomputed = (memory.together_bytes(tuple(slots), [256]) for slots in (REMADE_SLOTS, REMADE_SLOTS.values()))
+    kept, recomputed = (memory.total_slot_bytes(tuple(slots), [256]) for slots in (REMADE_SLOTS, REMADE_SLOTS.values()))
     return int(kept[1, 0]), int(recomputed[1, 0])
 
 
@@ -219,7 +219,7 @@ def test_a_layer_of_megatron_keeps_what_korthikanti_counts(hidden: int, heads: i
             software=megatron,
             sequence_length=length,
         )
-        kept = memory.together_bytes(
+        kept = memory.total_slot_bytes(
             [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES], [length]
         )
         divided = 34 - replicated + 5 * heads * length / hidden

@@ -199,7 +199,7 @@ def test_pairs_survive_files_and_objects() -> None:
     sizes = {"num_ranks": 3, "num_microbatches": 6, "num_slices": 2}
     assert replay(record(order), **sizes).same_as(order)
     assert from_schedule(to_schedule(order), keep_pairs=True).same_as(order)
-    assert from_schedule(to_schedule(order)).same_as(order.apart())
+    assert from_schedule(to_schedule(order)).same_as(order.unpaired())
     short = order.with_remainder(1)
     assert from_schedule(to_schedule(order).with_remainder(1), keep_pairs=True).same_as(short)
 
@@ -290,7 +290,7 @@ def test_a_pair_needs_the_memory_of_both() -> None:
     one = problem(8, 4)
     judge = Simulated(one)
     plan = candidate(one, 8, 4)
-    apart = ScheduleSpec(generator=BRAIDED, text=record(judge.order(plan).apart()))
+    apart = ScheduleSpec(generator=BRAIDED, text=record(judge.order(plan).unpaired()))
     together, serial = judge.evaluate(plan), judge.evaluate(dataclasses.replace(plan, schedule=apart))
     transients = [a - b for a, b in zip(together.peak_bytes, together.slot_bytes, strict=True)]
     alone = [a - b for a, b in zip(serial.peak_bytes, serial.slot_bytes, strict=True)]

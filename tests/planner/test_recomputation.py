@@ -86,7 +86,7 @@ def test_every_backward_gets_its_recomputation_directly_before_it(order: Order, 
     assert again.offsets[0] == 0
     assert again.offsets[-1] == len(again.kinds) == len(again.columns)
     assert again.with_recomputation(stages).same_as(again)
-    assert order.apart().with_recomputation(before).same_as(order.apart())
+    assert order.unpaired().with_recomputation(before).same_as(order.unpaired())
 
 
 @given(orders(), st.sets(st.integers(0, 5)), st.integers(1, 6))
@@ -130,8 +130,10 @@ def test_pairs_come_apart_before_or_after(schedule: Schedule, stages: set[int]) 
     """One by one an R is directly before its backward, or before the first of both."""
     order = from_schedule(schedule, keep_pairs=True)
     stages -= {action.stage for action in actions_of(order) if action.kind is Kind.R}
-    apart = order.with_recomputation(stages).apart()
-    assert sorted(map(str, actions_of(apart))) == sorted(map(str, actions_of(order.apart().with_recomputation(stages))))
+    apart = order.with_recomputation(stages).unpaired()
+    assert sorted(map(str, actions_of(apart))) == sorted(
+        map(str, actions_of(order.unpaired().with_recomputation(stages)))
+    )
 
 
 # Plans

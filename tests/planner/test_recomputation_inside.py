@@ -114,7 +114,7 @@ def decided(asked: Problem) -> Decision | None:
 def apart(asked: Problem) -> Plan | None:
     """The best plan with recomputation by R alone; None if nothing fits."""
     try:
-        return deciding._apart(Simulated(asked), QUICK, None).plan
+        return deciding._separate(Simulated(asked), QUICK, None).plan
     except NothingFitsError:
         return None
 
@@ -143,7 +143,7 @@ def test_a_plan_is_never_slower_than_with_r_alone_and_steps_fall_with_memory(pin
             first, *others = best_plans(asked, decision, 2)
             assert first == plan
             assert not any(other.recompute_inside for other in others)
-            assert decision.apart is None or plan.recompute_inside
+            assert decision.separate is None or plan.recompute_inside
             assert plan.prediction is not None
             assert max(plan.prediction.peak_bytes) <= asked.memory_limit_bytes
             assert Plan.from_manifest(plan.to_manifest()) == plan

@@ -206,7 +206,7 @@ class Diary(Reporter):
     def opened(self, mesh: Mesh, num_candidates: int) -> None:
         self.meshes.append(mesh)
 
-    def no_room(self, shortage: Shortage) -> None:
+    def no_stages_fit(self, shortage: Shortage) -> None:
         self.refused.append(shortage)
 
     def judged(self, evaluation: Evaluation, fits: bool) -> None:

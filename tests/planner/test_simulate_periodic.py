@@ -44,7 +44,7 @@ def pipeline_costs(rng: np.random.Generator, num_ranks: int, num_slices: int) ->
     together = MILLION if rng.random() < 0.5 else 1_300_000
     return dataclasses.replace(
         uncontended(compute, rng.integers(0, rng.choice([1, 5, 60]), (2, *table))),
-        together_ppm=np.full_like(compute, together),
+        slowdown_ppm=np.full_like(compute, together),
         card_ppm=rng.integers(MILLION // 10, MILLION + 1, (2, 2, num_ranks)),
         hosts=hosts(tuple(sorted(rng.integers(0, rng.integers(1, num_ranks + 1), num_ranks).tolist()))),
         instructions=InstructionCosts(post_ns=int(rng.integers(0, 3)), wait_send_ns=int(rng.integers(0, 2))),

@@ -45,7 +45,7 @@ def on_one_host(costs: Costs, factor_ppm: int, replicas: int = 1) -> Costs:
     nothing = (-1,) * num_ranks
     return dataclasses.replace(
         costs,
-        together_ppm=np.full_like(costs.compute_ns, factor_ppm),
+        slowdown_ppm=np.full_like(costs.compute_ns, factor_ppm),
         hosts=Hosts(host_of=(0,) * num_ranks, local_cards=nothing, network_cards=nothing, replicas=replicas),
     )
 

@@ -72,8 +72,8 @@ def test_stage_costs_are_sums_over_units(
         at = (batch, length, sum(slices[:i]))
         assert costs.alone_ns[p, s, i] == pytest.approx(1e9 * summed(cost, model, stage, kind, False, *at), abs=1)
         together = 1e9 * summed(cost, model, stage, kind, True, *at)
-        assert costs.together_ns[p, s, i] == pytest.approx(together, rel=2e-6, abs=2)
-    assert costs.slice_ns.tolist() == costs.together_ns.sum(axis=0).tolist()
+        assert costs.concurrent_ns[p, s, i] == pytest.approx(together, rel=2e-6, abs=2)
+    assert costs.slice_ns.tolist() == costs.concurrent_ns.sum(axis=0).tolist()
 
 
 @given(MODELS, st.data())

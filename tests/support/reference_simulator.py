@@ -353,7 +353,7 @@ class ReferenceSimulator:
     def _factor(self, instruction: Instruction) -> int:
         """How much slower, in millionths, an action is next to all others of its host; of a pair, weighed by work."""
         places = [self._place(each) for each in flatten((instruction.action,))]
-        factors = [int(self.costs.together_ppm[place]) for place in places]
+        factors = [int(self.costs.slowdown_ppm[place]) for place in places]
         if len(factors) == 1:
             return factors[0]
         work = [self._whole_ns(each) for each in flatten((instruction.action,))]

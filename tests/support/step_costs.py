@@ -111,7 +111,7 @@ def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices
     return Costs(
         compute_ns=compute,
         remade_ns=tuple(remade),
-        together_ppm=together,
+        slowdown_ppm=together,
         transfer_ns=draw.integers(0, rng.choice([1, 2, 8, 400]), (2, num_stages, num_slices)),
         card_ppm=_random_parts(rng, num_stages),
         hosts=_random_hosts(rng, num_ranks),

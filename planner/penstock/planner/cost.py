@@ -482,9 +482,9 @@ class _Links:
         is_inside = source == target
         latency, per_byte = (np.where(is_inside, *both) for both in zip(self.inside, self.between_nodes, strict=True))
         if len(self.pairs):
-            wanted_pairs = source.astype(np.int64) * self.num_nodes + target
-            place = np.minimum(np.searchsorted(self.pairs, wanted_pairs), len(self.pairs) - 1)
-            has_own = self.pairs[place] == wanted_pairs
+            requested_pairs = source.astype(np.int64) * self.num_nodes + target
+            place = np.minimum(np.searchsorted(self.pairs, requested_pairs), len(self.pairs) - 1)
+            has_own = self.pairs[place] == requested_pairs
             latency = np.where(has_own, self.others[place, 0], latency)
             per_byte = np.where(has_own, self.others[place, 1], per_byte)
         return latency, per_byte

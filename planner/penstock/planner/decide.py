@@ -77,7 +77,7 @@ CLOSE = 1.25
 """Candidates that need at most this factor more than the least possible are tried before all others."""
 
 
-LEAVE_OUT = {
+UNPIN_HINTS = {
     "recompute": (Recompute.FULL, "leave out parallelism.recompute, and ranks recompute as much as memory requires"),
     "zero": (1, "leave out parallelism.zero, and replicas divide the state of the optimizer"),
 }
@@ -89,7 +89,7 @@ class Decision:
     """The plan, how it was found, and its Program unless that is too large to lower here.
 
     ``overshoot_bytes`` is the excess of a better candidate's arena over the limit, 0 if there is no better one.
-    ``chosen`` is the plan's candidate as ``judge`` simulated it. ``apart`` is the best plan that does not recompute
+    ``chosen`` is the plan's candidate as ``judge`` simulated it. ``separate`` is the best plan that does not recompute
     inside its backwards, if this one does.
     """
 
@@ -99,7 +99,7 @@ class Decision:
     judge: Simulated
     chosen: Evaluation
     overshoot_bytes: int = 0
-    apart: Decision | None = None
+    separate: Decision | None = None
 
     def score(self, problem: Problem) -> int:
         """The objective: nanoseconds, or those of all devices together."""
@@ -142,26 +142,26 @@ def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None 
     """The best plan for the judge's problem; those that recompute inside their backwards are searched last."""
     budget = budget or usual_budget(judge.problem.num_devices)
     try:
-        apart = _apart(judge, budget, reporter)
+        separate = _separate(judge, budget, reporter)
     except NothingFitsError:
         inside = _inside(judge, budget.part(INSIDE_PART), reporter, None)
         if inside is None:
             raise
         return inside
-    same_placement = apart.judge.limited(judge.problem.memory_limit_bytes)
-    return _inside(same_placement, budget.part(INSIDE_PART), reporter, apart) or apart
+    same_placement = separate.judge.limited(judge.problem.memory_limit_bytes)
+    return _inside(same_placement, budget.part(INSIDE_PART), reporter, separate) or separate
 
 
-def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: Decision | None) -> Decision | None:
-    """The best plan that recomputes inside its backwards, if it is better than ``apart``; else None."""
+def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, separate: Decision | None) -> Decision | None:
+    """The best plan that recomputes inside its backwards, if it is better than ``separate``; else None."""
     problem = judge.problem
     if not may_recompute(problem) or problem.software.recomputes_on_demand:
         return None
-    ranked = () if apart is None else (apart.chosen, apart.result.best, *apart.result.others)
+    ranked = () if separate is None else (separate.chosen, separate.result.best, *separate.result.others)
     result = search_inside(problem, judge, ranked, budget, reporter)
     if result is None:
         return None
-    best = None if apart is None else apart.score(problem)
+    best = None if separate is None else separate.score(problem)
     fitting = None
     for evaluation in itertools.islice((result.best, *result.others), MOST_INSIDE):
         for leaner_judge, laid_out in _leaner(judge, evaluation, problem, best):
@@ -173,12 +173,12 @@ def _inside(judge: Simulated, budget: Budget, reporter: Reporter | None, apart: 
     leaner_judge, laid_out = fitting
     result = dataclasses.replace(result, best=laid_out.evaluation)
     return Decision(
-        plan=_explained_plan(laid_out, problem, _together(problem, result, apart), place=1),
+        plan=_explained_plan(laid_out, problem, _merged(problem, result, separate), place=1),
         result=result,
         program=laid_out.program,
         judge=leaner_judge,
         chosen=laid_out.evaluation,
-        apart=apart,
+        separate=separate,
     )
 
 
@@ -207,7 +207,7 @@ def _score(problem: Problem, evaluation: Evaluation) -> int:
     return problem.score(evaluation.step_ns, evaluation.candidate.mesh.num_devices)
 
 
-def _apart(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
+def _separate(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
     """The best plan that does not recompute inside its backwards. A search assumes one placement per mesh. If another
     placement suits its plan better, the search is repeated with it; otherwise the plan would depend on the numbering of
     devices.
@@ -285,7 +285,7 @@ def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     remedy = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
     if enough_bytes is not None:
         remedy = f"allow {enough_bytes // MEBIBYTE}Mi per rank, {remedy}"
-    hint = next((hint for name, (least, hint) in LEAVE_OUT.items() if _fits_without(problem, name, least)), None)
+    hint = next((hint for name, (least, hint) in UNPIN_HINTS.items() if _fits_without(problem, name, least)), None)
     if hint is not None:
         remedy = f"{hint}; or {remedy}"
     limit, least = bytes_apart(problem.memory_limit_bytes, shortage.least_bytes)
@@ -345,7 +345,7 @@ def _first_fit(judge: Simulated) -> Decision | NothingFitsError:
     """The first plan that fits, however slow. A candidate for more devices takes longer, so fewer are tried."""
     budget = FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT
     try:
-        return _apart(judge, budget.part(max(math.isqrt(judge.problem.num_devices // FEW_DEVICES), 1)), None)
+        return _separate(judge, budget.part(max(math.isqrt(judge.problem.num_devices // FEW_DEVICES), 1)), None)
     except NothingFitsError as shortage:
         return shortage
 
@@ -396,11 +396,11 @@ def decision_of(judge: Simulated, result: Result, problem: Problem) -> Decision:
     raise _NoArenaFitsError(needs)
 
 
-def _together(problem: Problem, result: Result, apart: Decision | None) -> Result:
+def _merged(problem: Problem, result: Result, separate: Decision | None) -> Result:
     """The results of both searches as one, for an explanation; ``result`` has the best evaluation."""
-    if apart is None:
+    if separate is None:
         return result
-    earlier = apart.result
+    earlier = separate.result
     others, order = (*result.others, earlier.best, *earlier.others), list(Ending)
     return dataclasses.replace(
         result,
@@ -447,7 +447,7 @@ def _laid_out(judge: Simulated, simulated: Evaluation, problem: Problem) -> _Lai
         program = lowered(draft, action_transients(divided, evaluation.candidate))
         evaluation = _with_arena(placed_judge, evaluation, program)
         if max(evaluation.peak_bytes) <= problem.memory_limit_bytes:
-            prove_plan(draft, program, _room(placed_judge, problem, evaluation), num_places=problem.num_places)
+            prove_plan(draft, program, _free_bytes(placed_judge, problem, evaluation), num_places=problem.num_places)
     return _LaidOut(draft=draft, evaluation=evaluation, program=program)
 
 
@@ -473,9 +473,9 @@ def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Pla
     """
     yield decision.plan
     labels, place = {decision.chosen.candidate.label}, 1
-    apart = decision.apart
-    ranked = decision.result.others if apart is None else (apart.chosen, *apart.result.others)
-    decision = apart or decision
+    separate = decision.separate
+    ranked = decision.result.others if separate is None else (separate.chosen, *separate.result.others)
+    decision = separate or decision
     for other in ranked:
         if place >= count:
             return
@@ -489,7 +489,7 @@ def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Pla
             yield _explained_plan(laid_out, problem, decision.result, place)
 
 
-def _room(judge: Simulated, problem: Problem, evaluation: Evaluation) -> list[int]:
+def _free_bytes(judge: Simulated, problem: Problem, evaluation: Evaluation) -> list[int]:
     """Bytes that every rank has for its arena and transients."""
     candidate, order = evaluation.candidate, judge.order(evaluation.candidate)
     always = resident_bytes(problem.divided(candidate.head_parts), candidate, owners_of(candidate), order)

@@ -45,13 +45,13 @@ from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, joined, stage_costs
 from penstock.planner.tables import (
     EndCosts,
+    MappedDevices,
     Placement,
-    Seats,
     devices_in_order,
+    mapped_devices,
     remade_bytes,
     remainder_shape,
     rows,
-    seats_of,
     simulation_costs,
     stage_memory,
     stash_caps,
@@ -92,12 +92,12 @@ class Simulated:
     receive_ahead: int = DEFAULT_RECEIVE_AHEAD
     placement: Placement = devices_in_order
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
-    _seats: dict[tuple[Mesh, tuple[int, ...]], Seats] = field(default_factory=dict)
+    _mapped_devices: dict[tuple[Mesh, tuple[int, ...]], MappedDevices] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], EndCosts] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
     _best_variants: dict[Candidate, Candidate] = field(default_factory=dict)
-    _roomiest: dict[Candidate, Candidate] = field(default_factory=dict)
+    _largest_variants: dict[Candidate, Candidate] = field(default_factory=dict)
     _recent: dict[Candidate, Growing] = field(default_factory=dict)
     proposer: Proposer = field(init=False, repr=False, compare=False)
 
@@ -107,7 +107,7 @@ class Simulated:
     def limited(self, memory_limit_bytes: int) -> Simulated:
         """The judge of the same problem with another limit; shares all caches that do not depend on the limit."""
         problem = self.problem.limited(memory_limit_bytes)
-        other = dataclasses.replace(self, problem=problem, _best_variants={}, _roomiest={}, _recent={})
+        other = dataclasses.replace(self, problem=problem, _best_variants={}, _largest_variants={}, _recent={})
         object.__setattr__(other, "proposer", self.proposer.limited(problem))
         return other
 
@@ -116,12 +116,12 @@ class Simulated:
         other = dataclasses.replace(
             self,
             placement=placement,
-            _seats={},
+            _mapped_devices={},
             _ends={},
             _costs={},
             _bounds={},
             _best_variants={},
-            _roomiest={},
+            _largest_variants={},
             _recent={},
         )
         object.__setattr__(other, "proposer", self.proposer)
@@ -184,22 +184,24 @@ class Simulated:
         if key not in self._costs:
             passes = self.stage_costs(candidate)
             where = (candidate.mesh, stage_ranks)
-            if where not in self._seats:
-                self._seats[where] = seats_of(self.problem, candidate.mesh, stage_ranks, self.placement)
+            if where not in self._mapped_devices:
+                self._mapped_devices[where] = mapped_devices(self.problem, candidate.mesh, stage_ranks, self.placement)
             problem = self.problem_of(candidate)
-            seats, units = self._seats[where], unit_tables(problem, candidate)[0]
-            ends = self._ends_of(problem, candidate, stage_ranks, seats)
-            costs = simulation_costs(problem, candidate, passes, stage_ranks, seats, ends)
-            buckets = buckets_of(problem, candidate, units, stage_ranks, seats.devices)
+            mapped, units = self._mapped_devices[where], unit_tables(problem, candidate)[0]
+            ends = self._ends_of(problem, candidate, stage_ranks, mapped)
+            costs = simulation_costs(problem, candidate, passes, stage_ranks, mapped, ends)
+            buckets = buckets_of(problem, candidate, units, stage_ranks, mapped.devices)
             costs = dataclasses.replace(costs, buckets=buckets)
             require_countable(costs.most_ns(candidate.mesh.num_microbatches))
             self._costs[key] = costs
         return self._costs[key]
 
-    def _ends_of(self, problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], seats: Seats) -> EndCosts:
+    def _ends_of(
+        self, problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], mapped: MappedDevices
+    ) -> EndCosts:
         key = (candidate.mesh, candidate.head_parts, candidate.stages, candidate.zero, stage_ranks)
         if key not in self._ends:
-            self._ends[key] = EndCosts.of(problem, candidate, stage_ranks, seats.devices)
+            self._ends[key] = EndCosts.of(problem, candidate, stage_ranks, mapped.devices)
         return self._ends[key]
 
     def exposed_shares(self, candidate: Candidate) -> tuple[float, ...]:
@@ -239,13 +241,13 @@ class Simulated:
         pipeline = pipeline_of(inputs, stages_by_rank(owners_of(candidate), candidate.mesh.pp))
         remade = remade_bytes(self.problem_of(candidate), candidate)[:, : len(candidate.slices)]
         caps = np.array(inputs.caps) + remade.max(axis=1)[pipeline.owned].max(axis=1)
-        again_ns = self._again_ns(candidate)
+        recompute_ns = self._recompute_ns(candidate)
         kept = [self._without_remainder(candidate).generate(candidate.mesh.num_microbatches)]
         kept += [VARIED[name].order(inputs)] if name in VARIED else []
         for number, order in enumerate(kept):
             if number:
                 yield order.with_remainder(num_remainder_slices).with_recomputation(recomputed)
-            refined = with_refined_recomputation(pipeline, order, recomputed, again_ns, remade, caps)
+            refined = with_refined_recomputation(pipeline, order, recomputed, recompute_ns, remade, caps)
             yield refined.with_remainder(num_remainder_slices)
 
     def _has_windows(self, candidate: Candidate) -> bool:
@@ -291,15 +293,15 @@ class Simulated:
         )
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with the variant of its schedule that may use most memory (`Variants.roomiest`)."""
+        """The candidate with the variant of its schedule that may use most memory (`Variants.largest`)."""
         if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
-        if candidate not in self._roomiest:
+        if candidate not in self._largest_variants:
             inputs = self.schedule_inputs(candidate, str(candidate.schedule))
             short = min(inputs.num_microbatches, 2 * enough_microbatches(candidate, self.receive_ahead))
-            inputs = VARIED[candidate.schedule].roomiest(dataclasses.replace(inputs, num_microbatches=short))
-            self._roomiest[candidate] = dataclasses.replace(candidate, variant=inputs.variant)
-        return self._roomiest[candidate]
+            inputs = VARIED[candidate.schedule].largest(dataclasses.replace(inputs, num_microbatches=short))
+            self._largest_variants[candidate] = dataclasses.replace(candidate, variant=inputs.variant)
+        return self._largest_variants[candidate]
 
     def best_variant(self, candidate: Candidate) -> Candidate:
         """The candidate with its schedule's fastest variant, which takes the time of `Variants.best` to find; for a
@@ -458,11 +460,11 @@ class Simulated:
             return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
         return self._inputs_with_costs(candidate, name)
 
-    def _again_ns(self, candidate: Candidate) -> Nanoseconds:
+    def _recompute_ns(self, candidate: Candidate) -> Nanoseconds:
         """[stages, slices]: the time of R, as if all micro-batches were alike."""
         costs = self.costs(candidate, owners_of(candidate))
-        again_ns: Nanoseconds = costs.compute_ns[RECOMPUTE] * costs.together_ppm[RECOMPUTE] // MILLION
-        return again_ns[:, : len(candidate.slices)]
+        recompute_ns: Nanoseconds = costs.compute_ns[RECOMPUTE] * costs.slowdown_ppm[RECOMPUTE] // MILLION
+        return recompute_ns[:, : len(candidate.slices)]
 
     def _inputs_with_costs(
         self, candidate: Candidate, name: str, *, hides_recomputation: bool = False
@@ -472,15 +474,15 @@ class Simulated:
         per_rank = generator.per_rank(num_ranks, len(candidate.stages))
         owners = generator.stage_ranks(num_ranks, len(candidate.stages))
         alike = slice(len(candidate.slices))
-        passes, costs = self.stage_costs(candidate).together_ns[..., alike], self.costs(candidate, owners)
-        again_ns = 0 if hides_recomputation else self._again_ns(candidate)
+        passes, costs = self.stage_costs(candidate).concurrent_ns[..., alike], self.costs(candidate, owners)
+        recompute_ns = 0 if hides_recomputation else self._recompute_ns(candidate)
         transfers = costs.transfer_ns[..., alike]
         forward, exchanged, returned = stash_tables(problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
             stages_per_rank=per_rank,
             forward_ns=rows(passes[0]),
-            input_ns=rows(passes[1] + again_ns),
+            input_ns=rows(passes[1] + recompute_ns),
             weight_ns=rows(passes[2]),
             send_forward_ns=rows(transfers[TO_NEXT]),
             send_backward_ns=rows(transfers[TO_PREVIOUS]),
@@ -496,7 +498,7 @@ class Simulated:
 
 def _as_run(order: Order, candidate: Candidate) -> Order:
     """The order as ranks run it: ranks of one shard run the actions of a pair one after the other."""
-    return order if candidate.mesh.tp > 1 else order.apart()
+    return order if candidate.mesh.tp > 1 else order.unpaired()
 
 
 def _recomputing(order: Order, candidate: Candidate) -> Order:

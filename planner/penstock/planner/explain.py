@@ -248,9 +248,9 @@ def _spared_bytes(problem: Problem, candidate: Candidate) -> int:
 
 def _at_other_zero(result: Result, candidate: Candidate) -> Evaluation | None:
     """The evaluation of the same plan at the other degree of ZeRO, if it was simulated."""
-    wanted = at_other_zero(candidate)
+    counterpart = at_other_zero(candidate)
     evaluations = (result.best, *result.others, *result.too_large)
-    return next((evaluation for evaluation in evaluations if evaluation.candidate == wanted), None)
+    return next((evaluation for evaluation in evaluations if evaluation.candidate == counterpart), None)
 
 
 def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ def _recomputation(problem: Problem, result: Result, chosen: Evaluation) -> tupl
     candidate, imported = chosen.candidate, imported_schedule(problem.pinned)
     if not any(candidate.recompute):
         return ()
-    remakes = f"recomputation: {_made_again(problem, candidate)}"
+    remakes = f"recomputation: {_recomputed_operations(problem, candidate)}"
     cost = f"{100 * _more_work(problem, candidate):.1f} % more work"
     if candidate.recompute_inside:
         cost += ", inside backwards" if isinstance(candidate.schedule, str) else ", inside backwards or in waits"
@@ -286,7 +286,7 @@ def _keeping(result: Result, chosen: Evaluation) -> str:
     return f"the best plan found without recomputation takes {format_seconds(to_seconds(best.step_ns))}, {slower}"
 
 
-def _made_again(problem: Problem, candidate: Candidate) -> str:
+def _recomputed_operations(problem: Problem, candidate: Candidate) -> str:
     """The recomputation in words: stage by stage if there are few policies, else summed over all stages."""
     model, num_stages = problem.divided(candidate.head_parts).model, len(candidate.stages)
     texts = [
@@ -368,10 +368,10 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
                 Alternative(label=rejected.candidate.label, step_seconds=None, peak_bytes=None, reason=reason)
             )
     fitting = {evaluation.candidate for evaluation in (result.best, *result.others)}
-    lacking_room = [
+    exceeding = [
         evaluation for evaluation in _too_large(problem, result) if at_other_zero(evaluation.candidate) not in fitting
     ]
-    too_large = sorted(lacking_room, key=lambda evaluation: evaluation.step_ns)[:MOST_REJECTED]
+    too_large = sorted(exceeding, key=lambda evaluation: evaluation.step_ns)[:MOST_REJECTED]
     listed += [_alternative(problem, evaluation, _excess(problem, evaluation, chosen)) for evaluation in too_large]
     lacking = {shortage.candidate.label: shortage for shortage in reversed(result.shortages)}
     for shortage in itertools.islice(reversed(lacking.values()), MOST_REJECTED):

@@ -3,7 +3,7 @@ all ranks.
 
 The busiest rank of a pipeline has at least the mean work: M micro-batches of the model's F, I and W, divided by the
 ranks. The update of a mean share of the parameters follows. The cheapest slicing of a sequence is that of a flush of
-one micro-batch over one stage (`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA`
+one micro-batch over one stage (`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_SLICE_STARTS`
 places. The bound holds for plans with such slices, and with the given numbers of parts of the head, whose work differs
 from a whole head's. Collectives over shards do not count, since pairs of actions can hide them. Waiting, messages and
 reductions only add to it. It ignores memory, so a plan above it may still be the best.
@@ -23,12 +23,12 @@ from penstock.planner.slicing import SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import least_total_ns
 from penstock.planner.stagecost import Integers, collective_seconds, pass_seconds, unit_counts
 
-MOST_QUANTA = 64
+MOST_SLICE_STARTS = 64
 
 
 def grid(problem: Problem) -> int:
     """Tokens between the places where slices of the bound may begin."""
-    return -(-problem.sequence_length // MOST_QUANTA)
+    return -(-problem.sequence_length // MOST_SLICE_STARTS)
 
 
 def floor_ns(problem: Problem, meshes: Iterable[Mesh], head_parts: Iterable[int] = (1,)) -> int:

@@ -122,7 +122,7 @@ class Reporter:
     def opened(self, mesh: Mesh, num_candidates: int) -> None:
         """An outline of the mesh was opened into candidates."""
 
-    def no_room(self, shortage: Shortage) -> None:
+    def no_stages_fit(self, shortage: Shortage) -> None:
         """The candidate's slices have no stages that fit in memory."""
 
     def judged(self, evaluation: Evaluation, fits: bool) -> None:

@@ -199,14 +199,14 @@ class StageMemory:
         Read-only: tables are cached, since a candidate's are needed for stages, orders and the simulation.
         """
         key = slot, tuple(tokens)
-        if key not in self._known_tables:
+        if key not in self._table_cache:
             table = self._counted_bytes(*key)
             table.setflags(write=False)
-            self._known_tables[key] = table
-        return self._known_tables[key]
+            self._table_cache[key] = table
+        return self._table_cache[key]
 
     @functools.cached_property
-    def _known_tables(self) -> dict[tuple[SlotKind, tuple[int, ...]], Integers]:
+    def _table_cache(self) -> dict[tuple[SlotKind, tuple[int, ...]], Integers]:
         return {}
 
     def _counted_bytes(self, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
@@ -251,7 +251,7 @@ class StageMemory:
         inside = _passed_on_table(unit_memory, slot, tuple(tokens))
         return np.where(is_inside[:, None], inside, hidden)
 
-    def together_bytes(self, slots: Sequence[SlotKind], tokens: Sequence[int]) -> Integers:
+    def total_slot_bytes(self, slots: Sequence[SlotKind], tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: the sum over ``slots`` of the bytes of one slot."""
         total: Integers = np.sum([self.slot_bytes(slot, tokens) for slot in slots], axis=0)
         return total

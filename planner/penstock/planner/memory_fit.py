@@ -95,7 +95,7 @@ multiples of the K - 1 slices that 1F1B holds beyond it.
 MOST_WALKED, FEWEST_WALKS = 5_000_000, 8
 """Limit of the actions in walks that are kept, which take some 100 bytes each, and walks that are always kept."""
 
-MOST_KNOWN = 256
+MOST_CACHED = 256
 """Limit of cached byte counts, which are reused with other margins and for candidates with more recomputation."""
 
 
@@ -114,8 +114,8 @@ class MemoryFit:
     problem: Problem
     receive_ahead: int
     _walks: dict[tuple[object, ...], Walk] = field(default_factory=dict)
-    _known_savings: dict[tuple[object, ...], Savings] = field(default_factory=dict)
-    _known_bytes: dict[tuple[Candidate, Walk], tuple[Integers, Integers]] = field(default_factory=dict)
+    _savings_cache: dict[tuple[object, ...], Savings] = field(default_factory=dict)
+    _bytes_cache: dict[tuple[Candidate, Walk], tuple[Integers, Integers]] = field(default_factory=dict)
 
     def fitted(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         """The time-balanced candidate with stages that fit; several for an order that adapts to the free memory. If
@@ -142,7 +142,7 @@ class MemoryFit:
         """
         walks = list(self._walks_of(shape))
         fit = functools.partial(self._recomputing, shape, most_ns=most_ns, exposed=exposed)
-        results = [fit(*plain_and_again) for plain_and_again in walks]
+        results = [fit(*plain_and_recomputed) for plain_and_recomputed in walks]
         if shape.schedule in STANDS_FOR and results[0] is not None:
             usual = (shape.mesh.pp - 1) / len(shape.slices)
             results += [fit(*walks[-1], num_held=1 + depth * usual) for depth in DEPTHS]
@@ -259,7 +259,7 @@ class MemoryFit:
         of_kinds = np.array([sum(s.num_bytes for s in savings if s.unit is kind) for kind in UNIT_KINDS])
         kinds = [unit.kind for unit in problem.model.units]
         numbers = [UNIT_KINDS.index(kind) for kind in kinds]
-        room = (limit_bytes - (always - self._per_rank(shape, state))) // (len(owners) // mesh.pp)
+        free_bytes = (limit_bytes - (always - self._per_rank(shape, state))) // (len(owners) // mesh.pp)
         units = problem.units(mesh.tp, mesh.microbatch, shape.slices)
         return Cut(
             savings=savings,
@@ -269,16 +269,16 @@ class MemoryFit:
             kinds=kinds,
             in_flight=(kept / np.maximum(self._per_rank(shape, held), 1))[owners],
             regained=(np.maximum(kept - lean, 0) / np.maximum(self._per_rank(shape, of_kinds), 1))[owners],
-            limit_bytes=room[owners],
+            limit_bytes=free_bytes[owners],
             exposed=np.array(exposed or [1.0] * mesh.pp)[owners],
         )
 
     def _savings(self, shape: Candidate) -> Savings:
         mesh = shape.mesh
         key = (mesh.tp, mesh.microbatch, shape.slices)
-        if key not in self._known_savings:
-            self._known_savings[key] = savings_of(self.problem, *key)
-        return self._known_savings[key]
+        if key not in self._savings_cache:
+            self._savings_cache[key] = savings_of(self.problem, *key)
+        return self._savings_cache[key]
 
     def _fitted_orders(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         name, num_remainder_slices = str(balanced.schedule), len(balanced.remainder_slices)
@@ -319,7 +319,7 @@ class MemoryFit:
                 stages_per_rank=generator.per_rank(shape.mesh.pp, len(shape.stages)),
             )
             order = one_by_one(inputs, generator.place) if name in STANDS_FOR else generator.generate(inputs)
-            order = order if joins else order.apart()
+            order = order if joins else order.unpaired()
             order, late = order.with_remainder(num_remainder_slices), self.problem.late_receives
             order = order.with_recomputation(set(range(len(shape.stages)) if recomputes else ()))
             self._keep(key, Walk.of(order, self.receive_ahead, late_receives=late))
@@ -332,8 +332,8 @@ class MemoryFit:
         while num_actions > MOST_WALKED and len(self._walks) > FEWEST_WALKS:
             oldest = self._walks.pop(next(iter(self._walks)))
             num_actions -= oldest.order.num_actions
-            for known in [known for known in self._known_bytes if known[1] is oldest]:
-                del self._known_bytes[known]
+            for cached in [cached for cached in self._bytes_cache if cached[1] is oldest]:
+                del self._bytes_cache[cached]
 
     def _fitted(self, balanced: Candidate, walk: Walk) -> Candidate | Shortage:
         problem = self.problem.divided(balanced.head_parts)
@@ -379,11 +379,11 @@ class MemoryFit:
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
         """[ranks]: bytes always held, and the slots at their peak; recent results are cached."""
         key = (candidate, walk)
-        if key not in self._known_bytes:
-            if len(self._known_bytes) == MOST_KNOWN:
-                del self._known_bytes[next(iter(self._known_bytes))]
-            self._known_bytes[key] = self._counted_bytes(candidate, walk)
-        return self._known_bytes[key]
+        if key not in self._bytes_cache:
+            if len(self._bytes_cache) == MOST_CACHED:
+                del self._bytes_cache[next(iter(self._bytes_cache))]
+            self._bytes_cache[key] = self._counted_bytes(candidate, walk)
+        return self._bytes_cache[key]
 
     def _counted_bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
         owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages))
@@ -408,13 +408,13 @@ class MemoryFit:
         problem = self.problem.divided(shape.head_parts)
         state, held = unit_bytes(problem, shape.mesh.tp, shape.mesh.microbatch, shape.optimizer_shards)
         kinds = [UNIT_KINDS.index(unit.kind) for unit in problem.model.units]
-        room = (self.problem.memory_limit_bytes - always) // (len(owners) // shape.mesh.pp)
+        free_bytes = (self.problem.memory_limit_bytes - always) // (len(owners) // shape.mesh.pp)
         return self._best(
             shape,
             resident_bytes=state[kinds].tolist(),
             in_flight_bytes=held[kinds].tolist(),
             in_flight=slope[owners].tolist(),
-            limit_bytes=room[owners].tolist(),
+            limit_bytes=free_bytes[owners].tolist(),
         )
 
     def _exact(self, shape: Candidate, walk: Walk) -> Candidate | MemoryShortage:

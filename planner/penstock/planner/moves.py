@@ -105,7 +105,7 @@ def with_h1(candidate: Candidate) -> Candidate:
     return replace(candidate, variant=H1) if candidate.schedule == "zb" else candidate
 
 
-def cut_again(memory_fit: MemoryFit, candidate: Candidate, exposed: Sequence[float]) -> Iterator[Candidate]:
+def recut(memory_fit: MemoryFit, candidate: Candidate, exposed: Sequence[float]) -> Iterator[Candidate]:
     """The candidate with stages cut for the ``exposed`` share of each rank's recomputation: hidden time counts half or
     not at all. Nothing if ``exposed`` is empty.
     """

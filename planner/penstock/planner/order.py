@@ -180,12 +180,12 @@ class Order:
         so inside.
         """
         backwards: Flags = (self.kinds == BACKWARD) | (self.kinds == INPUT_GRADIENT)
-        again = self.kinds == RECOMPUTE
-        if not again.any():
+        is_recompute = self.kinds == RECOMPUTE
+        if not is_recompute.any():
             return backwards
         cells = self._cells
         has_r = np.zeros(self.num_stages * self.num_microbatches * self.num_slices, dtype=bool)
-        has_r[cells[again]] = True
+        has_r[cells[is_recompute]] = True
         return backwards & ~has_r[cells]
 
     @property
@@ -193,7 +193,7 @@ class Order:
         """Numbers of the first actions of pairs."""
         return np.flatnonzero(np.zeros(0, dtype=bool) if self.joined is None else self.joined).astype(np.int64)
 
-    def apart(self) -> Order:
+    def unpaired(self) -> Order:
         """The order with the two actions of every pair one after the other."""
         return self if self.joined is None else replace(self, joined=None)
 

@@ -78,25 +78,25 @@ class UnitWork:
         state: Floats = self.state_bytes - self.optimizer_bytes * (1 - 1 / optimizer_shards)
         return state
 
-    def again_ns(self, shares: Floats, *, is_inside: bool = False) -> Floats:
+    def recompute_ns(self, shares: Floats, *, is_inside: bool = False) -> Floats:
         """Nanoseconds, elementwise, in which a layer recomputes the given shares of the buffers of a micro-batch that
         it can recompute.
         """
         savings = savings_inside(self.savings()) if is_inside else self.savings()
         total = sum(saving.num_bytes for saving in savings)
-        missing_bytes, again_ns = shares * total, np.zeros_like(shares)
+        missing_bytes, recompute_ns = shares * total, np.zeros_like(shares)
         for saving in savings:
-            again_ns += saving.duration_ns * np.clip(missing_bytes / saving.num_bytes, 0, 1)
+            recompute_ns += saving.duration_ns * np.clip(missing_bytes / saving.num_bytes, 0, 1)
             missing_bytes = missing_bytes - saving.num_bytes
-        return again_ns
+        return recompute_ns
 
-    def given_up_bytes(self, operations: Iterable[Operation] = tuple(Operation)) -> int:
+    def dropped_bytes(self, operations: Iterable[Operation] = tuple(Operation)) -> int:
         """Bytes of a micro-batch that a layer does not hold if it recomputes these operations."""
         recomputed = frozenset(operations)
         return sum(saving.num_bytes for saving in self.savings() if saving.operation in recomputed)
 
     @property
-    def given_up_inside_bytes(self) -> int:
+    def dropped_inside_bytes(self) -> int:
         """Bytes of a micro-batch that a layer does not hold if it recomputes everything inside its backward."""
         return sum(saving.num_bytes for saving in savings_inside(self.savings()))
 
@@ -119,18 +119,18 @@ units. If they fit after all, nothing is recomputed.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relief:
-    """The effect of recomputing what exceeds the limit: a step takes ``again_ns`` longer, and a rank that recomputes
-    everything needs at least ``least_bytes``.
+    """The effect of recomputing what exceeds the limit: a step takes ``recompute_ns`` longer, and a rank that
+    recomputes everything needs at least ``least_bytes``.
     """
 
-    again_ns: int
+    recompute_ns: int
     least_bytes: int
 
 
 LIKE_1F1B = frozenset({"1f1b", "zb-h1"})
 
 
-def room_of(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
+def microbatch_capacity(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
     """[ranks, 1]: the micro-batches that fit on a rank at this degree of ZeRO, if all ranks have equally many units,
     and equally many parts of a divided head.
     """
@@ -144,8 +144,8 @@ def room_of(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:
     for ranks, kind, count in ((slice(1), embedding, 1.0), (head_ranks, head, 1.0 if parts == 1 else parts / mesh.pp)):
         state[ranks] += count * of_kinds[kind]
         held[ranks] += count * work.held_bytes[kind]
-    room: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
-    return room
+    capacity: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
+    return capacity
 
 
 def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
@@ -203,7 +203,7 @@ class OutlineMemory:
         state = work.state_of(shards)
         per_unit = state[inner].mean() + held_by * work.held_bytes[inner].mean()
         if pinned is not None:
-            per_unit = per_unit - in_flight_elsewhere * work.given_up_bytes(pinned_operations(pinned)) / len(inner)
+            per_unit = per_unit - in_flight_elsewhere * work.dropped_bytes(pinned_operations(pinned)) / len(inner)
         always = np.full(shape, float(work.cost.constant_bytes))
         always[0] += state[embedding] + held_by[0] * work.held_bytes[embedding]
         of_head, parts = state[head] + held_by * work.held_bytes[head], problem.model.head_parts
@@ -236,33 +236,33 @@ class OutlineMemory:
         most_units = _most_units(problem, mesh, self.num_units)
         if not may_recompute(problem) or (self.always + most_units * self.per_unit <= limit / 2).all():
             return [None] * len(units_per_rank)
-        given_up = self._given_up_bytes(problem, work, mesh, is_inside=is_inside)
-        if not given_up.any():
+        dropped = self._dropped_bytes(problem, work, mesh, is_inside=is_inside)
+        if not dropped.any():
             return [None] * len(units_per_rank)
         always, per_unit = self._with_passing(problem, work)
         held = always + units_per_rank * per_unit
-        shares = np.clip((held - limit) / np.maximum(units_per_rank * given_up, 1), 0, 1)
-        of_layer = work.again_ns(shares, is_inside=is_inside).mean(axis=0)
-        seconds_again = mesh.num_by_work * problem.model.layers / mesh.pp * of_layer
-        least_bytes = self._dealt(self.per_unit - given_up)
+        shares = np.clip((held - limit) / np.maximum(units_per_rank * dropped, 1), 0, 1)
+        of_layer = work.recompute_ns(shares, is_inside=is_inside).mean(axis=0)
+        added_ns = mesh.num_by_work * problem.model.layers / mesh.pp * of_layer
+        least_bytes = self._dealt(self.per_unit - dropped)
         most_bytes = always + most_units * per_unit
-        is_wanted = np.any(most_bytes > NEARLY_FULL * limit, axis=0)
+        is_nearly_full = np.any(most_bytes > NEARLY_FULL * limit, axis=0)
         return [
-            Relief(again_ns=round(again_ns), least_bytes=int(num_bytes)) if wanted else None
-            for again_ns, num_bytes, wanted in zip(
-                seconds_again.tolist(), least_bytes.tolist(), is_wanted.tolist(), strict=True
+            Relief(recompute_ns=round(recompute_ns), least_bytes=int(num_bytes)) if nearly_full else None
+            for recompute_ns, num_bytes, nearly_full in zip(
+                added_ns.tolist(), least_bytes.tolist(), is_nearly_full.tolist(), strict=True
             )
         ]
 
-    def _given_up_bytes(self, problem: Problem, work: UnitWork, mesh: Mesh, *, is_inside: bool) -> Floats:
+    def _dropped_bytes(self, problem: Problem, work: UnitWork, mesh: Mesh, *, is_inside: bool) -> Floats:
         """Bytes that a unit of mean size gives up; an attention and an MLP give up together. R makes those of a slice
         again for all layers of its rank at once, a backward those of one layer.
         """
         if not is_inside:
-            return self.in_flight_elsewhere * work.given_up_bytes() / 2
+            return self.in_flight_elsewhere * work.dropped_bytes() / 2
         of_one_layer = min(mesh.pp / problem.model.layers, 1.0)
         elsewhere = self.in_flight_elsewhere + (1 - of_one_layer) / work.counts
-        return elsewhere * work.given_up_inside_bytes / 2
+        return elsewhere * work.dropped_inside_bytes / 2
 
     def _with_passing(self, problem: Problem, work: UnitWork) -> tuple[Floats, Floats]:
         """``always`` and ``per_unit`` including the output gradients of a slice, and the largest transient."""
@@ -283,23 +283,23 @@ class OutlineMemories:
     problem: Problem
     work: UnitWork
     mesh: Mesh
-    _known_bytes: dict[tuple[str, int], Floats] = field(default_factory=dict)
-    _known_reliefs: dict[tuple[str, int, bool], list[Relief | None]] = field(default_factory=dict)
+    _bytes_cache: dict[tuple[str, int], Floats] = field(default_factory=dict)
+    _relief_cache: dict[tuple[str, int, bool], list[Relief | None]] = field(default_factory=dict)
 
     def least_bytes(self, schedule: str, zero: int) -> Floats:
         """`OutlineMemory.least_bytes`."""
         key = holding_alike(schedule), zero
-        if key not in self._known_bytes:
-            self._known_bytes[key] = self._memory(schedule, zero).least_bytes
-        return self._known_bytes[key]
+        if key not in self._bytes_cache:
+            self._bytes_cache[key] = self._memory(schedule, zero).least_bytes
+        return self._bytes_cache[key]
 
     def relief(self, schedule: str, zero: int, place: int, is_inside: bool) -> Relief | None:
         """The relief of slicing number ``place``, from `OutlineMemory.reliefs`."""
         key = holding_alike(schedule), zero, is_inside
-        if key not in self._known_reliefs:
+        if key not in self._relief_cache:
             memory = self._memory(schedule, zero)
-            self._known_reliefs[key] = memory.reliefs(self.problem, self.work, self.mesh, is_inside=is_inside)
-        return self._known_reliefs[key][place]
+            self._relief_cache[key] = memory.reliefs(self.problem, self.work, self.mesh, is_inside=is_inside)
+        return self._relief_cache[key][place]
 
     def _memory(self, schedule: str, zero: int) -> OutlineMemory:
         return OutlineMemory.of(self.problem, self.work, self.mesh, schedule, zero)
@@ -310,6 +310,6 @@ class OutlineMemories:
         operations = pinned_operations(self.problem.pinned.recompute)
         if not operations:
             return 0.0
-        again = sum(saving.duration_ns for saving in self.work.savings() if saving.operation in operations)
+        duration_ns = sum(saving.duration_ns for saving in self.work.savings() if saving.operation in operations)
         mesh = self.mesh
-        return mesh.num_by_work * self.problem.model.layers / mesh.pp * again / NANOSECONDS_PER_SECOND
+        return mesh.num_by_work * self.problem.model.layers / mesh.pp * duration_ns / NANOSECONDS_PER_SECOND

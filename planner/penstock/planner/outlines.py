@@ -56,7 +56,7 @@ from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of, optimizer_shards
 from penstock.planner.memory import gradient_bytes, optimizer_bytes_per_parameter, stepped_elements
-from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, room_of
+from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, microbatch_capacity
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.registry import BUILT_IN, find
@@ -124,7 +124,7 @@ class Outline:
             mesh=self.mesh,
             num_slices=self.num_slices,
             schedule=self.schedule,
-            estimate_ns=self.estimate_ns + relief.again_ns,
+            estimate_ns=self.estimate_ns + relief.recompute_ns,
             least_bytes=relief.least_bytes,
             head_parts=self.head_parts,
             zero=self.zero,
@@ -308,7 +308,7 @@ def _of_pipelines(
             continue
         hops = _hop_seconds(problem, work, mesh)
         card_seconds = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
-        rooms = {zero: room_of(problem, work, mesh, zero) for zero in zero_degrees(problem, mesh.dp)}
+        capacities = {zero: microbatch_capacity(problem, work, mesh, zero) for zero in zero_degrees(problem, mesh.dp)}
         ends = {ranks: _useful_ends(times.ends(problem, mesh)) for ranks, times in by_stages.items()}
         memories = OutlineMemories(problem, work, mesh)
         for schedule, ranks in owners.items():
@@ -316,7 +316,7 @@ def _of_pipelines(
             soon = are_simulated_soon(problem, mesh, counts, schedule)
             least_seconds = stages_per_rank(problem, mesh, schedule) * card_seconds
             for zero, end in ends[ranks].items():
-                steps = _step_seconds(by_stages[ranks], mesh, name, hops, rooms[zero])
+                steps = _step_seconds(by_stages[ranks], mesh, name, hops, capacities[zero])
                 steps = np.maximum(steps, least_seconds) + end.seconds + memories.pinned_seconds
                 step_ns, least_bytes = steps * NANOSECONDS_PER_SECOND, memories.least_bytes(name, zero)
                 relief = functools.partial(memories.relief, LIKE_USUAL.get(name, name), zero)
@@ -474,13 +474,13 @@ def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) 
     return find(schedule).per_rank(mesh.pp, None if pinned is None else len(pinned))
 
 
-def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
-    """[slicings]: seconds of a step without its end; ``room`` [ranks, 1] is the memory in micro-batches."""
+def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, capacity: Floats) -> Floats:
+    """[slicings]: seconds of a step without its end; ``capacity`` [ranks, 1] is the memory in micro-batches."""
     if schedule not in BUILT_IN:
         even: Floats = mesh.num_by_work * times.totals.sum(axis=(0, 1)) / mesh.pp
         return even
     if len(times.stages) > mesh.pp:
-        return _virtual_seconds(times, mesh, schedule, hops, room)
+        return _virtual_seconds(times, mesh, schedule, hops, capacity)
     slices = times.work.counts
     f, i, w = times.totals / slices
     busy = f + i + w
@@ -491,7 +491,7 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
         seconds = num_slices * busy.max(axis=0) + _sum_of_others(times.largest.sum(axis=0), busy) + 2 * down
         return seconds
     ranks_on = np.arange(mesh.pp, 0, -1)[:, None] + np.zeros(len(slices))
-    turns = ranks_on if schedule != "zb" else np.clip((room - 1) * slices + 1, 1, 2 * ranks_on)
+    turns = ranks_on if schedule != "zb" else np.clip((capacity - 1) * slices + 1, 1, 2 * ranks_on)
     round_trip = _suffix_sums(busy if schedule == "1f1b" else f + i)
     round_trip[:-1] += 2 * _suffix_sums(hops)
     period = (round_trip + np.maximum(slices - turns, 0) * busy) / np.maximum(slices, turns)
@@ -525,7 +525,7 @@ def _suffix_sums(parts: Floats) -> Floats:
     return sums
 
 
-def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
+def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, capacity: Floats) -> Floats:
     """Seconds of a step without its end, for several stages per rank: each holds a slice while it travels to the last
     stage and back.
     """
@@ -538,9 +538,9 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
     busy, under_way = np.zeros((2, mesh.pp, len(slices)))
     np.add.at(busy, owners, f + i + w)
     np.add.at(under_way, owners, _suffix_sums(f + i) + messages)
-    period = under_way / np.maximum(per_rank * ((room - 1) * slices + 1), 1)
+    period = under_way / np.maximum(per_rank * ((capacity - 1) * slices + 1), 1)
     num_slices: Floats = mesh.num_by_work * slices.astype(np.float64)
-    seconds: Floats = _steady_seconds(num_slices, busy, period, room * slices).max(axis=0)
+    seconds: Floats = _steady_seconds(num_slices, busy, period, capacity * slices).max(axis=0)
     first = f + i + w if schedule == "interleaved-1f1b" else f
     seconds += first[: mesh.pp - 1].sum(axis=0) + hops.sum(axis=0)
     return seconds

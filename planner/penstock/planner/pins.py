@@ -127,17 +127,17 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
         return
     count = pinned.slices if isinstance(pinned.slices, int) or pinned.slices is None else len(pinned.slices)
     shares = _shares(problem, imported.num_microbatches)
-    for name, wanted, actual in (
+    for name, expected, actual in (
         ("ranks", pinned.pp, len(imported.ranks)),
         ("slices", count, imported.num_slices),
         ("micro-batches", shares if imported.num_microbatches not in shares else None, imported.num_microbatches),
     ):
-        if wanted is not None and wanted != actual:
-            expected = " or ".join(map(str, sorted(wanted))) if isinstance(wanted, set) else wanted
+        if expected is not None and expected != actual:
+            shown = " or ".join(map(str, sorted(expected))) if isinstance(expected, set) else expected
             raise UserError(
-                what=f"the schedule is for {actual} {name}, the job has {expected}",
+                what=f"the schedule is for {actual} {name}, the job has {shown}",
                 where=f"{PINNED}.schedule",
-                remedy=f"write the schedule for {expected} {name}, or pin others",
+                remedy=f"write the schedule for {shown} {name}, or pin others",
             )
     if (pinned.tp or 1) > 1 and not runs_on_shards(pinned):
         raise _pairs_cannot_join(imported, pinned.tp)
@@ -157,9 +157,9 @@ def _pairs_cannot_join(schedule: Schedule, tp: int | None) -> UserError:
     raise AssertionError("only a schedule whose pairs cannot be joined is refused")
 
 
-def _shares(problem: Problem, wanted: int) -> set[int]:
-    """Possible numbers of micro-batches of a replica: ``wanted`` if it is possible, and those without a smaller last
-    one.
+def _shares(problem: Problem, num_microbatches: int) -> set[int]:
+    """Possible numbers of micro-batches of a replica: ``num_microbatches`` if it is possible, and those without a
+    smaller last one.
     """
     pinned, batch = problem.pinned, problem.global_batch
     counts = set()
@@ -168,7 +168,7 @@ def _shares(problem: Problem, wanted: int) -> set[int]:
             counts |= {-(-share // pinned.micro_batch)} if pinned.micro_batch <= share else set()
             continue
         counts |= {share // size for size in divisors(share)}
-        counts |= {wanted} if -(-share // -(-share // wanted)) == wanted else set()
+        counts |= {num_microbatches} if -(-share // -(-share // num_microbatches)) == num_microbatches else set()
     return counts
 
 
@@ -182,9 +182,9 @@ def _stage_counts(pinned: ParallelismSpec, imported: Schedule | None) -> tuple[i
 def _check_stages(problem: Problem) -> None:
     pinned, imported = problem.pinned, imported_schedule(problem.pinned)
     if pinned.stages is not None:
-        wanted = _stage_counts(pinned, imported)
-        if wanted and len(pinned.stages) not in wanted:
-            has = f"{'the schedule' if imported else 'pp'} has {' or '.join(map(str, wanted))}"
+        allowed = _stage_counts(pinned, imported)
+        if allowed and len(pinned.stages) not in allowed:
+            has = f"{'the schedule' if imported else 'pp'} has {' or '.join(map(str, allowed))}"
             raise UserError(
                 what=f"{len(pinned.stages)} stages are pinned, but {has}",
                 where=f"{PINNED}.stages",

@@ -86,7 +86,7 @@ def savings_of(problem: Problem, tp: int, batch: int, slices: tuple[int, ...]) -
             stage = (unit.index, unit.index + 1) if operation is not Operation.OUTPUT else (unit.index, unit.index + 2)
             remakes = (Remake(unit=kind, count=1, operations=(operation,)),)
             memory = memory_of(problem, (stage,), batch, tp, (remakes,))
-            num_bytes = int(memory.together_bytes(tuple(REMADE_SLOTS.values()), slices).sum())
+            num_bytes = int(memory.total_slot_bytes(tuple(REMADE_SLOTS.values()), slices).sum())
             seconds = remake_seconds(cost, problem.model, kind, work, (operation,)) * cost.slowdown(kind, Kind.F)
             if num_bytes:
                 duration_ns = int(whole_nanoseconds(seconds).sum())
@@ -117,9 +117,9 @@ def may_recompute(problem: Problem) -> bool:
     the software is penstock's.
     """
     pinned = problem.pinned
-    is_known = pinned.schedule is None or pinned.schedule in BUILT_IN
+    is_built_in = pinned.schedule is None or pinned.schedule in BUILT_IN
     software = replace(problem.software, recomputes_on_demand=False)
-    return is_known and pinned.recompute is None and software == PENSTOCK
+    return is_built_in and pinned.recompute is None and software == PENSTOCK
 
 
 def pinned_remakes(problem: Problem, stages: Stages) -> tuple[Remakes, ...]:
@@ -309,14 +309,14 @@ class Cut:
         """[LEAST GREEDY, firsts]: times of the stage over units before ``stop``, from unit ``stage`` on or a later one,
         as far as they are known without branch and bound (`penstock.planner.recompute_kernel`).
         """
-        if (stage, stop) not in self._known_times:
+        if (stage, stop) not in self._times_cache:
             times = np.empty((2, stop - stage if stage else 1))
             kernel.price(*self._tables, self._stages[stage], stage, stop, times)
-            self._known_times[stage, stop] = times
-        return self._known_times[stage, stop]
+            self._times_cache[stage, stop] = times
+        return self._times_cache[stage, stop]
 
     @functools.cached_property
-    def _known_times(self) -> dict[tuple[int, int], Floats]:
+    def _times_cache(self) -> dict[tuple[int, int], Floats]:
         return {}
 
     @functools.cached_property
@@ -326,7 +326,7 @@ class Cut:
         kinds = list(counts)
         rows = [(kinds.index(saving.unit), saving.num_bytes, saving.duration_ns) for saving in self.savings]
         savings = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        by_time = np.argsort(-savings[:, kernel.AGAIN_NS], kind="stable")
+        by_time = np.argsort(-savings[:, kernel.RECOMPUTE_NS], kind="stable")
         return np.stack([*running, *counts.values()], axis=1), savings, by_time
 
     @functools.cached_property
@@ -335,18 +335,18 @@ class Cut:
 
     def stage_ns(self, stage: int, first: int, stop: int) -> float:
         """The time of the stage with its exposed recomputation; infinite if its units do not fit."""
-        if (stage, first, stop) not in self._known_ns:
+        if (stage, first, stop) not in self._ns_cache:
             counts = self.counts(first, stop)
             most = [int(counts[saving.unit]) for saving in self.savings]
             chosen = _cheapest(self.savings, most, math.ceil(self.needed_bytes(stage, first, stop)))
             own_ns = int(self._running[0][stop] - self._running[0][first])
-            self._known_ns[stage, first, stop] = (
+            self._ns_cache[stage, first, stop] = (
                 math.inf if chosen is None else own_ns + self.exposed[stage] * _total_ns(self.savings, chosen)
             )
-        return self._known_ns[stage, first, stop]
+        return self._ns_cache[stage, first, stop]
 
     @functools.cached_property
-    def _known_ns(self) -> dict[tuple[int, int, int], float]:
+    def _ns_cache(self) -> dict[tuple[int, int, int], float]:
         return {}
 
     def can_take(self, most_ns: float) -> bool:

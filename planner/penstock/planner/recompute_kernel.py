@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 OWN_NS, STATE, HELD, FIRST_KIND = range(4)
 
 # Columns of `savings`, sorted by rising time per byte: the index of its kind among those, bytes and nanoseconds.
-KIND, BYTES, AGAIN_NS = range(3)
+KIND, BYTES, RECOMPUTE_NS = range(3)
 
 # Columns of `stages`: micro-batches in flight, bytes regained per byte given up, the limit, and the exposed share of
 # recomputation.
@@ -46,12 +46,12 @@ def price(units: Ints, savings: Ints, by_time: Ints, stage: Floats, first: int, 
         own = units[stop] - units[first + place]
         lacking = own[STATE] + stage[IN_FLIGHT] * own[HELD] - stage[LIMIT]
         needed = lacking / max(stage[REGAINED], TINY) if lacking > 0 else 0.0
-        again, missing = 0.0, needed
+        recompute_ns, missing = 0.0, needed
         for number in range(len(savings)):
             part = min(float(own[FIRST_KIND + savings[number, KIND]]), max(missing, 0.0) / savings[number, BYTES])
-            again += part * savings[number, AGAIN_NS]
+            recompute_ns += part * savings[number, RECOMPUTE_NS]
             missing -= part * savings[number, BYTES]
-        times[LEAST, place] = math.inf if missing > ROUNDING * needed else own[OWN_NS] + stage[EXPOSED] * again
+        times[LEAST, place] = math.inf if missing > ROUNDING * needed else own[OWN_NS] + stage[EXPOSED] * recompute_ns
         greedy_ns = _greedy_ns(savings, by_time, own, min(needed, MOST_NEEDED), chosen)
         times[GREEDY, place] = math.inf if greedy_ns == math.inf else own[OWN_NS] + stage[EXPOSED] * greedy_ns
 
@@ -61,8 +61,8 @@ def _greedy_ns(savings: Ints, by_time: Ints, own: Ints, needed: float, chosen: I
     """Nanoseconds of the greedy choice; infinite if it saves too little."""
     missing = math.ceil(needed)
     for number in range(len(savings)):
-        wanted = max(-(-missing // savings[number, BYTES]), 0)
-        chosen[number] = min(own[FIRST_KIND + savings[number, KIND]], wanted)
+        num_units = max(-(-missing // savings[number, BYTES]), 0)
+        chosen[number] = min(own[FIRST_KIND + savings[number, KIND]], num_units)
         missing -= chosen[number] * savings[number, BYTES]
     if missing > 0:
         return math.inf
@@ -70,5 +70,5 @@ def _greedy_ns(savings: Ints, by_time: Ints, own: Ints, needed: float, chosen: I
     for number in by_time:
         spared = min(chosen[number], -missing // savings[number, BYTES])
         missing += spared * savings[number, BYTES]
-        total += (chosen[number] - spared) * savings[number, AGAIN_NS]
+        total += (chosen[number] - spared) * savings[number, RECOMPUTE_NS]
     return total

@@ -48,12 +48,12 @@ from penstock.planner.moves import (
     best_of_kinds,
     by_key,
     closest_of_kinds,
-    cut_again,
     key_of,
     kind_of,
     moves,
     neighbours,
     other_orders,
+    recut,
     relieved_of,
     relieving,
     similar_groups,
@@ -90,14 +90,14 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     run = Search(problem, judge, budget, reporter or Reporter(), outlines(problem))
     run.explore(run.outlines, budget)
     if run.fitting:
-        run.look_around(2 * budget.actions)
+        run.explore_neighbours(2 * budget.actions)
     best_before_score = run.best_score()
     run.explore_later()
     run.recompute()
     if not run.fitting:
         raise run.nothing_fits()
     if run.best_score() != best_before_score:
-        run.look_around(run.num_actions + budget.actions)
+        run.explore_neighbours(run.num_actions + budget.actions)
     if budget.neighbours:
         run.braid()
     run.improve()
@@ -149,7 +149,7 @@ class Search:
     fitting: list[Evaluation] = field(default_factory=list)
     too_large: list[Evaluation] = field(default_factory=list)
     shortages: list[Shortage] = field(default_factory=list)
-    seen: dict[Candidate, Evaluation] = field(default_factory=dict)
+    evaluated: dict[Candidate, Evaluation] = field(default_factory=dict)
     ruled_out: list[RuledOut] = field(default_factory=list)
     opened: set[Outline] = field(default_factory=set)
     ratios: dict[object, float] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class Search:
             shortages=tuple(self.shortages),
             ruled_out=tuple(self.ruled_out),
             num_outlines=len(self.opened),
-            num_judged=len(self.seen),
+            num_judged=len(self.evaluated),
             ending=self.ending,
             overview=Overview.of(self.outlines, self.problem.memory_limit_bytes),
         )
@@ -287,7 +287,7 @@ class Search:
         self.outlines = [*self.outlines, *more_outlines]
         more_budget = replace(
             self.budget,
-            candidates=len(self.seen) + self.budget.candidates // part,
+            candidates=len(self.evaluated) + self.budget.candidates // part,
             opened=len(self.opened) + self.budget.opened // part,
             shortages=len(self.shortages) + self.budget.shortages // part,
             lean_shortages=self.budget.lean_shortages // part,
@@ -322,10 +322,10 @@ class Search:
             return
         self.opened.add(outline)
         num_candidates = 0
-        for candidate in self.judge.proposer.candidates(outline, self._is_worth_room, self._far_ns):
+        for candidate in self.judge.proposer.candidates(outline, self._may_be_better, self._far_ns):
             if isinstance(candidate, Shortage):
                 self.shortages.append(candidate)
-                self.reporter.no_room(candidate)
+                self.reporter.no_stages_fit(candidate)
                 continue
             num_candidates += 1
             ruled_out = self._ruled_out(candidate)
@@ -381,7 +381,7 @@ class Search:
         best = self.best_score()
         return math.inf if best is None else self.problem.longest_ns(FAR * best, mesh.num_devices)
 
-    def _is_worth_room(self, balanced: Candidate) -> bool:
+    def _may_be_better(self, balanced: Candidate) -> bool:
         """Whether a bound does not rule out the time-balanced stages; stages that fit are hardly ever faster."""
         bound_ns = 0 if self.best_score() is None else self.judge.bound_ns(balanced)
         if bound_ns < self._far_ns(balanced.mesh):
@@ -409,7 +409,7 @@ class Search:
         for _, group in similar_groups(outline):
             self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
-    def look_around(self, actions: int) -> None:
+    def explore_neighbours(self, actions: int) -> None:
         """Open the neighbours of the best outline regardless of their estimates, and repeat from any better outline. At
         last open outlines with one slice more and one fewer if the list lacks them. ``actions`` limits the total of
         simulated actions.
@@ -417,7 +417,7 @@ class Search:
         if any(any(evaluation.candidate.recompute) for evaluation in self.fitting):
             self.relieve()
         outlines_by_key = by_key(self.outlines)
-        most_candidates, visited = len(self.seen) + self.budget.neighbours, set[object]()
+        most_candidates, visited = len(self.evaluated) + self.budget.neighbours, set[object]()
         while self._affordable(most_candidates, actions):
             best = min(self.fitting, key=self.rank).candidate
             key = (best.mesh, len(best.slices), best.schedule, best.head_parts, any(best.recompute))
@@ -455,14 +455,14 @@ class Search:
 
     def _affordable(self, candidates: int, actions: int) -> bool:
         """Whether another simulation is within the limits of candidates and of actions."""
-        return len(self.seen) < candidates and self.num_actions < actions
+        return len(self.evaluated) < candidates and self.num_actions < actions
 
     def judged(self, candidate: Candidate) -> Evaluation:
         """The candidate's evaluation: simulated once, then filed by whether it fits."""
-        if candidate in self.seen:
-            return self.seen[candidate]
+        if candidate in self.evaluated:
+            return self.evaluated[candidate]
         evaluation = self.judge.evaluate(candidate)
-        self.seen[candidate] = evaluation
+        self.evaluated[candidate] = evaluation
         self.num_actions += evaluation.num_actions
         self.reporter.judged(evaluation, self.file(evaluation))
         return evaluation
@@ -475,11 +475,11 @@ class Search:
         """Open outlines with pairs by rising estimate, until an estimate is no better than the best score."""
         ranked, num_simulated = [evaluation.candidate for evaluation in sorted(self.fitting, key=self.rank)], 0
         for outline in braided_outlines(self.problem, self.outlines, ranked, self.best_score() or 0):
-            best_score, num_seen_before = self.best_score() or 0, len(self.seen)
+            best_score, num_evaluated_before = self.best_score() or 0, len(self.evaluated)
             if num_simulated == MOST_SIMULATED or self.score(outline.mesh, outline.estimate_ns) >= best_score:
                 break
             self.open(outline)
-            num_simulated += len(self.seen) > num_seen_before
+            num_simulated += len(self.evaluated) > num_evaluated_before
 
     def improve(self) -> None:
         """Improve the best candidate of the best few kinds: this may change which kind is best."""
@@ -496,7 +496,7 @@ class Search:
         """Cut stages again with recomputation priced by its exposed share, as long as the step gets shorter."""
         for _ in range(MOST_PRICES if may_recompute(self.problem) else 0):
             exposed = self.judge.exposed_shares(best.candidate)
-            cuts = cut_again(self.judge.proposer.memory_fit, best.candidate, exposed)
+            cuts = recut(self.judge.proposer.memory_fit, best.candidate, exposed)
             evaluations = [self.judged(candidate) for candidate in cuts if self._ruled_out(candidate) is None]
             better = min(filter(self.fits, evaluations), key=self.rank, default=best)
             if self.rank(better) >= self.rank(best):
@@ -512,7 +512,7 @@ class Search:
             return
         other = at_other_zero(candidate)
         other = self.judge.proposer.memory_fit.moved(other) or other
-        if other not in self.seen and other not in self.compared:
+        if other not in self.evaluated and other not in self.compared:
             self.compared.add(other)
             self.file(self.judge.evaluate(other))
 
@@ -522,7 +522,7 @@ class Search:
 
     def _improve(self, best: Evaluation, most_actions: int) -> None:
         """Move boundaries of the best candidate, largest steps first, as long as the simulated step gets shorter."""
-        most_candidates = len(self.seen) + self.budget.moves
+        most_candidates = len(self.evaluated) + self.budget.moves
         for step in STEPS:
             previous = None
             while best is not previous:
@@ -532,7 +532,7 @@ class Search:
                     moved = None if moved is None else self.judge.proposer.memory_fit.moved(moved)
                     if moved is None:
                         continue
-                    if len(self.seen) >= most_candidates or self.num_actions >= most_actions:
+                    if len(self.evaluated) >= most_candidates or self.num_actions >= most_actions:
                         return
                     if self.score(moved.mesh, self.judge.bound_ns(moved)) >= self.rank(best)[0]:
                         continue

@@ -79,14 +79,14 @@ class StageCosts:
     slowdown_ppm: Integers
 
     @property
-    def together_ns(self) -> Integers:
+    def concurrent_ns(self) -> Integers:
         """Nanoseconds while all ranks of the host compute."""
         return self.alone_ns * self.slowdown_ppm // 1_000_000
 
     @property
     def slice_ns(self) -> Integers:
         """[stage, slice]: the sum of F, I and W."""
-        total: Integers = self.together_ns.sum(axis=0)
+        total: Integers = self.concurrent_ns.sum(axis=0)
         return total
 
 
@@ -149,8 +149,8 @@ def stage_costs(units: UnitTable, model: ModelSpec, stages: Stages) -> StageCost
     """The costs of every pass of every stage over the table's slices."""
     counts = unit_counts(model, stages)
     base = counts @ units.seconds + units.overhead_seconds
-    together = counts @ (units.seconds * units.slowdown) + units.overhead_seconds
-    factor = np.divide(together, base, out=np.ones_like(base), where=base > 0)
+    concurrent = counts @ (units.seconds * units.slowdown) + units.overhead_seconds
+    factor = np.divide(concurrent, base, out=np.ones_like(base), where=base > 0)
     return StageCosts(alone_ns=whole_nanoseconds(base), slowdown_ppm=np.rint(1_000_000 * factor).astype(np.int64))
 
 

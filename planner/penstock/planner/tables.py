@@ -129,7 +129,7 @@ def _memory_of(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Seats:
+class MappedDevices:
     """Devices of the ranks of a mesh, and the two fields of `Costs` that depend only on them."""
 
     devices: tuple[int, ...]
@@ -137,10 +137,10 @@ class Seats:
     hosts: Hosts
 
 
-def seats_of(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], placement: Placement) -> Seats:
-    """The `Seats` of a mesh with this placement. ``stage_ranks`` is the rank of each stage."""
+def mapped_devices(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], placement: Placement) -> MappedDevices:
+    """The `MappedDevices` of a mesh with this placement. ``stage_ranks`` is the rank of each stage."""
     devices = placement(mesh)
-    return Seats(
+    return MappedDevices(
         devices=devices,
         card_ppm=card_table(problem, mesh, stage_ranks, devices),
         hosts=_hosts(problem, mesh, devices),
@@ -172,33 +172,33 @@ def simulation_costs(
     candidate: Candidate,
     passes: StageCosts,
     stage_ranks: tuple[int, ...],
-    seats: Seats,
+    mapped: MappedDevices,
     ends: EndCosts,
 ) -> Costs:
     """The simulator's tables for the candidate; ``stage_ranks`` is the rank of each stage."""
-    mesh, devices = candidate.mesh, seats.devices
+    mesh, devices = candidate.mesh, mapped.devices
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
     remade = recomputation_ns(problem, candidate) if any(candidate.recompute) else ()
     compute[RECOMPUTE], inside = 0, None
     if remade:
-        again = np.stack([until[-1] for until in remade])
+        recompute_ns = np.stack([until[-1] for until in remade])
         if problem.software.recomputes_on_demand:
-            compute[[INPUT_GRADIENT, BACKWARD]] += again
+            compute[[INPUT_GRADIENT, BACKWARD]] += recompute_ns
             remade = tuple(np.zeros_like(until) for until in remade)
         else:
-            compute[RECOMPUTE] = again + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
-            inside = again
+            compute[RECOMPUTE] = recompute_ns + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
+            inside = recompute_ns
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
     return Costs(
         compute_ns=compute,
-        together_ppm=_together(passes),
+        slowdown_ppm=_slowdown_table(passes),
         transfer_ns=transfers,
-        card_ppm=seats.card_ppm,
-        hosts=seats.hosts,
+        card_ppm=mapped.card_ppm,
+        hosts=mapped.hosts,
         reduce_ns=ends.reduce_ns,
         optimizer_ns=ends.optimizer_ns,
         gather_ns=ends.gather_ns,
@@ -236,12 +236,12 @@ def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Intege
     return compute, np.zeros_like(transfers)
 
 
-def _together(passes: StageCosts) -> Integers:
+def _slowdown_table(passes: StageCosts) -> Integers:
     table = np.full((len(KINDS), *passes.alone_ns.shape[1:]), MILLION, dtype=np.int64)
     table[FORWARD] = table[RECOMPUTE] = passes.slowdown_ppm[0]
     table[INPUT_GRADIENT], table[WEIGHT_GRADIENT] = passes.slowdown_ppm[1], passes.slowdown_ppm[2]
-    alone, together = passes.alone_ns[1:].sum(axis=0), passes.together_ns[1:].sum(axis=0)
-    table[BACKWARD] = np.maximum(MILLION * together // np.maximum(alone, 1), MILLION)
+    alone, concurrent = passes.alone_ns[1:].sum(axis=0), passes.concurrent_ns[1:].sum(axis=0)
+    table[BACKWARD] = np.maximum(MILLION * concurrent // np.maximum(alone, 1), MILLION)
     return table
 
 
@@ -536,7 +536,7 @@ def unit_bytes(problem: Problem, tp: int, batch: int, optimizer_shards: int = 1)
     optimizer = optimizer_bytes(problem, tp)
     state = memory.state_bytes - optimizer + -(-optimizer // optimizer_shards)
     state += memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
-    return state, memory.together_bytes(_HELD, length)[:, 0]
+    return state, memory.total_slot_bytes(_HELD, length)[:, 0]
 
 
 def optimizer_bytes(problem: Problem, tp: int) -> Integers:
@@ -561,7 +561,7 @@ def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, St
     and values, and adds w. W frees l and w. Buffers that are recomputed for I and W count from I on.
     """
     memory = stage_memory(problem, candidate)
-    until_input = memory.together_bytes(_UNTIL_INPUT_GRADIENT, candidate.slices)
+    until_input = memory.total_slot_bytes(_UNTIL_INPUT_GRADIENT, candidate.slices)
     linear = memory.slot_bytes(SlotKind.LINEAR_INPUTS, candidate.slices)
     remade = memory.slot_bytes(SlotKind.REMADE_LINEAR_INPUTS, candidate.slices)
     gradients = memory.slot_bytes(SlotKind.OUTPUT_GRADIENTS, candidate.slices)
@@ -591,8 +591,8 @@ def stash_caps(
     else:
         remade += memory.slot_bytes(SlotKind.REMADE_ACTIVATIONS, candidate.slices).max(axis=1)
     always += _largest_per_rank(remade, stage_ranks, candidate.mesh.pp)
-    room = problem.memory_limit_bytes - always - _per_rank(gradients + messages, stage_ranks, candidate.mesh.pp)
-    return tuple(np.maximum(room, 0).tolist())
+    free_bytes = problem.memory_limit_bytes - always - _per_rank(gradients + messages, stage_ranks, candidate.mesh.pp)
+    return tuple(np.maximum(free_bytes, 0).tolist())
 
 
 def rows(table: npt.NDArray[np.int64]) -> StageTable:

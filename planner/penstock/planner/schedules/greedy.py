@@ -122,7 +122,7 @@ def _choose(
     elif soonest <= now:
         forward_first = gradient_at > now or (forward_at <= now and ranks[rank, LAST] == I)
         kind, place = (F, forward) if forward_first else (I, gradient)
-        if not _has_room(costs, stages, ranks, own_stages[place], kind):
+        if not _has_capacity(costs, stages, ranks, own_stages[place], kind):
             if weight >= 0:
                 kind, place = W, weight
             elif forward_first and gradient_at <= now:
@@ -212,15 +212,15 @@ def _is_remote(stages: Ints, stage: int, neighbour: int) -> bool:
 
 
 @compiled
-def _has_room(costs: Ints, stages: Ints, ranks: Ints, stage: int, kind: int) -> bool:
+def _has_capacity(costs: Ints, stages: Ints, ranks: Ints, stage: int, kind: int) -> bool:
     part, rank = stages[stage, NEXT_F + kind] % costs.shape[1], stages[stage, RANK]
     if kind == F:
         added = costs[stage, part, F_STASH]
-        room: int = ranks[rank, F_CAP] - ranks[rank, STASH] - added
+        free_stash: int = ranks[rank, F_CAP] - ranks[rank, STASH] - added
     else:
         added = costs[stage, costs.shape[1] - 1 - part, I_STASH]
-        room = ranks[rank, CAP] - ranks[rank, STASH] - added
-    return added <= 0 or room >= 0
+        free_stash = ranks[rank, CAP] - ranks[rank, STASH] - added
+    return added <= 0 or free_stash >= 0
 
 
 @compiled

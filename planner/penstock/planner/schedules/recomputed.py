@@ -27,20 +27,20 @@ MOST_STAGES_PER_RANK = 31
 """Limit of queues of four kinds, which are numbered in eight bits."""
 
 
-def recomputing(pipeline: Pipeline, recomputed: Set[int], again_ns: Ints, remade: Ints) -> Pipeline:
-    """The pipeline with R of the stages ``recomputed``, which takes ``again_ns`` [stages, slices] and ``remade`` stash,
-    all of which I gives back.
+def recomputing(pipeline: Pipeline, recomputed: Set[int], recompute_ns: Ints, remade: Ints) -> Pipeline:
+    """The pipeline with R of the stages ``recomputed``, which takes ``recompute_ns`` [stages, slices] and ``remade``
+    stash, all of which I gives back.
     """
     num_stages, num_units = pipeline.num_stages, pipeline.num_units
     backward = pipeline.num_slices - 1 - np.arange(num_units) % pipeline.num_slices
     is_recomputed = np.isin(np.arange(num_stages), list(recomputed))[:, None]
-    again = np.where(is_recomputed, again_ns, 0)[:, backward].ravel()
+    added_ns = np.where(is_recomputed, recompute_ns, 0)[:, backward].ravel()
     taken = np.where(is_recomputed, remade, 0)[:, backward].ravel()
     stash = pipeline.stash.copy()
     stash.reshape(3, -1)[I] -= taken
     return replace(
         pipeline,
-        durations=np.concatenate([pipeline.durations, again]),
+        durations=np.concatenate([pipeline.durations, added_ns]),
         stash=np.concatenate([stash, taken]),
         ranks=np.concatenate([pipeline.ranks, pipeline.ranks[: num_stages * num_units]]),
         first_actions=np.concatenate([pipeline.first_actions, (R * num_stages + pipeline.owned) * num_units], axis=1),
@@ -74,12 +74,12 @@ def _links(pipeline: Pipeline, is_recomputed: npt.NDArray[np.bool_], backward: I
 
 
 def with_refined_recomputation(
-    pipeline: Pipeline, order: Order, recomputed: Set[int], again_ns: Ints, remade: Ints, caps: Ints
+    pipeline: Pipeline, order: Order, recomputed: Set[int], recompute_ns: Ints, remade: Ints, caps: Ints
 ) -> Order:
     """The order with an R of the stages ``recomputed``, refined within ``caps`` or what it needs with R directly before
     I. The pipeline and the order have none.
     """
-    extended = recomputing(pipeline, recomputed, again_ns, remade)
+    extended = recomputing(pipeline, recomputed, recompute_ns, remade)
     word = _with_recomputations(pipeline.word(order), pipeline.stages_per_rank)
     limits = np.maximum(caps, extended.peaks(word))
     refined = min((refine(extended, word, limits, patience) for patience in PATIENCES), key=lambda run: run[0])[1]

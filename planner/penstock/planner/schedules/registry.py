@@ -140,7 +140,7 @@ def order_from_spec(
         order = replay(spec.text, **shape)
     else:
         order = find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
-    order = order if keep_pairs or not recomputed else order.apart()
+    order = order if keep_pairs or not recomputed else order.unpaired()
     return order.with_remainder(num_remainder_slices).with_recomputation(
         recomputed, recompute_ahead, inside=recompute_inside
     )

@@ -154,12 +154,12 @@ class Variants:
         if inputs.variant == CAPLESS and self.capless is not None:
             return Growing(generate=made_for)
         made, num_microbatches = self._made(inputs), inputs.num_microbatches
-        if made.again is None:
+        if made.repetition is None:
             return Growing(
                 generate=lambda count: made.order if count == num_microbatches else made_for(count),
                 length_ns=made.length_ns,
             )
-        period = made.again.num_microbatches
+        period = made.repetition.num_microbatches
         first = num_microbatches - made.num_rounds * period
         return Growing(
             first=first,
@@ -186,7 +186,7 @@ class Variants:
         }
         return replace(inputs, variant=min(candidates, key=lambda variant: candidates[variant]))
 
-    def roomiest(self, inputs: ScheduleInputs) -> ScheduleInputs:
+    def largest(self, inputs: ScheduleInputs) -> ScheduleInputs:
         """The inputs with the quick variant that has the largest memory target within the caps, a guess at `best` that
         makes no order; the leanest variant if none is within them.
         """
@@ -223,8 +223,8 @@ class Variants:
             min((refine(pipeline, word, caps, patience) for patience in LEAN.patiences), key=lambda run: run[0])[1]
         )
 
-    def _points(self, shape: _Shape, wanted: Iterable[int], effort: Effort) -> list[Point]:
-        """The orders within the caps at the ``wanted`` depths; equal caps are made once."""
+    def _points(self, shape: _Shape, depths: Iterable[int], effort: Effort) -> list[Point]:
+        """The orders within the caps at the ``depths``; equal caps are made once."""
         inputs, seeds = shape.inputs, shape.seeds
         usual = seeds.caps(usual_depth(inputs.num_ranks))
         points: list[Point] = []
@@ -236,7 +236,7 @@ class Variants:
         limits = np.array(inputs.caps or usual, dtype=np.int64)
         _require_one_microbatch(self.name, limits, seeds.base_caps)
         made: set[tuple[int, ...]] = set()
-        for depth in wanted:
+        for depth in depths:
             caps = seeds.caps(depth)
             key = tuple(caps.tolist())
             if key in made or not (caps <= limits).any():
@@ -280,7 +280,7 @@ class _Made:
     word: Word
     length_ns: int
     peaks: Ints
-    again: Round | None = None
+    repetition: Round | None = None
     num_rounds: int = 0
 
     @property
@@ -290,7 +290,7 @@ class _Made:
 
     def with_rounds(self, count: int) -> Order:
         """The order with ``count`` rounds."""
-        return self.pipeline.order(self.again.repeated(self.word, count) if self.again else self.word)
+        return self.pipeline.order(self.repetition.repeated(self.word, count) if self.repetition else self.word)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -370,7 +370,7 @@ class _Shape:
                         word=run[1],
                         length_ns=run[0] + num_rounds * round_ns,
                         peaks=peaks,
-                        again=repeated_round,
+                        repetition=repeated_round,
                         num_rounds=num_rounds,
                     )
                 )
@@ -415,7 +415,7 @@ def _continued_ns(first: ScheduleInputs, order: Callable[[int], Order], period: 
 
 
 def _point(inputs: ScheduleInputs, depth: int, made: _Made) -> Point:
-    period = made.again.num_microbatches if made.again else 0
+    period = made.repetition.num_microbatches if made.repetition else 0
     first = replace(inputs, num_microbatches=inputs.num_microbatches - made.num_rounds * period)
     length_ns = _continued_ns(first, made.with_rounds, period, made.num_rounds)
     return Point(depth=depth, makespan_ns=length_ns, peaks=tuple(made.peaks.tolist()), generate=lambda: made.order)

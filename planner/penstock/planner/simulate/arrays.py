@@ -308,7 +308,7 @@ def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
             else:
                 work_ns = costs.trained_ns(kind, stage, int(actions[index, kernel.WORK]), first)
             actions[index, kernel.WORK] = work_ns
-    actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
+    actions[:, kernel.SLOWDOWN_PPM] = costs.slowdown_ppm[order.kinds, *part]
     actions[:, kernel.JOINS] = kernel.ALONE
     if order.joined is not None:
         _join(actions, order, costs)
@@ -330,13 +330,13 @@ def _join(actions: Ints, order: Order, costs: Costs) -> None:
     """
     firsts = order.firsts
     pairs = np.stack([firsts, firsts + 1])
-    work, slowed = actions[pairs, kernel.WORK], actions[pairs, kernel.TOGETHER].astype(np.float64)
+    work, slowed = actions[pairs, kernel.WORK], actions[pairs, kernel.SLOWDOWN_PPM].astype(np.float64)
     total = work.sum(axis=0)
     places = np.stack([order.kinds, order.stages, order.columns], axis=1)[pairs]
     actions[firsts, kernel.WORK] = 0
     actions[firsts + 1, kernel.WORK] = np.maximum(total - costs.hidden_ns(places[0], places[1]), 0)
     average = (slowed * work).sum(axis=0) / np.maximum(total, 1)
-    actions[firsts + 1, kernel.TOGETHER] = np.where(total > 0, np.rint(average), MILLION).astype(np.int64)
+    actions[firsts + 1, kernel.SLOWDOWN_PPM] = np.where(total > 0, np.rint(average), MILLION).astype(np.int64)
     actions[firsts, kernel.JOINS] = kernel.FIRST_OF_PAIR
     actions[firsts + 1, kernel.JOINS] = kernel.SECOND_OF_PAIR
 
@@ -443,7 +443,7 @@ def _clock(num_ranks: int, num_channels: int) -> Clock:
 def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
     hosts = costs.hosts
     shared = hosts.replicas > 1 or len(set(hosts.host_of)) < len(hosts.host_of)
-    contended = shared and bool((costs.together_ppm != MILLION).any())
+    contended = shared and bool((costs.slowdown_ppm != MILLION).any())
     counts = [costs.num_ranks, len(linked.channels.sources)]
     traced = linked.actions.shape[1] > kernel.REACHED
     constants = [

@@ -37,7 +37,7 @@ def lower_bound_ns(
 
     ``split``: I and W run instead of B. ``recompute``: R runs before them, or they recompute inside.
     """
-    least_ppm = np.minimum(costs.together_ppm, MILLION)
+    least_ppm = np.minimum(costs.slowdown_ppm, MILLION)
     alone = costs.compute_ns * least_ppm // MILLION
     forward, remade = alone[FORWARD], alone[RECOMPUTE] if recompute else np.zeros_like(alone[RECOMPUTE])
     if costs.inside_ns is not None:
@@ -62,9 +62,9 @@ def lower_bound_ns(
     )
     busy = _sums(owners, (forward + remade + gradient + weight) @ counts, costs.num_ranks)
     exposed = _sums(owners, (forward + remade + gradient) @ counts, costs.num_ranks)
-    owed = _sums(owners, (gradient + weight) @ counts, costs.num_ranks)
+    remaining = _sums(owners, (gradient + weight) @ counts, costs.num_ranks)
     first, returned, drained = (_least(owners, values, costs.num_ranks) for values in (fill, turn, drain))
-    finish = np.maximum(first + busy, returned + owed)
+    finish = np.maximum(first + busy, returned + remaining)
     finish[owners[0]] = max(finish[owners[0]], (first + exposed + drained).max())
     return least_end_ns(finish if costs.has_barrier else busy, stage_ranks, costs, reductions)
 

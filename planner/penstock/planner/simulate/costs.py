@@ -96,7 +96,7 @@ class Costs:
     last micro-batch (`penstock.planner.order.Order.columns`).
 
     ``compute_ns`` [kind (`order.KINDS`), stage, slice] is the time of an action alone on its host, including its fixed
-    overhead; ``together_ppm``, of the same shape, is the factor, in millionths, while all ranks of the host compute (in
+    overhead; ``slowdown_ppm``, of the same shape, is the factor, in millionths, while all ranks of the host compute (in
     between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes over bandwidth of
     the message that the stage sends on otherwise idle cards, and ``card_ppm`` [sender's or receiver's, direction,
     stage] the part of each card that it then uses, in millionths. ``reduce_ns`` has, per group, every rank's time in
@@ -115,7 +115,7 @@ class Costs:
     """
 
     compute_ns: Nanoseconds
-    together_ppm: Nanoseconds
+    slowdown_ppm: Nanoseconds
     transfer_ns: Nanoseconds
     card_ppm: Nanoseconds
     hosts: Hosts
@@ -133,13 +133,13 @@ class Costs:
 
     def __post_init__(self) -> None:
         shape = self.compute_ns.shape
-        if shape[0] != len(KINDS) or self.together_ppm.shape != shape or self.transfer_ns.shape != (2, *shape[1:]):
+        if shape[0] != len(KINDS) or self.slowdown_ppm.shape != shape or self.transfer_ns.shape != (2, *shape[1:]):
             raise ValueError("cost tables disagree about their shape")
         if self.card_ppm.shape != (2, *self.transfer_ns.shape[:2]):
             raise ValueError("the parts of cards disagree with the messages about their shape")
         if not 1 <= self.card_ppm.min() <= self.card_ppm.max() <= MILLION:
             raise ValueError("a message takes none of its card, or more than all")
-        if min(self.compute_ns.min(), self.transfer_ns.min()) < 0 or self.together_ppm.min() < 1:
+        if min(self.compute_ns.min(), self.transfer_ns.min()) < 0 or self.slowdown_ppm.min() < 1:
             raise UserError(what="holds a negative time or factor", where="costs", remedy="measure again")
         if max(self.compute_ns.max(), self.transfer_ns.max()) > MOST_NS:
             raise UserError(what="holds a time of over 1,000 seconds", where="costs", remedy="plan with more devices")
@@ -161,7 +161,7 @@ class Costs:
         """Upper bound of a step, with everything one after another; a float, since it may exceed 64 bits."""
         counts = self.counts(num_microbatches).astype(np.float64)
         work_ns = self.compute_ns.sum(axis=0) + (0 if self.inside_ns is None else self.inside_ns)
-        actions = (work_ns @ counts) * self.together_ppm.max() / MILLION
+        actions = (work_ns @ counts) * self.slowdown_ppm.max() / MILLION
         summed = sum(sum(durations) for group, durations in self.reduce_ns.items() if group.is_of_peers)
         summed += sum(self.gather_ns)
         summed += sum(bucket.gather_ns + sum(bucket.reduce_ns.values()) for own in self.buckets for bucket in own)
@@ -216,7 +216,7 @@ def uncontended(compute_ns: Nanoseconds, transfer_ns: Nanoseconds, num_ranks: in
     no_cards = (-1,) * num_ranks
     return Costs(
         compute_ns=compute_ns,
-        together_ppm=np.full_like(compute_ns, MILLION),
+        slowdown_ppm=np.full_like(compute_ns, MILLION),
         transfer_ns=transfer_ns,
         card_ppm=np.full((2, *transfer_ns.shape[:2]), MILLION),
         hosts=Hosts(host_of=tuple(range(num_ranks)), local_cards=no_cards, network_cards=no_cards),

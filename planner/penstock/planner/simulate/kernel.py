@@ -56,7 +56,7 @@ MILLION = 1_000_000
 # first or the second of a pair, the time at which the parameters that it needs are gathered, and how much later that is
 # than the time at which it could begin otherwise (negative: earlier); then, with a trace, the times at which WAIT_RECV
 # began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
-WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES, JOINS, GATHERED_AT, MISSING_NS = range(
+WORK, SLOWDOWN_PPM, SENDS_NS, PAUSE_NS, COMPLETES, JOINS, GATHERED_AT, MISSING_NS = range(
     NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 8
 )
 REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(MISSING_NS + 1, MISSING_NS + 8)
@@ -232,7 +232,7 @@ def _retime(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int,
     residents = cells[rank, RESIDENTS] * settings[REPLICAS]
     for _ in range(cells[rank, RESIDENTS]):
         if cells[other, COMPUTING]:
-            factor = actions[cells[other, POSITION], TOGETHER]
+            factor = actions[cells[other, POSITION], SLOWDOWN_PPM]
             worked = (now - cells[other, SINCE]) * _speed(factor, before * settings[REPLICAS], residents)
             cells[other, LEFT] -= worked
             cells[other, SINCE] = now

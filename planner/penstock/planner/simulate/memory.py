@@ -39,8 +39,8 @@ Transients = Mapping[tuple[Kind, int, int], int]
 """Bytes that an action needs only while it runs, by kind, stage and column; 0 if missing."""
 
 # The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it; and the bytes that an
-# action marked in `otherwise` acquires and frees.
-ACQUIRED, TRANSIENT, FREED, ACQUIRED_OTHERWISE, FREED_OTHERWISE = range(5)
+# action marked in `is_special` acquires and frees.
+ACQUIRED, TRANSIENT, FREED, ACQUIRED_SPECIAL, FREED_SPECIAL = range(5)
 
 # Columns of its `codes`, `stops` and `messages`; the slice is the column of tables (`penstock.planner.order.Order`),
 # and the last is 1 for the first action of a pair.
@@ -67,7 +67,7 @@ class Walk:
     messages: Codes
     first_messages: Ints
     first_waits: Ints
-    otherwise: Flags
+    is_special: Flags
 
     @classmethod
     def of(cls, order: Order, receive_ahead: int, *, late_receives: bool = False) -> Walk:
@@ -84,7 +84,7 @@ class Walk:
             messages=linked.messages[:, [SENDER, POSTED, AWAITED]].astype(np.int32),
             first_messages=linked.first_messages,
             first_waits=linked.first_waits,
-            otherwise=_otherwise(order),
+            is_special=_is_special(order),
         )
 
     def high_water_bytes(
@@ -122,7 +122,7 @@ class Walk:
         _walk(
             self.order.offsets,
             self.codes,
-            self.otherwise,
+            self.is_special,
             _changes(self.order, slots, transients, prefix_by_slice),
             np.stack(_message_tables(slots)),
             DIRECTIONS,
@@ -189,7 +189,7 @@ def _joined(order: Order) -> Flags:
     return np.zeros(order.num_actions, dtype=bool) if order.joined is None else order.joined
 
 
-def _otherwise(order: Order) -> Flags:
+def _is_special(order: Order) -> Flags:
     """[actions]: whether it is a B or I of a slice without an R, which recomputes inside if its stage recomputes
     anything, or an R that continues another.
     """
@@ -198,17 +198,17 @@ def _otherwise(order: Order) -> Flags:
 
 
 def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients, prefix_by_slice: bool) -> Ints:
-    """[ACQUIRED ... FREED_OTHERWISE, kind, stage, slice] of a compute action. An I that recomputes inside acquires
+    """[ACQUIRED ... FREED_SPECIAL, kind, stage, slice] of a compute action. An I that recomputes inside acquires
     ``rl``, which its W frees, and no ``ra``; a B neither; an R that continues another acquires nothing.
     """
     acquired, freed = _compute_tables(order, slots, prefix_by_slice)
     remade, linear = slots[SlotKind.REMADE_ACTIVATIONS], slots[SlotKind.REMADE_LINEAR_INPUTS]
-    acquired_otherwise, freed_otherwise = acquired.copy(), freed.copy()
-    acquired_otherwise[RECOMPUTE] = 0
-    acquired_otherwise[INPUT_GRADIENT] += linear
-    freed_otherwise[INPUT_GRADIENT] -= remade
-    freed_otherwise[BACKWARD] -= remade + linear
-    return np.stack([acquired, _transient_table(order, transients), freed, acquired_otherwise, freed_otherwise])
+    acquired_special, freed_special = acquired.copy(), freed.copy()
+    acquired_special[RECOMPUTE] = 0
+    acquired_special[INPUT_GRADIENT] += linear
+    freed_special[INPUT_GRADIENT] -= remade
+    freed_special[BACKWARD] -= remade + linear
+    return np.stack([acquired, _transient_table(order, transients), freed, acquired_special, freed_special])
 
 
 def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints], prefix_by_slice: bool) -> tuple[Ints, Ints]:
@@ -275,7 +275,7 @@ def _transient_table(order: Order, transients: Transients) -> Ints:
 def _walk(
     offsets: Ints,
     codes: Codes,
-    otherwise: Flags,
+    is_special: Flags,
     changes: Ints,
     message_bytes: Ints,
     directions: Ints,
@@ -309,9 +309,9 @@ def _walk(
                 num_posted[channel] += 1
                 post += 1
             kind, stage, part = codes[index, KIND], codes[index, STAGE], codes[index, SLICE]
-            if otherwise[index]:
-                live += changes[ACQUIRED_OTHERWISE, kind, stage, part]
-                freed += changes[FREED_OTHERWISE, kind, stage, part]
+            if is_special[index]:
+                live += changes[ACQUIRED_SPECIAL, kind, stage, part]
+                freed += changes[FREED_SPECIAL, kind, stage, part]
             else:
                 live += changes[ACQUIRED, kind, stage, part]
                 freed += changes[FREED, kind, stage, part]

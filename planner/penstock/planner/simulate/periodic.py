@@ -243,7 +243,7 @@ def _begun(order: Order, start: Ints, time: int) -> Ints:
 def _repeats(order: Order, linked: Linked, receive_ahead: int, cut: Cut) -> bool:
     """Whether all events that still matter at the first time, and at least a period, recurred before the second."""
     actions = linked.actions
-    oldest = _begun(order, actions[:, kernel.START], _look_back(linked, receive_ahead, cut))
+    oldest = _begun(order, actions[:, kernel.START], _oldest_begin(linked, receive_ahead, cut))
     first = np.maximum(np.minimum(oldest, cut.at - cut.shift), order.offsets[:-1])
     lengths = cut.at + 1 - first
     once = np.concatenate([np.arange(lo, hi + 1) for lo, hi in zip(first, cut.at, strict=True)])
@@ -259,18 +259,18 @@ def _repeats(order: Order, linked: Linked, receive_ahead: int, cut: Cut) -> bool
         and np.array_equal(order.microbatches[once] + cut.period, order.microbatches[repeated])
         and bool((rounds == rounds[0]).all())
         and np.array_equal(waits, np.repeat(num_sent, lengths))
-        and np.array_equal(*_known_times(actions, once, repeated, cut))
+        and np.array_equal(*_times_until(actions, once, repeated, cut))
     )
 
 
-def _known_times(actions: Ints, once: Ints, repeated: Ints, cut: Cut) -> tuple[Ints, Ints]:
+def _times_until(actions: Ints, once: Ints, repeated: Ints, cut: Cut) -> tuple[Ints, Ints]:
     """Both traces up to their time, the second shifted back by the length between them."""
     first_times, second_times = actions[once, kernel.REACHED :], actions[repeated, kernel.REACHED :]
     second_times = np.where(second_times < 0, second_times, np.minimum(second_times - cut.length_ns, cut.time_ns))
     return np.minimum(first_times, cut.time_ns), second_times
 
 
-def _look_back(linked: Linked, receive_ahead: int, cut: Cut) -> int:
+def _oldest_begin(linked: Linked, receive_ahead: int, cut: Cut) -> int:
     """The begin of the oldest action that still matters at the first time: one under way, one whose message is not
     consumed, one that posts a receive for which a WAIT_SEND is still to come, or one whose message may have shared a
     card with such a message.

@@ -146,7 +146,7 @@ def _events(order: Order, linked: Linked, times: StepTimes, waits: _Waits) -> It
         done = int(times.trace[order.offsets[rank + 1] - 1, [_STOP, _RELEASED]].max())
         if finish > done:
             yield _event(rank, Activity.WAIT, _RELEASE, actions[awaited[last_wait - 1]], done, finish)
-    yield from _closing_events(order, times)
+    yield from _step_end_events(order, times)
 
 
 def _shown(order: Order, actions: Sequence[Action]) -> list[Action | None]:
@@ -178,7 +178,7 @@ def _event(rank: int, activity: Activity, kinds: dict[Kind, Kind], action: Actio
     return Event(rank, activity, name, start, stop)
 
 
-def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
+def _step_end_events(order: Order, times: StepTimes) -> Iterator[Event]:
     """Events of reductions, gathers and optimizers. A reduction or gather is shown as a transfer while it runs, and as
     REDUCE while its rank waits for it or for others before it.
     """
