@@ -1,10 +1,10 @@
 """Agent of a pod: an HTTP server for two small files, the attempt's report and its measurement.
 
-A job cannot continue without its measurement, and a new attempt needs the newest checkpoint. Records deliver both to
-the service, but the service and its node may be down. So the operator also fetches them from the pod (docs/adr/0030).
-The supervisor writes the files to the pod's own disk, and the agent serves them from the reporting container. The path
-of a request is the agent's only input, and the two file names are its only valid values. The agent serves
-`MOST_CONNECTIONS` connections at a time, each for `SECONDS` at most.
+A job cannot continue without its measurement, and a new attempt needs to know the newest checkpoint. Records deliver
+the measurement, and the checkpoint's step and attempt, to the service, but the service and its node may be down. So the
+operator also fetches them from the pod (docs/adr/0030). The supervisor writes the files to the pod's own disk, and the
+agent serves them from the reporting container. The path of a request is the agent's only input, and the two file names
+are its only valid values. The agent serves `MOST_CONNECTIONS` connections at a time, each for `SECONDS` at most.
 """
 
 from __future__ import annotations

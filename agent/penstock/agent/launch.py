@@ -99,7 +99,8 @@ class LaunchSpec:
 class Failure:
     """The first rank that failed: at which step and action (empty outside of steps), and why, in a sentence.
 
-    ``refused`` says that the cause is a mistake of the user's. ``rank`` is none if no rank had started.
+    ``refused`` says that the cause is a mistake of the user's. ``rank`` is none if none had
+    started, or if all together exceeded the memory limit.
     """
 
     rank: int | None

@@ -1,7 +1,7 @@
 """Detection of processes of this container that the kernel killed because of the memory limit.
 
-https://docs.kernel.org/admin-guide/cgroup-v2.html names the first file, and
-https://docs.kernel.org/admin-guide/cgroup-v1/memory.html the second. Most kubelets set `memory.oom.group`: the kernel
+cgroup v2 has `memory.events` (https://docs.kernel.org/admin-guide/cgroup-v2.html), cgroup v1 `memory.oom_control`
+(https://docs.kernel.org/admin-guide/cgroup-v1/memory.html). Most kubelets set `memory.oom.group`: the kernel
 then kills all processes of the container, and the kubelet reports the cause. Otherwise it kills one process, and
 only these files show the cause.
 """

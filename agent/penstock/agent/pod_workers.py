@@ -83,7 +83,9 @@ class PodWorkers:
 
 
 class AwaitingResult:
-    """Ranks that, after success, count as running until the result file is visible, up to `RESULT_SECONDS`."""
+    """Ranks whose `poll` counts them as running after success until the result file is visible, at most
+    `RESULT_SECONDS`.
+    """
 
     def __init__(self, ranks: Ranks, result: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._ranks, self._result, self._clock = ranks, result, clock

@@ -6,8 +6,8 @@ buffers are given up after F and made again by R, in the order of the operations
 so every set of operations can run again. Keys and values are always kept, since later slices read them.
 
 Example: {norm, activate} of an MLP gives up the norm's output, its statistics and the activated values, and recomputes
-them without a product of matrices (selective recomputation). All five operations of both units of a block leave only
-keys and values between a stage's input and its output (full recomputation).
+them without a product of matrices (selective recomputation). All operations of both units of a block together leave
+only keys and values between a stage's input and its output (full recomputation).
 
 The recomputation of a stage is written per kind of unit: units of a kind are equal, so only the number of those that
 recompute matters.

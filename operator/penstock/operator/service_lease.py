@@ -25,7 +25,7 @@ class ServiceLease:
     def is_held(self) -> bool:
         """Read the Lease; return whether it was renewed within `LAPSE_SECONDS`.
 
-        An unreachable cluster changes nothing.
+        While the cluster is unreachable, the last known renewal counts, and lapses.
         """
         try:
             lease = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)

@@ -1,8 +1,7 @@
 """Seconds of collectives by algorithm and topology: links inside a node, and network cards that its devices share.
 
-A group has g devices on each of N nodes, n = g N in all. Its network bandwidth is its devices' even share of the node's
-cards, b bytes per second and device, since all devices of a node reduce at the same time: the end of a step is
-simultaneous. Two algorithms compete, as in NCCL:
+A group has g devices on each of N nodes, n = g N in all. All devices of a node reduce at the same time, at the end of a
+step, so each gets an even share of the node's cards: b bytes per second. Two algorithms compete, as in NCCL:
 
 - *Ring* over all n devices, over as many channels as the group's share of the cards carries: every node passes on 2
   (n - 1) / n of the bytes (Patarasuk and Yuan, 2009), at the slower of the cards and the links inside.
@@ -52,7 +51,7 @@ class GroupTopology:
     group_sizes: tuple[int, ...]
 
     def seconds(self, collectives: Iterable[Collective], num_bytes: Floats | float) -> Floats:
-        """Seconds of the collectives one after another, each of ``num_bytes`` that are summed, or gathered in all."""
+        """Seconds of the collectives one after another, each of ``num_bytes`` summed per device, or gathered in total."""
         passes = sum(RING_PASSES[collective] for collective in collectives)
         return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes)
 

@@ -166,16 +166,17 @@ def _unused(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, 
 
 
 def _slices(problem: Problem, chosen: Evaluation) -> str:
-    slices, stages = chosen.candidate.slices, chosen.candidate.mesh.pp
+    slices, num_ranks, num_stages = chosen.candidate.slices, chosen.candidate.mesh.pp, len(chosen.candidate.stages)
     origin = ", as pinned" if problem.pinned.slices is not None else ""
     if len(slices) > 1:
         remainder_slices = chosen.candidate.remainder_slices
         last = f" (the last micro-batch: {slices_text(remainder_slices)})" if remainder_slices else ""
-        over = format_count(stages, "stage")
+        on_ranks = f" on {format_count(num_ranks, 'rank')}" if num_stages > num_ranks else ""
+        over = f"{format_count(num_stages, 'stage')}{on_ranks}"
         return f"{len(slices)} slices of {slices_text(slices)} tokens{last}{origin}, over {over}"
     if origin:
         return "sequences are not sliced: pinned"
-    if stages == 1:
+    if num_ranks == 1:
         return "sequences are not sliced: a single stage waits for no other"
     return "sequences are not sliced: no plan with slices that was simulated is better"
 

@@ -59,10 +59,11 @@ def _head_degrees(profile: Profile, tp: int) -> tuple[int, ...]:
 
 
 def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
-    """Half the interquartile range of the measurements, or the error of their fit if that is larger.
+    """Of computing, half the median interquartile range or the held-out error of the fit, whichever is larger; of
+    reductions and the optimizer, half the largest range; of transfers, the largest error of a link.
 
-    The worst link and reduction count, since one slow link delays all ranks. R of the operations without products does
-    not count: it is short, noisy, and a small part of any step.
+    The worst link and the worst reduction decide, since one slow link delays all ranks. R of the operations without
+    products does not count: it is short, noisy, and a small part of any step.
     """
     passes = [record for record in profile.units if record.kind is not Kind.R]
     spreads = [record.spread if record.together_spread is None else record.together_spread for record in passes]

@@ -5,9 +5,9 @@
 Reading a checkpoint runs no code from it (`penstock.trainer.checkpoint_index`).
 
 A checkpoint is written to a partial folder next to its final place and renamed once every rank is done, so a folder
-with the final name is complete. An attempt writes only below its own folder. It prunes checkpoints of other attempts
-only after it has committed one itself. A run with any number of stages, replicas or shards can read any checkpoint:
-tensors are stored by global name, each element once.
+with the final name and a manifest is complete. An attempt writes only below its own folder. It prunes checkpoints of
+other attempts only after it has committed one itself. A run with any number of stages, replicas or shards can read any
+checkpoint: tensors are stored by global name, each element once.
 
 A corrupt checkpoint is renamed so that it no longer counts as one (`penstock.trainer.resume`), and removed with the
 other leftovers of earlier attempts.
@@ -366,9 +366,9 @@ def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:
 def prune(root: Path, saved: Checkpoint, keep: int) -> None:
     """Keep the newest ``keep`` checkpoints; remove unfinished and corrupt ones of earlier attempts.
 
-    ``saved`` was just committed, so checkpoints of earlier attempts count as well. Those of later attempts are not
-    touched. ``saved`` is never removed: an earlier attempt without a connection may still run and have reached later
-    steps.
+    ``saved`` was just committed, so checkpoints of earlier attempts may be removed, too. Those of later attempts are
+    not touched. ``saved`` is never removed: an earlier attempt without a connection may still run and have reached
+    later steps.
     """
     for old in find_checkpoints(root)[keep:]:
         if old.attempt <= saved.attempt and old != saved:

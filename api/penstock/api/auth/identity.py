@@ -68,7 +68,7 @@ class Identity:
         return self.may(role, self.namespace, verb)
 
     def namespaces(self, role: Role, verb: str = "") -> tuple[str, ...] | None:
-        """Namespaces in which the operation is allowed; none for all, including namespaces without jobs."""
+        """The identity's namespaces; none for all, including those without jobs. Callers check the role."""
         return None if self.namespace is None else (self.namespace,)
 
 

@@ -83,7 +83,7 @@ class MirrorError(PenstockError):
 class Mirror:
     """Stores observed jobs of the ``cluster`` with that identity, in ``namespace`` or in all.
 
-    Updates of the watch go to ``store``, which may refuse them; any service stores objects read for ``requests``.
+    What the watch reports is written by ``store``, which may refuse it; what a user's request reads, by ``requests``.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ def _name(item: Object) -> str:
 
 
 def _progress(item: Object) -> JobProgress | None:
-    """Return progress in the job's status; none if another writer made it unreadable, so that it is written again."""
+    """Return progress in the job's status; none if it has none that can be read."""
     status_progress = (item.get("status") or {}).get("progress")
     try:
         return None if status_progress is None else JobProgress.from_manifest(status_progress)

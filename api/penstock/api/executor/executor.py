@@ -116,7 +116,9 @@ class Executor:
         self._expiry_poll_at = boottime()
 
     def run_once(self) -> None:
-        """Reconcile once every job of this executor or of none. An error in one is logged, and the others go on."""
+        """Reconcile every job that this executor or none has launched, once. An error in one is logged, and the others
+        go on.
+        """
         try:
             stored_jobs = self._read_jobs()
         except SQLAlchemyError:
@@ -228,7 +230,7 @@ class Executor:
         """Return the demands of other programs; log them when they change while jobs wait."""
         line = ", ".join(map(str, others))
         if line and line != self._logged_holdings:
-            log.warning("%s; jobs that do not fit next to that wait", line)
+            log.warning("%s; jobs that do not fit next to them stay queued", line)
         self._logged_holdings = line
         return [self._launches.demand_of(holding) for holding in others] if self._launches else []
 
@@ -456,7 +458,8 @@ def _is_readable(uid: str) -> bool:
 
 
 def _mark(stored: StoredJob, process_state: ProcessState) -> tuple[int | None, float | None] | None:
-    """Return the last step in the records, and the time of the last step in the supervisor's report; none before both.
+    """Return the last step in the records, and the time of the last step in the supervisor's report; none while there
+    is neither.
 
     The report changes even while records cannot be sent. Its time is only compared for equality.
     """

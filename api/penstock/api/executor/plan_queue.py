@@ -105,7 +105,7 @@ def _is_free(request: StoredRequest, worker: str, lapsed: Collection[str]) -> bo
 class PlanQueue:
     """Runs the plan requests of ``service`` as the worker ``name``. ``boottime`` returns seconds since the boot.
 
-    A claim lapses by this machine's clock since its renewals were last observed to change: other workers' may be off.
+    A claim lapses when its renewals have not changed for a while by this machine's clock; other workers' may be off.
     """
 
     def __init__(
@@ -220,4 +220,4 @@ def _surviving() -> Iterator[None]:
     try:
         yield
     except Exception:  # of any kind: the other requests continue
-        log.exception("a plan request failed unexpectedly; retrying at the next poll")
+        log.exception("handling a plan request failed; unless it has ended, retrying at the next poll")

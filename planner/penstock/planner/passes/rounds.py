@@ -35,8 +35,8 @@ class Ordered:
 def find_rounds(schedule: Schedule, num_units: Sequence[int] = (), *, keep_pairs: bool = False) -> Ordered:
     """Check the schedule and find its rounds; raises `UserError` with the grid if it is incomplete or cannot run.
 
-    ``num_units`` of every stage keep something that R recomputes; by default those that the parts of its R name. With
-    ``keep_pairs`` the children of a pair have one round: that of the later one.
+    ``num_units`` has the number of units of every stage with results that R recomputes; by default as many as the parts
+    of its R cover. With ``keep_pairs`` the children of a pair have one round: that of the later one.
     """
     rows = tuple(tuple(flatten(actions)) for actions in schedule.ranks)
     stage_ranks = schedule.stage_ranks
@@ -83,7 +83,7 @@ def _check_parts(rows: Sequence[Sequence[Action]], num_units: Mapping[int, int])
                 raise UserError(
                     what=f"{_name((Kind.R, *cell))} ends at unit {stop} of {num_units[cell[0]]}",
                     where=f"schedule, rank {rank}",
-                    remedy="give it parts for all units of its stage but the head",
+                    remedy="give it parts for all units of its stage but a whole head",
                 )
 
 

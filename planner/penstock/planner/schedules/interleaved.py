@@ -1,7 +1,8 @@
 """Several stages per rank in a loop and a split backward, over slices: orders from costs, under caps.
 
-Building blocks repeat per micro-batch instead of per group, so they need no whole groups and hold less: with F = I = W
-a block without slack holds K (V + 1) / 3 stages on rank 0, that is (1 + 1 / V) / 3 of 1F1B's memory, plus W's wait.
+Building blocks repeat per micro-batch instead of per group, so they need no whole groups and hold less. With K
+ranks, V stages per rank and F = I = W, a block without waits holds K (V + 1) / 3 stages on rank 0: (1 + 1 / V) / 3 of
+1F1B's memory. It holds more while W is delayed.
 With enough memory the orders of `grouped` are often faster; they are among the seeds.
 """
 

@@ -1,9 +1,9 @@
 """Orders of a split backward with R as an action of its own, which runs where its rank would otherwise wait.
 
 Elsewhere R belongs to its I: it stands directly before it, and orders that are made from costs count its time as a part
-of that of I. Here it has a queue of its own, behind F of its slice and in front of I, and takes the stash that I gives
-back. `refine` then treats it like any action: an R that is ready overtakes what waits, if the rank's stash stays
-within its cap up to the R's old place, and the backward pass moves it behind what is urgent.
+of that of I. Here R has a queue of its own. It runs after F of its slice and before I, and occupies the stash that I
+frees. `refine` then treats it like any action: a ready R moves before an action that waits, provided that the rank's
+stash stays within its cap until the place where R stood. The backward pass moves R behind urgent actions.
 
 Stages that keep everything get an R that takes nothing, so that all ranks have equally many actions; it is left out of
 the order.
@@ -50,7 +50,7 @@ def recomputing(pipeline: Pipeline, recomputed: Set[int], recompute_ns: Ints, re
 
 def _links(pipeline: Pipeline, is_recomputed: npt.NDArray[np.bool_], backward: Ints) -> tuple[Links, Links]:
     """Both directions of links: R follows F of its slice, and I follows R instead of F. The first I of a micro-batch on
-    the last stage is of its last slice, so it still follows the last F.
+    the last stage belongs to the last slice, so after R it follows the last F as before.
     """
     num_stages, num_units = pipeline.num_stages, pipeline.num_units
     units = np.arange(num_units)
@@ -76,8 +76,8 @@ def _links(pipeline: Pipeline, is_recomputed: npt.NDArray[np.bool_], backward: I
 def with_refined_recomputation(
     pipeline: Pipeline, order: Order, recomputed: Set[int], recompute_ns: Ints, remade: Ints, caps: Ints
 ) -> Order:
-    """The order with an R of the stages ``recomputed``, refined within ``caps`` or what it needs with R directly before
-    I. The pipeline and the order have none.
+    """The order with an R of the stages ``recomputed``, refined within the larger of ``caps`` and the peaks with R
+    directly before I. ``pipeline`` and ``order`` contain no R.
     """
     extended = recomputing(pipeline, recomputed, recompute_ns, remade)
     word = _with_recomputations(pipeline.word(order), pipeline.stages_per_rank)

@@ -128,9 +128,9 @@ def order_from_spec(
 ) -> Order:
     """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default the schedule's usual number.
 
-    A recipe is for equal micro-batches; the last one keeps ``num_remainder_slices`` unless that is 0. Its stages keep
-    everything, unless it includes recomputation itself: the stages ``recomputed`` get an R before every backward,
-    ``recompute_ahead`` actions earlier, or none if they ``recompute_inside`` (`Order.with_recomputation`). Unless
+    A recipe is for equal micro-batches; the last one keeps ``num_remainder_slices`` unless that is 0. Unless it
+    includes R itself, its stages keep everything, and the stages ``recomputed`` get an R ``recompute_ahead`` actions
+    before every backward, or none if they ``recompute_inside`` (`Order.with_recomputation`). Unless
     ``keep_pairs``, an R may come between the two actions of a pair, which then run one after the other.
     """
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
