@@ -51,7 +51,7 @@ class GroupTopology:
     group_sizes: tuple[int, ...]
 
     def seconds(self, collectives: Iterable[Collective], num_bytes: Floats | float) -> Floats:
-        """Seconds of the collectives one after another, each of ``num_bytes`` summed per device, or gathered in total."""
+        """Seconds of the collectives, one after another; ``num_bytes`` are summed per device, or gathered in total."""
         passes = sum(RING_PASSES[collective] for collective in collectives)
         return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes)
 
