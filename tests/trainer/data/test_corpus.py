@@ -122,7 +122,7 @@ def test_a_cut_in_the_first_character_of_a_document_leaves_no_empty_one(tmp_path
 
 
 def test_a_cut_between_two_pieces_leaves_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.trainer.data.corpus.PIECE_BYTES", 19)
+    monkeypatch.setattr("penstock.trainer.data.corpus.PIECE_CHARACTERS", 19)
     corpus = find_corpus(write(tmp_path, {"a.txt": "a" * 100}) + "/a.txt")
     events = list(split_events(corpus, scan(corpus)))
     assert events == [*[(False, "a" * 19)] * 5, (False, None), (True, "a" * 5), (True, None)]
