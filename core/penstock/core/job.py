@@ -232,7 +232,10 @@ class ParallelismSpec(Checked):
     tp: Annotated[
         int | None,
         one_to(MOST_RANKS),
-        "number of devices that share every layer of a pipeline rank: neighbours, on one host unless `tp` is pinned",
+        (
+            "number of devices that share every layer of a pipeline rank: neighbours, on one host or, if it is pinned or "
+            "the hardware described, on whole hosts"
+        ),
     ] = None
     sequence_parallel: Annotated[
         bool | None,
