@@ -233,8 +233,8 @@ class ParallelismSpec(Checked):
         int | None,
         one_to(MOST_RANKS),
         (
-            "number of devices that share every layer of a pipeline rank: neighbours, on one host or, if it is pinned or "
-            "the hardware described, on whole hosts"
+            "number of devices that share every layer of a pipeline rank: neighbours, on one host or, if it is pinned "
+            "or the hardware described, on whole hosts"
         ),
     ] = None
     sequence_parallel: Annotated[
