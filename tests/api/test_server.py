@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import resource
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -262,6 +265,61 @@ def test_what_is_no_http_is_refused(service: Service) -> None:
     with answering(service) as url, connected(url) as client:
         client.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
         assert client.recv(65_536).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_connection_that_begins_during_the_shutdown_does_not_delay_it(service: Service, tmp_path: Path) -> None:
+    """Else a page whose stream is retried over it would keep the server up for ever."""
+    tls = certificate(tmp_path)
+    settings = replace(service.settings, limits=Limits(idle_seconds=60, request_seconds=60), tls=tls)
+    trusting = ssl.create_default_context(cafile=str(tls.certificate))
+    server = answering(replace(service, settings=settings))
+    url = server.__enter__()
+    stopping = threading.Thread(target=server.__exit__, args=(None, None, None))
+    place = ("127.0.0.1", int(url.rpartition(":")[2]))
+    late, busy = (socket.create_connection(place, timeout=PATIENCE_SECONDS) for _ in range(2))
+    with late, trusting.wrap_socket(busy, server_hostname="127.0.0.1") as busy:
+        busy.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
+        stopping.start()
+        while listens(place):
+            time.sleep(0.01)
+        with trusting.wrap_socket(late, server_hostname="127.0.0.1") as begun:
+            busy.close()
+            with contextlib.suppress(OSError):
+                keep_asking(begun)
+        stopping.join(PATIENCE_SECONDS)
+        assert not stopping.is_alive()
+
+
+def test_a_request_without_end_does_not_prevent_the_shutdown(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.start.server.SHUTDOWN_SECONDS", 1, raising=False)
+    patient = replace(service, settings=replace(service.settings, limits=Limits(idle_seconds=600, request_seconds=600)))
+    server = answering(patient)
+    url = server.__enter__()
+    stopping = threading.Thread(target=server.__exit__, args=(None, None, None))
+    token = bearer(service, Role.EDITOR)["Authorization"].encode()
+    with connected(url) as client:
+        client.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
+        client.sendall(b"Authorization: " + token + b"\r\nContent-Length: 9\r\n\r\n")
+        stopping.start()
+        stopping.join(0.5)
+        assert stopping.is_alive(), "the request has its time"
+        stopping.join(PATIENCE_SECONDS)
+        assert not stopping.is_alive()
+
+
+def keep_asking(client: ssl.SSLSocket) -> None:
+    """Ask until the server closes."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while client.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") and client.recv(65_536):
+        assert time.monotonic() < end
+
+
+def listens(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, timeout=PATIENCE_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_no_more_are_accepted_than_there_may_be(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,9 @@ class Connection(asyncio.Protocol):
 
     lost: Callable[[], None]
 
+    def shutdown(self) -> None:
+        """Close the connection once the request in progress, if any, is answered."""
+
 
 def most_connections() -> int:
     """Number of connections that this process may have open, by its limit of open files."""
@@ -66,10 +69,12 @@ class Acceptor:
         self._has_capacity = asyncio.Event()
         self._has_capacity.set()
         self._begun: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self.sockets]
 
     def close(self) -> None:
-        """Stop accepting; open connections stay."""
+        """Stop accepting; open connections stay, those that only begin (in a TLS handshake) are shut down."""
+        self._closed = True
         for task in self._accepting:
             task.cancel()
         for listener in self.sockets:
@@ -110,6 +115,9 @@ class Acceptor:
             connection.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
+            return
+        if self._closed:  # who shuts down all connections did not know this one
+            protocol.shutdown()
 
     def _lose(self, connection: socket.socket) -> None:
         self._open.discard(connection)

@@ -24,6 +24,8 @@ from penstock.core.errors import UserError
 
 KEEP_ALIVE_SECONDS = 75
 """Keep-alive time: longer than the interval of jobs' reports, which should reuse their connection."""
+SHUTDOWN_SECONDS = 20
+"""Seconds that requests in progress are waited for at a shutdown; Kubernetes kills a pod after 30."""
 MOST_HEAD_BYTES = 2**16
 """Largest size of a request's head."""
 GARBAGE_THRESHOLDS = (10_000, 20, 100)
@@ -89,6 +91,7 @@ def _configured(service: Service) -> uvicorn.Config:
         log_level="warning",
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         proxy_headers=False,  # any process of this machine could pretend to forward for another client
         ssl_certfile=tls.certificate if tls else None,
         ssl_keyfile=tls.key if tls else None,
