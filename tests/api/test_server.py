@@ -267,6 +267,13 @@ def test_what_is_no_http_is_refused(service: Service) -> None:
         assert client.recv(65_536).startswith(b"HTTP/1.1 400 ")
 
 
+POST = (
+    b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+    b"Expect: 100-continue\r\nAuthorization: "
+)
+"""Head of a request whose body does not come, up to the token."""
+
+
 def test_a_connection_that_begins_during_the_shutdown_does_not_delay_it(service: Service, tmp_path: Path) -> None:
     """Else a page whose stream is retried over it would keep the server up for ever."""
     tls = certificate(tmp_path)
@@ -278,7 +285,9 @@ def test_a_connection_that_begins_during_the_shutdown_does_not_delay_it(service:
     place = ("127.0.0.1", int(url.rpartition(":")[2]))
     late, busy = (socket.create_connection(place, timeout=PATIENCE_SECONDS) for _ in range(2))
     with late, trusting.wrap_socket(busy, server_hostname="127.0.0.1") as busy:
-        busy.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
+        token = bearer(service, Role.EDITOR)["Authorization"].encode()
+        busy.sendall(POST + token + b"\r\n\r\n")
+        assert b"100 Continue" in busy.recv(65_536), "its body is awaited"
         stopping.start()
         while listens(place):
             time.sleep(0.01)
@@ -291,15 +300,15 @@ def test_a_connection_that_begins_during_the_shutdown_does_not_delay_it(service:
 
 
 def test_a_request_without_end_does_not_prevent_the_shutdown(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.api.start.server.SHUTDOWN_SECONDS", 1, raising=False)
+    monkeypatch.setattr("penstock.api.start.server.SHUTDOWN_SECONDS", 1)
     patient = replace(service, settings=replace(service.settings, limits=Limits(idle_seconds=600, request_seconds=600)))
     server = answering(patient)
     url = server.__enter__()
     stopping = threading.Thread(target=server.__exit__, args=(None, None, None))
     token = bearer(service, Role.EDITOR)["Authorization"].encode()
     with connected(url) as client:
-        client.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
-        client.sendall(b"Authorization: " + token + b"\r\nContent-Length: 9\r\n\r\n")
+        client.sendall(POST + token + b"\r\n\r\n")
+        assert b"100 Continue" in client.recv(65_536), "its body is awaited"
         stopping.start()
         stopping.join(0.5)
         assert stopping.is_alive(), "the request has its time"
