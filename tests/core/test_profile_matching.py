@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.layout import Precision
 from penstock.core.model import UnitKind
+from penstock.core.moments import MomentType
 from penstock.core.profile import MachineKey, Profile
 from penstock.core.profile_matching import (
     OLDEST_SECONDS,
@@ -44,6 +45,10 @@ def test_a_profile_serves_with_or_without_operations_that_are_not_products() -> 
         ({"precision": Precision.BF16}, "was measured in bf16, the job trains in fp32"),
         ({"num_ranks": 4}, "was measured with 4 ranks, the job has 2"),
         ({"units": tuple(each for each in FITTING.units if each.batch == 1)}, "lacks micro-batch sizes"),
+        (
+            {"optimizer": tuple(dataclasses.replace(each, moment_type=MomentType.BF16) for each in FITTING.optimizer)},
+            "lacks the optimizer with moments in fp32",
+        ),
         (
             {"links": (dataclasses.replace(FITTING.links[0], bytes_per_second=1e15),)},
             "has links of a speed that no network has",

@@ -135,7 +135,10 @@ def pod(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
 BINDING = {"metadata": {"annotations": {"penstock.dev/binding": "{}"}}}
 CHANGES: list[tuple[dict[str, Any], str]] = [
     (BINDING, ""),
-    ({"metadata": {"annotations": {"penstock.dev/binding": "{}", "other": "x"}}}, "annotations of a pod except penstock.dev/..."),
+    (
+        {"metadata": {"annotations": {"penstock.dev/binding": "{}", "other": "x"}}},
+        "annotations of a pod except penstock.dev/...",
+    ),
     ({"metadata": {"labels": {"app": "y"}}}, "labels, owners and finalizers"),
     ({"metadata": {"finalizers": ["penstock.dev/x"]}}, "labels, owners and finalizers"),
     ({"spec": {"containers": [{"name": "c", "image": "other"}]}}, "spec"),

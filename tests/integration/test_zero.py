@@ -17,9 +17,11 @@ import torch
 from penstock.core.buckets import MOST_BUCKETS
 from penstock.core.layout import Precision, num_parameters
 from penstock.core.model import Family
+from penstock.core.moments import MomentType
 from penstock.core.plan import Plan
 from penstock.core.replicas import BLOCK
 from penstock.planner.compile import program_of
+from penstock.planner.memory import optimizer_bytes_per_parameter
 from penstock.trainer.checkpoint import find_checkpoints, read_weights
 from tests.support.covering import covering_array
 from tests.support.layout_ranks import train_some
@@ -92,16 +94,24 @@ TRAINED: dict[str, dict[str, Any]] = {
 STEPS = 4
 
 
-@pytest.mark.parametrize(("family", "precision"), [(Family.GPT2, Precision.FP32), (Family.LLAMA, Precision.BF16)])
+@pytest.mark.parametrize(
+    ("family", "precision", "moment_type"),
+    [
+        (Family.GPT2, Precision.FP32, MomentType.FP32),
+        (Family.LLAMA, Precision.BF16, MomentType.FP32),
+        (Family.LLAMA, Precision.FP32, MomentType.BF16),
+    ],
+)
 @pytest.mark.parametrize("layout", TRAINED)
 def test_two_replicas_train_alike_with_the_state_divided_or_not(
-    worker_pool: WorkerPool, layout: str, family: Family, precision: Precision
+    worker_pool: WorkerPool, layout: str, family: Family, precision: Precision, moment_type: MomentType
 ) -> None:
     """Losses, norms and weights, bit for bit, with clipping at work in every step."""
     case = {"dp": 2, "tp": 1, "head_parts": 1, "slices": (3, 1, 2), "num_microbatches": 2, "family": family}
     trained = []
     for zero in (0, 1):
         plan = plan_of({**case, **TRAINED[layout], "zero": zero}, precision=precision)
+        plan = replace(plan, moment_type=moment_type)
         program = program_of(plan)
         worker_pool.connect(plan, program)
         results = worker_pool.run(train_steps, plan, program, STEPS, num_ranks=plan.num_ranks)
@@ -117,19 +127,24 @@ def test_two_replicas_train_alike_with_the_state_divided_or_not(
 
 
 @pytest.mark.parametrize("dp", [2, 4])
+@pytest.mark.parametrize("moment_type", MomentType)
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_the_state_of_the_optimizer_falls_by_dp(worker_pool: WorkerPool, dp: int, precision: Precision) -> None:
+def test_the_state_of_the_optimizer_falls_by_dp(
+    worker_pool: WorkerPool, dp: int, precision: Precision, moment_type: MomentType
+) -> None:
     """Moments as they were allocated, up to two blocks per bucket; the masters of bf16 with them."""
     measured = []
     for zero in (0, 1):
         plan = widened(small_plan(pp=1, dp=dp, zero=zero, precision=precision, layers=8))
+        plan = replace(plan, moment_type=moment_type)
         program = program_of(plan)
         worker_pool.connect(plan, program)
         results = worker_pool.run(train_steps, plan, program, 1, num_ranks=dp)
         measured.append(max(result.state_bytes for result in results))
     whole, divided = measured
-    tensors = 2 + (precision is Precision.BF16)
-    assert whole / dp <= divided <= whole / dp + tensors * MOST_BUCKETS * 2 * BLOCK * 4
+    per_parameter = optimizer_bytes_per_parameter(precision, moment_type)
+    assert whole == per_parameter * num_parameters(plan.model)
+    assert whole / dp <= divided <= whole / dp + per_parameter * MOST_BUCKETS * 2 * BLOCK
 
 
 WALKS: tuple[dict[str, Any], ...] = (
@@ -181,22 +196,25 @@ def run_some(pool: WorkerPool, plan: Plan, root: Path, steps: range) -> list[lis
     return pool.run(train_some, plan, program, root, steps, num_ranks=plan.num_ranks)
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_the_peak_of_resident_memory_falls_too(precision: Precision) -> None:
+@pytest.mark.parametrize(
+    ("precision", "moment_type"),
+    [(Precision.FP32, MomentType.FP32), (Precision.BF16, MomentType.FP32), (Precision.BF16, MomentType.BF16)],
+)
+def test_the_peak_of_resident_memory_falls_too(precision: Precision, moment_type: MomentType) -> None:
     """Of eight million parameters, over building and two steps, in new processes: no exchange takes back what shards
     spare.
     """
     peaks = []
     for zero in (0, 1):
         plan = small_plan(pp=1, dp=2, zero=zero, precision=precision, layers=8)
-        plan = replace(plan, model=replace(plan.model, hidden=256, ffn_hidden=704, vocab=4096))
+        model = replace(plan.model, hidden=256, ffn_hidden=704, vocab=4096)
+        plan = replace(plan, model=model, moment_type=moment_type)
         program, pool = program_of(plan), WorkerPool(2)
         try:
             pool.connect(plan, program)
             peaks.append(max(pool.run(peak_of_two_steps, plan, program)))
         finally:
             pool.close()
-    tensors = 2 + (precision is Precision.BF16)
-    spared = num_parameters(plan.model) * tensors * 4 // 2
+    spared = num_parameters(plan.model) * optimizer_bytes_per_parameter(precision, moment_type) // 2
     assert spared > 30 * 2**20
     assert peaks[0] - peaks[1] == pytest.approx(spared, abs=6 * 2**20)

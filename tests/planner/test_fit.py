@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
+from penstock.core.moments import MomentType
 from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective
@@ -236,6 +237,16 @@ def test_the_optimizer_goes_on_along_the_line_of_what_was_measured() -> None:
     for count, seconds in ((0, 0.5), (50, 0.75), (200, 1.5), (600, 3.5)):
         assert cost.optimizer_seconds(count) == pytest.approx(seconds)
     assert measured_cost(profile()).optimizer_seconds(100) == 0.0
+
+
+def test_the_optimizer_takes_as_long_as_with_moments_of_the_job_s_type() -> None:
+    measured = {MomentType.FP32: 2.0, MomentType.BF16: 3.0}
+    found = tuple(
+        OptimizerRecord(num_parameters=100, seconds=seconds, spread=0.0, moment_type=moment_type)
+        for moment_type, seconds in measured.items()
+    )
+    for moment_type, seconds in measured.items():
+        assert measured_cost(profile(optimizer=found), moment_type=moment_type).optimizer_seconds(50) == seconds / 2
 
 
 @pytest.mark.parametrize("points", [[(100, 1.0)], [(100, 1.0), (200, 0.9)], [(100, 1.0), (200, 40.0)]])

@@ -18,6 +18,7 @@ from penstock.core.cluster import GradientType, SoftwareSpec
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
+from penstock.core.moments import MomentType
 from penstock.core.replicas import BLOCK, ROUND_BYTES, exchange_bytes, largest_shard
 from penstock.core.schedule import Group
 from penstock.core.sharding import Sharding
@@ -75,11 +76,20 @@ def test_a_parameter_takes_what_megatrons_distributed_optimizer_says(
     """In bf16 6 + 12 / dp bytes with gradients of fp32, in fp32 8 + 8 / dp (Megatron Core, distributed optimizer)."""
     assert whole_bytes_per_parameter(precision, gradients) == whole
     assert optimizer_bytes_per_parameter(precision) == sharded
-    assert state_bytes_per_parameter(precision, gradients) == whole + sharded
     found = memory(LARGE, precision, dp, SoftwareSpec(gradient_type=gradients))
     per_parameter = float((found.state_bytes / found.num_parameters)[0])
     assert per_parameter == pytest.approx(whole + sharded / dp, rel=2e-3)
     assert per_parameter >= whole + sharded / dp
+
+
+@pytest.mark.parametrize(
+    ("precision", "total"), [(Precision.BF16, 6 + 4 + 2 * 2), (Precision.FP32, 8 + 2 * 2), (Precision.FP64, 16 + 2 * 2)]
+)
+def test_moments_in_bf16_take_two_bytes_each(precision: Precision, total: int) -> None:
+    moment_type = MomentType.BF16
+    assert state_bytes_per_parameter(precision, moment_type) == total
+    narrow = dataclasses.replace(memory(LARGE, precision, 1), moment_type=moment_type)
+    assert (narrow.state_bytes == narrow.num_parameters * total).all()
 
 
 @given(st.sampled_from([LLAMA, GPT2]), st.integers(1, 70), st.data())

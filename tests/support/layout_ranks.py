@@ -20,7 +20,12 @@ from tests.support.pipeline_ranks import SEED
 from tests.support.worker_pool import CPU, PoolRank
 
 STEPS = 50
-TRAINING = TrainingSpec(steps=STEPS, global_batch=4, clip=0.5, optimizer=OptimizerSpec(learning_rate=1e-2))
+
+
+def training_of(plan: Plan) -> TrainingSpec:
+    """How the plan is trained."""
+    optimizer = OptimizerSpec(learning_rate=1e-2, moment_type=plan.moment_type)
+    return TrainingSpec(steps=STEPS, global_batch=4, clip=0.5, optimizer=optimizer)
 
 
 def batch_of(plan: Plan, step: int, *, is_reversed: bool) -> tuple[Tensor, Tensor]:
@@ -41,7 +46,7 @@ def train_some(
     mesh = Mesh.of(plan)
     own = program.ranks[mesh.pipeline_rank(me.rank)]
     stages = build_stages(plan, own, shard=mesh.shard(me.rank), replica=mesh.replica(me.rank), device=CPU, seed=SEED)
-    optimizers = {number: AdamW(stage.parameters, TRAINING) for number, stage in stages.items()}
+    optimizers = {number: AdamW(stage.parameters, training_of(plan)) for number, stage in stages.items()}
     transport = ProcessGroupTransport(me.groups, program, mesh, me.rank)
     runtime = Runtime(
         plan, program, me.rank, stages=stages, optimizers=optimizers, transport=transport, device=CPU, poison=True

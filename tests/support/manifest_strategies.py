@@ -30,6 +30,7 @@ from penstock.core.job import (
     TrainingSpec,
 )
 from penstock.core.job_policy import Allowance, JobPolicy
+from penstock.core.job_rules import MOST_BF16_BETA
 from penstock.core.kubernetes_spec import (
     AccessMode,
     ClaimTemplate,
@@ -58,7 +59,6 @@ from penstock.core.timeline import Activity, Event
 Values = st.SearchStrategy[Any]
 
 SHARES = st.floats(0, 1)
-BELOW_ONE = st.floats(0, 1, exclude_max=True)
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
 VARIABLES = st.from_regex(r"[A-Za-z_][A-Z_a-z0-9]{0,9}", fullmatch=True)
 HALVES = st.integers(0, 9).map(lambda halves: halves / 2)
@@ -85,7 +85,7 @@ SCALARS: dict[Any, Values] = {
 BY_FIELD: dict[type, dict[str, Values]] = {
     OptimizerSpec: {
         "kind": st.just("adamw"),
-        "betas": st.tuples(BELOW_ONE, BELOW_ONE),
+        "betas": st.tuples(st.floats(0, MOST_BF16_BETA), st.floats(0, MOST_BF16_BETA)),
         "weight_decay": st.floats(0, 10),
     },
     TrainingSpec: {

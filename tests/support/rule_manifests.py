@@ -89,11 +89,13 @@ KUBERNETES = _some(
         "volumes": st.dictionaries(st.sampled_from(["out", "data/a"]), VOLUMES, max_size=2),
     },
 )
+BETAS = st.sampled_from([0.9, 0.99, 0.9901])
+OPTIMIZERS = _some({}, {"betas": st.tuples(BETAS, BETAS).map(list), "momentType": st.sampled_from(["fp32", "bf16"])})
 JOB_SPECS = _some(
     {
         "model": MODELS,
         "data": DATA,
-        "training": st.fixed_dictionaries({"globalBatch": st.integers(1, 12), "steps": st.just(1)}),
+        "training": _some({"globalBatch": st.integers(1, 12), "steps": st.just(1)}, {"optimizer": OPTIMIZERS}),
         "resources": _some({"ranks": st.integers(1, 12)}, {"minRanks": st.integers(1, 12)}),
     },
     {

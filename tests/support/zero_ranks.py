@@ -66,7 +66,7 @@ def _train(
         global_batch=plan.global_batch,
         clip=CLIP,
         warmup_steps=0,
-        optimizer=OptimizerSpec(learning_rate=1e-2),
+        optimizer=OptimizerSpec(learning_rate=1e-2, moment_type=plan.moment_type),
     )
     optimizers = {number: AdamW(stage.parameters, training) for number, stage in stages.items()}
     runtime = Runtime(

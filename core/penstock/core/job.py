@@ -50,6 +50,7 @@ from penstock.core.manifest import (
     write_dataclass,
 )
 from penstock.core.model import ModelSpec
+from penstock.core.moments import MomentType
 from penstock.core.remaking import RecomputePin, read_recompute
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES
@@ -146,6 +147,15 @@ class OptimizerSpec(Checked):
     ] = (0.9, 0.95)
     epsilon: Annotated[float, above_zero(LARGEST), "added to the root of the second moment"] = 1e-8
     weight_decay: Annotated[float, up_to(LARGEST), "applies to matrices, not to norms and biases"] = 0.1
+    moment_type: Annotated[
+        MomentType,
+        (
+            "type in which the two moments are stored: `fp32`, or `bf16`, which saves 4 bytes per parameter; steps are "
+            "computed in fp32 in any case, and `bf16` needs `betas` up to 0.99"
+        ),
+    ] = MomentType.FP32
+
+    rules = job_rules.OPTIMIZER
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:

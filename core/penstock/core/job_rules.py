@@ -208,6 +208,22 @@ TOKENIZER = (
         cel="!has(self.train) || self.train != 'bpe' || (has(self.vocab) && self.vocab >= 257)",
     ),
 )
+MOST_BF16_BETA = 0.99
+"""A moment that decays more slowly could never fall in bf16: 1 - beta of it would be less than half of its last bit."""
+
+OPTIMIZER = (
+    Rule(
+        id="bf16-moments",
+        where="betas",
+        holds=lambda optimizer: optimizer.moment_type != "bf16" or max(optimizer.betas) <= MOST_BF16_BETA,
+        what=lambda optimizer: f"{max(optimizer.betas)} is more than moments in bf16 can follow: {MOST_BF16_BETA}",
+        remedy="write momentType: fp32, or smaller betas",
+        cel="!has(self.momentType) || self.momentType != 'bf16' || !has(self.betas) || "
+        f"self.betas.all(beta, beta <= {MOST_BF16_BETA})",
+        message=f"more than {MOST_BF16_BETA}, which moments in bf16 cannot follow: write momentType: fp32, or smaller "
+        "betas",
+    ),
+)
 RESOURCES = (
     Rule(
         id="min-ranks",

@@ -28,6 +28,7 @@ from penstock.core.limits import (
 )
 from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
+from penstock.core.moments import MomentType
 from penstock.core.profile import digest
 from penstock.core.remaking import Recompute, RecomputePin, Remakes, check_remakes, remade_of, uniform_remakes
 from penstock.core.schedule import CSV, ScheduleSpec, parse_schedule
@@ -150,6 +151,7 @@ class Plan(Manifest):
 
     model: ModelSpec
     precision: Precision
+    moment_type: MomentType = MomentType.FP32
     dp: Annotated[int, one_to(MOST_RANKS)] = 1
     tp: Annotated[int, one_to(MOST_RANKS)] = 1
     sequence_parallel: bool = True

@@ -14,6 +14,7 @@ from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import UnitKind
+from penstock.core.moments import MomentType
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective
 
@@ -132,6 +133,7 @@ class OptimizerRecord(Manifest):
     num_parameters: int
     seconds: float
     spread: float
+    moment_type: MomentType = MomentType.FP32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> t
         sharding=plan.sharding,
         optimizer_shards=plan.optimizer_shards,
         has_buckets=not plan.late_receives,
+        moment_type=plan.moment_type,
     )
     state = [0] * plan.pp
     for num_bytes, rank in zip(memory.state_bytes.tolist(), schedule_of(plan).stage_ranks, strict=True):

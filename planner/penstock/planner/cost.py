@@ -19,6 +19,7 @@ import numpy.typing as npt
 from penstock.core.cluster import PENSTOCK, ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Operation, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, attention_flops
+from penstock.core.moments import MomentType
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Collective, Sharding, unit_collectives
 from penstock.planner.collectives import RING_PASSES, GroupTopology, Link
@@ -122,6 +123,7 @@ class DescribedCost:
     precision: Precision
     sharding: Sharding = WHOLE
     copies_prefix: bool = False
+    moment_type: MomentType = MomentType.FP32
     _links: _Links = field(init=False, repr=False, compare=False)
     _units: UnitTimes = field(init=False, repr=False, compare=False)
     _device: OperationTimes = field(init=False, repr=False, compare=False)
@@ -338,12 +340,12 @@ class DescribedCost:
         )
 
     def optimizer_seconds(self, num_parameters: int) -> float:
-        """Memory traffic: four tensors are read (master weight, gradient, two moments), three written, and in bf16 also
-        a copy of the weights.
+        """Memory traffic: master weights and both moments are read and written, gradients are read, and in bf16 a copy
+        of the weights is written.
         """
         device, wide = self.cluster.device, self.precision.accumulate_bytes
         copied = self.precision.compute_bytes if self.precision is Precision.BF16 else 0
-        traffic = num_parameters * (4 * wide + 3 * wide + copied)
+        traffic = num_parameters * (3 * wide + 4 * self.moment_type.num_bytes(self.precision) + copied)
         share = device.kernels.stream_share if device.kernels is not None else 1.0
         return traffic / (share * device.memory_bandwidth)
 

@@ -503,6 +503,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
     return Plan(
         model=problem.model,
         precision=problem.precision,
+        moment_type=problem.moment_type,
         dp=mesh.dp,
         tp=mesh.tp,
         sequence_parallel=problem.sequence_parallel or mesh.tp == 1,

@@ -27,6 +27,7 @@ from penstock.core.comparison import FitPoint
 from penstock.core.errors import UserError
 from penstock.core.layout import Operation
 from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.moments import MomentType
 from penstock.core.profile import LinkRecord, Profile, TransientRecord, UnitRecord
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, Sharding, unit_collectives
@@ -125,6 +126,7 @@ class MeasuredCost:
     links: Floats
     """[latency seconds or seconds per byte, source, target], the last of each for devices beyond those measured."""
     reports: tuple[FitReport, ...]
+    moment_type: MomentType = MomentType.FP32
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -233,7 +235,8 @@ class MeasuredCost:
 
     def optimizer_seconds(self, num_parameters: int) -> float:
         """Interpolated over the measured sizes; beyond them on the line of the nearest two, but never negative."""
-        points = sorted((r.num_parameters, r.seconds) for r in self.profile.optimizer)
+        records = [record for record in self.profile.optimizer if record.moment_type is self.moment_type]
+        points = sorted((record.num_parameters, record.seconds) for record in records)
         return _on_line(points, num_parameters) if points else 0.0
 
 
@@ -255,9 +258,12 @@ REQUIRED_OF_PARTS = ((UnitKind.HEAD, Kind.I), (UnitKind.HEAD, Kind.W))
 """Passes that are also required for a head in several parts: the F of a part does not include its whole backward."""
 
 
-def measured_cost(profile: Profile, tp: int = 1, head_parts: int = 1) -> MeasuredCost:
-    """Fit the measurements of ``tp`` shards with a head in ``head_parts`` units. Raises `UserError` if a pass
-    has no measurement or one that took no time.
+def measured_cost(
+    profile: Profile, tp: int = 1, head_parts: int = 1, moment_type: MomentType = MomentType.FP32
+) -> MeasuredCost:
+    """Fit the measurements of ``tp`` shards with a head in ``head_parts`` units, and moments in ``moment_type``.
+
+    Raises `UserError` if a pass has no measurement or one that took no time.
     """
     groups: dict[Key, list[UnitRecord]] = {}
     for record in profile.units:
@@ -287,6 +293,7 @@ def measured_cost(profile: Profile, tp: int = 1, head_parts: int = 1) -> Measure
         slowdowns=slowdowns,
         links=_link_table(profile.links),
         reports=reports,
+        moment_type=moment_type,
     )
 
 

@@ -30,7 +30,10 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         )
     tp_degrees = _tp_degrees(spec, profile)
     head_degrees = {tp: _head_degrees(profile, tp) for tp in tp_degrees}
-    costs = {(tp, parts): measured_cost(profile, tp, parts) for tp in tp_degrees for parts in head_degrees[tp]}
+    moment_type = spec.training.optimizer.moment_type
+    costs = {
+        (tp, parts): measured_cost(profile, tp, parts, moment_type) for tp in tp_degrees for parts in head_degrees[tp]
+    }
     return Problem(
         **common_fields(spec),
         num_devices=spec.resources.ranks,

@@ -38,6 +38,7 @@ from penstock.core.layout import (
     unit_parameters,
 )
 from penstock.core.model import ModelSpec, Unit, UnitKind
+from penstock.core.moments import WIDENED_ELEMENTS, MomentType
 from penstock.core.remaking import Remakes, remade_of
 from penstock.core.replicas import largest_shard
 from penstock.core.sharding import WHOLE, Sharding
@@ -46,9 +47,10 @@ from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, first_like,
 from penstock.planner.work import MOST_BYTES
 
 
-def state_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
+def state_bytes_per_parameter(precision: Precision, moment_type: MomentType = MomentType.FP32) -> int:
     """Bytes of the master weight, the gradient and AdamW's two moments, and of the compute copy of bf16."""
-    return whole_bytes_per_parameter(precision, gradient_type) + optimizer_bytes_per_parameter(precision)
+    gradient_and_weight = whole_bytes_per_parameter(precision, GradientType.FP32)
+    return gradient_and_weight + optimizer_bytes_per_parameter(precision, moment_type)
 
 
 def whole_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
@@ -56,14 +58,20 @@ def whole_bytes_per_parameter(precision: Precision, gradient_type: GradientType 
     return gradient_bytes(precision, gradient_type) + precision.compute_bytes
 
 
-def optimizer_bytes_per_parameter(precision: Precision) -> int:
+def optimizer_bytes_per_parameter(precision: Precision, moment_type: MomentType = MomentType.FP32) -> int:
     """Bytes per parameter that replicas may divide (ZeRO-1): AdamW's two moments, and the master weight in bf16."""
-    return (3 if precision is Precision.BF16 else 2) * precision.accumulate_bytes
+    master_bytes = precision.accumulate_bytes if precision is Precision.BF16 else 0
+    return master_bytes + 2 * moment_type.num_bytes(precision)
 
 
 def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
     """Bytes of one element of an accumulated gradient."""
     return precision.accumulate_bytes if gradient_type is GradientType.FP32 else precision.compute_bytes
+
+
+def widened_bytes(precision: Precision, num_elements: Integers, *, is_cuda: bool) -> Integers:
+    """Bytes in which an optimizer of so many elements widens the two moments of a part of them, elementwise."""
+    return 2 * precision.accumulate_bytes * np.minimum(num_elements, WIDENED_ELEMENTS[is_cuda])
 
 
 def stepped_elements(num_parameters: Integers, optimizer_shards: int) -> Integers:
@@ -81,6 +89,7 @@ class StageMemory:
     Kept scores count as if every query attended to the whole sequence: an upper bound for slices. ``recompute`` is the
     recomputation of each stage, if any (`penstock.core.remaking`). ``optimizer_shards`` replicas divide the optimizer
     state; with 1 each has all of it. With ``has_buckets`` they divide each bucket of a stage (`penstock.core.buckets`).
+    Its moments are stored in ``moment_type``.
     """
 
     model: ModelSpec
@@ -93,6 +102,7 @@ class StageMemory:
     recompute: tuple[Remakes, ...] = ()
     optimizer_shards: int = 1
     has_buckets: bool = False
+    moment_type: MomentType = MomentType.FP32
 
     @property
     def num_parameters(self) -> Integers:
@@ -157,7 +167,7 @@ class StageMemory:
     def state_bytes(self) -> Integers:
         """[stages]: parameters, gradients and optimizer state."""
         whole = self.flat_elements * whole_bytes_per_parameter(self.precision, self.software.gradient_type)
-        return whole + self.stepped_elements * optimizer_bytes_per_parameter(self.precision)
+        return whole + self.stepped_elements * optimizer_bytes_per_parameter(self.precision, self.moment_type)
 
     @property
     def weight_bytes(self) -> Integers:

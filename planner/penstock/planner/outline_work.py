@@ -212,7 +212,7 @@ class OutlineMemory:
         if problem.model.tied and mesh.pp == 1:
             shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden
             whole = whole_bytes_per_parameter(problem.precision, problem.software.gradient_type)
-            always -= shared * (whole + optimizer_bytes_per_parameter(problem.precision) / shards)
+            always -= shared * (whole + optimizer_bytes_per_parameter(problem.precision, problem.moment_type) / shards)
         num_units = np.full(shape[1], 2.0 * problem.model.layers)
         if parts > 1:
             num_units += parts * (of_head / per_unit).min(axis=0)

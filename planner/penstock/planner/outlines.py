@@ -423,7 +423,9 @@ class _StageTimes:
             sums += cost.all_gather_seconds(summed_last * shards * precision.compute_bytes, replicas)
         else:
             sums = cost.all_reduce_seconds(summed_last * per_gradient, replicas)
-        state_bytes = stepped * (shards * per_gradient + optimizer_bytes_per_parameter(precision)) + weights
+        state_bytes = (
+            stepped * (shards * per_gradient + optimizer_bytes_per_parameter(precision, problem.moment_type)) + weights
+        )
         return sums + cost.optimizer_seconds(stepped), state_bytes
 
 

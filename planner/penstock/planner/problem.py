@@ -17,6 +17,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import LONG_SEQUENCE, Precision
 from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token
+from penstock.core.moments import MomentType
 from penstock.core.plan import microbatches_text
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
@@ -89,6 +90,8 @@ class Problem:
     """The least number of devices to use; None: all of them, or to save money any divisor of theirs."""
     hosts: tuple[int, ...] = ()
     """The host of every device; empty if each device has its own host."""
+    moment_type: MomentType = MomentType.FP32
+    """The type of the optimizer's moments."""
     software: SoftwareSpec = PENSTOCK
     """The software stack whose memory and reductions count; penstock's own unless described."""
     cards: tuple[int, ...] = ()
@@ -242,6 +245,7 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
             precision=spec.training.precision,
             sharding=sharding,
             copies_prefix=spec.data.sequence_length >= LONG_SEQUENCE,
+            moment_type=spec.training.optimizer.moment_type,
         )
 
     # A cost table has the times of a whole head, and other software than penstock's runs its backward as separate
@@ -285,6 +289,7 @@ def common_fields(spec: JobSpec) -> dict[str, Any]:
     return {
         "model": spec.model,
         "precision": spec.training.precision,
+        "moment_type": spec.training.optimizer.moment_type,
         "sequence_length": spec.data.sequence_length,
         "global_batch": spec.training.global_batch,
         "pinned": spec.parallelism,

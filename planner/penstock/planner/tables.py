@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import PENSTOCK, SoftwareSpec, Transfers
-from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, Precision, SlotKind
-from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.cluster import PENSTOCK, Transfers
+from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, SlotKind
+from penstock.core.model import UnitKind
+from penstock.core.moments import MomentType
 from penstock.core.remaking import Remakes, remade_of
 from penstock.core.replicas import exchange_bytes
 from penstock.core.schedule import Group, Kind
-from penstock.core.sharding import Sharding
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
-from penstock.planner.memory import StageMemory, gradient_bytes, optimizer_bytes_per_parameter
+from penstock.planner.memory import StageMemory, gradient_bytes, optimizer_bytes_per_parameter, widened_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
 from penstock.planner.pair_costs import collectives_of
@@ -85,47 +85,24 @@ def memory_of(
 ) -> StageMemory:
     """The byte arithmetic of these stages for micro-batches of ``batch`` sequences; the same object for recent ones."""
     return _memory_of(
-        problem.model,
-        problem.precision,
-        stages,
-        batch,
-        problem.sharding(tp),
-        problem.software,
-        problem.sequence_length,
-        recompute,
-        optimizer_shards,
-        has_buckets and optimizer_shards > 1,
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def _memory_of(
-    model: ModelSpec,
-    precision: Precision,
-    stages: Stages,
-    batch: int,
-    sharding: Sharding,
-    software: SoftwareSpec,
-    sequence_length: int,
-    recompute: tuple[Remakes, ...],
-    optimizer_shards: int,
-    has_buckets: bool,
-) -> StageMemory:
-    """The cache suffices for one candidate, with everything kept and with everything recomputed, at both degrees of
-    ZeRO, and for stages of one unit.
-    """
-    return StageMemory(
-        model=model,
-        precision=precision,
+        model=problem.model,
+        precision=problem.precision,
         stages=stages,
         batch=batch,
-        sharding=sharding,
-        software=software,
-        sequence_length=sequence_length,
+        sharding=problem.sharding(tp),
+        software=problem.software,
+        sequence_length=problem.sequence_length,
         recompute=recompute,
         optimizer_shards=optimizer_shards,
-        has_buckets=has_buckets,
+        has_buckets=has_buckets and optimizer_shards > 1,
+        moment_type=problem.moment_type,
     )
+
+
+_memory_of = functools.lru_cache(maxsize=16)(StageMemory)
+"""The cache suffices for one candidate, with everything kept and with everything recomputed, at both degrees of ZeRO,
+and for stages of one unit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -475,8 +452,8 @@ def resident_bytes(
     """[ranks]: `static_bytes` without the transients.
 
     The bytes include the buffer in which shards sum the gradients of each stage, the one in which replicas on the host
-    exchange them, the buffers that forwards give up and backwards without an R recompute inside (none without an
-    ``order``), and the copy of the prefix where slices have their own keys and values.
+    exchange them, the one in which moments are widened, the buffers that forwards give up and backwards without an R
+    recompute inside (none without an ``order``), and the copy of the prefix if slices have their own keys and values.
     """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
@@ -484,6 +461,9 @@ def resident_bytes(
         shards = _largest_per_rank(memory.largest_shards, stage_ranks, mesh.pp)
         shards *= gradient_bytes(problem.precision, problem.software.gradient_type)
         held += np.array([exchange_bytes(shard, mesh.dp) for shard in shards.tolist()])
+    if problem.moment_type is not MomentType.FP32:
+        largest = _largest_per_rank(memory.stepped_elements, stage_ranks, mesh.pp)
+        held += widened_bytes(problem.precision, largest, is_cuda=problem.num_places is not None)
     packed = _largest_per_rank(memory.packed_gradient_bytes, stage_ranks, mesh.pp)
     if any(candidate.recompute):
         held += _largest_per_rank(scratch_table(problem, candidate, order), stage_ranks, mesh.pp)
@@ -542,7 +522,7 @@ def unit_bytes(problem: Problem, tp: int, batch: int, optimizer_shards: int = 1)
 def optimizer_bytes(problem: Problem, tp: int) -> Integers:
     """[unit kinds]: what replicas may divide of a unit's state."""
     memory = memory_of(problem, _unit_stages(problem), 1, tp)
-    return memory.num_parameters * optimizer_bytes_per_parameter(problem.precision)
+    return memory.num_parameters * optimizer_bytes_per_parameter(problem.precision, problem.moment_type)
 
 
 def _unit_stages(problem: Problem) -> Stages:

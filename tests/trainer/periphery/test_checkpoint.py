@@ -184,6 +184,20 @@ def test_another_type_or_name_is_refused_by_name(tmp_path: Path) -> None:
         checkpoint.load(folder, {"weights": {"head.nerve": norm}}, MODEL)
 
 
+def test_moments_of_another_type_are_converted(tmp_path: Path) -> None:
+    """A job may go on with another `momentType`."""
+    folder = save(tmp_path)
+    moment = stored_tensors(MODEL, ALL)["exp_avg"]["head.norm.weight"]
+    held = torch.full_like(moment, torch.nan, dtype=torch.bfloat16)
+    checkpoint.load(folder, {"exp_avg": {"head.norm.weight": held}}, MODEL)
+    assert torch.equal(held, moment.bfloat16())
+    tensors = {**stored_tensors(MODEL, ALL), "exp_avg": {"head.norm.weight": held}}
+    folder = checkpoint.save(tmp_path / "narrow", 1, 5, tensors, MODEL, Precision.FP32, keep=2).folder
+    wide = torch.full_like(moment, torch.nan)
+    checkpoint.load(folder, {"exp_avg": {"head.norm.weight": wide}}, MODEL)
+    assert torch.equal(wide, moment.bfloat16().float())
+
+
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         save(tmp_path, step=step)

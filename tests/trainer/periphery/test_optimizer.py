@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from penstock.core.errors import UserError
 from penstock.core.job import Decay, OptimizerSpec, TrainingSpec
+from penstock.core.job_rules import MOST_BF16_BETA
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
+from penstock.core.moments import WIDENED_ELEMENTS, MomentType
 from penstock.core.schedule import Part
 from penstock.trainer.optimizer import AdamW, learning_rate
 from penstock.trainer.parameters import StageParameters
@@ -150,6 +153,49 @@ def test_equals_torch_s_on_separate_tensors(
             torch.testing.assert_close(parameters.by_name(flat)[name], theirs.adam.state[theirs.tensors[name]][moment])
 
 
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("at_once", [64, 4096, 2**16])
+def test_moments_in_bf16_are_rounded_once_a_step(
+    precision: Precision, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update is that of wide moments, however many elements are widened at once."""
+    monkeypatch.setitem(WIDENED_ELEMENTS, False, at_once)
+    spec = training(optimizer=OptimizerSpec(learning_rate=PEAK), clip=1e9, warmup_steps=0)
+    narrow, wide = stage(Family.LLAMA, precision=precision), stage(Family.LLAMA, precision=precision)
+    ours, theirs = AdamW(narrow, in_bf16(spec)), AdamW(wide, spec)
+    for step in range(4):
+        ours.step(step, fill_gradients(narrow, step, 1.0))
+        theirs.step(step, fill_gradients(wide, step, 1.0))
+        for name, (moment,) in theirs.moments.items():
+            moment.copy_(moment.bfloat16())
+            assert ours.moments[name][0].dtype is torch.bfloat16
+            assert torch.equal(ours.moments[name][0].to(moment.dtype), moment)
+    assert torch.equal(narrow.compute_flat, wide.compute_flat)
+    assert torch.equal(narrow.masters[0], wide.masters[0])
+
+
+def in_bf16(spec: TrainingSpec) -> TrainingSpec:
+    return dataclasses.replace(spec, optimizer=dataclasses.replace(spec.optimizer, moment_type=MomentType.BF16))
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.991), (0.999, 0.95)])
+def test_moments_that_could_never_fall_in_bf16_are_refused(betas: tuple[float, float]) -> None:
+    with pytest.raises(UserError, match="moments in bf16"):
+        OptimizerSpec(betas=betas, moment_type=MomentType.BF16)
+
+
+def test_a_second_moment_in_bf16_falls_to_its_gradient_s_square() -> None:
+    """With the slowest decay that is allowed, to the nearest number of bf16 from which a step moves."""
+    spec = in_bf16(training(optimizer=OptimizerSpec(betas=(0.9, MOST_BF16_BETA)), clip=1e9))
+    parameters = stage(Family.LLAMA, 0, 1)
+    optimizer = AdamW(parameters, spec)
+    for step in range(2_000):
+        parameters.gradient_flat.fill_(1.0 if step < 500 else 0.1)
+        optimizer.step(0, torch.tensor(1.0, dtype=torch.float64))
+    (second,) = optimizer.moments["exp_avg_sq"]
+    assert second.float().max() < 0.02, "from about 1 to about 0.01"
+
+
 def test_another_process_goes_on_where_one_stopped() -> None:
     spec = training(warmup_steps=0)
     straight = stage(Family.LLAMA)
@@ -193,9 +239,10 @@ def test_clipping_on_the_device_is_that_of_the_host_to_the_bit(scale: float, cli
 
 
 @pytest.mark.parametrize("squared_norm", [math.nan, math.inf, -1.0])
-def test_a_gradient_that_is_not_finite_spoils_nothing(squared_norm: float) -> None:
+@pytest.mark.parametrize("moment_type", MomentType)
+def test_a_gradient_that_is_not_finite_spoils_nothing(squared_norm: float, moment_type: MomentType) -> None:
     parameters = stage(Family.LLAMA)
-    optimizer = AdamW(parameters, training())
+    optimizer = AdamW(parameters, training(optimizer=OptimizerSpec(moment_type=moment_type)))
     optimizer.step(0, fill_gradients(parameters, 0, 1.0))
     state = [flat for flats in (parameters.masters, *optimizer.moments.values()) for flat in flats]
     before = [flat.clone() for flat in state]
@@ -209,8 +256,9 @@ def test_a_gradient_that_is_not_finite_spoils_nothing(squared_norm: float) -> No
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP64])
 @pytest.mark.parametrize("dp", [2, 3])
 @pytest.mark.parametrize("buckets", [(), (Part(3, 6), Part(1, 3), Part(0, 1))])
+@pytest.mark.parametrize("moment_type", MomentType)
 def test_replicas_that_divide_the_state_take_the_step_of_one(
-    precision: Precision, dp: int, buckets: tuple[Part, ...]
+    precision: Precision, dp: int, buckets: tuple[Part, ...], moment_type: MomentType
 ) -> None:
     """To the last bit, with clipping, as a whole or in buckets."""
     spec = ModelSpec(family=Family.GPT2, layers=2, hidden=48, heads=4, vocab=97, positions=61)
@@ -218,7 +266,9 @@ def test_replicas_that_divide_the_state_take_the_step_of_one(
     whole = StageParameters(spec, 0, spec.num_units, **options)
     options |= {"dp": dp, "buckets": buckets}
     replicas = [StageParameters(spec, 0, spec.num_units, replica=replica, **options) for replica in range(dp)]
-    optimizers = [AdamW(parameters, training(clip=0.3, warmup_steps=0)) for parameters in (whole, *replicas)]
+    adamw = OptimizerSpec(learning_rate=PEAK, moment_type=moment_type)
+    updated = training(clip=0.3, warmup_steps=0, optimizer=adamw)
+    optimizers = [AdamW(parameters, updated) for parameters in (whole, *replicas)]
     generator = torch.Generator().manual_seed(1)
     for step in range(3):
         gradients = {name: torch.randn(g.shape, generator=generator) for name, g in whole.gradients.items()}

@@ -17,6 +17,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, TrainingSpec
 from penstock.core.layout import LONG_SEQUENCE, Precision, num_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.moments import MomentType
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
@@ -182,8 +183,9 @@ def test_the_optimizer_is_measured_with_the_norm_of_a_step(monkeypatch: pytest.M
     monkeypatch.setattr(dist, "barrier", lambda: None)
     training = TrainingSpec(steps=1, global_batch=1)
     with torch.no_grad():
-        measure_optimizer(Precision.FP32, training, torch.device("cpu"), time.perf_counter, -1)
-    assert len(sums) == REPEATS + 1
+        records = measure_optimizer(Precision.FP32, training, torch.device("cpu"), time.perf_counter, -1)
+    assert [record.moment_type for record in records] == list(MomentType)
+    assert len(sums) == (REPEATS + 1) * len(records)
 
 
 @pytest.mark.parametrize(

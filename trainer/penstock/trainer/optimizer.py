@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.core.job import Decay, TrainingSpec
+from penstock.core.moments import WIDENED_ELEMENTS
+from penstock.trainer.dtypes import moment_dtype
 from penstock.trainer.parameters import FlatParameters
 
 Flats = Sequence[Tensor]
@@ -44,13 +47,17 @@ class AdamW:
     """AdamW over two flat ranges of this replica's part of every section: matrices with weight decay, and all else
     without.
 
-    ``moments`` have the layout of the parameters' ``masters``. The class calls torch's kernel directly:
-    ``torch.optim`` would load a compiler before the first step, which takes five seconds and 160 MB in every rank.
+    ``moments`` have the layout of the parameters' ``masters``. If they are in bf16, they are widened part by part for
+    the update and rounded to nearest after it (`penstock.core.job_rules.MOST_BF16_BETA`). The class calls torch's
+    kernel directly: ``torch.optim`` would load a compiler before the first step, which takes five seconds and 160 MB in
+    every rank.
     """
 
     def __init__(self, parameters: FlatParameters, training: TrainingSpec) -> None:
         self.parameters, self._training = parameters, training
-        self.moments = {name: tuple(map(torch.zeros_like, parameters.masters)) for name in ("exp_avg", "exp_avg_sq")}
+        dtype = moment_dtype(training.optimizer.moment_type, parameters.gradient_flat.dtype)
+        zeros = partial(torch.zeros_like, dtype=dtype)
+        self.moments = {name: tuple(map(zeros, parameters.masters)) for name in ("exp_avg", "exp_avg_sq")}
         self._num_steps = torch.zeros((), device=parameters.compute_flat.device)
         self._ranges: list[tuple[_Range, float]] = []
         sections = zip(parameters.masters, parameters.own_gradients, *self.moments.values(), strict=True)
@@ -82,9 +89,26 @@ class AdamW:
         self._num_steps += 1 - is_unusable
         rate = learning_rate(self._training, step)
         for own, weight_decay in self._ranges:
-            own.update(partial(self._update, rate=rate, weight_decay=weight_decay, is_unusable=is_unusable))
+            own.update(partial(self._update_widened, rate=rate, weight_decay=weight_decay, is_unusable=is_unusable))
         self.parameters.gradient_flat.zero_()
         self.parameters.refresh_compute()
+
+    def _update_widened(self, flats: Flats, **step: Any) -> None:
+        """`_update`, with moments of the masters' type."""
+        master, gradient, *moments = flats
+        if moments[0].dtype == master.dtype:
+            self._update(flats, **step)
+            return
+        size = WIDENED_ELEMENTS[master.is_cuda]
+        buffers = master.new_empty(len(moments), min(size, len(master)))
+        for start in range(0, len(master), size):
+            part = slice(start, start + size)
+            wide = [
+                buffer[: len(master[part])].copy_(moment[part]) for buffer, moment in zip(buffers, moments, strict=True)
+            ]
+            self._update([master[part], gradient[part], *wide], **step)
+            for moment, value in zip(moments, wide, strict=True):
+                moment[part].copy_(value)
 
     def _update(self, flats: Flats, *, rate: float, weight_decay: float, is_unusable: Tensor) -> None:
         optimizer = self._training.optimizer

@@ -4,19 +4,22 @@ within a given amount of memory.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.core.job import TrainingSpec
+from penstock.core.job import OptimizerSpec, TrainingSpec
 from penstock.core.layout import Precision
+from penstock.core.moments import MomentType
 from penstock.core.profile import CollectiveRecord, OptimizerRecord
 from penstock.core.replicas import Section
 from penstock.core.sharding import Collective
@@ -137,20 +140,21 @@ def sizes_of_halves(sizes: Sequence[int], gradient_bytes: int) -> tuple[int, ...
 def measure_optimizer(
     precision: Precision, training: TrainingSpec, device: torch.device, clock: Clock, available_bytes: int
 ) -> list[OptimizerRecord]:
-    """Measure norm, clipping and AdamW over flat buffers, on all ranks at once.
+    """Measure norm, clipping and AdamW over flat buffers, on all ranks at once, with moments of each type.
 
     The cost is linear in the size, so a few sizes predict that of any stage. None depends on the model.
     """
     records = []
-    for count in optimizer_sizes(precision, available_bytes):
+    for moment_type, count in itertools.product(MomentType, optimizer_sizes(precision, available_bytes)):
+        of_type = replace(training, optimizer=OptimizerSpec(moment_type=moment_type))
         section = Section.whole(count, count - count // _DECAYED_PER_OTHER)
         parameters = FlatParameters([section], precision=precision, device=device)
         for master in parameters.masters:
             master.zero_()
         norm = SquaredNorm([Stretch(parameters.gradient_flat, 0, 0, count)], device)
-        optimizer = AdamW(parameters, training)
+        optimizer = AdamW(parameters, of_type)
         seconds, spread = _repeated(partial(_step, norm, optimizer), clock)
-        records.append(OptimizerRecord(num_parameters=count, seconds=seconds, spread=spread))
+        records.append(OptimizerRecord(num_parameters=count, seconds=seconds, spread=spread, moment_type=moment_type))
         del parameters, norm, optimizer
         release_unused(device)
     return records
