@@ -24,7 +24,7 @@ from benchmarks.prediction_rank import STEPS_PER_VISIT
 from benchmarks.quiet import MOST_DRIFT, typical_profile
 from benchmarks.support import write_results
 
-from penstock.agent.launch import LaunchSpec, launch
+from penstock.agent.launch import LaunchSpec, Ranks, launch
 from penstock.api.http.reruns import pinned
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan, Prediction
@@ -207,9 +207,14 @@ class Bench:
             log_folder=logs,
             status_folder=self._run.status,
         )
-        outcome = launch(spec).wait()
+        ranks = launch(spec)
+        self._launched(ranks)
+        outcome = ranks.wait()
         if outcome is None or outcome.failure is not None:
             raise SystemExit(str(outcome))
+
+    def _launched(self, ranks: Ranks) -> None:
+        """Called with ranks that have just been launched."""
 
 
 def main() -> int:

@@ -52,8 +52,10 @@ def typical_profile(profiles: Sequence[Profile]) -> Profile:
             for same in records
         )
 
+    speeds = [profile.slowness for profile in profiles if profile.slowness]
     return replace(
         profiles[0],
+        slowness=tuple(map(statistics.median, zip(*speeds, strict=True))) if 2 * len(speeds) > len(profiles) else (),
         units=medians("units", "alone_seconds", "together_seconds"),
         collectives=medians("collectives", "seconds"),
         optimizer=medians("optimizer", "seconds"),

@@ -14,6 +14,7 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.planner import evaluate
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
+from penstock.planner.device_order import devices_by_number
 from penstock.planner.evaluate import MAKING, Simulated
 from penstock.planner.judge import Evaluation
 from penstock.planner.order import to_schedule
@@ -21,7 +22,6 @@ from penstock.planner.outlines import SCHEDULES
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.variants import QUICK_FROM
 from penstock.planner.stagecost import equal_slices
-from penstock.planner.tables import devices_in_order
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
 
@@ -187,6 +187,6 @@ def test_a_judge_that_places_ranks_elsewhere_is_like_a_new_one(data: st.DataObje
     judge.evaluate(candidate)
 
     def backwards(mesh: Mesh) -> tuple[int, ...]:
-        return devices_in_order(mesh)[::-1]
+        return devices_by_number(mesh)[::-1]
 
     assert judge.placing(backwards).evaluate(candidate) == Simulated(asked, placement=backwards).evaluate(candidate)

@@ -168,7 +168,9 @@ class Profile(Manifest):
     load average before the measurement; ``method`` how it was measured. ``hosts`` numbers the machine of every rank
     from 0, by first appearance; empty means one machine for all. A rank slows down only ranks of its own machine.
     ``sequence_parallel`` says how shards divided hidden states, and ``only_tp`` which degree of tensor parallelism
-    alone was measured, because the job pinned it; none: all that plans may have.
+    alone was measured, because the job pinned it; none: all that plans may have. ``slowness`` has for every rank how
+    many times as long its passes took as those of the first rank, which ``units`` are the times of; empty if all took
+    about equally long.
     """
 
     key: MachineKey
@@ -187,11 +189,16 @@ class Profile(Manifest):
     hosts: tuple[int, ...] = ()
     sequence_parallel: bool = True
     only_tp: int | None = None
+    slowness: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.hosts and len(self.hosts) != self.num_ranks:
             what = f"names the machines of {len(self.hosts)} ranks of {self.num_ranks}"
             raise UserError(what=what, where="hosts", remedy="measure again")
+        is_positive = all(0 < value < math.inf for value in self.slowness)
+        if self.slowness and not (is_positive and len(self.slowness) == self.num_ranks):
+            what = f"does not have one positive number for each of {self.num_ranks} ranks"
+            raise UserError(what=what, where="slowness", remedy="measure again")
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:

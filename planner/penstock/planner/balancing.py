@@ -17,10 +17,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from penstock.planner.device_order import devices_in_order, slowness_of_ranks
 from penstock.planner.pins import parts_of_pinned_stages, pinned_stages
 from penstock.planner.problem import MOST_PARTS, Mesh, Problem, imported_schedule
 from penstock.planner.stagecost import Stages, unit_totals
-from penstock.planner.stages import balanced_bounds, evened_bounds, headed_bounds, rank_loads, shared_head_bounds
+from penstock.planner.stages import (
+    balanced_bounds,
+    evened_bounds,
+    headed_bounds,
+    rank_loads,
+    shared_head_bounds,
+    slowed_bounds,
+)
 
 LIGHT = 0.2
 """A head below this fraction of an even share of the work is not divided."""
@@ -45,10 +53,16 @@ def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], ow
     model, pinned = problem.model, problem.pinned.stages
     if pinned is not None:
         return pinned_stages(pinned, model.num_units, model.head_parts)
-    key = (time_balanced_stages, mesh.tp, mesh.microbatch, tuple(slices), tuple(owners))
-    return problem.kept(
-        key, lambda: tuple(itertools.pairwise(_bounds(_unit_ns(problem, mesh, slices), model.head_parts, owners)))
-    )
+    slowness = tuple(slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh))) if problem.slowness else ()
+    key = (time_balanced_stages, mesh.tp, mesh.microbatch, tuple(slices), tuple(owners), slowness)
+
+    def balance() -> Stages:
+        unit_ns = _unit_ns(problem, mesh, slices)
+        if slowness:
+            return tuple(itertools.pairwise(slowed_bounds(unit_ns, owners, slowness)))
+        return tuple(itertools.pairwise(_bounds(unit_ns, model.head_parts, owners)))
+
+    return problem.kept(key, balance)
 
 
 def _unit_ns(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> list[int]:

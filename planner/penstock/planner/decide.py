@@ -18,6 +18,7 @@ from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds, to_second
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.compile import lowered, prove_plan
+from penstock.planner.device_order import Placement
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import explained
 from penstock.planner.judge import Ending, Evaluation, NothingFitsError, Reporter
@@ -28,7 +29,7 @@ from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
 from penstock.planner.recompute import may_recompute
 from penstock.planner.search import Result, search
 from penstock.planner.search_inside import search_inside
-from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
+from penstock.planner.tables import action_transients, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
 """Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind. Programs
@@ -218,7 +219,8 @@ def _separate(judge: Simulated, budget: Budget, reporter: Reporter | None) -> De
         if best.plan.placement == best.judge.placement(best.chosen.candidate.mesh):
             break
         try:
-            decision = _by_placement(judge.placing(_placement_like(best.plan)), budget.part(PLACEMENT_PART), reporter)
+            placement = _placement_like(best.plan, judge)
+            decision = _by_placement(judge.placing(placement), budget.part(PLACEMENT_PART), reporter)
         except NothingFitsError:
             break
         if decision.score(problem) >= best.score(problem):
@@ -227,12 +229,12 @@ def _separate(judge: Simulated, budget: Budget, reporter: Reporter | None) -> De
     return best
 
 
-def _placement_like(plan: Plan) -> Placement:
-    """The plan's placement for meshes with its degrees of parallelism, the default order for others."""
+def _placement_like(plan: Plan, judge: Simulated) -> Placement:
+    """The plan's placement for meshes with its degrees of parallelism, the judge's for others."""
 
     def placement(mesh: Mesh) -> tuple[int, ...]:
         is_like = (mesh.dp, mesh.tp, mesh.pp) == (plan.dp, plan.tp, plan.pp)
-        return plan.placement if is_like else devices_in_order(mesh)
+        return plan.placement if is_like else judge.placement(mesh)
 
     return placement
 

@@ -18,6 +18,7 @@ from penstock.planner.bucket_costs import buckets_of
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.compile import has_shared_gradients, recomputed_stages
+from penstock.planner.device_order import Placement, devices_in_order
 from penstock.planner.judge import Evaluation, OrderBound
 from penstock.planner.memory_fit import MemoryFit, enough_microbatches
 from penstock.planner.nanoseconds import require_countable
@@ -46,8 +47,6 @@ from penstock.planner.stagecost import StageCosts, joined, stage_costs
 from penstock.planner.tables import (
     EndCosts,
     MappedDevices,
-    Placement,
-    devices_in_order,
     mapped_devices,
     remade_bytes,
     remainder_shape,
@@ -90,7 +89,7 @@ class Simulated:
 
     problem: Problem
     receive_ahead: int = DEFAULT_RECEIVE_AHEAD
-    placement: Placement = devices_in_order
+    _placement: Placement | None = None
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _mapped_devices: dict[tuple[Mesh, tuple[int, ...]], MappedDevices] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], EndCosts] = field(default_factory=dict)
@@ -115,7 +114,7 @@ class Simulated:
         """The judge with another placement of ranks on devices."""
         other = dataclasses.replace(
             self,
-            placement=placement,
+            _placement=placement,
             _mapped_devices={},
             _ends={},
             _costs={},
@@ -126,6 +125,10 @@ class Simulated:
         )
         object.__setattr__(other, "proposer", self.proposer)
         return other
+
+    def placement(self, mesh: Mesh) -> tuple[int, ...]:
+        """The first device of every rank of the mesh, replica after replica; by default `devices_in_order`."""
+        return devices_in_order(self.problem, mesh) if self._placement is None else self._placement(mesh)
 
     def problem_of(self, candidate: Candidate) -> Problem:
         """The problem with the candidate's number of parts of the head."""

@@ -50,6 +50,7 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
         _step(problem, chosen),
         _parts(chosen),
         _slices(problem, chosen),
+        *_speeds(problem, chosen),
         *_shards(problem, chosen),
         *_head(problem, result, chosen),
         _memory(problem, chosen),
@@ -179,6 +180,15 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
     if num_ranks == 1:
         return "sequences are not sliced: a single stage waits for no other"
     return "sequences are not sliced: no plan with slices that was simulated is better"
+
+
+def _speeds(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
+    """How unequal the devices are, if they are."""
+    if not problem.slowness:
+        return ()
+    ratio = max(problem.slowness) / min(problem.slowness)
+    order = "stages are cut by the speed of their ranks" if chosen.candidate.mesh.pp > 1 else "the slowest one counts"
+    return (f"devices are of unequal speed, up to {ratio:.2f} times: {order}",)
 
 
 def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:

@@ -47,11 +47,22 @@ def floor_ns(problem: Problem, meshes: Iterable[Mesh], head_parts: Iterable[int]
         work_ns = mesh.num_alike * work[mesh.tp, mesh.microbatch] + work.get((mesh.tp, mesh.remainder), 0)
         replicas = mesh.dp if 1 in zero_degrees(problem, mesh.dp) else 1
         elements = num_parameters(problem.model) // (mesh.tp * mesh.pp * replicas)
-        update_ns = to_nanoseconds(problem.cost_of(mesh.tp).optimizer_seconds(elements))
-        floor = work_ns // mesh.pp + update_ns
+        least_slowness = min(problem.slowness, default=1.0)
+        update_ns = to_nanoseconds(least_slowness * problem.cost_of(mesh.tp).optimizer_seconds(elements))
+        floor = int(work_ns / _speed(problem, mesh)) + update_ns
         least_ns = floor if least_ns is None else min(least_ns, floor)
     assert least_ns is not None, "there is a mesh"
     return least_ns
+
+
+def _speed(problem: Problem, mesh: Mesh) -> float:
+    """Upper bound of the sum over a pipeline's ranks of their speeds: a rank is at most as fast as its replicas' mean,
+    and their devices are at most the fastest ones.
+    """
+    if not problem.slowness:
+        return mesh.pp
+    fastest = np.sort(1 / problem.slowness_of(range(problem.num_devices)))[-mesh.num_devices :]
+    return float(fastest.sum()) / (mesh.dp * mesh.tp)
 
 
 def _work_ns(problem: Problem, tp: int, batch: int) -> int:

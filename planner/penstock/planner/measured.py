@@ -42,6 +42,7 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         tp_degrees=tp_degrees,
         head_degrees=head_degrees.__getitem__,
         hosts=_hosts(profile, spec.resources.ranks),
+        slowness=_slowness(profile, spec.resources.ranks),
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
         confidence=confidence_in(profile, [report for cost in costs.values() for report in cost.reports]),
@@ -79,6 +80,12 @@ def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
         optimizer=max((record.spread for record in profile.optimizer), default=0.0) / 2,
         warnings=profile.warnings,
     )
+
+
+def _slowness(profile: Profile, num_devices: int) -> tuple[float, ...]:
+    """The slowness of every device; devices beyond the measured ones count like the last rank."""
+    measured = profile.slowness
+    return tuple(measured[min(device, len(measured) - 1)] for device in range(num_devices)) if measured else ()
 
 
 def _hosts(profile: Profile, num_devices: int) -> tuple[int, ...]:

@@ -52,6 +52,7 @@ from typing import Any
 import numpy as np
 
 from penstock.planner.candidate import Candidate
+from penstock.planner.device_order import devices_in_order, slowness_of_ranks
 from penstock.planner.problem import Problem
 from penstock.planner.recompute import (
     Cut,
@@ -434,6 +435,10 @@ class MemoryFit:
         problem = self.problem.divided(shape.head_parts)
         units = problem.units(shape.mesh.tp, shape.mesh.microbatch, shape.slices)
         unit_ns = unit_totals(units, problem.model).tolist()
+        if problem.slowness:
+            of_ranks = slowness_of_ranks(problem, shape.mesh, devices_in_order(problem, shape.mesh))
+            owners = stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages))
+            memory["slowdown"] = of_ranks[list(owners)].tolist()
         partitions = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))
         if isinstance(partitions, MemoryShortage):
             return partitions

@@ -55,6 +55,7 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of, optimizer_shards
+from penstock.planner.device_order import devices_in_order, first_replica_in_order, slowness_of_ranks
 from penstock.planner.memory import gradient_bytes, optimizer_bytes_per_parameter, stepped_elements
 from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, microbatch_capacity
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
@@ -68,14 +69,7 @@ from penstock.planner.stagecost import (
     equal_slices,
     unit_counts,
 )
-from penstock.planner.tables import (
-    first_replica_in_order,
-    memory_of,
-    message_bytes,
-    messages_at_once,
-    shards_seconds,
-    tie_seconds,
-)
+from penstock.planner.tables import memory_of, message_bytes, messages_at_once, shards_seconds, tie_seconds
 from penstock.planner.work import Floats
 
 
@@ -219,9 +213,10 @@ def outlines_of(
     firsts: dict[tuple[int, int], Mesh] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
-        for pp, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
+        # Replicas of a stage go in step, so with devices of unequal speed the best stages depend on their number.
+        for (pp, _), same in itertools.groupby(group, key=lambda mesh: (mesh.pp, mesh.dp if problem.slowness else 0)):
             pipelines = list(same)
-            first = firsts.setdefault((tp, pp), pipelines[0])
+            first = pipelines[0] if problem.slowness else firsts.setdefault((tp, pp), pipelines[0])
             if (tp, pp) not in degrees:
                 degrees[tp, pp] = _degrees(problem, first)
             for parts in degrees[tp, pp]:
@@ -375,12 +370,13 @@ class _StageTimes:
     def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, stages: Stages, owners: tuple[int, ...]) -> _StageTimes:
         """Times of ``stages``; they hold for any number of replicas."""
         of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
+        slowness = slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh))[list(owners), None]
         return cls(
             work=work,
             stages=stages,
             owners=owners,
-            totals=of_kinds @ work.sums + overhead * work.counts,
-            largest=of_kinds @ work.largest + overhead,
+            totals=slowness * (of_kinds @ work.sums + overhead * work.counts),
+            largest=slowness * (of_kinds @ work.largest + overhead),
             num_parameters=memory_of(problem, stages, mesh.microbatch, mesh.tp).num_parameters,
             shards_seconds=shards_seconds(problem, stages, mesh) if mesh.tp > 1 else np.zeros(len(stages)),
         )
@@ -396,7 +392,7 @@ class _StageTimes:
         """Reductions and the optimizer of the rank with most parameters, by degree of ZeRO that the mesh may have."""
         owners = np.array(self.owners)
         shards = float(np.bincount(owners, weights=self.shards_seconds).max())
-        tie = tie_seconds(problem, self.stages, self.owners, mesh, first_replica_in_order(mesh).tolist())
+        tie = tie_seconds(problem, self.stages, self.owners, mesh, first_replica_in_order(problem, mesh).tolist())
         ends = {}
         for zero in zero_degrees(problem, mesh.dp):
             stepped = stepped_elements(self.num_parameters, optimizer_shards(mesh, zero))
@@ -431,7 +427,7 @@ class _StageTimes:
 
 def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
     """[ranks - 1, slicings]: seconds of the message of one slice between neighbours."""
-    devices = first_replica_in_order(mesh)
+    devices = first_replica_in_order(problem, mesh)
     latency, per_byte = work.cost.transfer(devices[:-1], devices[1:])
     per_byte = per_byte * messages_at_once(problem, mesh, devices[:-1], devices[1:])
     num_bytes = message_bytes(problem, mesh, mesh.microbatch * problem.sequence_length / work.counts)
@@ -445,7 +441,7 @@ def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
     """
     if mesh.pp == 1:
         return np.zeros(hops.shape[1])
-    devices = first_replica_in_order(mesh)
+    devices = first_replica_in_order(problem, mesh)
     cards, nodes = problem.card_of(devices), problem.host_of(devices)
     leaves = nodes[:-1] != nodes[1:]
     sent = np.bincount(np.concatenate([cards[:-1][leaves], cards[1:][leaves]]), minlength=1)

@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.planner.candidate import Candidate
+from penstock.planner.device_order import devices_in_order
 from penstock.planner.evaluate import VARIED, Simulated, owners_of
 from penstock.planner.judge import Evaluation
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.tables import devices_in_order
 from penstock.planner.work import Floats
 
 MOST_DEVICE_GROUPS_TRIED_IN_FULL = 7
@@ -96,7 +96,7 @@ def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
 def _with_arrangement(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated:
     """The judge with this mesh's ranks on these device groups."""
     devices = tuple(group * mesh.tp for group in arrangement)
-    return judge.placing(lambda other: devices if other == mesh else devices_in_order(other))
+    return judge.placing(lambda other: devices if other == mesh else judge.placement(other))
 
 
 def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -> int:
@@ -137,13 +137,14 @@ def _arrangement_key(classes: list[int], mesh: Mesh, arrangement: Arrangement) -
 
 
 def device_group_classes(problem: Problem, mesh: Mesh) -> list[int]:
-    """For each device group the first equivalent one: on the same host, with the same links to all others."""
+    """For each device group the first equivalent one: on the same host, as fast, with the same links to all others."""
     first_devices = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     links = np.stack(problem.cost_of(mesh.tp).transfer(first_devices[:, None], first_devices))
-    hosts = problem.host_of(first_devices)
+    slowness = problem.slowness_of(first_devices[:, None] + np.arange(mesh.tp)).max(axis=1)
+    kinds = list(zip(problem.host_of(first_devices).tolist(), slowness.tolist(), strict=True))
     classes: list[int] = []
     for group in range(len(first_devices)):
-        equivalent = (first for first in classes if hosts[first] == hosts[group] and _are_alike(links, first, group))
+        equivalent = (first for first in classes if kinds[first] == kinds[group] and _are_alike(links, first, group))
         classes.append(next(equivalent, group))
     return classes
 
@@ -164,7 +165,7 @@ def _annealed(judge: Simulated, candidate: Candidate, num_groups: int) -> list[t
     rng = random.Random(0)
     mesh = candidate.mesh
     num_taken = mesh.dp * mesh.pp
-    first = [device // mesh.tp for device in devices_in_order(mesh)]
+    first = [device // mesh.tp for device in devices_in_order(judge.problem, mesh)]
     order = first + [group for group in range(num_groups) if group not in set(first)]
     bound = bound_ns(judge, candidate, tuple(order[:num_taken]))
     hottest = HOTTEST * bound

@@ -28,6 +28,7 @@ from penstock.planner.passes.rounds import can_join
 from penstock.planner.schedules.registry import find
 from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
+from penstock.planner.work import Floats
 
 Value = TypeVar("Value")
 
@@ -100,6 +101,8 @@ class Problem:
     """The highest possible memory limit."""
     num_places: int | None = None
     """Communication kernels that a CUDA device runs at once (`penstock.core.residency`); None for ranks on CPU."""
+    slowness: tuple[float, ...] = ()
+    """For every device how many times as long its computation takes as ``costs`` say; empty if all are alike."""
     link_tolerance: float = 1.0
     """Factor up to which links count as equal, since measurements scatter."""
     profile_digest: str = ""
@@ -117,6 +120,7 @@ class Problem:
     _kept: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
     _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    _slowness: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         cost_of = functools.partial(_cost_of, self.costs, self.model.head_parts)
@@ -137,6 +141,7 @@ class Problem:
         object.__setattr__(self, "slicings", slicings)
         object.__setattr__(self, "_hosts", np.array(self.hosts, dtype=np.int64))
         object.__setattr__(self, "_cards", np.array(self.cards, dtype=np.int64))
+        object.__setattr__(self, "_slowness", np.array(self.slowness, dtype=np.float64))
 
     def limited(self, memory_limit_bytes: int) -> Problem:
         """The problem with another limit; both share all that does not depend on it."""
@@ -207,6 +212,11 @@ class Problem:
     def longest_ns(self, score: float, num_devices: int) -> float:
         """The longest step on ``num_devices`` devices whose score is at most ``score``."""
         return score * NANOSECONDS_PER_SECOND / self.score(NANOSECONDS_PER_SECOND, num_devices)
+
+    def slowness_of(self, devices: npt.ArrayLike) -> Floats:
+        """`slowness` of devices, elementwise."""
+        numbers = np.asarray(devices, dtype=np.int64)
+        return self._slowness[numbers] if self.slowness else np.ones(numbers.shape)
 
     def host_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The hosts of devices, elementwise."""

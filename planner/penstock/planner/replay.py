@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
-from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
+from penstock.core.job import DataSpec, JobSpec, OptimizerSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.planner.candidate import Candidate
 from penstock.planner.compile import program_of
+from penstock.planner.device_order import Placement, devices_by_number
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.simulate.simulation import Simulation, simulate
-from penstock.planner.tables import Placement, devices_in_order, static_bytes
+from penstock.planner.tables import static_bytes
 
 MOST_ACTIONS = 60_000
 """Plans with more compute actions have a prediction, but no timeline: it would be unreadable."""
@@ -31,15 +32,20 @@ def spec_of(plan: Plan) -> JobSpec:
     return JobSpec(
         model=plan.model.whole,
         data=DataSpec(source="", sequence_length=plan.sequence_length),
-        training=TrainingSpec(global_batch=plan.global_batch, steps=1, precision=plan.precision),
+        training=TrainingSpec(
+            global_batch=plan.global_batch,
+            steps=1,
+            precision=plan.precision,
+            optimizer=OptimizerSpec(moment_type=plan.moment_type),
+        ),
         resources=ResourcesSpec(ranks=max([plan.num_ranks, *(device + plan.tp for device in plan.placement)])),
         parallelism=ParallelismSpec(sequence_parallel=None if plan.sequence_parallel else False),
     )
 
 
 def placement_of(plan: Plan) -> Placement:
-    """The plan's placement of ranks; the default order if it has none."""
-    return (lambda mesh: plan.placement) if plan.placement else devices_in_order
+    """The plan's placement of ranks; in the order of their numbers if it has none."""
+    return (lambda mesh: plan.placement) if plan.placement else devices_by_number
 
 
 def num_actions(plan: Plan) -> int:

@@ -183,20 +183,44 @@ def balanced_bounds(unit_ns: Sequence[int], num_stages: int) -> tuple[int, ...]:
     return _cheapest((units, stages, factors), bottleneck_ns)
 
 
-def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]) -> tuple[int, ...]:
+def slowed_bounds(unit_ns: Sequence[int], owners: Sequence[int], slowness: Sequence[float]) -> tuple[int, ...]:
+    """Bounds like those of `balanced_bounds` for ranks of unequal speed: a unit takes ``slowness`` [ranks] times as
+    long on a rank. ``owners`` [stages] are the stages' ranks; if ranks have several stages, `evened_bounds`.
+    """
+    nothing = [0] * len(unit_ns)
+    partitions = best_partitions(
+        StagesProblem(
+            unit_ns=unit_ns,
+            resident_bytes=nothing,
+            in_flight_bytes=nothing,
+            in_flight=[0.0] * len(owners),
+            limit_bytes=[0] * len(owners),
+            slowdown=[slowness[owner] for owner in owners],
+        )
+    )
+    assert not isinstance(partitions, MemoryShortage), "nothing takes memory"
+    bounds = partitions[0].bounds
+    return bounds if len(set(owners)) == len(owners) else evened_bounds(unit_ns, bounds, owners, slowness)
+
+
+def evened_bounds(
+    unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int], slowness: Sequence[float] | None = None
+) -> tuple[int, ...]:
     """Bounds whose busiest rank has less work than with ``bounds``, by moving units between stages.
 
-    ``owners`` [stages] are the stages' ranks. The smallest bottleneck over stages is not the smallest over ranks with
-    several: if the head takes as long as a stage, a V's first rank has it in addition to an ordinary stage.
+    ``owners`` [stages] are the stages' ranks, on which work takes ``slowness`` [ranks] times as long, by default 1. The
+    smallest bottleneck over stages is not the smallest over ranks with several: if the head takes as long as a stage, a
+    V's first rank has it in addition to an ordinary stage.
     """
     running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
     by_rank = np.argsort(owners, kind="stable")
     ranks, first_of_rank = np.unique(np.array(owners)[by_rank], return_index=True)
     numbers = np.arange(len(bounds))
+    factors = None if slowness is None else np.array(slowness)[ranks]
 
     def loads_of(options: IntArray) -> IntArray:
         loads: IntArray = np.add.reduceat(np.diff(running[options])[:, by_rank], first_of_rank, axis=1)
-        return loads
+        return loads if factors is None else _scaled(loads, factors)
 
     best = np.array(bounds)
     loads = loads_of(best[None])[0]

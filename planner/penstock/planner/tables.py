@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.core.remaking import Remakes, remade_of
 from penstock.core.replicas import exchange_bytes
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
+from penstock.planner.device_order import Placement, slowed, slowness_of_ranks
 from penstock.planner.lowering import Transients
 from penstock.planner.memory import StageMemory, gradient_bytes, optimizer_bytes_per_parameter, widened_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
@@ -33,21 +34,7 @@ from penstock.planner.work import Floats, head_rows, rows_of
 
 Flags = npt.NDArray[np.bool_]
 
-Placement = Callable[[Mesh], tuple[int, ...]]
-"""The first device of every rank, replica after replica."""
-
 NORM_BYTES = 16
-
-
-def devices_in_order(mesh: Mesh) -> tuple[int, ...]:
-    """Tensor-parallel peers adjacent, then a stage's replicas (they exchange the most bytes), then stages."""
-    first = first_replica_in_order(mesh)
-    return tuple((first + mesh.tp * np.arange(mesh.dp)[:, None]).ravel().tolist())
-
-
-def first_replica_in_order(mesh: Mesh) -> Integers:
-    """[ranks]: those of the first replica, the first of `devices_in_order`."""
-    return np.arange(mesh.pp) * (mesh.dp * mesh.tp)
 
 
 def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:
@@ -139,7 +126,7 @@ class EndCosts:
         """The times for ranks whose first devices are ``devices``."""
         return cls(
             reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
-            optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
+            optimizer_ns=optimizer_ns(problem, candidate, stage_ranks, devices),
             gather_ns=_gathers(problem, candidate, stage_ranks, devices),
         )
 
@@ -167,6 +154,10 @@ def simulation_costs(
         else:
             compute[RECOMPUTE] = recompute_ns + overhead * (np.array(list(map(bool, candidate.recompute)))[:, None])
             inside = recompute_ns
+    if problem.slowness:
+        slowness = slowness_of_ranks(problem, mesh, devices)[list(stage_ranks)][:, None]
+        compute, inside = slowed(compute, slowness), None if inside is None else slowed(inside, slowness)
+        remade = tuple(map(slowed, remade, slowness))
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
@@ -408,11 +399,14 @@ def shards_seconds(problem: Problem, stages: Stages, mesh: Mesh) -> Floats:
     return seconds
 
 
-def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
+def optimizer_ns(
+    problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: Sequence[int]
+) -> tuple[int, ...]:
     """Every rank's optimizer step."""
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
     elements = _per_rank(stage_memory(problem, candidate).stepped_elements, stage_ranks, mesh.pp)
-    return tuple(whole_nanoseconds([cost.optimizer_seconds(count) for count in elements.tolist()]).tolist())
+    seconds = np.array([cost.optimizer_seconds(count) for count in elements.tolist()])
+    return tuple(whole_nanoseconds(seconds * slowness_of_ranks(problem, mesh, devices)).tolist())
 
 
 def _per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> Integers:

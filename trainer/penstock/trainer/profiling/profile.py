@@ -50,6 +50,9 @@ METHOD = "actions of one-unit stages, several blocks in turn; means of steady ro
 MOST_ROUNDS = 2
 """Largest number of rounds, as a multiple of the steady rounds that a point needs."""
 
+MOST_UNEVEN = 1.2
+"""Ranks count as equally fast up to this ratio of their times: cores of a shared machine drift by a tenth."""
+
 _KERNELS_SHARE = 8
 """One part in this many of the available memory is reserved for allocations of kernels."""
 
@@ -80,7 +83,9 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     crowded = hosts[worker.rank] == fullest_host(hosts)
     degrees = tp_degrees_to_measure(spec, hosts)
     parts = parts_to_measure(spec, degrees, worker.num_ranks, available)
-    units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
+    units, transients, slowness = _measure_units(
+        parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded
+    )
     release_unused(worker.device)
     optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
     groups.open(iter([everyone(Mesh(dp=1, pp=worker.num_ranks))]))  # every plan opens this group
@@ -104,6 +109,7 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
         hosts=hosts if len(set(hosts)) > 1 else (),
         sequence_parallel=spec.parallelism.is_sequence_parallel or max(degrees) == 1,
         only_tp=spec.parallelism.tp,
+        slowness=slowness,
     )
 
 
@@ -187,12 +193,15 @@ def _join_shards(worker: Worker, tp: int) -> _ShardPlace:
 
 def _measure_units(
     parts: Sequence[Part], worker: Worker, progress: Progress, *, crowded: bool
-) -> tuple[list[UnitRecord], list[TransientRecord]]:
-    """Measure times and memory of all parts. ``crowded``: this rank's times while all ranks measure are used."""
+) -> tuple[list[UnitRecord], list[TransientRecord], tuple[float, ...]]:
+    """Measure times and memory of all parts, and the `slowness` of ranks. ``crowded``: this rank's times while all
+    ranks measure are used.
+    """
     total = sum(len(part.load.timed) + len(part.load.weighed) for part in parts)
     count = itertools.count()
     units: list[UnitRecord] = []
     transients: list[TransientRecord] = []
+    of_points: list[Sequence[float]] = []
     for part in parts:
         release_unused(worker.device)  # before the next part is allocated
         place = _join_shards(worker, part.load.sharding.tp)
@@ -200,20 +209,26 @@ def _measure_units(
         timer = UnitTimer(part, worker.device, clock, shards=place.shards, shard=place.shard)
         for point in part.load.timed:
             progress(next(count), total)
-            units.extend(_unit_records(timer, point, place, crowded=crowded))
+            records, of_point = _unit_records(timer, point, place, worker.rank, crowded=crowded)
+            units.extend(records)
+            of_points.append(of_point)
         for point in part.load.weighed if place.is_member else ():
             progress(next(count), total)
             transients.extend(_transient_records(timer, point))
         del timer
     progress(total, total)
-    return units, transients
+    return units, transients, slowness_of_ranks(of_points)
 
 
-def _unit_records(timer: UnitTimer, point: Point, place: _ShardPlace, *, crowded: bool) -> Iterator[UnitRecord]:
-    """Time the passes of a point, the first rank or group of shards alone and all ranks at once, in alternation.
+def _unit_records(
+    timer: UnitTimer, point: Point, place: _ShardPlace, rank: int, *, crowded: bool
+) -> tuple[list[UnitRecord], Sequence[float]]:
+    """Time the passes of a point, the first rank or group of shards alone and all ranks at once, in alternation. Also
+    returns the slowness of every rank.
 
     The alternation exposes both to the same changes over time. Rounds continue until enough of them are steady on all
-    ranks. If that takes too many, the machine is not steady, and all rounds count.
+    ranks. If that takes too many, the machine is not steady, and all rounds count. Times of a rank of another speed
+    count as long as they would be at the speed of the first one.
     """
     visit = timer.visit(point) if place.is_member else list
     visit()
@@ -229,9 +244,34 @@ def _unit_records(timer: UnitTimer, point: Point, place: _ShardPlace, *, crowded
         counted = steady_rounds(seconds)
     if len(counted) < point.repeats:
         counted = range(len(rounds))
-    pooled = _by_key(concatenated(_flat(rounds[i][1] for i in counted) if crowded else []))
-    for key, samples in _by_key(_flat(rounds[i][0] for i in counted)).items():
-        yield _record(timer, point, key, samples, pooled[key])
+    slowness = [statistics.median(of_rank) for of_rank in zip(*(_slowness(seconds[i]) for i in counted), strict=True)]
+    together = _flat(rounds[i][1] for i in counted) if crowded else []
+    if not are_alike((1.0, slowness[rank])):
+        together = [(key, taken.divided_by(slowness[rank])) for key, taken in together]
+    pooled = _by_key(concatenated(together))
+    alone = _by_key(_flat(rounds[i][0] for i in counted))
+    return [_record(timer, point, key, samples, pooled[key]) for key, samples in alone.items()], slowness
+
+
+def _slowness(seconds: Sequence[float]) -> list[float]:
+    """The seconds of each rank in a round in which all measured, relative to the first one's; NaN for a rank that did
+    not measure. ``seconds`` has two entries of every rank, alone and together.
+    """
+    return [together / seconds[1] if together else math.nan for together in seconds[1::2]]
+
+
+def slowness_of_ranks(of_points: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The median slowness of every rank over points; empty if ranks are alike. A rank that never measured counts as the
+    first one, with which it shares its host.
+    """
+    of_ranks = [[value for value in values if not math.isnan(value)] for values in zip(*of_points, strict=True)]
+    slowness = tuple(statistics.median(values) if values else 1.0 for values in of_ranks)
+    return () if are_alike(slowness) else slowness
+
+
+def are_alike(slowness: Sequence[float]) -> bool:
+    """Whether ranks are equally fast up to what measurements on a shared machine vary by; also for NaN."""
+    return not max(slowness) > MOST_UNEVEN * min(slowness)
 
 
 def _flat(samples: Iterable[Samples]) -> Samples:

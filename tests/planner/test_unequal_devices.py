@@ -1,0 +1,147 @@
+"""Devices of unequal speed: work follows speed, against brute force and against uniformly slow hardware."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.plan import Plan
+from penstock.planner.decide import decide
+from penstock.planner.device_order import devices_in_order, slowness_of_ranks
+from penstock.planner.evaluate import Simulated, owners_of
+from penstock.planner.floor import floor_ns
+from penstock.planner.problem import Mesh, Problem, all_meshes
+from penstock.planner.replay import candidate_of
+from penstock.planner.stages import rank_loads, slowed_bounds
+from tests.support.planning import cluster, problem, slower_device
+
+SPEEDS = st.sampled_from([1.0, 1.25, 2.0, 3.5])
+
+
+def mixed(*slowness: float, **changes: Any) -> Problem:
+    """A problem on devices of one node, of which each takes so many times as long."""
+    described = cluster(1, len(slowness))
+    found = problem(described, ranks=len(slowness), global_batch=changes.pop("global_batch", 8), **changes)
+    return dataclasses.replace(found, slowness=slowness)
+
+
+def planned(of: Problem) -> Plan:
+    return decide(of).plan
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_seconds
+
+
+@given(st.lists(st.integers(1, 90), min_size=3, max_size=8), st.lists(SPEEDS, min_size=2, max_size=3))
+def test_stages_follow_the_speed_of_their_ranks(unit_ns: list[int], slowness: list[float]) -> None:
+    """As well as the best of all cuts."""
+    pp = len(slowness)
+    owners = tuple(range(pp))
+    found = slowed_bounds(unit_ns, owners, slowness)
+
+    def longest(bounds: Sequence[int]) -> float:
+        return float((rank_loads(unit_ns, bounds, owners) * slowness).max())
+
+    inner = itertools.combinations(range(1, len(unit_ns)), pp - 1)
+    best = min(longest((0, *cuts, len(unit_ns))) for cuts in inner)
+    assert longest(found) < best + 1, "a stage's time is rounded up"
+
+
+@given(st.lists(st.integers(1, 90), min_size=4, max_size=7), st.lists(SPEEDS, min_size=2, max_size=2))
+def test_ranks_with_two_stages_are_evened_by_their_speed(unit_ns: list[int], slowness: list[float]) -> None:
+    """Up to the move of one unit."""
+    owners = (0, 1, 1, 0)
+    bounds = slowed_bounds(unit_ns, owners, slowness)
+    inner = itertools.combinations(range(1, len(unit_ns)), 3)
+    every = [(0, *cuts, len(unit_ns)) for cuts in inner]
+    best = min(float((rank_loads(unit_ns, cut, owners) * slowness).max()) for cut in every)
+    found = float((rank_loads(unit_ns, bounds, owners) * slowness).max())
+    assert found <= best + max(unit_ns) * max(slowness)
+
+
+@pytest.mark.parametrize("pinned", [{"pp": 2}, {"dp": 2}, {"tp": 2}, {"pp": 2, "recompute": "full"}])
+def test_devices_that_are_all_slow_are_slower_devices(pinned: dict[str, Any]) -> None:
+    """The same plan, and the same time as on a device that is described as so much slower."""
+    described = cluster(1, 2, device=slower_device(2.0))
+    expected = planned(problem(described, ranks=2, global_batch=8, **pinned))
+    found = planned(mixed(2.0, 2.0, **pinned))
+    assert found.stages == expected.stages
+    assert seconds(found) == pytest.approx(seconds(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("slow", [1.5, 2.0, 3.0])
+def test_a_slow_device_gets_less_work_than_an_equal_share(slow: float) -> None:
+    """The step is shorter than without it, and than that of the best plan for equal devices."""
+    alone, even, plan = planned(mixed(1.0)), planned(mixed(1.0, 1.0)), planned(mixed(1.0, slow))
+    unaware = Simulated(mixed(1.0, slow)).evaluate(candidate_of(even)).step_ns / 1e9
+    assert seconds(even) < seconds(plan) < seconds(alone)
+    assert unaware > (1 + (slow - 1) / 4) * seconds(plan)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(SPEEDS, min_size=2, max_size=4), st.data())
+def test_a_faster_device_never_makes_the_plan_slower(slowness: list[float], data: st.DataObject) -> None:
+    which = data.draw(st.integers(0, len(slowness) - 1))
+    faster = [*slowness]
+    faster[which] /= 2
+    assert seconds(planned(mixed(*faster))) <= 1.005 * seconds(planned(mixed(*slowness)))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.permutations([1.0, 1.0, 2.0, 2.0]))
+def test_the_numbering_of_devices_does_not_matter(slowness: list[float]) -> None:
+    assert seconds(planned(mixed(*slowness))) == pytest.approx(seconds(planned(mixed(1.0, 1.0, 2.0, 2.0))), rel=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(SPEEDS, min_size=1, max_size=4))
+def test_no_plan_is_faster_than_the_lower_bound(slowness: list[float]) -> None:
+    found = mixed(*slowness)
+    assert floor_ns(found, all_meshes(found)) <= 1e9 * seconds(planned(found))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(SPEEDS, min_size=2, max_size=4))
+def test_devices_that_are_not_worth_it_are_left_out(slowness: list[float]) -> None:
+    """With `minRanks` a mixed cluster is never slower than its fast devices alone."""
+    fastest = [value for value in slowness if value == min(slowness)]
+    free = mixed(*slowness, min_ranks=1)
+    assert seconds(planned(free)) <= 1.005 * seconds(planned(mixed(*fastest)))
+
+
+def test_replicas_of_a_stage_are_about_equally_fast() -> None:
+    found = mixed(2.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0)
+    mesh = Mesh(dp=2, tp=1, pp=4, microbatch=1, num_microbatches=4)
+    devices = devices_in_order(found, mesh)
+    assert sorted(devices) == list(range(8))
+    assert slowness_of_ranks(found, mesh, devices).tolist() == [1.0, 1.0, 1.0, 2.0]
+    by_shards = Mesh(dp=1, tp=2, pp=4, microbatch=1, num_microbatches=4)
+    assert devices_in_order(found, by_shards) == (4, 6, 0, 2)
+    assert slowness_of_ranks(found, by_shards, (4, 6, 0, 2)).tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.sampled_from([1.0, 2.0]), min_size=2, max_size=3))
+def test_few_devices_are_used_as_well_as_brute_force_finds(slowness: list[float]) -> None:
+    """Over all cuts and orders of the devices, with the plan's slices and schedule: within 3 %."""
+    found = mixed(*slowness, pp=len(slowness))
+    plan = planned(found)
+    candidate, least_ns = candidate_of(plan), 10**18
+    if len(candidate.stages) > len(slowness):
+        return
+    owners, num_units = owners_of(candidate), found.model.num_units
+    for order in itertools.permutations(range(len(slowness))):
+        judge = Simulated(found, plan.receive_ahead, lambda mesh, order=order: order)  # type: ignore[misc]
+        for cuts in itertools.combinations(range(1, num_units), len(slowness) - 1):
+            other = dataclasses.replace(candidate, stages=tuple(itertools.pairwise((0, *cuts, num_units))))
+            least_ns = min(least_ns, judge.evaluate(other).step_ns)
+    assert owners == tuple(range(len(slowness)))
+    assert 1e9 * seconds(plan) <= 1.03 * least_ns
