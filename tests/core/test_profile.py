@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -57,6 +58,15 @@ def test_hosts_round_trip_and_are_as_many_as_ranks() -> None:
     assert Profile.from_manifest(measured.to_manifest()) == measured
     with pytest.raises(UserError, match="hosts: names the machines of 2 ranks of 3"):
         profile(num_ranks=3, hosts=(0, 1))
+
+
+def test_every_rank_has_a_slowness_or_none() -> None:
+    assert "slowness" not in profile().to_manifest()
+    measured = profile(num_ranks=3, slowness=(1.0, 2.0, 1.0))
+    assert Profile.from_manifest(measured.to_manifest()) == measured
+    for wrong in ((1.0, 2.0), (1.0, 0.0, 1.0), (1.0, math.nan, 1.0), (1.0, math.inf, 1.0)):
+        with pytest.raises(UserError, match="slowness: does not have one positive number for each of 3 ranks"):
+            profile(num_ranks=3, slowness=wrong)
 
 
 def test_a_quiet_machine_gives_no_warning() -> None:

@@ -29,7 +29,17 @@ from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.shared_memory import prefix_table, scratch_table, split_scratch_table
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.simulate.memory import Shape
-from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, first_like, unit_counts
+from penstock.planner.stagecost import (
+    UNIT_KINDS,
+    Integers,
+    StageCosts,
+    Stages,
+    UnitTable,
+    collective_seconds,
+    first_like,
+    prefixes,
+    unit_counts,
+)
 from penstock.planner.work import Floats, head_rows, rows_of
 
 Flags = npt.NDArray[np.bool_]
@@ -156,7 +166,9 @@ def simulation_costs(
             inside = recompute_ns
     if problem.slowness:
         slowness = slowness_of_ranks(problem, mesh, devices)[list(stage_ranks)][:, None]
-        compute, inside = slowed(compute, slowness), None if inside is None else slowed(inside, slowness)
+        waits = np.minimum(_waits_for_shards(problem, candidate), compute)
+        compute = slowed(compute - waits, slowness) + waits
+        inside = None if inside is None else slowed(inside, slowness)
         remade = tuple(map(slowed, remade, slowness))
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
@@ -177,6 +189,18 @@ def simulation_costs(
         num_remainder_slices=len(candidate.remainder_slices),
         collectives=collectives_of(problem, candidate),
     )
+
+
+def _waits_for_shards(problem: Problem, candidate: Candidate) -> Integers:
+    """[kind, stage, slice]: the collectives inside compute actions, which take no longer on a slow device."""
+    counts = unit_counts(problem.model, candidate.stages)
+    if candidate.mesh.tp == 1:
+        return np.zeros(1, dtype=np.int64)
+    of_units = [
+        collective_seconds(table.cost, table.batch, np.array(table.slices, dtype=float), prefixes(table.slices) * 1.0)
+        for table in unit_tables(problem, candidate)
+    ]
+    return compute_table(*whole_nanoseconds(counts @ np.concatenate(of_units, axis=2)))
 
 
 def recomputation_ns(problem: Problem, candidate: Candidate) -> tuple[Integers, ...]:

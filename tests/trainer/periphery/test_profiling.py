@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 from collections import Counter
@@ -48,6 +49,7 @@ from penstock.trainer.profiling.machine import (
     trainer_digest,
 )
 from penstock.trainer.profiling.parts import Workload, choose_parts
+from penstock.trainer.profiling.profile import at_first_speed, slowness_of_ranks
 from penstock.trainer.profiling.units import STEADY, Key, UnitTimer, mean_and_spread, steady_rounds
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model
@@ -184,6 +186,30 @@ def link(seconds: Callable[[int, int, int], float], largest: int = 0) -> tuple[L
     record = measured_link(channel, 0, channel.clock, message_sizes(largest))
     assert channel.ended
     return record, channel
+
+
+@pytest.mark.parametrize(
+    ("of_points", "slowness"),
+    [
+        ([[1.0]], ()),
+        ([[1.0, 1.1], [1.0, 0.95], [1.0, 1.3]], ()),
+        ([[1.0, 2.1], [1.0, 2.0], [1.0, 1.2]], (1.0, 2.0)),
+        ([[1.0, 0.5, 0.9], [1.0, 0.4, math.nan]], (1.0, 0.45, 0.9)),
+        ([[1.0, 1.0, math.nan], [1.0, 3.0, math.nan]], (1.0, 2.0, 1.0)),
+    ],
+)
+def test_ranks_are_slow_by_the_median_over_points_and_alike_within_a_fifth(
+    of_points: list[list[float]], slowness: tuple[float, ...]
+) -> None:
+    assert slowness_of_ranks(of_points) == pytest.approx(slowness)
+
+
+def test_times_of_a_rank_of_another_speed_count_as_those_of_the_first() -> None:
+    """Else the mean over ranks would be of none of them. Noise stays."""
+    samples = [((UnitKind.MLP, Kind.F), Taken(3.0, 1.0))]
+    assert at_first_speed(samples, 2.0) == [((UnitKind.MLP, Kind.F), Taken(1.5, 0.5))]
+    for slowness in (1.0, 1.1, 0.9, math.nan):
+        assert at_first_speed(samples, slowness) == samples
 
 
 def test_a_link_is_measured_once_if_it_makes_sense() -> None:

@@ -246,9 +246,7 @@ def _unit_records(
         counted = range(len(rounds))
     slowness = [statistics.median(of_rank) for of_rank in zip(*(_slowness(seconds[i]) for i in counted), strict=True)]
     together = _flat(rounds[i][1] for i in counted) if crowded else []
-    if not are_alike((1.0, slowness[rank])):
-        together = [(key, taken.divided_by(slowness[rank])) for key, taken in together]
-    pooled = _by_key(concatenated(together))
+    pooled = _by_key(concatenated(at_first_speed(together, slowness[rank])))
     alone = _by_key(_flat(rounds[i][0] for i in counted))
     return [_record(timer, point, key, samples, pooled[key]) for key, samples in alone.items()], slowness
 
@@ -258,6 +256,13 @@ def _slowness(seconds: Sequence[float]) -> list[float]:
     not measure. ``seconds`` has two entries of every rank, alone and together.
     """
     return [together / seconds[1] if together else math.nan for together in seconds[1::2]]
+
+
+def at_first_speed(samples: Samples, slowness: float) -> Samples:
+    """The times that a rank of this ``slowness`` would have at the speed of the first rank."""
+    if are_alike((1.0, slowness)):
+        return samples
+    return [(key, taken.divided_by(slowness)) for key, taken in samples]
 
 
 def slowness_of_ranks(of_points: Sequence[Sequence[float]]) -> tuple[float, ...]:
