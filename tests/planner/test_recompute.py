@@ -143,6 +143,7 @@ def cuts(draw: st.DrawFn, most_units: int = 10) -> Cut:
         regained=np.array(regained),
         limit_bytes=np.array(limits),
         exposed=np.array([draw(st.sampled_from([0.0, 0.25, 1.0, 1.0])) for _ in range(num_stages)]),
+        slowness=np.array([draw(st.sampled_from([1.0, 1.0, 1.5, 0.5])) for _ in range(num_stages)]),
     )
 
 
@@ -173,7 +174,8 @@ def slowest(cut: Cut, bounds: Sequence[int]) -> float:
         remakes = together[stage] if together else ()
         num_bytes, recomputed_ns = of_remakes(remakes, cut.savings)
         assert num_bytes >= float(cut.needed_bytes(stage, first, stop)) - 1e-6
-        longest = max(longest, int(cut.unit_ns[first:stop].sum()) + cut.exposed[stage] * recomputed_ns)
+        stage_ns = int(cut.unit_ns[first:stop].sum()) + cut.exposed[stage] * recomputed_ns
+        longest = max(longest, cut.slowness[stage] * stage_ns)
     return longest
 
 
@@ -189,7 +191,7 @@ def test_no_other_stages_and_policies_are_faster(cut: Cut) -> None:
         for first, stop in itertools.combinations(range(num_units + 1), 2)
     }
     of_bounds = [
-        max(known[stage, *units] for stage, units in enumerate(itertools.pairwise(bounds)))
+        max(cut.slowness[stage] * known[stage, *units] for stage, units in enumerate(itertools.pairwise(bounds)))
         for bounds in all_bounds(num_units, num_stages)
     ]
     bounds = cut.best()
@@ -239,11 +241,31 @@ def test_the_example_of_the_theory() -> None:
         regained=np.array([1.0, 0.0]),
         limit_bytes=np.array([60, 60]),
         exposed=np.ones(2),
+        slowness=np.ones(2),
     )
     bounds = cut.best()
     assert bounds == (0, 4, 10)
     assert slowest(cut, bounds) == 6e9
     assert slowest(cut, (0, 4, 10)) < slowest(cut, (0, 5, 10)) == 6.5e9
+
+
+def test_a_slow_rank_owns_less_whatever_it_recomputes() -> None:
+    """The same two ranks, of which the second takes twice as long: six units with recomputation, and four."""
+    saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)
+    cut = Cut(
+        savings=(saving,),
+        unit_ns=np.full(10, 1_000_000_000),
+        state_bytes=np.zeros(10, dtype=np.int64),
+        held_bytes=np.full(10, 10),
+        kinds=[UnitKind.MLP] * 10,
+        in_flight=np.array([2.0, 1.0]),
+        regained=np.array([1.0, 0.0]),
+        limit_bytes=np.array([90, 60]),
+        exposed=np.ones(2),
+        slowness=np.array([1.0, 2.0]),
+    )
+    assert cut.best() == (0, 6, 10)
+    assert slowest(cut, (0, 6, 10)) == 8e9
 
 
 def test_hidden_recomputation_takes_no_time() -> None:
@@ -259,6 +281,7 @@ def test_hidden_recomputation_takes_no_time() -> None:
         regained=np.array([1.0, 0.0]),
         limit_bytes=np.array([60, 60]),
         exposed=np.array([0.0, 1.0]),
+        slowness=np.ones(2),
     )
     assert cut.best() == (0, 5, 10)
     assert cut.stage_ns(0, 0, 5) == cut.stage_ns(1, 5, 10) == 5e9
@@ -277,6 +300,7 @@ def test_a_rank_with_enough_memory_recomputes_nothing(num_stages: int) -> None:
         regained=np.full(num_stages, 1.0),
         limit_bytes=np.full(num_stages, 10_000),
         exposed=np.ones(num_stages),
+        slowness=np.ones(num_stages),
     )
     bounds = cut.best()
     assert bounds is not None

@@ -272,6 +272,7 @@ class MemoryFit:
             regained=(np.maximum(kept - lean, 0) / np.maximum(self._per_rank(shape, of_kinds), 1))[owners],
             limit_bytes=free_bytes[owners],
             exposed=np.array(exposed or [1.0] * mesh.pp)[owners],
+            slowness=slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh))[owners],
         )
 
     def _savings(self, shape: Candidate) -> Savings:

@@ -267,7 +267,8 @@ class Cut:
 
     Per unit: ``unit_ns``, ``state_bytes`` (always held), ``held_bytes`` of a micro-batch, and ``kinds``. Per stage: the
     number of ``in_flight`` micro-batches whose bytes it holds, the bytes ``regained`` per byte of a micro-batch that is
-    given up, ``limit_bytes``, and the ``exposed`` share of its recomputation: the rest is hidden and takes no time.
+    given up, ``limit_bytes``, the ``exposed`` share of its recomputation (the rest is hidden), and the
+    ``slowness`` of its device: its units take so many times as long.
     """
 
     savings: Savings
@@ -279,6 +280,7 @@ class Cut:
     regained: Floats
     limit_bytes: Integers
     exposed: Floats
+    slowness: Floats
 
     @functools.cached_property
     def _running(self) -> tuple[Integers, Integers, Integers, dict[UnitKind, Integers]]:
@@ -355,7 +357,8 @@ class Cut:
 
     def best(self) -> tuple[int, ...] | None:
         """The bounds with the smallest slowest stage; None if no stages fit."""
-        low, high = max(int(self.unit_ns.sum()) // len(self.in_flight), int(self.unit_ns.max())), self._most_ns
+        even_ns, least_slowness = int(self.unit_ns.sum()) / len(self.in_flight), float(self.slowness.min())
+        low, high = int(least_slowness * max(even_ns, int(self.unit_ns.max()))), self._most_ns
         best = self._within(high)
         while best is not None and low + low // PRECISION < high:
             middle = (low + high) // 2
@@ -366,7 +369,8 @@ class Cut:
     @property
     def _most_ns(self) -> int:
         """Upper bound of a stage's time with any recomputation."""
-        return int(self.unit_ns.sum()) + sum(saving.duration_ns for saving in self.savings) * len(self.unit_ns)
+        recompute_ns = sum(saving.duration_ns for saving in self.savings) * len(self.unit_ns)
+        return math.ceil((int(self.unit_ns.sum()) + recompute_ns) * float(self.slowness.max()))
 
     def remakes_of_ranks(self, stages: Stages, owners: Sequence[int]) -> tuple[Remakes, ...] | None:
         """The recomputation of these stages, chosen per rank, with most for its first stages; None if a rank does not
@@ -395,13 +399,15 @@ class Cut:
         for stage in reversed(range(len(self.in_flight))):
             longer: dict[int, tuple[int, ...]] = {}
             for stop, bounds in reached.items():
-                for first in self._firsts(most_ns, stage, stop):
+                for first in self._firsts(most_ns / float(self.slowness[stage]), stage, stop):
                     longer.setdefault(first, (first, *bounds))
             reached = dict(sorted(longer.items())[:SHORTER])
         return reached.get(0)
 
     def _firsts(self, most_ns: float, stage: int, stop: int) -> list[int]:
-        """The first few units from which the stage takes at most ``most_ns``; most are known without a search."""
+        """The first few units from which the stage takes at most ``most_ns`` on a device of slowness 1; most are known
+        without a search.
+        """
         least, greedy = self.times_of(stage, stop)
         possible = stage + (least <= most_ns).nonzero()[0]
         if (greedy[possible[:SHORTER] - stage] <= most_ns).all():
