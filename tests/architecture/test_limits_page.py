@@ -31,6 +31,7 @@ PLACES = {
     "KubernetesSpec": "spec.kubernetes",
     "ClusterProfileSpec": "spec of a ClusterProfile",
     "ClusterSpec": "described hardware",
+    "OtherDevices": "other devices of described hardware",
     "DeviceSpec": "device of described hardware",
     "LinkSpec": "link of described hardware",
     "Plan": "a plan",

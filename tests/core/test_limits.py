@@ -18,12 +18,13 @@ from penstock.core.manifest_schema import cluster_profile_schema, dataclass_sche
 from penstock.core.plan import Plan
 from penstock.core.pod import AgentReport, PodBinding
 from tests.support.manifest_strategies import manifest_types
-from tests.support.manifests import AGENT_REPORT, BINDING, CLUSTER, CLUSTER_PROFILE, FULL, PLAN, loaded
+from tests.support.manifests import AGENT_REPORT, BINDING, CLUSTER, CLUSTER_PROFILE, FULL, MIXED_CLUSTER, PLAN, loaded
 
 READERS: dict[str, tuple[dict[str, Any], type[Manifest], str]] = {
     "PipelineJob": (job_schema(), PipelineJob, FULL),
     "ClusterProfile": (cluster_profile_schema(), ClusterProfile, CLUSTER_PROFILE),
     "ClusterSpec": (dataclass_schema(ClusterSpec), ClusterSpec, CLUSTER),
+    "ClusterSpec of two kinds": (dataclass_schema(ClusterSpec), ClusterSpec, MIXED_CLUSTER),
     "Plan": (dataclass_schema(Plan), Plan, PLAN),
     "PodBinding": (dataclass_schema(PodBinding), PodBinding, BINDING),
     "AgentReport": (dataclass_schema(AgentReport), AgentReport, AGENT_REPORT),

@@ -53,7 +53,7 @@ def test_manifests_that_the_schema_refuses_are_refused_by_reading(data: st.DataO
         for parent in parents:
             place = place[parent]
         if data.draw(st.booleans()):
-            place[name] = data.draw(st.sampled_from(VALUES))
+            place[name] = copy.deepcopy(data.draw(st.sampled_from(VALUES)))
         elif isinstance(place, dict):
             value = place.pop(name)
             if data.draw(st.booleans()):

@@ -10,7 +10,7 @@ import pytest
 from penstock.core.layout import Precision
 from penstock.core.model import UnitKind
 from penstock.core.moments import MomentType
-from penstock.core.profile import MachineKey, Profile
+from penstock.core.profile import MachineKey, OptimizerRecord, Profile
 from penstock.core.profile_matching import (
     OLDEST_SECONDS,
     head_degrees_to_measure,
@@ -46,7 +46,7 @@ def test_a_profile_serves_with_or_without_operations_that_are_not_products() -> 
         ({"num_ranks": 4}, "was measured with 4 ranks, the job has 2"),
         ({"units": tuple(each for each in FITTING.units if each.batch == 1)}, "lacks micro-batch sizes"),
         (
-            {"optimizer": tuple(dataclasses.replace(each, moment_type=MomentType.BF16) for each in FITTING.optimizer)},
+            {"optimizer": (OptimizerRecord(num_parameters=1, seconds=1.0, spread=0.0, moment_type=MomentType.BF16),)},
             "lacks the optimizer with moments in fp32",
         ),
         (

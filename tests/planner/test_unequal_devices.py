@@ -11,15 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.cluster import ClusterSpec, OtherDevices
+from penstock.core.cost_table import CostRow, Pass
+from penstock.core.errors import UserError
+from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
+from penstock.core.remaking import Recompute
 from penstock.planner.decide import decide
 from penstock.planner.device_order import devices_in_order, slowness_of_ranks
 from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.floor import floor_ns
-from penstock.planner.problem import Mesh, Problem, all_meshes
+from penstock.planner.pricing import cost_of
+from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_cluster
 from penstock.planner.replay import candidate_of
 from penstock.planner.stages import rank_loads, slowed_bounds
-from tests.support.planning import cluster, problem, slower_device
+from tests.support.planning import DEVICE, cluster, job, problem, slower_device
 
 SPEEDS = st.sampled_from([1.0, 1.25, 2.0, 3.5])
 
@@ -67,7 +73,7 @@ def test_ranks_with_two_stages_are_evened_by_their_speed(unit_ns: list[int], slo
     assert found <= best + max(unit_ns) * max(slowness)
 
 
-@pytest.mark.parametrize("pinned", [{"pp": 2}, {"dp": 2}, {"tp": 2}, {"pp": 2, "recompute": "full"}])
+@pytest.mark.parametrize("pinned", [{"pp": 2}, {"dp": 2}, {"tp": 2}, {"pp": 2, "recompute": Recompute.FULL}])
 def test_devices_that_are_all_slow_are_slower_devices(pinned: dict[str, Any]) -> None:
     """The same plan, and the same time as on a device that is described as so much slower."""
     described = cluster(1, 2, device=slower_device(2.0))
@@ -98,7 +104,9 @@ def test_a_faster_device_never_makes_the_plan_slower(slowness: list[float], data
 @settings(max_examples=15, deadline=None)
 @given(st.permutations([1.0, 1.0, 2.0, 2.0]))
 def test_the_numbering_of_devices_does_not_matter(slowness: list[float]) -> None:
-    assert seconds(planned(mixed(*slowness))) == pytest.approx(seconds(planned(mixed(1.0, 1.0, 2.0, 2.0))), rel=1e-9)
+    """But for shards, which are adjacent."""
+    expected = seconds(planned(mixed(1.0, 1.0, 2.0, 2.0, tp=1)))
+    assert seconds(planned(mixed(*slowness, tp=1))) == pytest.approx(expected, rel=1e-9)
 
 
 @settings(max_examples=15, deadline=None)
@@ -145,3 +153,46 @@ def test_few_devices_are_used_as_well_as_brute_force_finds(slowness: list[float]
             least_ns = min(least_ns, judge.evaluate(other).step_ns)
     assert owners == tuple(range(len(slowness)))
     assert 1e9 * seconds(plan) <= 1.03 * least_ns
+
+
+ROW = CostRow(unit=UnitKind.MLP, pass_=Pass.F, tokens=1, pairs=0, seconds=1.0)
+
+
+def described(slow: float, **changes: Any) -> ClusterSpec:
+    """Two nodes, of which the second has slower devices."""
+    other = dataclasses.replace(slower_device(slow), **changes)
+    return cluster(2, 2, other_devices=(OtherDevices(device=other, num_nodes=1),))
+
+
+def test_a_described_kind_of_device_is_slower_by_the_whole_model() -> None:
+    found = problem(described(2.0), ranks=4)
+    assert found.slowness == pytest.approx((1.0, 1.0, 2.0, 2.0))
+    assert problem(described(2.0), ranks=2).slowness == ()
+    assert seconds(planned(found)) < seconds(planned(problem(cluster(2, 2, device=slower_device(2.0)), ranks=4)))
+
+
+def test_every_rank_may_use_what_the_smallest_device_has() -> None:
+    small = described(2.0, memory_bytes=2**20)
+    assert problem(small, ranks=4).memory_limit_bytes == 2**20
+    assert problem(small, ranks=2).memory_limit_bytes == 2**30
+
+
+def test_a_plan_costs_what_its_devices_do() -> None:
+    first = dataclasses.replace(DEVICE, price_per_hour=4.0)
+    priced = dataclasses.replace(described(2.0, price_per_hour=1.0), device=first)
+    spec = job(ranks=4, global_batch=8)
+    cost = cost_of(planned(problem_from_cluster(spec, priced)), spec, priced)
+    assert cost is not None
+    assert cost.per_hour == 10.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_nodes": 1}, "otherDevices: have 1 nodes, and all nodes are 1"),
+        ({"costs": (ROW,)}, "costs: are of one kind"),
+    ],
+)
+def test_kinds_of_devices_that_disagree_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(described(2.0), **changes)

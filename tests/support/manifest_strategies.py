@@ -15,7 +15,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 import penstock.core
-from penstock.core.cluster import ClusterSpec, DeviceSpec, KernelSpec, LinkOverride, LinkSpec, SoftwareSpec
+from penstock.core.cluster import (
+    ClusterSpec,
+    DeviceSpec,
+    KernelSpec,
+    LinkOverride,
+    LinkSpec,
+    OtherDevices,
+    SoftwareSpec,
+)
 from penstock.core.cluster_profile import ClusterProfileSpec
 from penstock.core.cost_table import CostRow
 from penstock.core.instants import INSTANT
@@ -113,7 +121,11 @@ BY_FIELD: dict[type, dict[str, Values]] = {
         "access_modes": st.lists(st.sampled_from(AccessMode), min_size=1, max_size=3).map(tuple),
     },
     PodBinding: {"node_rank": st.integers(0, 3), "num_nodes": st.integers(4, 9)},
-    Profile: {"num_ranks": st.just(3), "hosts": st.sampled_from([(), (0, 0, 0), (0, 1, 0)])},
+    Profile: {
+        "num_ranks": st.just(3),
+        "hosts": st.sampled_from([(), (0, 0, 0), (0, 1, 0)]),
+        "slowness": st.sampled_from([(), (1.0, 0.5, 2.0)]),
+    },
     Prediction: dict.fromkeys(("peak_bytes", "slot_bytes"), st.tuples(*[st.integers(0, 10**18)] * 2)),
     KernelSpec: dict.fromkeys(
         (
@@ -313,7 +325,10 @@ def _clusters(draw: st.DrawFn) -> ClusterSpec:
     node = st.integers(0, num_nodes - 1)
     links = st.lists(st.builds(LinkOverride, source=node, target=node, link=valid(LinkSpec)), max_size=3)
     devices_per_node = draw(st.integers(1, 8))
+    costs = tuple(draw(st.lists(valid(CostRow), max_size=2)))
+    others = st.builds(OtherDevices, device=valid(DeviceSpec), num_nodes=st.integers(1, max(num_nodes - 1, 1)))
     return ClusterSpec(
+        other_devices=(draw(others),) if num_nodes > 1 and not costs and draw(st.booleans()) else (),
         name=draw(SCALARS[str]),
         device=draw(valid(DeviceSpec)),
         num_nodes=num_nodes,
@@ -322,7 +337,7 @@ def _clusters(draw: st.DrawFn) -> ClusterSpec:
         intra_node_peer=draw(st.none() | valid(LinkSpec)),
         software=draw(valid(SoftwareSpec)),
         error=draw(SHARES),
-        costs=tuple(draw(st.lists(valid(CostRow), max_size=2))),
+        costs=costs,
         intra_node=draw(valid(LinkSpec)),
         inter_node=draw(valid(LinkSpec)),
         links=tuple(draw(links)),

@@ -109,6 +109,16 @@ intraNode: {latencySeconds: 1e-6, bytesPerSecond: 1e11}
 interNode: {latencySeconds: 1e-5, bytesPerSecond: 1e9}
 links: [{source: 0, target: 1, link: {latencySeconds: 1e-5, bytesPerSecond: 1e8}}]
 """
+MIXED_CLUSTER = """
+name: lab
+device: {name: card, peakFlops: 1e14, memoryBytes: 16Gi}
+numNodes: 3
+devicesPerNode: 4
+intraNode: {latencySeconds: 1e-6, bytesPerSecond: 1e11}
+interNode: {latencySeconds: 1e-5, bytesPerSecond: 1e9}
+otherDevices: [{numNodes: 2, device: {name: old card, peakFlops: 3e13, memoryBytes: 12Gi}}]
+"""
+"""Without costs, which are of one kind of device."""
 PLAN = """
 model: {family: gpt2, layers: 1, hidden: 64, heads: 2, vocab: 257}
 precision: fp32

@@ -14,6 +14,7 @@ from penstock.core.limits import (
     ANY_BYTES,
     EXACT,
     MOST_COSTS,
+    MOST_DEVICE_KINDS,
     MOST_DEVICES_PER_NODE,
     MOST_LINKS,
     MOST_NODES,
@@ -258,8 +259,20 @@ class LinkOverride(Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OtherDevices(Checked):
+    """Nodes whose devices are of another kind than those of the first nodes."""
+
+    device: Annotated[DeviceSpec, "the kind of device"]
+    num_nodes: Annotated[int, one_to(MOST_NODES), "how many nodes have it"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSpec(Checked):
-    """``num_nodes`` nodes of ``devices_per_node`` equal devices, links inside and between nodes, and exceptions.
+    """``num_nodes`` nodes of ``devices_per_node`` devices, links inside and between nodes, and exceptions.
+
+    All nodes have ``device``, but for the last ones, which have ``other_devices`` in their order. Devices of different
+    kinds are taken to differ by one factor in everything they compute (`penstock.planner.device_order`), and every rank
+    may use as much memory as the smallest of them has.
 
     With ``nics_per_node``, ``inter_node`` is one of a node's network cards: its devices share the cards evenly, and
     reductions use the algorithm that suits the topology (`penstock.planner.collectives`). Without it, all messages
@@ -270,7 +283,7 @@ class ClusterSpec(Checked):
     """
 
     name: Annotated[str, characters(), "for people"]
-    device: Annotated[DeviceSpec, "the one kind of device"]
+    device: Annotated[DeviceSpec, "the kind of device; with `otherDevices` that of the first nodes"]
     num_nodes: Annotated[int, one_to(MOST_NODES), "nodes"]
     devices_per_node: Annotated[int, one_to(MOST_DEVICES_PER_NODE), "devices of each"]
     intra_node: Annotated[
@@ -302,11 +315,16 @@ class ClusterSpec(Checked):
         list_of(MOST_COSTS),
         "rows measured elsewhere, which replace the device's kernels; `--costs` reads them from CSV",
     ] = ()
+    other_devices: Annotated[
+        tuple[OtherDevices, ...],
+        list_of(MOST_DEVICE_KINDS),
+        "other kinds of devices: `{device, numNodes}`, of the last nodes",
+    ] = ()
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
         """Check numbers of devices, network cards and nodes."""
-        return cls._check_devices, cls._check_nics, cls._check_links
+        return cls._check_devices, cls._check_nics, cls._check_links, cls._check_other_devices
 
     def _check_devices(self) -> None:
         if self.num_devices > MOST_RANKS:
@@ -314,6 +332,21 @@ class ClusterSpec(Checked):
                 what=f"{self.num_nodes} nodes of {self.devices_per_node} are more than {MOST_RANKS} devices",
                 where="numNodes",
                 remedy="describe fewer nodes",
+            )
+
+    def _check_other_devices(self) -> None:
+        others = sum(other.num_nodes for other in self.other_devices)
+        if others >= self.num_nodes:
+            raise UserError(
+                what=f"have {others} nodes, and all nodes are {self.num_nodes}",
+                where="otherDevices",
+                remedy="count them in numNodes as well, with at least one node of the first kind",
+            )
+        if self.other_devices and self.costs:
+            raise UserError(
+                what="are of one kind of device, and there are several",
+                where="costs",
+                remedy="describe one kind, or leave out the costs",
             )
 
     def _check_nics(self) -> None:
@@ -341,6 +374,18 @@ class ClusterSpec(Checked):
     def num_devices(self) -> int:
         """Number of all devices."""
         return self.num_nodes * self.devices_per_node
+
+    @property
+    def device_kinds(self) -> tuple[DeviceSpec, ...]:
+        """All kinds of devices, the first nodes' first."""
+        return (self.device, *(other.device for other in self.other_devices))
+
+    def kinds_of(self, num_devices: int) -> tuple[int, ...]:
+        """The index in `device_kinds` of the kind of each of the first devices."""
+        num_nodes = [other.num_nodes for other in self.other_devices]
+        num_nodes = [self.num_nodes - sum(num_nodes), *num_nodes]
+        kinds = (itertools.repeat(kind, count * self.devices_per_node) for kind, count in enumerate(num_nodes))
+        return tuple(itertools.islice(itertools.chain.from_iterable(kinds), num_devices))
 
     def node_of(self, device: int) -> int:
         """The node that holds ``device``; devices are numbered node by node."""

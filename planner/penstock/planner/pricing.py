@@ -10,10 +10,15 @@ SECONDS_PER_HOUR = 3600.0
 MILLION = 1e6
 
 
-def price_per_device_hour(spec: JobSpec, cluster: ClusterSpec | None = None) -> float:
-    """The described device's price, else the job's; 0 if neither is given."""
-    described = cluster.device.price_per_hour if cluster else 0.0
-    return described or spec.price_per_device_hour
+def price_per_hour(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> float:
+    """The described price of the plan's devices, else the job's; 0 if neither is given, or not for each device."""
+    if cluster is None:
+        return spec.price_per_device_hour * plan.num_ranks
+    devices = plan.devices or range(plan.num_ranks)
+    kinds = cluster.kinds_of(1 + max(devices))
+    prices = [device.price_per_hour or spec.price_per_device_hour for device in cluster.device_kinds]
+    of_devices = [prices[kinds[device]] for device in devices]
+    return sum(of_devices) if all(of_devices) else 0.0
 
 
 def cost_of(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> Cost | None:
@@ -21,10 +26,9 @@ def cost_of(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> Co
 
     None without a price, or without a prediction.
     """
-    price = price_per_device_hour(spec, cluster)
-    if plan.prediction is None or price == 0:
+    per_hour = price_per_hour(plan, spec, cluster)
+    if plan.prediction is None or per_hour == 0:
         return None
-    per_hour = price * plan.num_ranks
     per_step = per_hour * plan.prediction.step_seconds / SECONDS_PER_HOUR
     tokens = plan.global_batch * plan.sequence_length
     return Cost(

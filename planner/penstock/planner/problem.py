@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -258,14 +259,16 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
             moment_type=spec.training.optimizer.moment_type,
         )
 
+    devices, kinds = cluster.device_kinds, cluster.kinds_of(spec.resources.ranks)
+    memory_bytes = min(devices[kind].memory_bytes for kind in set(kinds))
     # A cost table has the times of a whole head, and other software than penstock's runs its backward as separate
     # passes.
     is_divided = cluster.software.head_in_forward and not cluster.costs
     return Problem(
         **common_fields(spec),
         num_devices=spec.resources.ranks,
-        memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
-        device_memory_bytes=cluster.device.memory_bytes,
+        memory_limit_bytes=min(spec.resources.memory_per_rank, memory_bytes),
+        device_memory_bytes=memory_bytes,
         costs=costs,
         tp_degrees=_tp_degrees(spec, cluster),
         head_degrees=lambda tp: range(1, 1 + spec.model.vocab // tp) if is_divided else (1,),
@@ -273,8 +276,25 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         software=cluster.software,
         cards=tuple(map(cluster.card_of, range(spec.resources.ranks))),
         confidence=_stated(cluster.error),
-        peak_flops=cluster.device.peak_flops,
+        peak_flops=statistics.mean(devices[kind].peak_flops for kind in kinds),
+        slowness=_slowness_of_kinds(spec, cluster, kinds),
     )
+
+
+def _slowness_of_kinds(spec: JobSpec, cluster: ClusterSpec, kinds: Sequence[int]) -> tuple[float, ...]:
+    """The slowness of devices of these ``kinds``: by the seconds of the whole model for one sequence on one device."""
+    if not any(kinds):
+        return ()
+
+    def model_ns(kind: int) -> int:
+        described = dataclasses.replace(cluster, device=cluster.device_kinds[kind], other_devices=())
+        cost = DescribedCost(model=spec.model, cluster=described, precision=spec.training.precision)
+        counts = unit_counts(spec.model, ((0, spec.model.num_units),))[0]
+        length = np.array([spec.data.sequence_length], dtype=np.float64)
+        return int(stage_slice_ns(cost, counts, pass_seconds(cost, 1, length, np.zeros(1)))[0])
+
+    of_kinds = {kind: model_ns(kind) for kind in sorted({0, *kinds})}
+    return tuple(of_kinds[kind] / of_kinds[0] for kind in kinds)
 
 
 def _tp_degrees(spec: JobSpec, cluster: ClusterSpec) -> tuple[int, ...]:
