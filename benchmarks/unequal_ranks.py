@@ -3,7 +3,7 @@
     ./dev bench unequal_ranks
 
 The demonstration's job with few sequences. The second rank's processes run for half of every 2 ms, in profiles and in
-training. First it is checked that this is half the speed. The job is planned twice by the same profiles: as they say
+training. First it is checked that limits give the time that they say. The job is planned twice by the same profiles: as they say
 that the second rank is slow, and as if both were equally fast, with everything but the stages planned as well. Needs
 root, for control groups.
 """
@@ -42,7 +42,7 @@ from tools.cpu_quota import PERIOD_MICROSECONDS, CpuQuota, QuotaError, cpu_quota
 
 SLOW_RANK, SHARE = 1, 0.5
 CHECKED, MOST_DEVIATION = (0.3, 0.6, 1.0), 0.03
-"""Shares of which the effective speed is measured first, and the largest deviation from them."""
+"""Limits of which it is measured first what they give, and the largest deviation from them."""
 LEAST_GAIN, MOST_ERROR = 1.25, 0.06
 AWARE, UNAWARE = "by their speeds", "as if equally fast"
 
@@ -139,7 +139,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "",
         f"{results['model']}; 2 CPU ranks, one thread each, of which the second runs for {SHARE:.0%} of every "
         f"{PERIOD_MICROSECONDS / 1000:g} ms; {results['machine']}. Limits of {', '.join(map(str, CHECKED))} of a core "
-        f"gave {shares} of its speed. Profiles say that passes take {slowness:.2f} times as long on the second rank. "
+        f"gave {shares} of its time. Profiles say that passes take {slowness:.2f} times as long on the second rank. "
         f"The medians of at least {STEPS_PER_PLAN} steps; {results['rejected']} more did not count, "
         f"because a reference kernel took over {MOST_DRIFT:.0%} more or less time after their block than before it.",
         "",

@@ -7,17 +7,20 @@ With a short period a process of one thread is like one on a core of ``share`` o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tools.lab.cgroups import ROOT
 
 PERIOD_MICROSECONDS = 2_000
-"""Period of the limit: much shorter than an action of a rank, and twice the kernel's minimum."""
+"""Period of the limit: much shorter than an action of a rank. For a small share it is longer, because of the next."""
+LEAST_QUOTA_MICROSECONDS = 1_000
+"""The shortest time per period that the kernel takes."""
 
 
 class QuotaError(Exception):
@@ -32,11 +35,13 @@ class CpuQuota:
 
     def set(self, share: float) -> None:
         """Limit to this share of one core."""
-        quota = round(share * PERIOD_MICROSECONDS)
+        period = max(PERIOD_MICROSECONDS, math.ceil(LEAST_QUOTA_MICROSECONDS / share))
+        quota = round(share * period)
         if (self._folder / "cpu.max").exists():
-            (self._folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
+            (self._folder / "cpu.max").write_text(f"{quota} {period}")
             return
-        (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+        (self._folder / "cpu.cfs_quota_us").write_text("-1")
+        (self._folder / "cpu.cfs_period_us").write_text(str(period))
         (self._folder / "cpu.cfs_quota_us").write_text(str(quota))
 
     def add(self, pid: int) -> None:
@@ -76,30 +81,29 @@ def _hierarchy() -> Path:
 
 _LOOP = """
 import sys, time
-pause = float(sys.argv[1])
 sys.stdin.readline()
-end, count = time.monotonic() + pause, 0
-while time.monotonic() < end:
-    for _ in range(1_000):
-        pass
-    count += 1
-print(count)
+begin, used = time.monotonic(), time.process_time()
+while time.monotonic() < begin + float(sys.argv[1]):
+    pass
+print((time.process_time() - used) / (time.monotonic() - begin))
 """
 
 
 def effective_shares(quota: CpuQuota, shares: Sequence[float], seconds: float = 1.0) -> list[float]:
-    """The speed that a process really has under each of ``shares``, as a share of what it has with a whole core."""
-    counts = []
-    for share in (1.0, *shares):
+    """The share of a core that a process which never waits really gets under each of ``shares``: its processor time.
+
+    How much it computes in that time varies by far more on a virtual machine whose cores have other guests.
+    """
+    found = []
+    for share in shares:
         quota.set(share)
-        counts.append(max(_count(quota, seconds) for _ in range(3)))
-    return [count / counts[0] for count in counts[1:]]
+        found.append(statistics.median(_used_share(quota, seconds) for _ in range(3)))
+    return found
 
 
-def _count(quota: CpuQuota, seconds: float) -> int:
+def _used_share(quota: CpuQuota, seconds: float) -> float:
     command = [sys.executable, "-c", _LOOP, str(seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         quota.add(process.pid)
-        time.sleep(0.05)
         output, _ = process.communicate("\n")
-    return int(output)
+    return float(output)
