@@ -3,9 +3,9 @@
     ./dev bench unequal_ranks
 
 The demonstration's job with few sequences. The second rank's processes run for half of every 4 ms, in profiles and in
-training. First it is checked that limits give the time that they say. The job is planned twice by the same profiles: as they say
-that the second rank is slow, and as if both were equally fast, with everything but the stages planned as well. Needs
-root, for control groups.
+training. First it is checked that limits give the time that they say. The job is planned twice by the same profiles: as
+they say that the second rank is slow, and as if both were equally fast, with everything but the stages planned as well.
+Needs root, for control groups.
 """
 
 from __future__ import annotations
