@@ -189,4 +189,4 @@ def test_a_judge_that_places_ranks_elsewhere_is_like_a_new_one(data: st.DataObje
     def backwards(mesh: Mesh) -> tuple[int, ...]:
         return devices_by_number(mesh)[::-1]
 
-    assert judge.placing(backwards).evaluate(candidate) == Simulated(asked, placement=backwards).evaluate(candidate)
+    assert judge.placing(backwards).evaluate(candidate) == Simulated(asked, placed_by=backwards).evaluate(candidate)

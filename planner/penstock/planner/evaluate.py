@@ -89,7 +89,8 @@ class Simulated:
 
     problem: Problem
     receive_ahead: int = DEFAULT_RECEIVE_AHEAD
-    _placement: Placement | None = None
+    placed_by: Placement | None = None
+    """Where ranks are; by default `devices_in_order`."""
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _mapped_devices: dict[tuple[Mesh, tuple[int, ...]], MappedDevices] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], EndCosts] = field(default_factory=dict)
@@ -114,7 +115,7 @@ class Simulated:
         """The judge with another placement of ranks on devices."""
         other = dataclasses.replace(
             self,
-            _placement=placement,
+            placed_by=placement,
             _mapped_devices={},
             _ends={},
             _costs={},
@@ -128,7 +129,7 @@ class Simulated:
 
     def placement(self, mesh: Mesh) -> tuple[int, ...]:
         """The first device of every rank of the mesh, replica after replica; by default `devices_in_order`."""
-        return devices_in_order(self.problem, mesh) if self._placement is None else self._placement(mesh)
+        return devices_in_order(self.problem, mesh) if self.placed_by is None else self.placed_by(mesh)
 
     def problem_of(self, candidate: Candidate) -> Problem:
         """The problem with the candidate's number of parts of the head."""
