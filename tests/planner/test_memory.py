@@ -20,6 +20,7 @@ from penstock.core.layout import (
     stage_slot_bytes,
 )
 from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.moments import MomentType
 from penstock.core.remaking import Recompute, Remake, Remakes, full_remakes, remade_of, uniform_remakes
 from penstock.core.sharding import Sharding
 from penstock.planner.memory import StageMemory, state_bytes_per_parameter
@@ -197,7 +198,7 @@ def test_shards_sum_gradients_of_the_parameters_that_several_hold(model: ModelSp
 def test_state_is_eighteen_bytes_in_bf16_and_sixteen_in_fp32() -> None:
     assert state_bytes_per_parameter(Precision.BF16) == 18
     assert state_bytes_per_parameter(Precision.FP32) == 16
-    assert state_bytes_per_parameter(Precision.BF16, GradientType.BF16) == 16
+    assert state_bytes_per_parameter(Precision.BF16, MomentType.BF16) == 14
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
