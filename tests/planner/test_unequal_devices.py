@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -73,6 +74,22 @@ def test_ranks_with_two_stages_are_evened_by_their_speed(unit_ns: list[int], slo
     assert found <= best + max(unit_ns) * max(slowness)
 
 
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=30), st.data())
+def test_many_stages_are_cut_by_their_share_of_the_speed(unit_ns: list[int], data: st.DataObject) -> None:
+    """Each within the longest unit of its share, unless stages before it or after it need a unit each."""
+    num_stages = data.draw(st.integers(1, len(unit_ns)))
+    slowness = [data.draw(SPEEDS) for _ in range(num_stages)]
+    with mock.patch("penstock.planner.stages.MOST_SLOWED", 0):
+        bounds = slowed_bounds(unit_ns, tuple(range(num_stages)), slowness)
+    assert (bounds[0], bounds[-1]) == (0, len(unit_ns))
+    assert list(bounds) == sorted(set(bounds))
+    if num_stages == 1 or max(unit_ns) * num_stages * max(slowness) > sum(unit_ns) * min(slowness):
+        return
+    share = sum(unit_ns) / sum(1 / value for value in slowness)
+    loads = rank_loads(unit_ns, bounds, tuple(range(num_stages)))
+    assert all(abs(load - share / slow) <= max(unit_ns) for load, slow in zip(loads, slowness, strict=True))
+
+
 @pytest.mark.parametrize("pinned", [{"pp": 2}, {"dp": 2}, {"tp": 2}, {"pp": 2, "recompute": Recompute.FULL}])
 def test_devices_that_are_all_slow_are_slower_devices(pinned: dict[str, Any]) -> None:
     """The same plan, and the same time as on a device that is described as so much slower."""
@@ -130,9 +147,9 @@ def test_replicas_of_a_stage_are_about_equally_fast() -> None:
     mesh = Mesh(dp=2, tp=1, pp=4, microbatch=1, num_microbatches=4)
     devices = devices_in_order(found, mesh)
     assert sorted(devices) == list(range(8))
-    assert slowness_of_ranks(found, mesh, devices).tolist() == [1.0, 1.0, 1.0, 2.0]
+    assert sorted(slowness_of_ranks(found, mesh, devices)) == [1.0, 1.0, 1.0, 2.0]
     by_shards = Mesh(dp=1, tp=2, pp=4, microbatch=1, num_microbatches=4)
-    assert devices_in_order(found, by_shards) == (4, 6, 0, 2)
+    assert sorted(devices_in_order(found, by_shards)) == [0, 2, 4, 6]
     assert slowness_of_ranks(found, by_shards, (4, 6, 0, 2)).tolist() == [1.0, 1.0, 2.0, 2.0]
 
 

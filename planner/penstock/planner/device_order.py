@@ -4,6 +4,10 @@ Devices that differ in speed are ordered by it. Shards of a rank and replicas of
 them counts, and the others wait. In the order of speed they are about equally fast, and few devices wait. Stages then
 have work in proportion to their ranks' speed (`penstock.planner.stages.slowed_bounds`).
 
+Which rank gets which of these groups of devices matters if units are few: a head suits a fast last rank, or leaves a
+slow one with nothing else. Of all orders of the groups, if they are few, the one counts with which the longest stage is
+shortest, for one stage per rank.
+
 Example: eight devices, of which 2 and 5 take twice as long, as dp 2 x pp 4. By number the replicas of rank 1 have the
 devices 2 and 3, those of rank 2 the devices 4 and 5: two ranks of four are slow. By speed, devices 2 and 5 are the
 replicas of the last rank, and only that one is slow.
@@ -11,12 +15,15 @@ replicas of the last rank, and only that one is slow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.stagecost import Integers
+from penstock.planner.stagecost import Integers, UnitTable, unit_totals
+from penstock.planner.stages import rank_loads, slowed_bounds
 from penstock.planner.work import Floats
 
 Placement = Callable[[Mesh], tuple[int, ...]]
@@ -29,16 +36,58 @@ def devices_by_number(mesh: Mesh) -> tuple[int, ...]:
     return tuple((mesh.tp * groups).ravel().tolist())
 
 
+MOST_ORDERS, MOST_ORDERED = 100, 64
+"""With more different orders of ranks, only the fastest first and the slowest first are compared; with more ranks none
+are, and the fastest are first.
+"""
+
+
 def devices_in_order(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
-    """`devices_by_number`, with devices of unequal speed ordered: the fastest ones on the first ranks, so that replicas
-    of a stage, which go in step, are about equally fast.
+    """`devices_by_number`, with devices of unequal speed ordered, so that replicas of a stage, which go in step, are
+    about equally fast. The order depends on the degrees of parallelism alone.
     """
     if not problem.slowness:
         return devices_by_number(mesh)
+    return problem.kept((devices_in_order, mesh.dp, mesh.tp, mesh.pp), lambda: _by_speed(problem, mesh))
+
+
+def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     groups = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     slowness = problem.slowness_of(groups[:, None] + np.arange(mesh.tp)).max(axis=1)
-    by_speed = groups[np.argsort(slowness, kind="stable")]
-    return tuple(by_speed[np.array(devices_by_number(mesh)) // mesh.tp].tolist())
+    fastest = groups[np.argsort(slowness, kind="stable")][: mesh.dp * mesh.pp].reshape(mesh.pp, mesh.dp)
+    of_ranks = slowness[fastest // mesh.tp].max(axis=1).tolist()
+    model = problem.model.whole
+    if mesh.pp > min(model.num_units, MOST_ORDERED):
+        return tuple(fastest.T.ravel().tolist())
+    table = UnitTable.of(problem.costs(mesh.tp, 1), 1, (problem.sequence_length,))
+    unit_ns, ranks = unit_totals(table, model).tolist(), tuple(range(mesh.pp))
+
+    def longest(order: Sequence[int]) -> tuple[float, float]:
+        slowness_in_order = [of_ranks[rank] for rank in order]
+        loads = rank_loads(unit_ns, slowed_bounds(unit_ns, ranks, slowness_in_order), ranks) * slowness_in_order
+        return float(loads.max()), float((loads**2).sum())
+
+    best = min(_orders(of_ranks), key=longest)
+    return tuple(fastest[list(best)].T.ravel().tolist())
+
+
+def _orders(slowness: Sequence[float]) -> list[tuple[int, ...]]:
+    """Orders of ranks that differ in their slowness, the one with the fastest first at the start; ``slowness`` is ascending."""
+    ascending = tuple(range(len(slowness)))
+    equal = Counter(slowness).values()
+    if math.factorial(len(slowness)) // math.prod(map(math.factorial, equal)) > MOST_ORDERS:
+        return [ascending, ascending[::-1]]
+    return list(_arrangements(ascending, slowness))
+
+
+def _arrangements(left: Sequence[int], slowness: Sequence[float]) -> Iterator[tuple[int, ...]]:
+    """Orders of the ranks ``left``, of which equally fast ones stay in order."""
+    if not left:
+        yield ()
+    firsts = {slowness[rank]: rank for rank in reversed(left)}
+    for first in sorted(firsts.values()):
+        for rest in _arrangements([rank for rank in left if rank != first], slowness):
+            yield (first, *rest)
 
 
 def first_replica_in_order(problem: Problem, mesh: Mesh) -> Integers:

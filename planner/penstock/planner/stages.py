@@ -183,10 +183,17 @@ def balanced_bounds(unit_ns: Sequence[int], num_stages: int) -> tuple[int, ...]:
     return _cheapest((units, stages, factors), bottleneck_ns)
 
 
+MOST_SLOWED = 512
+"""The best cut for unequal ranks of 1,024 stages takes seconds."""
+
+
 def slowed_bounds(unit_ns: Sequence[int], owners: Sequence[int], slowness: Sequence[float]) -> tuple[int, ...]:
     """Bounds like those of `balanced_bounds` for ranks of unequal speed: a unit takes ``slowness`` [ranks] times as
-    long on a rank. ``owners`` [stages] are the stages' ranks; if ranks have several stages, `evened_bounds`.
+    long on a rank. ``owners`` [stages] are the stages' ranks; if ranks have several stages, `evened_bounds`. More than
+    `MOST_SLOWED` stages are cut where the running time reaches their share of the speed.
     """
+    if len(owners) > MOST_SLOWED:
+        return _proportional_bounds(unit_ns, np.array([1 / slowness[owner] for owner in owners]))
     nothing = [0] * len(unit_ns)
     partitions = best_partitions(
         StagesProblem(
@@ -238,6 +245,17 @@ def evened_bounds(
             break
         best, loads = options[chosen], offered[chosen]
     return tuple(best.tolist())
+
+
+def _proportional_bounds(unit_ns: Sequence[int], speeds: npt.NDArray[np.float64]) -> tuple[int, ...]:
+    """Bounds with which every stage has a unit, and apart from that its share of the time by ``speeds`` [stages]."""
+    num_units, num_stages = len(unit_ns), len(speeds)
+    running = np.cumsum(np.asarray(unit_ns, dtype=np.float64))
+    shares = np.concatenate([[0.0], np.cumsum(speeds) / speeds.sum()])
+    wanted = np.searchsorted(running, running[-1] * shares[:-1], side="left")
+    stages = np.arange(num_stages)
+    increasing = np.maximum.accumulate(np.minimum(wanted, num_units - num_stages + stages) - stages) + stages
+    return *increasing.tolist(), num_units
 
 
 MOST_CUTS = 5_000
