@@ -52,6 +52,7 @@ def devices_in_order(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    """The first devices of ranks: the fastest ones, about equally fast ones on each pipeline rank."""
     groups = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     slowness = problem.slowness_of(groups[:, None] + np.arange(mesh.tp)).max(axis=1)
     fastest = groups[np.argsort(slowness, kind="stable")][: mesh.dp * mesh.pp].reshape(mesh.pp, mesh.dp)
@@ -72,7 +73,7 @@ def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _orders(slowness: Sequence[float]) -> list[tuple[int, ...]]:
-    """Orders of ranks that differ in their slowness, the one with the fastest first at the start; ``slowness`` is ascending."""
+    """Orders of ranks that differ in their ``slowness``, which is ascending: first the one with the fastest first."""
     ascending = tuple(range(len(slowness)))
     equal = Counter(slowness).values()
     if math.factorial(len(slowness)) // math.prod(map(math.factorial, equal)) > MOST_ORDERS:
