@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.core.cluster import ClusterSpec, OtherDevices
 from penstock.core.cost_table import CostRow, Pass
 from penstock.core.errors import UserError
+from penstock.core.job import Objective
 from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.remaking import Recompute
@@ -213,3 +214,22 @@ def test_a_plan_costs_what_its_devices_do() -> None:
 def test_kinds_of_devices_that_disagree_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         dataclasses.replace(described(2.0), **changes)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.sampled_from([1.3, 2.0, 3.0]), st.sampled_from([0.2, 0.5, 0.9, 1.5]))
+def test_a_plan_for_money_never_costs_more_than_one_for_time_or_of_one_kind(slow: float, price: float) -> None:
+    first = dataclasses.replace(DEVICE, price_per_hour=1.0)
+    mixed_kinds = dataclasses.replace(described(slow, price_per_hour=price), device=first)
+    second = dataclasses.replace(slower_device(slow), price_per_hour=price)
+    alone = [cluster(1, 2, device=device) for device in (first, second)]
+
+    def per_token(objective: Objective, on: ClusterSpec, ranks: int) -> float:
+        spec = job(ranks=ranks, min_ranks=1, global_batch=8, objective=objective)
+        cost = cost_of(planned(problem_from_cluster(spec, on)), spec, on)
+        assert cost is not None
+        return cost.per_million_tokens
+
+    cheapest = per_token(Objective.COST, mixed_kinds, 4)
+    assert cheapest <= 1.005 * per_token(Objective.TIME, mixed_kinds, 4)
+    assert cheapest <= 1.005 * min(per_token(Objective.COST, on, 2) for on in alone)

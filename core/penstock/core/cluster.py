@@ -124,8 +124,8 @@ class DeviceSpec(Checked):
         float,
         up_to(1e12),
         (
-            "price of one device, by which plans state their cost; it does not influence the choice, since `objective:"
-            " cost` counts device time"
+            "price of one device, by which plans state their cost; `objective: cost` counts it if devices have "
+            "different prices, else device time"
         ),
     ] = 0.0
     kernels: Annotated[

@@ -52,10 +52,14 @@ def devices_in_order(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
-    """The first devices of ranks: the fastest ones, about equally fast ones on each pipeline rank."""
+    """The first devices of ranks: the fastest ones, or if money counts those that do the same work for least; about
+    equally fast ones on each pipeline rank.
+    """
     groups = np.arange(problem.num_devices // mesh.tp) * mesh.tp
-    slowness = problem.slowness_of(groups[:, None] + np.arange(mesh.tp)).max(axis=1)
-    fastest = groups[np.argsort(slowness, kind="stable")][: mesh.dp * mesh.pp].reshape(mesh.pp, mesh.dp)
+    members = groups[:, None] + np.arange(mesh.tp)
+    slowness, rates = problem.slowness_of(members).max(axis=1), problem.cost_rates(members).max(axis=1)
+    used = np.sort(np.argsort(rates, kind="stable")[: mesh.dp * mesh.pp])
+    fastest = groups[used[np.argsort(slowness[used], kind="stable")]].reshape(mesh.pp, mesh.dp)
     of_ranks = slowness[fastest // mesh.tp].max(axis=1).tolist()
     model = problem.model.whole
     if mesh.pp > min(model.num_units, MOST_ORDERED):

@@ -104,6 +104,8 @@ class Problem:
     """Communication kernels that a CUDA device runs at once (`penstock.core.residency`); None for ranks on CPU."""
     slowness: tuple[float, ...] = ()
     """For every device how many times as long its computation takes as ``costs`` say; empty if all are alike."""
+    prices: tuple[float, ...] = ()
+    """The price of every device for an hour; empty if all cost the same."""
     link_tolerance: float = 1.0
     """Factor up to which links count as equal, since measurements scatter."""
     profile_digest: str = ""
@@ -122,6 +124,8 @@ class Problem:
     _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _slowness: Floats = field(init=False, repr=False, compare=False)
+    _costs: Integers = field(init=False, repr=False, compare=False)
+    """Prices of the first one, two, ... devices by their cost rates, in thousandths of the lowest price."""
 
     def __post_init__(self) -> None:
         cost_of = functools.partial(_cost_of, self.costs, self.model.head_parts)
@@ -143,6 +147,9 @@ class Problem:
         object.__setattr__(self, "_hosts", np.array(self.hosts, dtype=np.int64))
         object.__setattr__(self, "_cards", np.array(self.cards, dtype=np.int64))
         object.__setattr__(self, "_slowness", np.array(self.slowness, dtype=np.float64))
+        prices, by_rate = np.array(self.prices), np.argsort(self.cost_rates(range(len(self.prices))), kind="stable")
+        costs = np.cumsum(prices[by_rate]) * 1000 / prices.min(initial=math.inf)
+        object.__setattr__(self, "_costs", np.rint(costs).astype(np.int64))
 
     def limited(self, memory_limit_bytes: int) -> Problem:
         """The problem with another limit; both share all that does not depend on it."""
@@ -202,17 +209,26 @@ class Problem:
         return -(-self.sequence_length // MOST_QUANTA)
 
     def score(self, duration_ns: int, num_devices: int) -> int:
-        """The objective for a step on ``num_devices`` devices: its time, or device time.
+        """The objective for a step on ``num_devices`` devices: its time, or its cost in device time or money, on those
+        devices that do the same work for least.
 
         A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
         """
         if self.objective is Objective.COST:
-            return duration_ns * num_devices
+            return duration_ns * (int(self._costs[num_devices - 1]) if self.prices else num_devices)
         return duration_ns + (duration_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
 
     def longest_ns(self, score: float, num_devices: int) -> float:
         """The longest step on ``num_devices`` devices whose score is at most ``score``."""
         return score * NANOSECONDS_PER_SECOND / self.score(NANOSECONDS_PER_SECOND, num_devices)
+
+    def cost_rates(self, devices: npt.ArrayLike) -> Floats:
+        """What the work of an hour on the measured device costs on these devices, elementwise: price times slowness.
+        Slowness alone unless money counts.
+        """
+        slowness = self.slowness_of(devices)
+        counts = self.prices and self.objective is Objective.COST
+        return slowness * np.array(self.prices)[np.asarray(devices, dtype=np.int64)] if counts else slowness
 
     def slowness_of(self, devices: npt.ArrayLike) -> Floats:
         """`slowness` of devices, elementwise."""
@@ -278,7 +294,15 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         confidence=_stated(cluster.error),
         peak_flops=statistics.mean(devices[kind].peak_flops for kind in kinds),
         slowness=_slowness_of_kinds(spec, cluster, kinds),
+        prices=_prices_of_kinds(spec, cluster, kinds),
     )
+
+
+def _prices_of_kinds(spec: JobSpec, cluster: ClusterSpec, kinds: Sequence[int]) -> tuple[float, ...]:
+    """The price of each device; empty if all cost the same, or if that of one is not known."""
+    prices = [device.price_per_hour or spec.price_per_device_hour for device in cluster.device_kinds]
+    used = {prices[kind] for kind in set(kinds)}
+    return tuple(prices[kind] for kind in kinds) if len(used) > 1 and min(used) > 0 else ()
 
 
 def _slowness_of_kinds(spec: JobSpec, cluster: ClusterSpec, kinds: Sequence[int]) -> tuple[float, ...]:
