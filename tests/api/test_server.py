@@ -275,7 +275,7 @@ POST = (
 
 
 def test_a_connection_that_begins_during_the_shutdown_does_not_delay_it(service: Service, tmp_path: Path) -> None:
-    """Else a page whose stream is retried over it would keep the server up for ever."""
+    """Else a page that retries its stream over it would keep the server up forever."""
     tls = certificate(tmp_path)
     settings = replace(service.settings, limits=Limits(idle_seconds=60, request_seconds=60), tls=tls)
     trusting = ssl.create_default_context(cafile=str(tls.certificate))

@@ -18,7 +18,7 @@ from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds, to_second
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.compile import lowered, prove_plan
-from penstock.planner.device_order import Placement
+from penstock.planner.device_order import Placement, peak_flops
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import explained
 from penstock.planner.judge import Ending, Evaluation, NothingFitsError, Reporter
@@ -456,7 +456,9 @@ def _laid_out(judge: Simulated, simulated: Evaluation, problem: Problem) -> _Lai
 def _explained_plan(laid_out: _LaidOut, problem: Problem, result: Result, place: int) -> Plan:
     why = explained(problem, result, laid_out.evaluation, place)
     prediction = dataclasses.replace(
-        _prediction(laid_out.evaluation), peak_flops=problem.peak_flops, explanation=why.explanation
+        _prediction(laid_out.evaluation),
+        peak_flops=peak_flops(problem, laid_out.draft.devices),
+        explanation=why.explanation,
     )
     speed = dataclasses.replace(laid_out.draft, prediction=prediction).speed()
     prediction = dataclasses.replace(prediction, speed=speed)

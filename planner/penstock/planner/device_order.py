@@ -5,8 +5,8 @@ them counts, and the others wait. In the order of speed they are about equally f
 have work in proportion to their ranks' speed (`penstock.planner.stages.slowed_bounds`).
 
 Which rank gets which of these groups of devices matters if units are few: a head suits a fast last rank, or leaves a
-slow one with nothing else. Of all orders of the groups, if they are few, the one counts with which the longest stage is
-shortest, for one stage per rank.
+slow one with nothing else. Of all orders of the groups, if they are few, the one counts whose step is shortest with one
+stage per rank: all sequences on the busiest rank, and one on the others.
 
 Example: eight devices, of which 2 and 5 take twice as long, as dp 2 x pp 4. By number the replicas of rank 1 have the
 devices 2 and 3, those of rank 2 the devices 4 and 5: two ranks of four are slow. By speed, devices 2 and 5 are the
@@ -46,7 +46,7 @@ def devices_in_order(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     """`devices_by_number`, with devices of unequal speed ordered, so that replicas of a stage, which go in step, are
     about equally fast. The order depends on the degrees of parallelism alone.
     """
-    if not problem.slowness:
+    if not problem.slowness or problem.has_fixed_ranks:
         return devices_by_number(mesh)
     return problem.kept((devices_in_order, mesh.dp, mesh.tp, mesh.pp), lambda: _by_speed(problem, mesh))
 
@@ -67,12 +67,13 @@ def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     table = UnitTable.of(problem.costs(mesh.tp, 1), 1, (problem.sequence_length,))
     unit_ns, ranks = unit_totals(table, model).tolist(), tuple(range(mesh.pp))
 
-    def longest(order: Sequence[int]) -> tuple[float, float]:
+    def step_ns(order: Sequence[int]) -> float:
+        """All sequences on the busiest rank, and one of them on the others."""
         slowness_in_order = [of_ranks[rank] for rank in order]
         loads = rank_loads(unit_ns, slowed_bounds(unit_ns, ranks, slowness_in_order), ranks) * slowness_in_order
-        return float(loads.max()), float((loads**2).sum())
+        return float((problem.global_batch / mesh.dp - 1) * loads.max() + loads.sum())
 
-    best = min(_orders(of_ranks), key=longest)
+    best = min(_orders(of_ranks), key=step_ns)
     return tuple(fastest[list(best)].T.ravel().tolist())
 
 
@@ -95,8 +96,15 @@ def _arrangements(left: Sequence[int], slowness: Sequence[float]) -> Iterator[tu
             yield (first, *rest)
 
 
+def devices_of(first: Sequence[int], tp: int) -> list[int]:
+    """The devices of all shards of ranks with these first devices."""
+    return [device + shard for device in first for shard in range(tp)]
+
+
 def first_replica_in_order(problem: Problem, mesh: Mesh) -> Integers:
     """[ranks]: those of the first replica, the first of `devices_in_order`."""
+    if not problem.slowness:
+        return np.arange(mesh.pp) * (mesh.dp * mesh.tp)
     return np.array(devices_in_order(problem, mesh)[: mesh.pp])
 
 
@@ -107,6 +115,13 @@ def slowness_of_ranks(problem: Problem, mesh: Mesh, devices: Sequence[int]) -> F
     first = np.reshape(devices, (mesh.dp, mesh.pp, 1))
     slowness: Floats = problem.slowness_of(first + np.arange(mesh.tp)).max(axis=(0, 2))
     return slowness
+
+
+def peak_flops(problem: Problem, devices: Sequence[int]) -> float | None:
+    """The mean peak of these devices, if it is known."""
+    if not problem.peaks:
+        return problem.peak_flops
+    return sum(problem.peaks[device] for device in devices) / len(devices)
 
 
 def slowed(durations: Integers, slowness: Floats) -> Integers:

@@ -22,7 +22,7 @@ from penstock.planner.device_order import Placement, devices_in_order
 from penstock.planner.judge import Evaluation, OrderBound
 from penstock.planner.memory_fit import MemoryFit, enough_microbatches
 from penstock.planner.nanoseconds import require_countable
-from penstock.planner.order import RECOMPUTE, Order
+from penstock.planner.order import FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT, Order
 from penstock.planner.outlines import REPEATING
 from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
@@ -479,6 +479,9 @@ class Simulated:
         owners = generator.stage_ranks(num_ranks, len(candidate.stages))
         alike = slice(len(candidate.slices))
         passes, costs = self.stage_costs(candidate).concurrent_ns[..., alike], self.costs(candidate, owners)
+        if problem.slowness:
+            slowed = (costs.compute_ns * costs.slowdown_ppm // MILLION)[..., alike]
+            passes = slowed[[FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT]]
         recompute_ns = 0 if hides_recomputation else self._recompute_ns(candidate)
         transfers = costs.transfer_ns[..., alike]
         forward, exchanged, returned = stash_tables(problem, candidate)

@@ -16,6 +16,7 @@ from penstock.core.remaking import Remake, pinned_operations, remakes_text
 from penstock.core.schedule import CSV
 from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
 from penstock.planner.candidate import Candidate, at_other_zero
+from penstock.planner.device_order import devices_in_order, devices_of
 from penstock.planner.floor import floor_ns, grid
 from penstock.planner.judge import Evaluation
 from penstock.planner.outlines import owners_of_stages
@@ -183,12 +184,18 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
 
 
 def _speeds(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
-    """How unequal the devices are, if they are."""
+    """How unequal the ranks are, if they are."""
+    mesh = chosen.candidate.mesh
     if not problem.slowness:
         return ()
-    ratio = max(problem.slowness) / min(problem.slowness)
-    order = "stages are cut by the speed of their ranks" if chosen.candidate.mesh.pp > 1 else "the slowest one counts"
-    return (f"devices are of unequal speed, up to {ratio:.2f} times: {order}",)
+    slowness = problem.slowness_of(devices_of(devices_in_order(problem, mesh), mesh.tp))
+    ratio = float(slowness.max() / slowness.min())
+    if ratio - 1 < LEAST_SHARE:
+        return ()
+    effect = "the slowest one counts" if mesh.pp == 1 else "stages are cut by the speed of their ranks"
+    if mesh.pp > 1 and problem.pinned.stages is not None:
+        effect = "stages are pinned whatever their ranks' speed"
+    return (f"devices are of unequal speed, up to {ratio:.2f} times: {effect}",)
 
 
 def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from penstock.core.devices import reported_peak_flops
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec
+from penstock.core.job import Device, JobSpec
+from penstock.core.moments import MomentType
 from penstock.core.profile import Profile
 from penstock.core.schedule import Kind
 from penstock.planner.fit import FitReport, measured_cost
@@ -43,9 +44,10 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         head_degrees=head_degrees.__getitem__,
         hosts=_hosts(profile, spec.resources.ranks),
         slowness=_slowness(profile, spec.resources.ranks),
+        has_fixed_ranks=spec.resources.device is Device.CPU and not profile.hosts,
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
-        confidence=confidence_in(profile, [report for cost in costs.values() for report in cost.reports]),
+        confidence=confidence_in(profile, [report for cost in costs.values() for report in cost.reports], moment_type),
         peak_flops=reported_peak_flops(profile.key.device, profile.precision),
     )
 
@@ -62,7 +64,9 @@ def _head_degrees(profile: Profile, tp: int) -> tuple[int, ...]:
     return tuple(sorted({1, *(parts for degree, parts in profile.degrees if degree == tp)}))
 
 
-def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
+def confidence_in(
+    profile: Profile, reports: Sequence[FitReport], moment_type: MomentType = MomentType.FP32
+) -> Confidence:
     """Of computing, half the median interquartile range or the held-out error of the fit, whichever is larger; of
     reductions and the optimizer, half the largest range; of transfers, the largest error of a link.
 
@@ -77,7 +81,8 @@ def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
         computing=max(statistics.median(spreads) / 2, statistics.median(held_out) if held_out else 0.0),
         transfers=max((link.error for link in profile.links), default=0.0),
         reductions=max((record.spread for record in profile.collectives), default=0.0) / 2,
-        optimizer=max((record.spread for record in profile.optimizer), default=0.0) / 2,
+        optimizer=max((record.spread for record in profile.optimizer if record.moment_type is moment_type), default=0.0)
+        / 2,
         warnings=profile.warnings,
     )
 

@@ -368,7 +368,7 @@ class _StageTimes:
 
     @classmethod
     def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, stages: Stages, owners: tuple[int, ...]) -> _StageTimes:
-        """Times of ``stages``; they hold for any number of replicas."""
+        """Times of ``stages``; they hold for any number of replicas, unless devices differ in speed."""
         of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
         slowness = slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh))[list(owners), None]
         return cls(

@@ -74,13 +74,15 @@ def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
     """Whether the default order suffices: all links are equal up to the problem's tolerance.
 
     Always true for more than `MOST_DEVICE_GROUPS` device groups. With many of them, links inside hosts may differ
-    from those between hosts if the default order fills hosts one after another.
+    from those between hosts if the default order, stage after stage, fills hosts one after another.
     """
     if problem.num_devices // mesh.tp > MOST_DEVICE_GROUPS:
         return True
     first_devices = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     hosts = problem.host_of(first_devices)
-    keeps_to_hosts = len(first_devices) > MOST_DEVICE_GROUPS_TRIED_IN_FULL and bool((np.diff(hosts) >= 0).all())
+    order = np.reshape(devices_in_order(problem, mesh), (mesh.dp, mesh.pp)).T.ravel() // mesh.tp
+    changes = np.count_nonzero(np.diff(hosts[order]))
+    keeps_to_hosts = len(order) > MOST_DEVICE_GROUPS_TRIED_IN_FULL and changes < len(np.unique(hosts[order]))
     least, most = np.full((2, 2), math.inf), np.zeros((2, 2))
     for first in range(0, len(first_devices), DEVICE_GROUPS_AT_ONCE):
         source, target = np.meshgrid(first_devices[first : first + DEVICE_GROUPS_AT_ONCE], first_devices, indexing="ij")

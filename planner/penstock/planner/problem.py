@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import statistics
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -104,6 +103,8 @@ class Problem:
     """Communication kernels that a CUDA device runs at once (`penstock.core.residency`); None for ranks on CPU."""
     slowness: tuple[float, ...] = ()
     """For every device how many times as long its computation takes as ``costs`` say; empty if all are alike."""
+    has_fixed_ranks: bool = False
+    """Whether every rank is the device of its own number: processes on the CPU of one machine have no other order."""
     prices: tuple[float, ...] = ()
     """The price of every device for an hour; empty if all cost the same."""
     link_tolerance: float = 1.0
@@ -113,6 +114,8 @@ class Problem:
     """Errors of the costs, from the spread of measurements or as described."""
     peak_flops: float | None = None
     """Peak of one device, if known (`penstock.core.speed`)."""
+    peaks: tuple[float, ...] = ()
+    """The peak of every device; empty if all have the same."""
     units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)
     """Costs of units by degree of tensor parallelism, sequences of a micro-batch and slices; recent ones are cached."""
     slicings: Callable[[int, int], Mapping[int, Slicing]] = field(init=False, repr=False, compare=False)
@@ -292,7 +295,8 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         software=cluster.software,
         cards=tuple(map(cluster.card_of, range(spec.resources.ranks))),
         confidence=_stated(cluster.error),
-        peak_flops=statistics.mean(devices[kind].peak_flops for kind in kinds),
+        peak_flops=cluster.device.peak_flops,
+        peaks=tuple(devices[kind].peak_flops for kind in kinds) if cluster.other_devices else (),
         slowness=_slowness_of_kinds(spec, cluster, kinds),
         prices=_prices_of_kinds(spec, cluster, kinds),
     )

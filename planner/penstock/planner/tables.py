@@ -192,7 +192,9 @@ def simulation_costs(
 
 
 def _waits_for_shards(problem: Problem, candidate: Candidate) -> Integers:
-    """[kind, stage, slice]: the collectives inside compute actions, which take no longer on a slow device."""
+    """[kind, stage, slice]: the collectives inside compute actions, which take no longer on a slow device. Those of
+    recomputation are left out: they are few.
+    """
     counts = unit_counts(problem.model, candidate.stages)
     if candidate.mesh.tp == 1:
         return np.zeros(1, dtype=np.int64)
@@ -200,7 +202,9 @@ def _waits_for_shards(problem: Problem, candidate: Candidate) -> Integers:
         collective_seconds(table.cost, table.batch, np.array(table.slices, dtype=float), prefixes(table.slices) * 1.0)
         for table in unit_tables(problem, candidate)
     ]
-    return compute_table(*whole_nanoseconds(counts @ np.concatenate(of_units, axis=2)))
+    waits = compute_table(*whole_nanoseconds(counts @ np.concatenate(of_units, axis=2)))
+    waits[RECOMPUTE] = 0
+    return waits
 
 
 def recomputation_ns(problem: Problem, candidate: Candidate) -> tuple[Integers, ...]:

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock.core.cluster import ClusterSpec, LinkSpec
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.errors import UserError
 from penstock.core.explanation import Explanation, Method, Variation, most_helpful
 from penstock.core.job import JobSpec
@@ -107,10 +107,14 @@ def twice_the_microbatches(spec: JobSpec, hardware: Hardware) -> Changed:
 def more_memory(spec: JobSpec, hardware: Hardware) -> Changed:
     """Every device has more memory, which the job may use."""
     if isinstance(hardware, ClusterSpec):
-        device = dataclasses.replace(hardware.device, memory_bytes=hardware.device.memory_bytes + MORE_BYTES)
-        hardware = dataclasses.replace(hardware, device=device)
+        others = (dataclasses.replace(other, device=_with_more(other.device)) for other in hardware.other_devices)
+        hardware = dataclasses.replace(hardware, device=_with_more(hardware.device), other_devices=tuple(others))
     resources = dataclasses.replace(spec.resources, memory_per_rank=spec.resources.memory_per_rank + MORE_BYTES)
     return Changed(spec=dataclasses.replace(spec, resources=resources), hardware=hardware)
+
+
+def _with_more(device: DeviceSpec) -> DeviceSpec:
+    return dataclasses.replace(device, memory_bytes=device.memory_bytes + MORE_BYTES)
 
 
 def node_more(spec: JobSpec, hardware: Hardware) -> Changed | None:

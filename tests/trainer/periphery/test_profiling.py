@@ -49,7 +49,7 @@ from penstock.trainer.profiling.machine import (
     trainer_digest,
 )
 from penstock.trainer.profiling.parts import Workload, choose_parts
-from penstock.trainer.profiling.profile import at_first_speed, slowness_of_ranks
+from penstock.trainer.profiling.profile import divided_by, slowest_of_group, slowness_of_ranks
 from penstock.trainer.profiling.units import STEADY, Key, UnitTimer, mean_and_spread, steady_rounds
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model
@@ -194,8 +194,9 @@ def link(seconds: Callable[[int, int, int], float], largest: int = 0) -> tuple[L
         ([[1.0]], ()),
         ([[1.0, 1.1], [1.0, 0.95], [1.0, 1.3]], ()),
         ([[1.0, 2.1], [1.0, 2.0], [1.0, 1.2]], (1.0, 2.0)),
-        ([[1.0, 0.5, 0.9], [1.0, 0.4, math.nan]], (1.0, 0.45, 0.9)),
+        ([[1.0, 0.5, 0.9], [1.0, 0.4, math.nan]], (1.0, 0.45, 1.0)),
         ([[1.0, 1.0, math.nan], [1.0, 3.0, math.nan]], (1.0, 2.0, 1.0)),
+        ([[1.0, 1.05, 2.0, 2.2, 2.1, 4.0]], (1.0, 1.0, 2.1, 2.1, 2.1, 4.0)),
     ],
 )
 def test_ranks_are_slow_by_the_median_over_points_and_alike_within_a_fifth(
@@ -204,12 +205,17 @@ def test_ranks_are_slow_by_the_median_over_points_and_alike_within_a_fifth(
     assert slowness_of_ranks(of_points) == pytest.approx(slowness)
 
 
+@pytest.mark.parametrize(("rank", "tp", "slowest"), [(0, 1, 1.0), (1, 1, 2.0), (0, 2, 2.0), (3, 2, 3.0), (4, 4, 1.5)])
+def test_shards_take_as_long_as_the_slowest_of_them(rank: int, tp: int, slowest: float) -> None:
+    slowness = (1.0, 2.0, 1.0, 3.0, 1.5)
+    assert slowest_of_group(slowness, rank, tp) == slowest
+    assert slowest_of_group((), rank, tp) == 1.0
+
+
 def test_times_of_a_rank_of_another_speed_count_as_those_of_the_first() -> None:
-    """Else the mean over ranks would be of none of them. Noise stays."""
+    """Else the mean over ranks would be of none of them."""
     samples = [((UnitKind.MLP, Kind.F), Taken(3.0, 1.0))]
-    assert at_first_speed(samples, 2.0) == [((UnitKind.MLP, Kind.F), Taken(1.5, 0.5))]
-    for slowness in (1.0, 1.1, 0.9, math.nan):
-        assert at_first_speed(samples, slowness) == samples
+    assert divided_by(samples, 2.0) == [((UnitKind.MLP, Kind.F), Taken(1.5, 0.5))]
 
 
 def test_a_link_is_measured_once_if_it_makes_sense() -> None:

@@ -201,7 +201,7 @@ def load(
 
     Raises:
         CorruptError: the checkpoint differs from what was written.
-        UserError: the checkpoint belongs to another ``model``, or has another data type.
+        UserError: the checkpoint belongs to another ``model``, or weights of another data type.
     """
     manifest = _verify_together(folder, group)
     _require_model(folder, manifest.model, model)

@@ -149,7 +149,11 @@ def _other_costs(profile: Profile) -> Markup:
         for c in profile.collectives
     )
     rows.extend(
-        (f"optimizer step of {o.num_parameters:,} elements", format_seconds(o.seconds), _percent(o.spread))
+        (
+            f"optimizer step of {o.num_parameters:,} elements, moments in {o.moment_type.value}",
+            format_seconds(o.seconds),
+            _percent(o.spread),
+        )
         for o in profile.optimizer
     )
     rows.append(("memory of a rank's process", format_bytes(profile.memory.constant_bytes), ""))

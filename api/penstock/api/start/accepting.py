@@ -116,7 +116,7 @@ class Acceptor:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return
-        if self._closed:  # who shuts down all connections did not know this one
+        if self._closed:  # the server's shutdown did not know this connection
             protocol.shutdown()
 
     def _lose(self, connection: socket.socket) -> None:

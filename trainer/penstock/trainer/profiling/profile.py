@@ -191,6 +191,18 @@ def _join_shards(worker: Worker, tp: int) -> _ShardPlace:
     return _ShardPlace(shards, mesh.shard(worker.rank), is_first=worker.rank < tp, is_member=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A point's samples on this rank, alone and together, and the slowness of every rank there."""
+
+    point: Point
+    tp: int
+    head_parts: int
+    alone: Samples
+    together: Samples
+    slowness: Sequence[float]
+
+
 def _measure_units(
     parts: Sequence[Part], worker: Worker, progress: Progress, *, crowded: bool
 ) -> tuple[list[UnitRecord], list[TransientRecord], tuple[float, ...]]:
@@ -199,9 +211,8 @@ def _measure_units(
     """
     total = sum(len(part.load.timed) + len(part.load.weighed) for part in parts)
     count = itertools.count()
-    units: list[UnitRecord] = []
+    timed: list[_Timed] = []
     transients: list[TransientRecord] = []
-    of_points: list[Sequence[float]] = []
     for part in parts:
         release_unused(worker.device)  # before the next part is allocated
         place = _join_shards(worker, part.load.sharding.tp)
@@ -209,26 +220,23 @@ def _measure_units(
         timer = UnitTimer(part, worker.device, clock, shards=place.shards, shard=place.shard)
         for point in part.load.timed:
             progress(next(count), total)
-            records, of_point = _unit_records(timer, point, place, worker.rank, crowded=crowded)
-            units.extend(records)
-            of_points.append(of_point)
+            timed.append(_timed(timer, point, place))
         for point in part.load.weighed if place.is_member else ():
             progress(next(count), total)
             transients.extend(_transient_records(timer, point))
         del timer
     progress(total, total)
-    return units, transients, slowness_of_ranks(of_points)
+    least_tp = min(each.tp for each in timed)  # the shards of a group all take as long as the slowest
+    slowness = slowness_of_ranks([each.slowness for each in timed if each.tp == least_tp])
+    records = [record for each in timed for record in _unit_records(each, slowness, worker.rank, crowded=crowded)]
+    return records, transients, slowness
 
 
-def _unit_records(
-    timer: UnitTimer, point: Point, place: _ShardPlace, rank: int, *, crowded: bool
-) -> tuple[list[UnitRecord], Sequence[float]]:
-    """Time the passes of a point, the first rank or group of shards alone and all ranks at once, in alternation. Also
-    returns the slowness of every rank.
+def _timed(timer: UnitTimer, point: Point, place: _ShardPlace) -> _Timed:
+    """Time the passes of a point, the first rank or group of shards alone and all ranks at once, in alternation.
 
     The alternation exposes both to the same changes over time. Rounds continue until enough of them are steady on all
-    ranks. If that takes too many, the machine is not steady, and all rounds count. Times of a rank of another speed
-    count as long as they would be at the speed of the first one.
+    ranks. If that takes too many, the machine is not steady, and all rounds count.
     """
     visit = timer.visit(point) if place.is_member else list
     visit()
@@ -244,11 +252,34 @@ def _unit_records(
         counted = steady_rounds(seconds)
     if len(counted) < point.repeats:
         counted = range(len(rounds))
-    slowness = [statistics.median(of_rank) for of_rank in zip(*(_slowness(seconds[i]) for i in counted), strict=True)]
-    together = _flat(rounds[i][1] for i in counted) if crowded else []
-    pooled = _by_key(concatenated(at_first_speed(together, slowness[rank])))
-    alone = _by_key(_flat(rounds[i][0] for i in counted))
-    return [_record(timer, point, key, samples, pooled[key]) for key, samples in alone.items()], slowness
+    of_rounds = zip(*(_slowness(seconds[i]) for i in counted), strict=True)
+    return _Timed(
+        point,
+        timer.tp,
+        timer.head_parts,
+        alone=_flat(rounds[i][0] for i in counted),
+        together=_flat(rounds[i][1] for i in counted),
+        slowness=[statistics.median(of_rank) for of_rank in of_rounds],
+    )
+
+
+def _unit_records(timed: _Timed, slowness: tuple[float, ...], rank: int, *, crowded: bool) -> Iterator[UnitRecord]:
+    """The records of a point, at the speed of a rank whose slowness is 1. Collective."""
+    own, first = (slowest_of_group(slowness, of_rank, timed.tp) for of_rank in (rank, 0))
+    pooled = _by_key(concatenated(divided_by(timed.together, own) if crowded else []))
+    for key, samples in _by_key(divided_by(timed.alone, first)).items():
+        yield _record(timed, key, samples, pooled[key])
+
+
+def slowest_of_group(slowness: Sequence[float], rank: int, tp: int) -> float:
+    """The slowness of the slowest of a rank's group of ``tp`` shards; 1 if ranks are alike."""
+    first = rank // tp * tp
+    return max(slowness[first : first + tp], default=1.0)
+
+
+def divided_by(samples: Samples, slowness: float) -> Samples:
+    """The times on a rank that is so many times as fast."""
+    return [(key, taken.divided_by(slowness)) for key, taken in samples]
 
 
 def _slowness(seconds: Sequence[float]) -> list[float]:
@@ -258,25 +289,19 @@ def _slowness(seconds: Sequence[float]) -> list[float]:
     return [together / seconds[1] if together else math.nan for together in seconds[1::2]]
 
 
-def at_first_speed(samples: Samples, slowness: float) -> Samples:
-    """The times that a rank of this ``slowness`` would have at the speed of the first rank."""
-    if are_alike((1.0, slowness)):
-        return samples
-    return [(key, taken.divided_by(slowness)) for key, taken in samples]
-
-
 def slowness_of_ranks(of_points: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The median slowness of every rank over points; empty if ranks are alike. A rank that never measured counts as the
-    first one, with which it shares its host.
+    """The median slowness of every rank over points, the same for ranks that are alike; empty if all are. A rank that
+    never measured counts as the first one.
     """
     of_ranks = [[value for value in values if not math.isnan(value)] for values in zip(*of_points, strict=True)]
-    slowness = tuple(statistics.median(values) if values else 1.0 for values in of_ranks)
-    return () if are_alike(slowness) else slowness
-
-
-def are_alike(slowness: Sequence[float]) -> bool:
-    """Whether ranks are equally fast up to what measurements on a shared machine vary by; also for NaN."""
-    return not max(slowness) > MOST_UNEVEN * min(slowness)
+    medians = [statistics.median(values) if values else 1.0 for values in of_ranks]
+    slowness, left = [1.0] * len(medians), sorted(range(len(medians)), key=medians.__getitem__)
+    while left:
+        alike = [rank for rank in left if medians[rank] <= MOST_UNEVEN * medians[left[0]]]
+        for rank in alike:
+            slowness[rank] = 1.0 if 0 in alike else statistics.median(medians[other] for other in alike)
+        left = left[len(alike) :]
+    return () if len(set(slowness)) == 1 else tuple(slowness)
 
 
 def _flat(samples: Iterable[Samples]) -> Samples:
@@ -294,25 +319,25 @@ def _by_key(samples: Samples) -> dict[Key, list[Taken]]:
     return samples_of
 
 
-def _record(timer: UnitTimer, point: Point, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:
+def _record(timed: _Timed, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:
     alone_seconds, spread = mean_and_spread([taken.device for taken in alone])
     together_seconds, together_spread = mean_and_spread([taken.device for taken in together])
     host_seconds, _ = mean_and_spread([taken.host for taken in together])
     return UnitRecord(
         unit=key[0],
         kind=key[1],
-        batch=point.batch,
-        length=point.length,
-        prefix=point.prefix,
+        batch=timed.point.batch,
+        length=timed.point.length,
+        prefix=timed.point.prefix,
         alone_seconds=alone_seconds,
         together_seconds=together_seconds,
         spread=spread,
         together_spread=together_spread,
         host_seconds=None if all(taken.host == taken.device for taken in together) else host_seconds,
         samples=len(alone),
-        held_out=point.held_out,
-        tp=timer.tp,
-        head_parts=timer.head_parts,
+        held_out=timed.point.held_out,
+        tp=timed.tp,
+        head_parts=timed.head_parts,
     )
 
 
