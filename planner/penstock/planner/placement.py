@@ -82,7 +82,8 @@ def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
     hosts = problem.host_of(first_devices)
     order = np.reshape(devices_in_order(problem, mesh), (mesh.dp, mesh.pp)).T.ravel() // mesh.tp
     changes = np.count_nonzero(np.diff(hosts[order]))
-    keeps_to_hosts = len(order) > MOST_DEVICE_GROUPS_TRIED_IN_FULL and changes < len(np.unique(hosts[order]))
+    is_large = len(first_devices) > MOST_DEVICE_GROUPS_TRIED_IN_FULL
+    keeps_to_hosts = is_large and changes < len(np.unique(hosts[order]))
     least, most = np.full((2, 2), math.inf), np.zeros((2, 2))
     for first in range(0, len(first_devices), DEVICE_GROUPS_AT_ONCE):
         source, target = np.meshgrid(first_devices[first : first + DEVICE_GROUPS_AT_ONCE], first_devices, indexing="ij")
