@@ -65,12 +65,12 @@ class UnequalBench(Bench):
 def contenders(bench: Bench) -> list[Contender]:
     """The plan by the profile, and the one by the profile with ranks of equal speed. Both are predicted as measured."""
     problem = problem_from_profile(bench.job.spec, bench.profile)
-    found = []
+    planned = []
     for name, known in {AWARE: problem, UNAWARE: dataclasses.replace(problem, slowness=())}.items():
         plan = decide(known).plan
         assert plan.prediction is not None
-        found.append(Contender(name, plan, plan.prediction))
-    return found
+        planned.append(Contender(name, plan, plan.prediction))
+    return planned
 
 
 def predict(bench: Bench, of: Contender) -> None:
@@ -90,18 +90,18 @@ def measured(folder: Path) -> dict[str, Any]:
         bench = UnequalBench(folder, example_job(), quota)
         for _ in range(FIRST_PROFILES):
             bench.measure()
-        found = contenders(bench)
-        rejected = bench.fill(found)
-        for contender in found:
+        compared_plans = contenders(bench)
+        rejected = bench.fill(compared_plans)
+        for contender in compared_plans:
             predict(bench, contender)
-        bench.weigh(found)
+        bench.weigh(compared_plans)
         slowness = bench.profile.slowness
     return {
-        "model": described(found[0].plan),
+        "model": described(compared_plans[0].plan),
         "shares": shares,
         "slowness": slowness,
         "rejected": rejected,
-        "rows": {contender.name: compared(contender, _plan_text(contender)) for contender in found},
+        "rows": {contender.name: compared(contender, _plan_text(contender)) for contender in compared_plans},
     }
 
 
@@ -116,15 +116,15 @@ def _plan_text(contender: Contender) -> str:
 def gain(results: dict[str, Any]) -> float:
     """How many times as long the step takes if planned as if ranks were equally fast."""
     rows = results["rows"]
-    found: float = rows[UNAWARE]["measured_seconds"] / rows[AWARE]["measured_seconds"]
-    return found
+    ratio: float = rows[UNAWARE]["measured_seconds"] / rows[AWARE]["measured_seconds"]
+    return ratio
 
 
 def error(results: dict[str, Any]) -> float:
     """Error of the prediction for the plan by speeds."""
     row = results["rows"][AWARE]
-    found: float = row["predicted_seconds"] / row["measured_seconds"] - 1
-    return found
+    relative: float = row["predicted_seconds"] / row["measured_seconds"] - 1
+    return relative
 
 
 def table(results: dict[str, Any]) -> str:

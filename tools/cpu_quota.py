@@ -97,11 +97,11 @@ def effective_shares(quota: CpuQuota, shares: Sequence[float], seconds: float = 
 
     How much it computes in that time varies by far more on a virtual machine whose cores have other guests.
     """
-    found = []
+    used = []
     for share in shares:
         quota.set(share)
-        found.append(statistics.median(_used_share(quota, seconds) for _ in range(3)))
-    return found
+        used.append(statistics.median(_used_share(quota, seconds) for _ in range(3)))
+    return used
 
 
 def _used_share(quota: CpuQuota, seconds: float) -> float:

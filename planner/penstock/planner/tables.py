@@ -192,9 +192,7 @@ def simulation_costs(
 
 
 def _waits_for_shards(problem: Problem, candidate: Candidate) -> Integers:
-    """[kind, stage, slice]: the collectives inside compute actions, which take no longer on a slow device. Those of
-    recomputation are left out: they are few.
-    """
+    """[kind, stage, slice]: collectives inside compute actions but R, which take no longer on a slow device."""
     counts = unit_counts(problem.model, candidate.stages)
     if candidate.mesh.tp == 1:
         return np.zeros(1, dtype=np.int64)

@@ -226,9 +226,9 @@ def _measure_units(
             transients.extend(_transient_records(timer, point))
         del timer
     progress(total, total)
-    least_tp = min(each.tp for each in timed)  # the shards of a group all take as long as the slowest
-    slowness = slowness_of_ranks([each.slowness for each in timed if each.tp == least_tp])
-    records = [record for each in timed for record in _unit_records(each, slowness, worker.rank, crowded=crowded)]
+    least_tp = min(point.tp for point in timed)  # the shards of a group all take as long as the slowest
+    slowness = slowness_of_ranks([point.slowness for point in timed if point.tp == least_tp])
+    records = [record for point in timed for record in _unit_records(point, slowness, worker.rank, crowded=crowded)]
     return records, transients, slowness
 
 
