@@ -4,8 +4,7 @@
 
 The demonstration's job with few sequences. The second rank's processes run for half of every 4 ms, in profiles and in
 training. First it is checked that limits give the time that they say. The job is planned twice by the same profiles: as
-they say that the second rank is slow, and as if both were equally fast, with everything but the stages planned as well.
-Needs root, for control groups.
+they say that the second rank is slow, and as if both were equally fast. Needs root, for control groups.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class UnequalBench(Bench):
 
 
 def contenders(bench: Bench) -> list[Contender]:
-    """The plan by the profile, and the one by the profile with ranks of equal speed. Both are predicted as measured."""
+    """The plan by the profile, and the one by the profile with ranks of equal speed."""
     problem = problem_from_profile(bench.job.spec, bench.profile)
     planned = []
     for name, known in {AWARE: problem, UNAWARE: dataclasses.replace(problem, slowness=())}.items():

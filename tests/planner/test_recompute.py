@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,21 +229,27 @@ def test_whether_stages_can_take_so_long_is_known_without_the_best(cut: Cut, fac
     assert not cut.can_take(longest / LYNX_OPT - 1)
 
 
-def test_the_example_of_the_theory() -> None:
-    """Two ranks, ten units, a limit of 60 bytes: four and six units."""
+def two_ranks(**changes: Any) -> Cut:
+    """Ten equal units, of which the first of two ranks can recompute."""
     saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)
-    cut = Cut(
-        savings=(saving,),
-        unit_ns=np.full(10, 1_000_000_000),
-        state_bytes=np.zeros(10, dtype=np.int64),
-        held_bytes=np.full(10, 10),
-        kinds=[UnitKind.MLP] * 10,
-        in_flight=np.array([2.0, 1.0]),
-        regained=np.array([1.0, 0.0]),
-        limit_bytes=np.array([60, 60]),
-        exposed=np.ones(2),
-        slowness=np.ones(2),
-    )
+    fields: dict[str, Any] = {
+        "savings": (saving,),
+        "unit_ns": np.full(10, 1_000_000_000),
+        "state_bytes": np.zeros(10, dtype=np.int64),
+        "held_bytes": np.full(10, 10),
+        "kinds": [UnitKind.MLP] * 10,
+        "in_flight": np.array([2.0, 1.0]),
+        "regained": np.array([1.0, 0.0]),
+        "limit_bytes": np.array([60, 60]),
+        "exposed": np.ones(2),
+        "slowness": np.ones(2),
+    }
+    return Cut(**fields | changes)
+
+
+def test_the_example_of_the_theory() -> None:
+    """A limit of 60 bytes: four and six units."""
+    cut = two_ranks()
     bounds = cut.best()
     assert bounds == (0, 4, 10)
     assert slowest(cut, bounds) == 6e9
@@ -250,39 +257,15 @@ def test_the_example_of_the_theory() -> None:
 
 
 def test_a_slow_rank_owns_less_whatever_it_recomputes() -> None:
-    """The same two ranks, of which the second takes twice as long: six units with recomputation, and four."""
-    saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)
-    cut = Cut(
-        savings=(saving,),
-        unit_ns=np.full(10, 1_000_000_000),
-        state_bytes=np.zeros(10, dtype=np.int64),
-        held_bytes=np.full(10, 10),
-        kinds=[UnitKind.MLP] * 10,
-        in_flight=np.array([2.0, 1.0]),
-        regained=np.array([1.0, 0.0]),
-        limit_bytes=np.array([90, 60]),
-        exposed=np.ones(2),
-        slowness=np.array([1.0, 2.0]),
-    )
+    """The second takes twice as long: six units with recomputation, and four."""
+    cut = two_ranks(limit_bytes=np.array([90, 60]), slowness=np.array([1.0, 2.0]))
     assert cut.best() == (0, 6, 10)
     assert slowest(cut, (0, 6, 10)) == 8e9
 
 
 def test_hidden_recomputation_takes_no_time() -> None:
-    """The same two ranks: the first hides everything, so both own five units."""
-    saving = Saving(unit=UnitKind.MLP, operation=Operation.PROJECT, num_bytes=8, duration_ns=300_000_000)
-    cut = Cut(
-        savings=(saving,),
-        unit_ns=np.full(10, 1_000_000_000),
-        state_bytes=np.zeros(10, dtype=np.int64),
-        held_bytes=np.full(10, 10),
-        kinds=[UnitKind.MLP] * 10,
-        in_flight=np.array([2.0, 1.0]),
-        regained=np.array([1.0, 0.0]),
-        limit_bytes=np.array([60, 60]),
-        exposed=np.array([0.0, 1.0]),
-        slowness=np.ones(2),
-    )
+    """The first hides everything, so both own five units."""
+    cut = two_ranks(exposed=np.array([0.0, 1.0]))
     assert cut.best() == (0, 5, 10)
     assert cut.stage_ns(0, 0, 5) == cut.stage_ns(1, 5, 10) == 5e9
 

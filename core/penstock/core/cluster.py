@@ -338,9 +338,9 @@ class ClusterSpec(Checked):
         others = sum(other.num_nodes for other in self.other_devices)
         if others >= self.num_nodes:
             raise UserError(
-                what=f"have {others} nodes, and all nodes are {self.num_nodes}",
+                what=f"have {others} of {self.num_nodes} nodes, which leaves none for device",
                 where="otherDevices",
-                remedy="count them in numNodes as well, with at least one node of the first kind",
+                remedy="raise numNodes, which counts all nodes",
             )
         if self.other_devices and self.costs:
             raise UserError(

@@ -210,7 +210,7 @@ TOKENIZER = (
 )
 MOST_BF16_BETA = 0.99
 """In bf16 a change of less than half of the last bit, 1 part in 256 to 512, is lost. A step changes a moment by 1 -
-beta of its distance from the new value: with 0.99 it stops at up to 60 % from it, and from 0.998 on it hardly moves.
+beta of its distance from the new value: with 0.99 it stops at up to 64 % from it, and from 0.998 on it hardly moves.
 """
 
 OPTIMIZER = (

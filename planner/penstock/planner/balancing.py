@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from penstock.planner.device_order import devices_in_order, slowness_of_ranks
+from penstock.planner.device_order import slowness_in_order
 from penstock.planner.pins import parts_of_pinned_stages, pinned_stages
 from penstock.planner.problem import MOST_PARTS, Mesh, Problem, imported_schedule
 from penstock.planner.stagecost import Stages, unit_totals
@@ -53,7 +53,7 @@ def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], ow
     model, pinned = problem.model, problem.pinned.stages
     if pinned is not None:
         return pinned_stages(pinned, model.num_units, model.head_parts)
-    slowness = tuple(slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh))) if problem.slowness else ()
+    slowness = tuple(slowness_in_order(problem, mesh)) if problem.slowness else ()
     key = (time_balanced_stages, mesh.tp, mesh.microbatch, tuple(slices), tuple(owners), slowness)
 
     def balance() -> Stages:

@@ -8,7 +8,7 @@ from penstock.core.remaking import Remakes
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.speed import Speed, speed_of
 from penstock.core.units import format_count
-from penstock.planner.device_order import devices_in_order, devices_of, peak_flops
+from penstock.planner.device_order import peak_in_order
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.stagecost import Stages
 
@@ -60,7 +60,7 @@ class Candidate:
             sequence_length=sum(self.slices),
             num_devices=self.mesh.num_devices,
             step_seconds=step_seconds,
-            peak_flops=peak_flops(problem, devices_of(devices_in_order(problem, self.mesh), self.mesh.tp)),
+            peak_flops=peak_in_order(problem, self.mesh),
         )
 
 

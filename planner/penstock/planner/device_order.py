@@ -108,13 +108,29 @@ def first_replica_in_order(problem: Problem, mesh: Mesh) -> Integers:
     return np.array(devices_in_order(problem, mesh)[: mesh.pp])
 
 
+def slowness_in_order(problem: Problem, mesh: Mesh) -> Floats:
+    """[pipeline ranks]: `slowness_of_ranks` in the order of `devices_in_order`."""
+    return slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh) if problem.slowness else ())
+
+
 def slowness_of_ranks(problem: Problem, mesh: Mesh, devices: Sequence[int]) -> Floats:
     """[pipeline ranks]: how many times as long a rank computes as the costs say. ``devices`` are the first ones of all
     ranks; shards and replicas go in step, so the slowest counts.
     """
+    if not problem.slowness:
+        return np.ones(mesh.pp)
     first = np.reshape(devices, (mesh.dp, mesh.pp, 1))
     slowness: Floats = problem.slowness_of(first + np.arange(mesh.tp)).max(axis=(0, 2))
     return slowness
+
+
+def peak_in_order(problem: Problem, mesh: Mesh) -> float | None:
+    """`peak_flops` of the mesh's devices in order."""
+    return (
+        peak_flops(problem, devices_of(devices_in_order(problem, mesh), mesh.tp))
+        if problem.peaks
+        else problem.peak_flops
+    )
 
 
 def peak_flops(problem: Problem, devices: Sequence[int]) -> float | None:

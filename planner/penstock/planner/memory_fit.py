@@ -52,7 +52,7 @@ from typing import Any
 import numpy as np
 
 from penstock.planner.candidate import Candidate
-from penstock.planner.device_order import devices_in_order, slowness_of_ranks
+from penstock.planner.device_order import slowness_in_order
 from penstock.planner.problem import Problem
 from penstock.planner.recompute import (
     Cut,
@@ -272,7 +272,7 @@ class MemoryFit:
             regained=(np.maximum(kept - lean, 0) / np.maximum(self._per_rank(shape, of_kinds), 1))[owners],
             limit_bytes=free_bytes[owners],
             exposed=np.array(exposed or [1.0] * mesh.pp)[owners],
-            slowness=slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh))[owners],
+            slowness=slowness_in_order(problem, mesh)[owners],
         )
 
     def _savings(self, shape: Candidate) -> Savings:
@@ -437,7 +437,7 @@ class MemoryFit:
         units = problem.units(shape.mesh.tp, shape.mesh.microbatch, shape.slices)
         unit_ns = unit_totals(units, problem.model).tolist()
         if problem.slowness:
-            of_ranks = slowness_of_ranks(problem, shape.mesh, devices_in_order(problem, shape.mesh))
+            of_ranks = slowness_in_order(problem, shape.mesh)
             owners = stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages))
             memory["slowdown"] = of_ranks[list(owners)].tolist()
         partitions = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))

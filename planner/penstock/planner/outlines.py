@@ -55,7 +55,7 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of, optimizer_shards
-from penstock.planner.device_order import devices_in_order, first_replica_in_order, slowness_of_ranks
+from penstock.planner.device_order import first_replica_in_order, slowness_in_order
 from penstock.planner.memory import gradient_bytes, optimizer_bytes_per_parameter, stepped_elements
 from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, microbatch_capacity
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
@@ -370,7 +370,7 @@ class _StageTimes:
     def of(cls, problem: Problem, work: UnitWork, mesh: Mesh, stages: Stages, owners: tuple[int, ...]) -> _StageTimes:
         """Times of ``stages``; they hold for any number of replicas, unless devices differ in speed."""
         of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
-        slowness = slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh))[list(owners), None]
+        slowness = slowness_in_order(problem, mesh)[list(owners), None]
         return cls(
             work=work,
             stages=stages,
@@ -419,9 +419,8 @@ class _StageTimes:
             sums += cost.all_gather_seconds(summed_last * shards * precision.compute_bytes, replicas)
         else:
             sums = cost.all_reduce_seconds(summed_last * per_gradient, replicas)
-        state_bytes = (
-            stepped * (shards * per_gradient + optimizer_bytes_per_parameter(precision, problem.moment_type)) + weights
-        )
+        per_stepped = shards * per_gradient + optimizer_bytes_per_parameter(precision, problem.moment_type)
+        state_bytes = stepped * per_stepped + weights
         return sums + cost.optimizer_seconds(stepped), state_bytes
 
 

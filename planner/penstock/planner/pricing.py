@@ -12,8 +12,9 @@ MILLION = 1e6
 
 def price_per_hour(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> float:
     """The described price of the plan's devices, else the job's; 0 if neither is given, or not for each device."""
-    if cluster is None:
-        return spec.price_per_device_hour * plan.num_ranks
+    if cluster is None or not cluster.other_devices:
+        described = cluster.device.price_per_hour if cluster else 0.0
+        return (described or spec.price_per_device_hour) * plan.num_ranks
     devices = plan.devices or range(plan.num_ranks)
     kinds = cluster.kinds_of(1 + max(devices))
     prices = [device.price_per_hour or spec.price_per_device_hour for device in cluster.device_kinds]

@@ -127,7 +127,7 @@ class Problem:
     _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _slowness: Floats = field(init=False, repr=False, compare=False)
-    _costs: Integers = field(init=False, repr=False, compare=False)
+    _prices_of_first: Integers = field(init=False, repr=False, compare=False)
     """Prices of the first one, two, ... devices by their cost rates, in thousandths of the lowest price."""
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class Problem:
         object.__setattr__(self, "_slowness", np.array(self.slowness, dtype=np.float64))
         prices, by_rate = np.array(self.prices), np.argsort(self.cost_rates(range(len(self.prices))), kind="stable")
         costs = np.cumsum(prices[by_rate]) * 1000 / prices.min(initial=math.inf)
-        object.__setattr__(self, "_costs", np.rint(costs).astype(np.int64))
+        object.__setattr__(self, "_prices_of_first", np.rint(costs).astype(np.int64))
 
     def limited(self, memory_limit_bytes: int) -> Problem:
         """The problem with another limit; both share all that does not depend on it."""
@@ -218,7 +218,7 @@ class Problem:
         A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
         """
         if self.objective is Objective.COST:
-            return duration_ns * (int(self._costs[num_devices - 1]) if self.prices else num_devices)
+            return duration_ns * (int(self._prices_of_first[num_devices - 1]) if self.prices else num_devices)
         return duration_ns + (duration_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
 
     def longest_ns(self, score: float, num_devices: int) -> float:
