@@ -72,7 +72,8 @@ from penstock.planner.schedules.variants import one_by_one
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
 from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
-from penstock.planner.tables import remade_bytes, remainder_shape, stage_memory, static_bytes, unit_bytes
+from penstock.planner.tables import remade_bytes, remainder_shape, stage_memory, static_bytes
+from penstock.planner.unit_memory import unit_bytes
 from penstock.planner.work import Floats
 
 MOST_CORRECTIONS = 4

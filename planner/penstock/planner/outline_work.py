@@ -21,7 +21,7 @@ from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute import Savings, may_recompute, savings_inside, savings_of
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, pass_seconds, prefixes
-from penstock.planner.tables import gradient_slot_bytes, optimizer_bytes, unit_bytes
+from penstock.planner.unit_memory import gradient_slot_bytes, optimizer_bytes, unit_bytes
 from penstock.planner.work import Floats
 
 
@@ -169,6 +169,16 @@ def holding_alike(schedule: str) -> str:
     return "1f1b" if schedule in LIKE_1F1B else "zb"
 
 
+def _share_of_a_slice(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
+    """[slicings]: the part of a micro-batch that a slice is. One rank with one slice may be given more, which need less
+    memory (`penstock.planner.candidates`), so the shortest counts.
+    """
+    if mesh.pp > 1 or problem.pinned.slices is not None:
+        shares: Floats = 1 / work.counts
+        return shares
+    return np.full(len(work.counts), problem.quantum / problem.sequence_length)
+
+
 def _most_units(problem: Problem, mesh: Mesh, num_units: Floats) -> Floats:
     """[slicings]: units of the rank with most, assuming that all its stages are as long as the longest pinned one."""
     pinned = problem.pinned.stages or ()
@@ -199,7 +209,7 @@ class OutlineMemory:
         held_by, pinned = in_flight(mesh, work.counts, schedule), problem.pinned.recompute
         embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
         inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
-        in_flight_elsewhere, shards = held_by - 1 / work.counts, optimizer_shards(mesh, zero)
+        in_flight_elsewhere, shards = held_by - _share_of_a_slice(problem, work, mesh), optimizer_shards(mesh, zero)
         state = work.state_of(shards)
         per_unit = state[inner].mean() + held_by * work.held_bytes[inner].mean()
         if pinned is not None:
@@ -261,7 +271,7 @@ class OutlineMemory:
         if not is_inside:
             return self.in_flight_elsewhere * work.dropped_bytes() / 2
         of_one_layer = min(mesh.pp / problem.model.layers, 1.0)
-        elsewhere = self.in_flight_elsewhere + (1 - of_one_layer) / work.counts
+        elsewhere = self.in_flight_elsewhere + (1 - of_one_layer) * _share_of_a_slice(problem, work, mesh)
         return elsewhere * work.dropped_inside_bytes / 2
 
     def _with_passing(self, problem: Problem, work: UnitWork) -> tuple[Floats, Floats]:

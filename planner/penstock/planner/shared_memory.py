@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -39,39 +38,48 @@ def scratch_table(problem: Problem, candidate: Candidate, order: Order | None = 
     """[stages]: bytes of the buffers that a forward of the longest slice does not keep (`penstock.core.scratch`), or if
     that is more, of those that a backward of ``order`` recomputes inside.
     """
-    places = _inside_places(order) if order is not None and any(candidate.recompute) else []
-    return _with_inside(problem, candidate, places)
+    table = _forward_table(problem, candidate)
+    if order is not None and any(candidate.recompute):
+        inside = order.recomputes_inside()
+        is_split = (order.kinds == INPUT_GRADIENT)[inside].astype(np.int64)
+        longest = np.zeros((2, len(candidate.stages), 2), dtype=np.int64)
+        lengths, is_last = _lengths(candidate)
+        columns = order.columns[inside]
+        np.maximum.at(longest, (is_split, order.stages[inside], is_last[columns]), lengths[columns])
+        _raise_to_inside(table, problem, candidate, longest)
+    return table
 
 
 def split_scratch_table(problem: Problem, candidate: Candidate) -> Integers:
     """`scratch_table` for any order in which every I recomputes inside."""
-    num_columns = len(candidate.slices) + len(candidate.remainder_slices)
-    places = itertools.product([INPUT_GRADIENT], range(len(candidate.stages)), range(num_columns))
-    return _with_inside(problem, candidate, places)
-
-
-def _with_inside(problem: Problem, candidate: Candidate, places: Iterable[Sequence[int]]) -> Integers:
     table = _forward_table(problem, candidate)
-    for kind, number, column in places:
-        if candidate.recompute[number]:
-            table[number] = max(table[number], _inside_bytes(problem, candidate, kind, number, column))
+    lengths, is_last = _lengths(candidate)
+    longest = np.zeros((2, len(candidate.stages), 2), dtype=np.int64)
+    longest[1] = [lengths[is_last == part].max(initial=0) for part in (0, 1)]
+    _raise_to_inside(table, problem, candidate, longest)
     return table
 
 
-def _inside_places(order: Order) -> list[list[int]]:
-    """Kind, stage and column of backwards without an R, each once."""
-    places = np.stack([order.kinds, order.stages, order.columns], axis=1)[order.recomputes_inside()]
-    distinct: list[list[int]] = np.unique(places, axis=0).tolist()
-    return distinct
+def _lengths(candidate: Candidate) -> tuple[Integers, Integers]:
+    """[columns]: tokens of each slice, and 1 for those of a smaller last micro-batch."""
+    lengths = np.array([*candidate.slices, *candidate.remainder_slices], dtype=np.int64)
+    return lengths, (np.arange(len(lengths)) >= len(candidate.slices)).astype(np.int64)
 
 
-def _inside_bytes(problem: Problem, candidate: Candidate, kind: int, number: int, column: int) -> int:
-    mesh, model, is_last = candidate.mesh, problem.model, column >= len(candidate.slices)
-    tokens = candidate.remainder_slices[column - len(candidate.slices)] if is_last else candidate.slices[column]
-    shape = (mesh.remainder if is_last else mesh.microbatch, tokens)
-    remade = remade_of(model, candidate.stages[number], candidate.recompute[number])
-    place = (candidate.stages[number], *shape, problem.sharding(mesh.tp), remade)
-    return min(_segment_bytes(model, problem.precision, *place, is_split=kind == INPUT_GRADIENT), MOST_BYTES)
+def _raise_to_inside(table: Integers, problem: Problem, candidate: Candidate, longest: Integers) -> None:
+    """Raise ``table`` to the bytes of backwards that recompute inside. Only the ``longest`` slices count, since bytes
+    grow with tokens: [I or B, stages, usual or smaller last micro-batch], in tokens, 0 for none.
+    """
+    mesh, model, sharding = candidate.mesh, problem.model, problem.sharding(candidate.mesh.tp)
+    for split, number, part in np.argwhere(longest).tolist():
+        if not candidate.recompute[number]:
+            continue
+        stage = candidate.stages[number]
+        shape = ((mesh.microbatch, mesh.remainder)[part], int(longest[split, number, part]))
+        remade = remade_of(model, stage, candidate.recompute[number])
+        place = (first_like(model, stage), *shape, sharding, remade)
+        needed_bytes = _segment_bytes(model, problem.precision, *place, is_split=bool(split))
+        table[number] = max(table[number], min(needed_bytes, MOST_BYTES))
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -19,7 +19,7 @@ from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.device_order import Placement, slowed, slowness_of_ranks
 from penstock.planner.lowering import Transients
-from penstock.planner.memory import StageMemory, gradient_bytes, optimizer_bytes_per_parameter, widened_bytes
+from penstock.planner.memory import StageMemory, gradient_bytes, widened_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
 from penstock.planner.pair_costs import collectives_of
@@ -520,40 +520,6 @@ def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
     owned = unit_counts(problem.model, candidate.stages) > 0
     largest: Integers = np.where(owned[:, :, None, None], of_units, 0).max(axis=1)
     return largest
-
-
-_HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES)
-
-
-def unit_bytes(problem: Problem, tp: int, batch: int, optimizer_shards: int = 1) -> tuple[Integers, Integers]:
-    """[unit kinds]: bytes of a unit's state with the gradients of its keys and values, and bytes that it holds for one
-    micro-batch.
-
-    Replicas divide the optimizer's state of a whole stage. Of a unit's state an equal share counts here.
-    """
-    length = [problem.sequence_length]
-    memory = memory_of(problem, _unit_stages(problem), batch, tp)
-    optimizer = optimizer_bytes(problem, tp)
-    state = memory.state_bytes - optimizer + -(-optimizer // optimizer_shards)
-    state += memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
-    return state, memory.total_slot_bytes(_HELD, length)[:, 0]
-
-
-def optimizer_bytes(problem: Problem, tp: int) -> Integers:
-    """[unit kinds]: what replicas may divide of a unit's state."""
-    memory = memory_of(problem, _unit_stages(problem), 1, tp)
-    return memory.num_parameters * optimizer_bytes_per_parameter(problem.precision, problem.moment_type)
-
-
-def _unit_stages(problem: Problem) -> Stages:
-    """A stage of the first unit of each kind."""
-    first = {unit.kind: unit.index for unit in reversed(problem.model.units)}
-    return tuple((first[kind], first[kind] + 1) for kind in UNIT_KINDS)
-
-
-def gradient_slot_bytes(problem: Problem, tp: int, batch: int, lengths: Sequence[int]) -> Integers:
-    """[unit kinds, lengths]: the gradients of outputs of slices of each length in tokens."""
-    return memory_of(problem, _unit_stages(problem), batch, tp).slot_bytes(SlotKind.OUTPUT_GRADIENTS, lengths)
 
 
 def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, StageTable, StageTable]:
