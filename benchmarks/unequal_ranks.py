@@ -2,9 +2,10 @@
 
     ./dev bench unequal_ranks
 
-The demonstration's job with few sequences. The second rank's processes run for half of every 4 ms, in profiles and in
-training. First it is checked that limits give the time that they say. The job is planned twice by the same profiles: as
-they say that the second rank is slow, and as if both were equally fast. Needs root, for control groups.
+The demonstration's job with few sequences. The second rank's process runs for half of every 4 ms, in profiles and in
+training. First the benchmark checks that a process gets the share of a core to which it is limited. Then it plans the
+job twice with the same profiles: with the measured slowness of the second rank, and as if both ranks were equally fast.
+Needs root, for control groups.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tools.cpu_quota import PERIOD_MICROSECONDS, CpuQuota, QuotaError, cpu_quota
 
 SLOW_RANK, SHARE = 1, 0.5
 CHECKED, MOST_DEVIATION = (0.3, 0.6, 1.0), 0.03
-"""Limits of which it is measured first what they give, and the largest deviation from them."""
+"""Limits that are tested first, and the largest relative deviation of the measured share from a limit."""
 LEAST_GAIN, MOST_ERROR = 1.25, 0.06
 AWARE, UNAWARE = "by their speeds", "as if equally fast"
 
@@ -62,7 +63,7 @@ class UnequalBench(Bench):
 
 
 def contenders(bench: Bench) -> list[Contender]:
-    """The plan by the profile, and the one by the profile with ranks of equal speed."""
+    """The plan with the measured slowness of ranks, and the plan for ranks of equal speed."""
     problem = problem_from_profile(bench.job.spec, bench.profile)
     planned = []
     for name, known in {AWARE: problem, UNAWARE: dataclasses.replace(problem, slowness=())}.items():
@@ -73,7 +74,7 @@ def contenders(bench: Bench) -> list[Contender]:
 
 
 def predict(bench: Bench, of: Contender) -> None:
-    """Predict the step by all profiles."""
+    """Predict the step again, from all profiles until now."""
     judge = Simulated(problem_from_profile(bench.job.spec, bench.profile), of.plan.receive_ahead, placement_of(of.plan))
     step_seconds = judge.evaluate(candidate_of(of.plan)).step_ns / 1e9
     of.prediction = dataclasses.replace(of.prediction, step_seconds=step_seconds)
@@ -84,7 +85,7 @@ def measured(folder: Path) -> dict[str, Any]:
     with cpu_quota("penstock-unequal", 1.0) as quota:
         shares = effective_shares(quota, CHECKED)
         if any(abs(share / wanted - 1) > MOST_DEVIATION for share, wanted in zip(shares, CHECKED, strict=True)):
-            raise SystemExit(f"limits to {CHECKED} of a core give {shares}: end what else runs here, and try again")
+            raise SystemExit(f"limits to {CHECKED} of a core give {shares}: end other processes, and try again")
         quota.set(SHARE)
         bench = UnequalBench(folder, example_job(), quota)
         for _ in range(FIRST_PROFILES):
@@ -113,7 +114,7 @@ def _plan_text(contender: Contender) -> str:
 
 
 def gain(results: dict[str, Any]) -> float:
-    """How many times as long the step takes if planned as if ranks were equally fast."""
+    """Time of the step with the plan for equally fast ranks, divided by that with the plan by speeds."""
     rows = results["rows"]
     ratio: float = rows[UNAWARE]["measured_seconds"] / rows[AWARE]["measured_seconds"]
     return ratio
@@ -151,7 +152,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Measure and write the table; 1 if the gain or the prediction misses its bar."""
+    """Measure and write the table; 1 if the gain or the error misses its target, 2 if limits cannot be set here."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             results = measured(Path(folder))

@@ -1,7 +1,7 @@
 """A limit on the processor time of some processes, by the kernel's CFS bandwidth control in cgroup v1 or v2.
 
-Processes of a group may run for ``share`` of every period, over all their threads, and are stopped for the rest of it.
-With a short period a process of one thread is like one on a core of ``share`` of the speed.
+Processes of a group may run for ``share`` of every period, summed over all their threads, and are stopped for the rest.
+With a short period, a process of one thread behaves as on a core with ``share`` of the speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PERIOD_MICROSECONDS = 4_000
 0.6 of a core gave 0.49 on a kernel of 250 ticks a second, with 4 ms 0.60.
 """
 LEAST_QUOTA_MICROSECONDS = 1_000
-"""The shortest time per period that the kernel takes."""
+"""Shortest time per period that the kernel accepts."""
 
 
 class QuotaError(Exception):
@@ -36,7 +36,7 @@ class CpuQuota:
         self._folder = folder
 
     def set(self, share: float) -> None:
-        """Limit to this share of one core; 1 is no limit."""
+        """Limit the processes to this share of one core; 1 or more removes the limit."""
         period = max(PERIOD_MICROSECONDS, math.ceil(LEAST_QUOTA_MICROSECONDS / share))
         quota = round(share * period)
         if (self._folder / "cpu.max").exists():
@@ -48,15 +48,15 @@ class CpuQuota:
             (self._folder / "cpu.cfs_quota_us").write_text(str(quota))
 
     def add(self, pid: int) -> None:
-        """Limit a process with all its threads; what it starts later is limited, too."""
+        """Limit a process with all its threads, and all processes that it starts later."""
         (self._folder / "cgroup.procs").write_text(str(pid))
 
 
 @contextlib.contextmanager
 def cpu_quota(name: str, share: float) -> Iterator[CpuQuota]:
-    """A group of that name below the root, which is removed at the end; its processes have to be gone by then.
+    """A group of that name below the root. It is removed at the end, when its processes have to have ended.
 
-    Raises `QuotaError` without the right or the controller.
+    Raises `QuotaError` if the caller has no permission, or if there is no cpu controller.
     """
     folder = _hierarchy() / f"{name}-{os.getpid()}"
     try:
@@ -72,7 +72,7 @@ def cpu_quota(name: str, share: float) -> Iterator[CpuQuota]:
 
 
 def _hierarchy() -> Path:
-    """The hierarchy of the cpu controller. Version 2 has to delegate it to groups below the root."""
+    """The hierarchy of the cpu controller. In cgroup v2, the root has to delegate the controller to groups below it."""
     if (ROOT / "cpu" / "tasks").exists():
         return ROOT / "cpu"
     if not (ROOT / "cgroup.controllers").exists():
@@ -93,9 +93,10 @@ print((time.process_time() - used) / (time.monotonic() - begin))
 
 
 def effective_shares(quota: CpuQuota, shares: Sequence[float], seconds: float = 1.0) -> list[float]:
-    """The share of a core that a process which never waits really gets under each of ``shares``: its processor time.
+    """Shares of a core that a process which never waits gets under each limit in ``shares``, by its processor time.
 
-    How much it computes in that time varies by far more on a virtual machine whose cores have other guests.
+    Processor time is used because the amount of work varies far more, on a virtual machine whose cores have other
+    guests.
     """
     used = []
     for share in shares:

@@ -322,7 +322,7 @@ def test_stages_whose_schedule_recomputes_obey_every_pin() -> None:
 
 def test_remakes_of_other_stages_are_refused() -> None:
     plan = small_plan(pp=2)
-    with pytest.raises(UserError, match="is of 1 stages, the plan has 2"):
+    with pytest.raises(UserError, match="has entries for 1 stages, the plan has 2"):
         replace(plan, recompute=((),))
     with pytest.raises(UserError, match=r"recompute\[0\]\[0\].count: 3 attention units of a stage that has 2"):
         replace(plan, recompute=(uniform_remakes(plan.model, (0, plan.model.num_units), tuple(Operation)), ()))

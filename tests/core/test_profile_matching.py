@@ -47,7 +47,7 @@ def test_a_profile_serves_with_or_without_operations_that_are_not_products() -> 
         ({"units": tuple(each for each in FITTING.units if each.batch == 1)}, "lacks micro-batch sizes"),
         (
             {"optimizer": (OptimizerRecord(num_parameters=1, seconds=1.0, spread=0.0, moment_type=MomentType.BF16),)},
-            "lacks the optimizer with moments in fp32",
+            "lacks times of the optimizer with moments in fp32",
         ),
         (
             {"links": (dataclasses.replace(FITTING.links[0], bytes_per_second=1e15),)},

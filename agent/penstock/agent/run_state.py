@@ -27,8 +27,8 @@ class PhaseChange(Manifest):
 class RunState(Manifest):
     """State of the executor between observations, and across its restarts.
 
-    ``attempt`` is the number of the newest attempt and never decreases. ``failures`` counts attempts that ended without
-    a stop request since the user last started the run. Times are seconds since the epoch; ``failed_boottime`` is
+    ``attempt`` is the number of the newest attempt and never decreases. ``failures`` counts attempts that failed since
+    the user last started the run. Times are seconds since the epoch; ``failed_boottime`` is
     ``failed_at`` in seconds since the boot ``failed_boot_id``.
     """
 
@@ -54,7 +54,7 @@ class RunState(Manifest):
         )
 
     def restarted(self) -> RunState:
-        """Return the state of a restart: attempt numbers continue, failures and the clock are reset."""
+        """Return the state of a restart: attempt numbers and the history continue, failures and times are reset."""
         return RunState(attempt=self.attempt, history=self.history)
 
 

@@ -25,10 +25,10 @@ def plan_at(
     costs: Path | None = None,
     what_if: bool = False,
 ) -> tuple[Plan, Cost | None]:
-    """The plan that the service makes of the job, with ``what_if`` also of changed ones, and its cost where a price is
-    given.
+    """The plan that the service makes for the job, and its cost if a price is given. With ``what_if`` the service also
+    plans changed jobs and hardware.
 
-    ``local`` are options that mean this machine alone.
+    ``local`` are options that concern only this machine.
 
     Raises:
         UserError: such an option was given, or the service refused, or it found no plan.

@@ -24,8 +24,8 @@ class Line(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinePage(KnownFields):
-    """Some lines, by rank; ``next`` is the cursor of those that follow, also those yet to come. ``complete``: none will
-    come until the job goes on.
+    """Some lines, by rank and number. ``next`` is the cursor for the following lines, including future ones.
+    ``complete``: no more lines will come, because the job has ended or is suspended.
     """
 
     items: tuple[Line, ...]
@@ -35,7 +35,7 @@ class LinePage(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export(KnownFields):
-    """A checkpoint as a model for other programs: ``queued``, ``running``, ``done`` or ``failed``."""
+    """Export of a checkpoint for other programs; ``state`` is ``queued``, ``running``, ``done`` or ``failed``."""
 
     state: str
     message: str = ""
@@ -66,7 +66,7 @@ class Artifact(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction(KnownFields):
-    """What repeats a run: the job's manifest with the pinned plan, versions, and shell commands."""
+    """Inputs that repeat a run: the job's manifest with the pinned plan, versions, and shell commands."""
 
     manifest: dict[str, Any]
     versions: dict[str, str]

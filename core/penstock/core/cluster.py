@@ -124,8 +124,8 @@ class DeviceSpec(Checked):
         float,
         up_to(1e12),
         (
-            "price of one device, by which plans state their cost; `objective: cost` counts it if devices have "
-            "different prices, else device time"
+            "price of one device for an hour, from which plans state their cost; `objective: cost` minimizes this cost "
+            "if devices have different prices, else the device time"
         ),
     ] = 0.0
     kernels: Annotated[
@@ -263,16 +263,16 @@ class OtherDevices(Checked):
     """Nodes whose devices are of another kind than those of the first nodes."""
 
     device: Annotated[DeviceSpec, "the kind of device"]
-    num_nodes: Annotated[int, one_to(MOST_NODES), "how many nodes have it"]
+    num_nodes: Annotated[int, one_to(MOST_NODES), "number of nodes that have it"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSpec(Checked):
     """``num_nodes`` nodes of ``devices_per_node`` devices, links inside and between nodes, and exceptions.
 
-    All nodes have ``device``, but for the last ones, which have ``other_devices`` in their order. Devices of different
-    kinds are taken to differ by one factor in everything they compute (`penstock.planner.device_order`), and every rank
-    may use as much memory as the smallest of them has.
+    The last nodes have ``other_devices``, in that order, and all others have ``device``. Devices of different kinds are
+    assumed to differ by one factor in everything they compute (`penstock.planner.device_order`), and every rank may use
+    as much memory as the smallest device has.
 
     With ``nics_per_node``, ``inter_node`` is one of a node's network cards: its devices share the cards evenly, and
     reductions use the algorithm that suits the topology (`penstock.planner.collectives`). Without it, all messages
@@ -283,9 +283,9 @@ class ClusterSpec(Checked):
     """
 
     name: Annotated[str, characters(), "for people"]
-    device: Annotated[DeviceSpec, "the kind of device; with `otherDevices` that of the first nodes"]
-    num_nodes: Annotated[int, one_to(MOST_NODES), "nodes"]
-    devices_per_node: Annotated[int, one_to(MOST_DEVICES_PER_NODE), "devices of each"]
+    device: Annotated[DeviceSpec, "the kind of device; with `otherDevices`, the kind in the first nodes"]
+    num_nodes: Annotated[int, one_to(MOST_NODES), "number of nodes"]
+    devices_per_node: Annotated[int, one_to(MOST_DEVICES_PER_NODE), "number of devices in each node"]
     intra_node: Annotated[
         LinkSpec,
         "link between devices of a node: the bandwidth of a device in a collective over all links of the node",
@@ -318,7 +318,7 @@ class ClusterSpec(Checked):
     other_devices: Annotated[
         tuple[OtherDevices, ...],
         list_of(MOST_DEVICE_KINDS),
-        "other kinds of devices: `{device, numNodes}`, of the last nodes",
+        "kinds of devices in the last nodes: `{device, numNodes}` for each kind",
     ] = ()
 
     @classmethod
@@ -344,7 +344,7 @@ class ClusterSpec(Checked):
             )
         if self.other_devices and self.costs:
             raise UserError(
-                what="are of one kind of device, and there are several",
+                what="are of one kind of device, but the cluster has several",
                 where="costs",
                 remedy="describe one kind, or leave out the costs",
             )
@@ -381,7 +381,7 @@ class ClusterSpec(Checked):
         return (self.device, *(other.device for other in self.other_devices))
 
     def kinds_of(self, num_devices: int) -> tuple[int, ...]:
-        """The index in `device_kinds` of the kind of each of the first devices."""
+        """For each of the first ``num_devices`` devices, the index of its kind in `device_kinds`."""
         num_nodes = [other.num_nodes for other in self.other_devices]
         num_nodes = [self.num_nodes - sum(num_nodes), *num_nodes]
         kinds = (itertools.repeat(kind, count * self.devices_per_node) for kind, count in enumerate(num_nodes))

@@ -151,7 +151,7 @@ class OptimizerSpec(Checked):
         MomentType,
         (
             "type in which the two moments are stored: `fp32`, or `bf16`, which saves 4 bytes per parameter; steps are "
-            "computed in fp32 in any case, and `bf16` needs `betas` up to 0.99"
+            "computed in fp32 in any case, and with `bf16` each of `betas` may be 0.99 at most"
         ),
     ] = MomentType.FP32
 
@@ -380,7 +380,10 @@ class JobSpec(Checked):
     parallelism: ParallelismSpec = ParallelismSpec()
     objective: Annotated[
         Objective,
-        "quantity that the planner minimises: `time` of a step, or `cost` (time x devices)",
+        (
+            "quantity that the planner minimises: `time` of a step, or `cost`: time x devices, or time x prices if "
+            "devices have different prices"
+        ),
     ] = Objective.TIME
     price_per_device_hour: Annotated[
         float,

@@ -209,8 +209,9 @@ TOKENIZER = (
     ),
 )
 MOST_BF16_BETA = 0.99
-"""In bf16 a change of less than half of the last bit, 1 part in 256 to 512, is lost. A step changes a moment by 1 -
-beta of its distance from the new value: with 0.99 it stops at up to 64 % from it, and from 0.998 on it hardly moves.
+"""Largest beta for moments in bf16, which lose a change of less than half of the last bit: 1 part in 256 to 512. A step
+changes a moment by (1 - beta) times its distance from the new value. So with a beta of 0.99 a moment may stop 64 % away
+from a constant value, and from 0.998 on it hardly moves.
 """
 
 OPTIMIZER = (
@@ -218,12 +219,11 @@ OPTIMIZER = (
         id="bf16-moments",
         where="betas",
         holds=lambda optimizer: optimizer.moment_type != "bf16" or max(optimizer.betas) <= MOST_BF16_BETA,
-        what=lambda optimizer: f"{max(optimizer.betas)} is more than moments in bf16 can follow: {MOST_BF16_BETA}",
+        what=lambda optimizer: f"{max(optimizer.betas)} is above {MOST_BF16_BETA}, the most for moments in bf16",
         remedy="write momentType: fp32, or smaller betas",
         cel="!has(self.momentType) || self.momentType != 'bf16' || !has(self.betas) || "
         f"self.betas.all(beta, beta <= {MOST_BF16_BETA})",
-        message=f"more than {MOST_BF16_BETA}, which moments in bf16 cannot follow: write momentType: fp32, or smaller "
-        "betas",
+        message=f"above {MOST_BF16_BETA}, the most for moments in bf16: write momentType: fp32, or smaller betas",
     ),
 )
 RESOURCES = (

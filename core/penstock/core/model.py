@@ -151,12 +151,12 @@ class ModelSpec(Manifest):
 
     @property
     def head_dim(self) -> int:
-        """D = h / a."""
+        """Head dimension d = h / a."""
         return self.hidden // self.heads
 
     @property
     def kv_hidden(self) -> int:
-        """G d, the width of the keys (and of the values) of one token."""
+        """Width g d of the keys, and of the values, of one token."""
         return self.kv_heads * self.head_dim
 
     def can_be_sharded(self, tp: int) -> bool:

@@ -1,4 +1,4 @@
-"""The type of AdamW's moments, the part of the optimizer's state that may be narrower than its weights."""
+"""The type of AdamW's moments, the part of the optimizer's state that may be narrower than master weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import enum
 from penstock.core.layout import Precision
 
 WIDENED_ELEMENTS = {False: 2**16, True: 2**22}
-"""Elements that are updated at once if moments are narrower than master weights: on the host and, which is True, on a
-CUDA device. On the host their widened moments fit a core's cache; a device needs few launches.
+"""Number of elements that are updated at once if moments are narrower than master weights, by whether they are on a
+CUDA device. On the host, the widened moments of so many elements fit into a core's cache. A device needs fewer
+launches for larger parts.
 """
 
 
 class MomentType(enum.StrEnum):
-    """The type in which the two moments are stored; ``fp32`` is that of master weights, in proofs fp64."""
+    """The type in which the two moments are stored; ``fp32`` is the type of master weights: fp64 in jobs of fp64."""
 
     FP32 = "fp32"
     BF16 = "bf16"

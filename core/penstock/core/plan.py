@@ -55,7 +55,8 @@ class Prediction(Manifest):
     """Seconds of one step and their parts on the busiest rank, and bytes per rank.
 
     ``step_seconds`` = compute + bubble (waiting for other ranks) + communication (waiting only for transfers) +
-    reduction + optimizer. ``peak_bytes`` is per pipeline rank, constant included; ``slot_bytes`` are the arenas.
+    reduction + optimizer. ``peak_bytes`` is per pipeline rank, with the memory of its process; ``slot_bytes`` are
+    the arenas.
 
     A step is expected between ``low_seconds`` and ``high_seconds``, by the spread of the measurements behind the
     prediction, or by the error that a description states. ``warnings`` are reasons for larger errors. ``bubble`` and
@@ -128,13 +129,16 @@ class Plan(Manifest):
     """How a job runs.
 
     ``stages`` are ranges [first, stop) of units, in order; ``slices`` are lengths in tokens whose sum is the sequence
-    length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them. With a
-    ``remainder`` the last of these has that many sequences, fewer than the others, and ``remainder_slices``, at most as
-    many as the others; 0 and empty if all are alike. At most ``receive_ahead`` receives of a channel are posted: as
-    early as possible, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive
-    occupies its device (`penstock.planner.passes.transfers`). With ``prefix_by_slice`` every slice has its own buffers
-    for keys, values and their gradients, which are freed with its backward; without it a micro-batch has one of each.
-    With ``split_slots`` a slot may lie in several extents of its rank's arena (`penstock.core.extents`).
+    length; ``microbatch`` is the number of sequences in a micro-batch; each of the ``dp`` replicas runs
+    ``num_microbatches`` of them. The last one may be smaller: it then has ``remainder`` sequences, in
+    ``remainder_slices``, which are at most as many as ``slices``. They are 0 and empty if all micro-batches are alike.
+
+    At most ``receive_ahead`` receives of a channel are posted: as early as possible, or with ``late_receives`` when
+    their messages are due. The latter is for NCCL, where a posted receive occupies its device
+    (`penstock.planner.passes.transfers`). With ``prefix_by_slice`` every slice has its own buffers for keys, values and
+    their gradients, which are freed with its backward; otherwise a micro-batch has one buffer of each. With
+    ``split_slots`` a slot may lie in several extents of its rank's arena (`penstock.core.extents`). ``moment_type`` is
+    the type of the optimizer's moments.
 
     ``recompute`` is the recomputation of every stage (`penstock.core.remaking`), empty if all stages keep everything. A
     stage without an R in the schedule gets one for each backward: ``recompute_ahead`` actions of its rank earlier, as
@@ -208,7 +212,7 @@ class Plan(Manifest):
     def _check_recompute(self) -> None:
         if self.recompute and len(self.recompute) != len(self.stages):
             raise UserError(
-                what=f"is of {len(self.recompute)} stages, the plan has {len(self.stages)}",
+                what=f"has entries for {len(self.recompute)} stages, the plan has {len(self.stages)}",
                 where="recompute",
                 remedy="give a list for each stage, empty where it keeps everything, or leave it out",
             )
@@ -237,7 +241,10 @@ class Plan(Manifest):
             return
         if not 0 < self.remainder < self.microbatch or self.num_microbatches < 2:
             raise UserError(
-                what=f"{self.remainder} sequences are no smaller micro-batch after others of {self.microbatch}",
+                what=(
+                    f"{self.remainder} sequences do not make a smaller micro-batch after {self.num_microbatches - 1} "
+                    f"micro-batches of {self.microbatch}"
+                ),
                 where="remainder",
                 remedy=f"write 1 to {self.microbatch - 1} with two micro-batches or more, or leave it out",
             )
@@ -416,8 +423,8 @@ class Plan(Manifest):
         Ranks do not need those fields, and ranks of version 0.1.0, which may run during an upgrade, reject fields that
         they do not know. So new fields for people have to be added to `confidence` as well. ``late_receives`` is
         written only for CUDA, which 0.1.0 cannot run. ``remainder``, ``head_parts``, ``recompute``,
-        ``recompute_ahead``, ``recompute_inside``, ``zero``, ``prefix_by_slice`` and ``split_slots`` are written only if
-        they are used; 0.1.0 rejects them.
+        ``recompute_ahead``, ``recompute_inside``, ``zero``, ``prefix_by_slice``, ``split_slots`` and ``moment_type``
+        are written only if they are used; 0.1.0 rejects them.
         """
         alternatives = tuple(dataclasses.replace(alternative, speed=None) for alternative in self.alternatives)
         if self.prediction is None:

@@ -168,9 +168,9 @@ class Profile(Manifest):
     load average before the measurement; ``method`` how it was measured. ``hosts`` numbers the machine of every rank
     from 0, by first appearance; empty means one machine for all. A rank slows down only ranks of its own machine.
     ``sequence_parallel`` says how shards divided hidden states, and ``only_tp`` which degree of tensor parallelism
-    alone was measured, because the job pinned it; none: all that plans may have. ``slowness`` has for every rank how
-    many times as long its passes took as those of the first rank, which ``units`` are the times of; empty if all took
-    about equally long.
+    alone was measured, because the job pinned it; none: all that plans may have. ``units`` has the times of a
+    rank that is as fast as the first. ``slowness`` is the time of each rank's passes, divided by that of the first
+    rank; empty if all took about equally long.
     """
 
     key: MachineKey

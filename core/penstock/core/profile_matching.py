@@ -111,7 +111,7 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
         return "lacks micro-batch sizes that the job may use"
     moment_type = spec.training.optimizer.moment_type
     if profile.optimizer and all(record.moment_type is not moment_type for record in profile.optimizer):
-        return f"lacks the optimizer with moments in {moment_type.value}"
+        return f"lacks times of the optimizer with moments in {moment_type.value}"
     if not all(link.is_physical for link in profile.links):
         return "has links of a speed that no network has"
     return unfit_degrees(profile, spec)

@@ -154,7 +154,7 @@ class Transport:
         timeout: Timeout = REQUEST,
     ) -> BaseHTTPResponse:
         """Send a request and return the answer with its body unread. The official client's own calls would read a watch
-        to its end, and build classes.
+        to its end, and build model objects.
         """
         headers = {"Accept": JSON, "Content-Type": content_type}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)

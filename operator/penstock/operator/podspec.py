@@ -64,7 +64,8 @@ def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: 
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_seconds,
-        # Process 1 ignores SIGTERM until it installs a handler, and would run for the whole grace period.
+        # Otherwise the command is process 1, which ignores SIGTERM until it installs a handler, and then runs for the
+        # whole grace period.
         "shareProcessNamespace": True,
         "securityContext": {
             "runAsNonRoot": True,

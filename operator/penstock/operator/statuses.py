@@ -71,7 +71,7 @@ def enter_phase(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
 def begin_attempt(status: JobStatus, launch: Launch, queues: bool, now: float) -> JobStatus:
     """Return the status that announces an attempt, before its objects exist.
 
-    One that ``queues`` has not started yet.
+    An attempt that ``queues`` does not start the job's active time yet.
     """
     started_at = now if status.started_at is None and not queues else status.started_at
     return dataclasses.replace(status, attempt=launch.attempt, ranks=launch.ranks, plan=None, started_at=started_at)
@@ -137,8 +137,8 @@ def _waits_for(status: JobStatus, facts: Facts, now: float) -> str:
 
 
 def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
-    """Start of the active time, as in a Job's startTime; none while the job or a queue suspends it, which restarts its
-    time limit.
+    """Start of the active time, like the startTime of a Kubernetes Job. None while the job is suspended by its spec or
+    by a queue; afterwards its time limit starts again.
     """
     if status.phase is Phase.SUSPENDED or (facts.jobset is not None and facts.jobset.suspended):
         return None
@@ -246,7 +246,8 @@ def _planned(status: JobStatus) -> Condition:
 def _drifted(facts: Facts) -> Condition | None:
     """Condition Drifted: whether step times differ from the prediction.
 
-    Drift of an attempt stays in the status until the next one trains: a measurement may have to be newer than it.
+    Drift of an attempt stays in the status until the next attempt trains, because the next profile may have to be newer
+    than the drift.
     """
     status, progress = facts.status, facts.progress
     before, seconds = status.condition(ConditionType.DRIFTED), step_seconds(facts)

@@ -1,16 +1,18 @@
-"""Which devices a mesh's ranks have before anything is known of links, and how fast ranks of unequal devices are.
+"""Devices of a mesh's ranks before links are considered, and the slowness of ranks on devices of unequal speed.
 
-Devices that differ in speed are ordered by it. Shards of a rank and replicas of a stage go in step, so the slowest of
-them counts, and the others wait. In the order of speed they are about equally fast, and few devices wait. Stages then
-have work in proportion to their ranks' speed (`penstock.planner.stages.slowed_bounds`).
+The shards of a rank and the replicas of a stage wait for each other, so the slowest of their devices determines the
+time of all. Therefore groups of tp devices with successive numbers are ordered by speed, and dp neighbours in this
+order become one pipeline rank in all replicas. They are about equally fast, so few devices wait. Stages then have work
+in proportion to the speed of their ranks (`penstock.planner.stages.slowed_bounds`).
 
-Which rank gets which of these groups of devices matters if units are few: a head suits a fast last rank, or leaves a
-slow one with nothing else. Of all orders of the groups, if they are few, the one counts whose step is shortest with one
-stage per rank: all sequences on the busiest rank, and one on the others.
+The order of ranks along the pipeline matters if there are few units: the head, a long unit at the end, needs a fast
+last rank, or a slow one that has no other unit. For every order, if there are few, a step with one stage per rank is
+estimated: all sequences on the busiest rank, and one sequence on every other rank. The order with the shortest
+estimate is taken.
 
-Example: eight devices, of which 2 and 5 take twice as long, as dp 2 x pp 4. By number the replicas of rank 1 have the
-devices 2 and 3, those of rank 2 the devices 4 and 5: two ranks of four are slow. By speed, devices 2 and 5 are the
-replicas of the last rank, and only that one is slow.
+Example: eight devices, of which 2 and 5 take twice as long, as dp 2 x pp 4. By number, the replicas of rank 1 have the
+devices 2 and 3, and those of rank 2 have the devices 4 and 5: two ranks of four are slow. By speed, devices 2 and 5 are
+the replicas of the same rank, and only that rank is slow.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from penstock.planner.stages import rank_loads, slowed_bounds
 from penstock.planner.work import Floats
 
 Placement = Callable[[Mesh], tuple[int, ...]]
-"""The first device of every rank, replica after replica."""
+"""Function that returns the first device of every rank of a mesh, replica after replica."""
 
 
 def devices_by_number(mesh: Mesh) -> tuple[int, ...]:
@@ -37,14 +39,14 @@ def devices_by_number(mesh: Mesh) -> tuple[int, ...]:
 
 
 MOST_ORDERS, MOST_ORDERED = 100, 64
-"""With more different orders of ranks, only the fastest first and the slowest first are compared; with more ranks none
-are, and the fastest are first.
+"""Limits of the search for an order. With more different orders than the first, only two are compared: fastest rank
+first and slowest rank first. With more ranks than the second, or than units, none are compared: the fastest is first.
 """
 
 
 def devices_in_order(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
-    """`devices_by_number`, with devices of unequal speed ordered, so that replicas of a stage, which go in step, are
-    about equally fast. The order depends on the degrees of parallelism alone.
+    """The first device of every rank, replica after replica: `devices_by_number`, unless devices differ in speed. Then
+    the devices of a pipeline rank, in all replicas, are about equally fast. The order depends only on dp, tp and pp.
     """
     if not problem.slowness or problem.has_fixed_ranks:
         return devices_by_number(mesh)
@@ -52,8 +54,8 @@ def devices_in_order(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
-    """The first devices of ranks: the fastest ones, or if money counts those that do the same work for least; about
-    equally fast ones on each pipeline rank.
+    """The first device of every rank, replica after replica. The mesh uses the fastest devices, or with prices those
+    that do the same work at the lowest cost. The devices of a pipeline rank are about equally fast.
     """
     groups = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     members = groups[:, None] + np.arange(mesh.tp)
@@ -68,7 +70,7 @@ def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     unit_ns, ranks = unit_totals(table, model).tolist(), tuple(range(mesh.pp))
 
     def step_ns(order: Sequence[int]) -> float:
-        """All sequences on the busiest rank, and one of them on the others."""
+        """Time of all sequences on the busiest rank, and of one sequence on every other rank."""
         slowness_in_order = [of_ranks[rank] for rank in order]
         loads = rank_loads(unit_ns, slowed_bounds(unit_ns, ranks, slowness_in_order), ranks) * slowness_in_order
         return float((problem.global_batch / mesh.dp - 1) * loads.max() + loads.sum())
@@ -78,7 +80,7 @@ def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _orders(slowness: Sequence[float]) -> list[tuple[int, ...]]:
-    """Orders of ranks that differ in their ``slowness``, which is ascending: first the one with the fastest first."""
+    """Distinct orders of ranks with this ascending ``slowness``. The first one has the fastest rank first."""
     ascending = tuple(range(len(slowness)))
     equal = Counter(slowness).values()
     if math.factorial(len(slowness)) // math.prod(map(math.factorial, equal)) > MOST_ORDERS:
@@ -87,7 +89,7 @@ def _orders(slowness: Sequence[float]) -> list[tuple[int, ...]]:
 
 
 def _arrangements(left: Sequence[int], slowness: Sequence[float]) -> Iterator[tuple[int, ...]]:
-    """Orders of the ranks ``left``, of which equally fast ones stay in order."""
+    """Orders of the ranks ``left`` in which equally fast ranks keep their order."""
     if not left:
         yield ()
     firsts = {slowness[rank]: rank for rank in reversed(left)}
@@ -102,20 +104,20 @@ def devices_of(first: Sequence[int], tp: int) -> list[int]:
 
 
 def first_replica_in_order(problem: Problem, mesh: Mesh) -> Integers:
-    """[ranks]: those of the first replica, the first of `devices_in_order`."""
+    """[pipeline ranks]: the first devices of the first replica, by `devices_in_order`."""
     if not problem.slowness:
         return np.arange(mesh.pp) * (mesh.dp * mesh.tp)
     return np.array(devices_in_order(problem, mesh)[: mesh.pp])
 
 
 def slowness_in_order(problem: Problem, mesh: Mesh) -> Floats:
-    """[pipeline ranks]: `slowness_of_ranks` in the order of `devices_in_order`."""
+    """[pipeline ranks]: `slowness_of_ranks` on the devices of `devices_in_order`."""
     return slowness_of_ranks(problem, mesh, devices_in_order(problem, mesh) if problem.slowness else ())
 
 
 def slowness_of_ranks(problem: Problem, mesh: Mesh, devices: Sequence[int]) -> Floats:
-    """[pipeline ranks]: how many times as long a rank computes as the costs say. ``devices`` are the first ones of all
-    ranks; shards and replicas go in step, so the slowest counts.
+    """[pipeline ranks]: a rank's time divided by the costs. ``devices`` are the first devices of the ranks of all
+    replicas. The slowest device of all shards and replicas of a rank counts, because the others wait for it.
     """
     if not problem.slowness:
         return np.ones(mesh.pp)
@@ -125,7 +127,7 @@ def slowness_of_ranks(problem: Problem, mesh: Mesh, devices: Sequence[int]) -> F
 
 
 def peak_in_order(problem: Problem, mesh: Mesh) -> float | None:
-    """`peak_flops` of the mesh's devices in order."""
+    """`peak_flops` of the devices of `devices_in_order`."""
     return (
         peak_flops(problem, devices_of(devices_in_order(problem, mesh), mesh.tp))
         if problem.peaks

@@ -90,7 +90,7 @@ class Simulated:
     problem: Problem
     receive_ahead: int = DEFAULT_RECEIVE_AHEAD
     placed_by: Placement | None = None
-    """Where ranks are; by default `devices_in_order`."""
+    """Placement of ranks on devices; by default `devices_in_order`."""
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _mapped_devices: dict[tuple[Mesh, tuple[int, ...]], MappedDevices] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], EndCosts] = field(default_factory=dict)

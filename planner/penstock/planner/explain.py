@@ -184,7 +184,7 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
 
 
 def _speeds(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
-    """How unequal the ranks are, if they are."""
+    """Ratio of the speeds of devices, and its effect on stages, if devices are unequal."""
     mesh = chosen.candidate.mesh
     if not problem.slowness:
         return ()
@@ -192,10 +192,10 @@ def _speeds(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
     ratio = float(slowness.max() / slowness.min())
     if ratio - 1 < LEAST_SHARE:
         return ()
-    effect = "the slowest one counts" if mesh.pp == 1 else "stages are cut by the speed of their ranks"
+    effect = "all wait for the slowest" if mesh.pp == 1 else "stages have work in proportion to their ranks' speed"
     if mesh.pp > 1 and problem.pinned.stages is not None:
-        effect = "stages are pinned whatever their ranks' speed"
-    return (f"devices are of unequal speed, up to {ratio:.2f} times: {effect}",)
+        effect = "pinned stages ignore the speed of their ranks"
+    return (f"devices differ in speed by a factor of up to {ratio:.2f}: {effect}",)
 
 
 def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:

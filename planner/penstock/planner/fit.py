@@ -1,18 +1,18 @@
-"""Fits a Profile's unit records, and answers as a CostModel.
+"""Fits functions to the unit records of a Profile, as a CostModel.
 
 The model of one (unit, kind), for B sequences of n tokens after c of prefix, t = B n:
 
     seconds = sum_i u_i hat_i(t)  +  B (n c + n (n + 1) / 2) sum_j s_j hat_j(n)  +  q B n^2
 
-The first sum interpolates between the measured token counts, the second is the cost of an attended pair (attention
-only, known from how time grows with the prefix), the last separates what else attention does inside the slice from the
-matrices when several batches were measured. All coefficients are non-negative and minimise the *relative* squared
-error (scipy's nnls), since a plan is as wrong as its percentages.
+The first sum interpolates between the measured token counts. The second sum is the cost of attended pairs: only
+attention has it, and it is known from the growth of the time with the prefix. The last term is the rest of attention
+inside the slice; it can be separated from the matrix products only if several batches were measured. All coefficients
+are non-negative and minimize the *relative* squared error (scipy's nnls), because errors in percent matter to a plan.
 
-Of the operations of a block's F a profile measures those without products: R of an attention unit is its norm, R of an
-MLP its norm and its activation (`penstock.core.remaking.SELECTIVE`). The collectives of shards take the time of
-`MeasuredCost.collective_seconds`. The other operations divide the rest of F by their FLOPs. Without records of R,
-all operations do.
+The profile measures some operations of a block's F separately, as R, namely those without matrix products: the norm of
+an attention unit, and the norm and the activation of an MLP (`penstock.core.remaking.SELECTIVE`). The collectives of
+shards take the time of `MeasuredCost.collective_seconds`. The rest of F is divided among the other operations in
+proportion to their FLOPs. Without records of R, F is divided among all operations in this way.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class MeasuredCost:
     """Fits at tp 1, for the estimate of collectives; empty on the host, and if ``tp`` is 1 or tp 1 was not measured."""
     slowdowns: dict[Key, float]
     links: Floats
-    """[latency seconds or seconds per byte, source, target], the last of each for devices beyond those measured."""
+    """[latency seconds or seconds per byte, source, target]; the last source and target: any other device."""
     reports: tuple[FitReport, ...]
     moment_type: MomentType = MomentType.FP32
 
@@ -200,7 +200,7 @@ class MeasuredCost:
         return -(-nearest.num_bytes * max(tokens, nearest.batch * nearest.length) // (nearest.batch * nearest.length))
 
     def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
-        """The measured channel; a pair that was not measured takes the slowest that was."""
+        """As measured; a pair of devices without a measurement is as slow as the slowest measured link."""
         most = len(self.links[0]) - 1
         latency, per_byte = self.links[:, np.minimum(source, most), np.minimum(target, most)]
         return latency, per_byte
@@ -220,7 +220,7 @@ class MeasuredCost:
     def _collective_seconds(self, collective: Collective, num_bytes: int, num_devices: int) -> float:
         """Interpolated over the sizes measured for the nearest number of ranks, in proportion beyond the largest.
 
-        Where sums alone were measured, each of the two others is half of one, as the two passes of a ring are.
+        If only sums were measured, a reduce-scatter or all-gather takes half of one: it is one of a ring's two passes.
         """
         records = [record for record in self.profile.collectives if record.collective is collective]
         if num_devices < 2:
@@ -298,7 +298,7 @@ def measured_cost(
 
 
 def _belongs(record: UnitRecord | TransientRecord, tp: int, head_parts: int) -> bool:
-    """Whether the record is of a unit of that division; other units than the head are the same in all of a tp."""
+    """Whether the record is for ``tp`` shards and ``head_parts`` parts; only units of the head depend on the latter."""
     return record.tp == tp and record.head_parts == (head_parts if record.unit is UnitKind.HEAD else 1)
 
 

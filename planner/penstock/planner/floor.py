@@ -56,8 +56,8 @@ def floor_ns(problem: Problem, meshes: Iterable[Mesh], head_parts: Iterable[int]
 
 
 def _speed(problem: Problem, mesh: Mesh) -> float:
-    """Upper bound of the sum over a pipeline's ranks of their speeds: a rank is at most as fast as its replicas' mean,
-    and their devices are at most the fastest ones.
+    """Upper bound of the total speed of a pipeline's ranks, relative to a device of slowness 1. A rank is at most as
+    fast as the mean of its devices in all replicas, and the mesh has at best the fastest devices.
     """
     if not problem.slowness:
         return mesh.pp

@@ -70,7 +70,7 @@ def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
 
 
 def widened_bytes(precision: Precision, num_elements: Integers, *, is_cuda: bool) -> Integers:
-    """Bytes in which an optimizer of so many elements widens the two moments of a part of them, elementwise."""
+    """Bytes of the buffers in which the optimizer widens the moments of a part of ``num_elements``, elementwise."""
     return 2 * precision.accumulate_bytes * np.minimum(num_elements, WIDENED_ELEMENTS[is_cuda])
 
 

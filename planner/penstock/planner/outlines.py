@@ -213,7 +213,7 @@ def outlines_of(
     firsts: dict[tuple[int, int], Mesh] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
-        # Replicas of a stage go in step, so with devices of unequal speed the best stages depend on their number.
+        # A stage's replicas wait for the slowest, so with unequal devices the best stages depend on the number dp.
         for (pp, _), same in itertools.groupby(group, key=lambda mesh: (mesh.pp, mesh.dp if problem.slowness else 0)):
             pipelines = list(same)
             first = pipelines[0] if problem.slowness else firsts.setdefault((tp, pp), pipelines[0])

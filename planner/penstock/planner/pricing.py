@@ -11,7 +11,7 @@ MILLION = 1e6
 
 
 def price_per_hour(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> float:
-    """The described price of the plan's devices, else the job's; 0 if neither is given, or not for each device."""
+    """Price of all the plan's devices: as described, else by the job's price per device; 0 if a device has no price."""
     if cluster is None or not cluster.other_devices:
         described = cluster.device.price_per_hour if cluster else 0.0
         return (described or spec.price_per_device_hour) * plan.num_ranks

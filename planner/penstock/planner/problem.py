@@ -102,9 +102,9 @@ class Problem:
     num_places: int | None = None
     """Communication kernels that a CUDA device runs at once (`penstock.core.residency`); None for ranks on CPU."""
     slowness: tuple[float, ...] = ()
-    """For every device how many times as long its computation takes as ``costs`` say; empty if all are alike."""
+    """For every device, the time of its computation divided by that of ``costs``; empty if all are alike."""
     has_fixed_ranks: bool = False
-    """Whether every rank is the device of its own number: processes on the CPU of one machine have no other order."""
+    """Whether every rank runs on the device of its own number, like the processes on the CPU of one machine."""
     prices: tuple[float, ...] = ()
     """The price of every device for an hour; empty if all cost the same."""
     link_tolerance: float = 1.0
@@ -128,7 +128,7 @@ class Problem:
     _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _slowness: Floats = field(init=False, repr=False, compare=False)
     _prices_of_first: Integers = field(init=False, repr=False, compare=False)
-    """Prices of the first one, two, ... devices by their cost rates, in thousandths of the lowest price."""
+    """Total price of the cheapest 1, 2, ... devices by `cost_rates`, in thousandths of the lowest price."""
 
     def __post_init__(self) -> None:
         cost_of = functools.partial(_cost_of, self.costs, self.model.head_parts)
@@ -212,8 +212,8 @@ class Problem:
         return -(-self.sequence_length // MOST_QUANTA)
 
     def score(self, duration_ns: int, num_devices: int) -> int:
-        """The objective for a step on ``num_devices`` devices: its time, or its cost in device time or money, on those
-        devices that do the same work for least.
+        """The objective for a step on ``num_devices`` devices: its time, or its cost. The cost is device time, or with
+        ``prices`` the money for the devices with the lowest `cost_rates`.
 
         A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
         """
@@ -226,8 +226,8 @@ class Problem:
         return score * NANOSECONDS_PER_SECOND / self.score(NANOSECONDS_PER_SECOND, num_devices)
 
     def cost_rates(self, devices: npt.ArrayLike) -> Floats:
-        """What the work of an hour on the measured device costs on these devices, elementwise: price times slowness.
-        Slowness alone unless money counts.
+        """Cost of the same work on each of these devices, elementwise: price times slowness if the objective is the
+        cost and devices have ``prices``, else slowness alone.
         """
         slowness = self.slowness_of(devices)
         counts = self.prices and self.objective is Objective.COST

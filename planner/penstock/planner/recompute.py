@@ -267,8 +267,8 @@ class Cut:
 
     Per unit: ``unit_ns``, ``state_bytes`` (always held), ``held_bytes`` of a micro-batch, and ``kinds``. Per stage: the
     number of ``in_flight`` micro-batches whose bytes it holds, the bytes ``regained`` per byte of a micro-batch that is
-    given up, ``limit_bytes``, the ``exposed`` share of its recomputation (the rest is hidden), and the
-    ``slowness`` of its device: its units take so many times as long.
+    given up, ``limit_bytes``, the ``exposed`` share of its recomputation (the rest is hidden and takes no time), and
+    the ``slowness`` of its rank, a factor of the time of its units.
     """
 
     savings: Savings

@@ -44,7 +44,7 @@ def spec_of(plan: Plan) -> JobSpec:
 
 
 def placement_of(plan: Plan) -> Placement:
-    """The plan's placement of ranks; in the order of their numbers if it has none."""
+    """The plan's placement of ranks; `devices_by_number` if the plan has none."""
     return (lambda mesh: plan.placement) if plan.placement else devices_by_number
 
 

@@ -184,13 +184,13 @@ def balanced_bounds(unit_ns: Sequence[int], num_stages: int) -> tuple[int, ...]:
 
 
 MOST_SLOWED = 512
-"""The best cut for unequal ranks of 1,024 stages takes seconds."""
+"""Largest number of stages that are cut in the best way for unequal ranks: for 1,024 stages that takes seconds."""
 
 
 def slowed_bounds(unit_ns: Sequence[int], owners: Sequence[int], slowness: Sequence[float]) -> tuple[int, ...]:
-    """Bounds like those of `balanced_bounds` for ranks of unequal speed: a unit takes ``slowness`` [ranks] times as
-    long on a rank. ``owners`` [stages] are the stages' ranks; if ranks have several stages, `evened_bounds`. More than
-    `MOST_SLOWED` stages are cut where the running time reaches their share of the speed.
+    """Bounds like those of `balanced_bounds` for ranks of unequal speed: ``slowness`` [ranks] is a factor of the time
+    of units on each rank. ``owners`` [stages] are the stages' ranks. If ranks have several stages, `evened_bounds` then
+    balances the ranks. More than `MOST_SLOWED` stages are cut in proportion to the speed of their ranks.
     """
     if len(owners) > MOST_SLOWED:
         return _proportional_bounds(unit_ns, np.array([1 / slowness[owner] for owner in owners]))
@@ -215,9 +215,9 @@ def evened_bounds(
 ) -> tuple[int, ...]:
     """Bounds whose busiest rank has less work than with ``bounds``, by moving units between stages.
 
-    ``owners`` [stages] are the stages' ranks, on which work takes ``slowness`` [ranks] times as long, by default 1. The
-    smallest bottleneck over stages is not the smallest over ranks with several: if the head takes as long as a stage, a
-    V's first rank has it in addition to an ordinary stage.
+    ``owners`` [stages] are the stages' ranks. ``slowness`` [ranks] is a factor of the time of work on each rank, by
+    default 1. The smallest bottleneck over stages is not the smallest over ranks with several stages: if the head takes
+    as long as a stage, a V's first rank has the head in addition to an ordinary stage.
     """
     running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
     by_rank = np.argsort(owners, kind="stable")
@@ -248,7 +248,7 @@ def evened_bounds(
 
 
 def _proportional_bounds(unit_ns: Sequence[int], speeds: npt.NDArray[np.float64]) -> tuple[int, ...]:
-    """Bounds with which every stage has a unit, and apart from that its share of the time by ``speeds`` [stages]."""
+    """Bounds with which the work of stages is about proportional to ``speeds`` [stages], each of at least a unit."""
     num_units, num_stages = len(unit_ns), len(speeds)
     running = np.cumsum(np.asarray(unit_ns, dtype=np.float64))
     shares = np.concatenate([[0.0], np.cumsum(speeds) / speeds.sum()])

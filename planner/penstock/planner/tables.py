@@ -192,7 +192,7 @@ def simulation_costs(
 
 
 def _waits_for_shards(problem: Problem, candidate: Candidate) -> Integers:
-    """[kind, stage, slice]: collectives inside compute actions but R, which take no longer on a slow device."""
+    """[kind, stage, slice]: time of collectives inside compute actions, which no slow device lengthens; 0 for R."""
     counts = unit_counts(problem.model, candidate.stages)
     if candidate.mesh.tp == 1:
         return np.zeros(1, dtype=np.int64)
@@ -471,9 +471,9 @@ def resident_bytes(
 ) -> Integers:
     """[ranks]: `static_bytes` without the transients.
 
-    The bytes include the buffer in which shards sum the gradients of each stage, the one in which replicas on the host
-    exchange them, the one in which moments are widened, the buffers that forwards give up and backwards without an R
-    recompute inside (none without an ``order``), and the copy of the prefix if slices have their own keys and values.
+    They include buffers: for gradients of a stage that shards sum, for gradients that replicas on the host exchange,
+    for widened moments, for results that backwards without an R recompute inside (none without an ``order``), and for
+    the copy of the prefix if slices have their own keys and values.
     """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)

@@ -201,7 +201,7 @@ def load(
 
     Raises:
         CorruptError: the checkpoint differs from what was written.
-        UserError: the checkpoint belongs to another ``model``, or weights of another data type.
+        UserError: the checkpoint belongs to another ``model``, or its weights have another data type.
     """
     manifest = _verify_together(folder, group)
     _require_model(folder, manifest.model, model)
@@ -246,7 +246,7 @@ def _require_model(folder: Path, stored: ModelSpec, expected: ModelSpec) -> None
 
 
 def _check_types(index: Mapping[str, Parts], targets: Sequence[tuple[str, Held]]) -> None:
-    """Moments of another type are converted; weights of another one belong to a job of another precision."""
+    """Raise `FailedError` for other shapes or types of weights. Moments of another type are converted when read."""
     for name, held in targets:
         stored, *_ = index.get(name, (None,))
         if stored is None or stored.shape != held.shape:

@@ -273,8 +273,8 @@ def _item(name: str, size: torch.Size, offsets: torch.Size, memory: Tensor) -> W
 
 
 def _writable(tensor: Tensor) -> Tensor:
-    """The same memory as a tensor with a storage of its own: PyTorch's writer copies views of larger storages. NumPy,
-    which has no bf16, takes it as bytes.
+    """The same memory as a tensor with a storage of its own: PyTorch's writer copies views of larger storages.
+    NumPy has no bf16, so the memory passes through it as bytes.
     """
     whole = tensor.contiguous()
     return torch.from_numpy(whole.view(torch.uint8).numpy()).view(whole.dtype) if whole.device.type == "cpu" else whole

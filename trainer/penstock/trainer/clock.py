@@ -50,7 +50,7 @@ class Taken:
     host: float
 
     def divided_by(self, factor: float) -> Taken:
-        """The times of a device and host that are so many times as fast."""
+        """The times on a device and a host that are ``factor`` times as fast."""
         return Taken(self.device / factor, self.host / factor)
 
 

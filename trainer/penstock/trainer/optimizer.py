@@ -94,7 +94,7 @@ class AdamW:
         self.parameters.refresh_compute()
 
     def _update_widened(self, flats: Flats, **step: Any) -> None:
-        """`_update`, with moments of the masters' type."""
+        """`_update`; if moments are narrower than masters, part by part, with widened copies that are rounded back."""
         master, gradient, *moments = flats
         if moments[0].dtype == master.dtype:
             self._update(flats, **step)

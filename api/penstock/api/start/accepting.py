@@ -73,7 +73,7 @@ class Acceptor:
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self.sockets]
 
     def close(self) -> None:
-        """Stop accepting; open connections stay, those that only begin (in a TLS handshake) are shut down."""
+        """Stop accepting. Open connections stay; those still in a TLS handshake are shut down after it."""
         self._closed = True
         for task in self._accepting:
             task.cancel()
@@ -116,7 +116,7 @@ class Acceptor:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return
-        if self._closed:  # the server's shutdown did not know this connection
+        if self._closed:  # the server's shutdown missed this connection, which was not open yet
             protocol.shutdown()
 
     def _lose(self, connection: socket.socket) -> None:

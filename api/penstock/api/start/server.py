@@ -25,7 +25,7 @@ from penstock.core.errors import UserError
 KEEP_ALIVE_SECONDS = 75
 """Keep-alive time: longer than the interval of jobs' reports, which should reuse their connection."""
 SHUTDOWN_SECONDS = 20
-"""Seconds that requests in progress are waited for at a shutdown; Kubernetes kills a pod after 30."""
+"""Longest time that a shutdown waits for requests in progress; Kubernetes kills a pod after 30 s."""
 MOST_HEAD_BYTES = 2**16
 """Largest size of a request's head."""
 GARBAGE_THRESHOLDS = (10_000, 20, 100)

@@ -142,7 +142,7 @@ def measure_optimizer(
 ) -> list[OptimizerRecord]:
     """Measure norm, clipping and AdamW over flat buffers, on all ranks at once, with moments of each type.
 
-    The cost is linear in the size, so a few sizes predict that of any stage. None depends on the model.
+    The cost is linear in the size, so a few sizes predict the cost of any stage. The sizes do not depend on the model.
     """
     records = []
     for moment_type, count in itertools.product(MomentType, optimizer_sizes(precision, available_bytes)):

@@ -193,7 +193,7 @@ def _join_shards(worker: Worker, tp: int) -> _ShardPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A point's samples on this rank, alone and together, and the slowness of every rank there."""
+    """A point's samples on this rank, alone and together, and the slowness of every rank at this point."""
 
     point: Point
     tp: int
@@ -206,8 +206,8 @@ class _Timed:
 def _measure_units(
     parts: Sequence[Part], worker: Worker, progress: Progress, *, crowded: bool
 ) -> tuple[list[UnitRecord], list[TransientRecord], tuple[float, ...]]:
-    """Measure times and memory of all parts, and the `slowness` of ranks. ``crowded``: this rank's times while all
-    ranks measure are used.
+    """Measure times and memory of all parts, and the slowness of ranks. If this rank is ``crowded``, the records use
+    its times while all ranks measure.
     """
     total = sum(len(part.load.timed) + len(part.load.weighed) for part in parts)
     count = itertools.count()
@@ -278,20 +278,20 @@ def slowest_of_group(slowness: Sequence[float], rank: int, tp: int) -> float:
 
 
 def divided_by(samples: Samples, slowness: float) -> Samples:
-    """The times on a rank that is so many times as fast."""
+    """The times on a rank that is ``slowness`` times as fast."""
     return [(key, taken.divided_by(slowness)) for key, taken in samples]
 
 
 def _slowness(seconds: Sequence[float]) -> list[float]:
-    """The seconds of each rank in a round in which all measured, relative to the first one's; NaN for a rank that did
-    not measure. ``seconds`` has two entries of every rank, alone and together.
+    """The seconds of each rank while all ranks measured, divided by those of the first rank; NaN for a rank that did
+    not measure. ``seconds`` are of one round, two for every rank: alone and together.
     """
     return [together / seconds[1] if together else math.nan for together in seconds[1::2]]
 
 
 def slowness_of_ranks(of_points: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The median slowness of every rank over points, the same for ranks that are alike; empty if all are. A rank that
-    never measured counts as the first one.
+    """The median slowness of every rank over all points. Ranks that differ by at most `MOST_UNEVEN` get the same value;
+    the result is empty if all ranks do. A rank that never measured gets the value of the first rank.
     """
     of_ranks = [[value for value in values if not math.isnan(value)] for values in zip(*of_points, strict=True)]
     medians = [statistics.median(values) if values else 1.0 for values in of_ranks]
