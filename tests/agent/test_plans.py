@@ -107,6 +107,7 @@ def test_a_plan_serves_the_job_it_was_made_for() -> None:
         {"model__hidden": 128},
         {"training__precision": "bf16"},
         {"training__optimizer": {"momentType": "bf16"}},
+        {"training__gradientReductionType": "bf16"},
         {"training__globalBatch": 8},
         {"data__sequenceLength": 512},
         {"resources__ranks": 1},

@@ -10,7 +10,7 @@ import pytest
 from penstock.core.layout import Precision
 from penstock.core.model import UnitKind
 from penstock.core.moments import MomentType
-from penstock.core.profile import MachineKey, OptimizerRecord, Profile
+from penstock.core.profile import CollectiveRecord, MachineKey, OptimizerRecord, Profile
 from penstock.core.profile_matching import (
     OLDEST_SECONDS,
     head_degrees_to_measure,
@@ -20,12 +20,26 @@ from penstock.core.profile_matching import (
     tp_degrees_to_measure,
     unfit,
 )
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Kind
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine, profile_for
 
 SPEC = job(sequence_length=16, global_batch=2, ranks=2)
 MODEL = model_digest(SPEC.model, SPEC.data.sequence_length)
 FITTING = profile_for(SPEC)
+
+
+A_SUM = CollectiveRecord(num_ranks=2, num_bytes=8, seconds=1.0, spread=0.0)
+
+
+def test_a_profile_serves_the_types_in_which_sums_were_measured() -> None:
+    narrow = dataclasses.replace(SPEC.training, gradient_reduction_type=ReductionType.BF16)
+    narrow_spec = dataclasses.replace(SPEC, training=narrow)
+    older = dataclasses.replace(FITTING, collectives=(A_SUM,))
+    assert unfit(older, SPEC, MODEL) is None
+    assert unfit(older, narrow_spec, MODEL) == "lacks sums of gradients in bf16"
+    both = (A_SUM, dataclasses.replace(A_SUM, reduction_type=ReductionType.BF16))
+    assert unfit(dataclasses.replace(FITTING, collectives=both), narrow_spec, MODEL) is None
 
 
 def test_a_profile_of_the_job_s_model_serves() -> None:
@@ -48,6 +62,10 @@ def test_a_profile_serves_with_or_without_operations_that_are_not_products() -> 
         (
             {"optimizer": (OptimizerRecord(num_parameters=1, seconds=1.0, spread=0.0, moment_type=MomentType.BF16),)},
             "lacks times of the optimizer with moments in fp32",
+        ),
+        (
+            {"collectives": (dataclasses.replace(A_SUM, reduction_type=ReductionType.BF16),)},
+            "lacks sums of gradients in fp32",
         ),
         (
             {"links": (dataclasses.replace(FITTING.links[0], bytes_per_second=1e15),)},

@@ -19,7 +19,7 @@ from penstock.core.layout import Precision, num_parameters
 from penstock.core.model import Family
 from penstock.core.moments import MomentType
 from penstock.core.plan import Plan
-from penstock.core.replicas import BLOCK
+from penstock.core.replicas import BLOCK, ReductionType
 from penstock.planner.compile import program_of
 from penstock.planner.memory import optimizer_bytes_per_parameter
 from penstock.trainer.checkpoint import find_checkpoints, read_weights
@@ -95,23 +95,30 @@ STEPS = 4
 
 
 @pytest.mark.parametrize(
-    ("family", "precision", "moment_type"),
+    ("family", "precision", "moment_type", "reduction_type"),
     [
-        (Family.GPT2, Precision.FP32, MomentType.FP32),
-        (Family.LLAMA, Precision.BF16, MomentType.FP32),
-        (Family.LLAMA, Precision.FP32, MomentType.BF16),
+        (Family.GPT2, Precision.FP32, MomentType.FP32, ReductionType.FP32),
+        (Family.LLAMA, Precision.BF16, MomentType.FP32, ReductionType.FP32),
+        (Family.LLAMA, Precision.FP32, MomentType.BF16, ReductionType.FP32),
+        (Family.GPT2, Precision.FP32, MomentType.FP32, ReductionType.BF16),
+        (Family.LLAMA, Precision.BF16, MomentType.FP32, ReductionType.BF16),
     ],
 )
 @pytest.mark.parametrize("layout", TRAINED)
 def test_two_replicas_train_alike_with_the_state_divided_or_not(
-    worker_pool: WorkerPool, layout: str, family: Family, precision: Precision, moment_type: MomentType
+    worker_pool: WorkerPool,
+    layout: str,
+    family: Family,
+    precision: Precision,
+    moment_type: MomentType,
+    reduction_type: ReductionType,
 ) -> None:
     """Losses, norms and weights, bit for bit, with clipping at work in every step."""
     case = {"dp": 2, "tp": 1, "head_parts": 1, "slices": (3, 1, 2), "num_microbatches": 2, "family": family}
     trained = []
     for zero in (0, 1):
         plan = plan_of({**case, **TRAINED[layout], "zero": zero}, precision=precision)
-        plan = replace(plan, moment_type=moment_type)
+        plan = replace(plan, moment_type=moment_type, gradient_reduction_type=reduction_type)
         program = program_of(plan)
         worker_pool.connect(plan, program)
         results = worker_pool.run(train_steps, plan, program, STEPS, num_ranks=plan.num_ranks)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.cluster import LinkSpec, SoftwareSpec
+from penstock.core.cluster import GradientType, LinkSpec, SoftwareSpec
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, Sharding, unit_collectives
 from penstock.planner.cost import DescribedCost
@@ -233,6 +234,28 @@ def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
     assert cost.all_reduce_seconds(1000, [0]) == 0.0
     assert cost.all_reduce_seconds(1000, [0, 1]) == pytest.approx(2 * (1e-6 + 500 / 1e9))
     assert cost.all_reduce_seconds(1000, [0, 1, 2, 3]) == pytest.approx(6 * (1e-5 + 250 * 4 / 1e8))
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_gradients_in_bf16_travel_as_half_the_bytes_and_are_converted(size: int, *, scattered: bool) -> None:
+    """Narrowing reads 4 bytes of an element and writes 2; widening does the reverse with what the replica gets."""
+    wide, devices, count = described(), range(size), 24_000
+    narrow = dataclasses.replace(wide, reduction_type=ReductionType.BF16)
+    of_bytes = wide.reduce_scatter_seconds if scattered else wide.all_reduce_seconds
+    assert wide.gradient_sum_seconds(4 * count, devices, scattered=scattered) == of_bytes(4 * count, devices)
+    moved = 6 * count + 6 * (count // size if scattered else count)
+    expected = of_bytes(2 * count, devices) + moved / wide.cluster.device.memory_bandwidth
+    assert narrow.gradient_sum_seconds(4 * count, devices, scattered=scattered) == pytest.approx(expected)
+    assert narrow.gradient_sum_seconds(4 * count, [0], scattered=scattered) == 0.0
+    assert narrow.all_reduce_seconds(4 * count, devices) == wide.all_reduce_seconds(4 * count, devices)
+
+
+def test_gradients_that_are_kept_in_bf16_are_not_converted() -> None:
+    kept = dataclasses.replace(described().cluster, software=SoftwareSpec(gradient_type=GradientType.BF16))
+    wide = dataclasses.replace(described(), cluster=kept, precision=Precision.BF16)
+    narrow = dataclasses.replace(wide, reduction_type=ReductionType.BF16)
+    assert narrow.gradient_sum_seconds(1000, [0, 1], scattered=False) == wide.all_reduce_seconds(1000, [0, 1])
 
 
 def test_a_message_takes_the_link_between_its_nodes() -> None:

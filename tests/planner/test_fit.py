@@ -15,6 +15,7 @@ from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.moments import MomentType
 from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective
 from penstock.planner.fit import MeasuredCost, fit_points, fit_records, measured_cost
@@ -229,6 +230,29 @@ def test_each_collective_takes_its_measured_time() -> None:
     calls = (cost.all_reduce_seconds, cost.reduce_scatter_seconds, cost.all_gather_seconds)
     assert [call(150, [0, 1]) for call in calls] == pytest.approx([150.0, 300.0, 450.0])
     assert [call(400, [0, 1]) for call in calls] == pytest.approx([400.0, 800.0, 1200.0])
+
+
+def test_sums_of_gradients_take_what_was_measured_in_the_job_s_type() -> None:
+    """Sums of other tensors stay fp32."""
+    per_byte = {
+        (Collective.SUM, ReductionType.FP32): 1.0,
+        (Collective.SCATTER, ReductionType.FP32): 2.0,
+        (Collective.SUM, ReductionType.BF16): 3.0,
+        (Collective.SCATTER, ReductionType.BF16): 4.0,
+    }
+    records = tuple(
+        CollectiveRecord(
+            num_ranks=2, num_bytes=100, seconds=100 * one, spread=0.0, collective=collective, reduction_type=type_
+        )
+        for (collective, type_), one in per_byte.items()
+    )
+    for type_ in ReductionType:
+        cost = measured_cost(profile(collectives=records), reduction_type=type_)
+        for collective, scattered in ((Collective.SUM, False), (Collective.SCATTER, True)):
+            seconds = cost.gradient_sum_seconds(100, [0, 1], scattered=scattered)
+            assert seconds == pytest.approx(100 * per_byte[collective, type_])
+        assert cost.all_reduce_seconds(100, [0, 1]) == pytest.approx(100.0)
+        assert cost.gradient_sum_seconds(100, [0], scattered=False) == 0.0
 
 
 def test_the_optimizer_goes_on_along_the_line_of_what_was_measured() -> None:

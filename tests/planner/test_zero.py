@@ -19,12 +19,13 @@ from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.moments import MomentType
-from penstock.core.replicas import BLOCK, ROUND_BYTES, exchange_bytes, largest_shard
+from penstock.core.replicas import BLOCK, ROUND_BYTES, ReductionType, exchange_bytes, largest_shard, narrowing_bytes
 from penstock.core.schedule import Group
 from penstock.core.sharding import Sharding
 from penstock.core.timeline import Activity
 from penstock.planner.budget import Budget
 from penstock.planner.candidate import Candidate
+from penstock.planner.cost import DescribedCost
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.judge import Evaluation, NothingFitsError
@@ -382,6 +383,35 @@ def test_bytes_fall_by_the_shards_on_every_rank() -> None:
     gaps = 2 * BLOCK * (2 * 8 + 8)
     exchanged = 2 * 4 * stage_memory(about, on_two_replicas(1)).stepped_elements
     assert (np.abs(whole - sharded - 8 * counts / 2 + exchanged) <= gaps).all()
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_sums_in_bf16_take_few_bytes_and_less_time_on_the_link(zero: int, *, is_cuda: bool) -> None:
+    """Of memory so fast that conversions take no time. The bytes are those of rounds in bf16 and of conversions."""
+    described = llama_problem().cost_of(1)
+    assert isinstance(described, DescribedCost)
+    fast = dataclasses.replace(described.cluster.device, memory_bandwidth=1e15)
+    described = dataclasses.replace(described, cluster=dataclasses.replace(described.cluster, device=fast))
+    in_bf16 = dataclasses.replace(described, reduction_type=ReductionType.BF16)
+    places = 8 if is_cuda else None
+    wide = dataclasses.replace(llama_problem(), num_places=places, costs=lambda tp, head_parts: described)
+    narrow = dataclasses.replace(wide, gradient_reduction_type=ReductionType.BF16, costs=lambda tp, head_parts: in_bf16)
+    candidate = on_two_replicas(zero)
+    before, after = (resident_bytes(one, candidate, (0, 1)) for one in (wide, narrow))
+    memory = stage_memory(wide, candidate)
+    parts = memory.largest_shards if zero else -(-memory.largest_shards // 2)
+    exchanged = [exchange_bytes(4 * part, 2) if zero and not is_cuda else 0 for part in parts.tolist()]
+    added = [narrowing_bytes(part, 2, is_cuda=is_cuda) for part in parts.tolist()]
+    assert (after - before).tolist() == [more - less for more, less in zip(added, exchanged, strict=True)]
+    sums = [Simulated(one).costs(candidate, (0, 1)).reduce_ns[Group.DP] for one in (wide, narrow)]
+    assert all(0.5 * one < other < one for one, other in zip(*sums, strict=True))
+
+
+def test_narrowing_takes_bounded_bytes() -> None:
+    assert narrowing_bytes(10**9, 64, is_cuda=False) == 2 * ROUND_BYTES + 6 * 2**14
+    assert narrowing_bytes(1000, 4, is_cuda=False) == 2 * 3 * 2000 + 6 * 2**14
+    assert narrowing_bytes(10**9, 64, is_cuda=True) == 8 * 2**20
 
 
 def test_what_replicas_on_the_host_exchange_is_bounded_and_on_devices_nothing() -> None:

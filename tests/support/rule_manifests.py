@@ -91,11 +91,16 @@ KUBERNETES = _some(
 )
 BETAS = st.sampled_from([0.9, 0.99, 0.9901])
 OPTIMIZERS = _some({}, {"betas": st.tuples(BETAS, BETAS).map(list), "momentType": st.sampled_from(["fp32", "bf16"])})
+TRAINING = {
+    "optimizer": OPTIMIZERS,
+    "precision": st.sampled_from(["fp32", "bf16", "fp64"]),
+    "gradientReductionType": st.sampled_from(["fp32", "bf16"]),
+}
 JOB_SPECS = _some(
     {
         "model": MODELS,
         "data": DATA,
-        "training": _some({"globalBatch": st.integers(1, 12), "steps": st.just(1)}, {"optimizer": OPTIMIZERS}),
+        "training": _some({"globalBatch": st.integers(1, 12), "steps": st.just(1)}, TRAINING),
         "resources": _some({"ranks": st.integers(1, 12)}, {"minRanks": st.integers(1, 12)}),
     },
     {

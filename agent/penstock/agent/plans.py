@@ -20,10 +20,12 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
     """Whether ``plan`` is of the job's model and data, within its resources, and obeys what it pins."""
     resources, pinned = spec.resources, spec.parallelism
     peak = max(plan.prediction.peak_bytes, default=0) if plan.prediction else 0
-    of_the_job = (plan.model.whole, plan.precision, plan.moment_type, plan.sequence_length, plan.global_batch) == (
+    types = (plan.precision, plan.moment_type, plan.gradient_reduction_type)
+    of_the_job = (plan.model.whole, *types, plan.sequence_length, plan.global_batch) == (
         spec.model,
         spec.training.precision,
         spec.training.optimizer.moment_type,
+        spec.training.gradient_reduction_type,
         spec.data.sequence_length,
         spec.training.global_batch,
     )

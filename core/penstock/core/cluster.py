@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from penstock.core.cost_table import CostRow
 from penstock.core.errors import MOST_MISTAKES, UserError, raise_all
+from penstock.core.layout import Precision
 from penstock.core.limits import (
     ANY_BYTES,
     EXACT,
@@ -181,6 +182,10 @@ class GradientType(enum.StrEnum):
 
     FP32 = "fp32"
     BF16 = "bf16"
+
+    def num_bytes(self, precision: Precision) -> int:
+        """Bytes of one element of an accumulated gradient; ``bf16`` is the type of computing."""
+        return precision.accumulate_bytes if self is GradientType.FP32 else precision.compute_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,6 +52,7 @@ from penstock.core.manifest import (
 from penstock.core.model import ModelSpec
 from penstock.core.moments import MomentType
 from penstock.core.remaking import RecomputePin, read_recompute
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES
 
@@ -184,10 +185,22 @@ class TrainingSpec(Checked):
     clip: Annotated[float, above_zero(LARGEST), "largest norm of the whole model's gradient"] = 1.0
     precision: Annotated[
         Precision,
-        "`fp32` or `bf16` (master weights, gradients and reductions stay fp32); `fp64` is for proofs",
+        (
+            "`fp32` or `bf16` (master weights and gradients stay fp32, and so do reductions without "
+            "`gradientReductionType: bf16`); `fp64` is for proofs"
+        ),
     ] = Precision.FP32
+    gradient_reduction_type: Annotated[
+        ReductionType,
+        (
+            "type in which replicas exchange gradients: `fp32`, or `bf16`, which halves the bytes and rounds gradients "
+            "to 8 significant bits; micro-batches are added up in fp32 in any case"
+        ),
+    ] = ReductionType.FP32
     seed: Annotated[int, INT64, "of parameters and of the order of data"] = 0
     validate_every: Annotated[int, up_to(EXACT), "steps between validation losses; 0: only at the end"] = 0
+
+    rules = job_rules.TRAINING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

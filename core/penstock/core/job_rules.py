@@ -226,6 +226,17 @@ OPTIMIZER = (
         message=f"above {MOST_BF16_BETA}, the most for moments in bf16: write momentType: fp32, or smaller betas",
     ),
 )
+TRAINING = (
+    Rule(
+        id="bf16-reduction",
+        where="gradientReductionType",
+        holds=lambda training: training.gradient_reduction_type != "bf16" or training.precision != "fp64",
+        what="bf16 would round the gradients of precision fp64, which is for proofs",
+        remedy="write gradientReductionType: fp32, or precision: fp32 or bf16",
+        cel="!has(self.gradientReductionType) || self.gradientReductionType != 'bf16' || !has(self.precision) || "
+        "self.precision != 'fp64'",
+    ),
+)
 RESOURCES = (
     Rule(
         id="min-ranks",

@@ -31,6 +31,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.moments import MomentType
 from penstock.core.profile import digest
 from penstock.core.remaking import Recompute, RecomputePin, Remakes, check_remakes, remade_of, uniform_remakes
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import CSV, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
 from penstock.core.speed import Speed, speed_of
@@ -156,6 +157,7 @@ class Plan(Manifest):
     model: ModelSpec
     precision: Precision
     moment_type: MomentType = MomentType.FP32
+    gradient_reduction_type: ReductionType = ReductionType.FP32
     dp: Annotated[int, one_to(MOST_RANKS)] = 1
     tp: Annotated[int, one_to(MOST_RANKS)] = 1
     sequence_parallel: bool = True

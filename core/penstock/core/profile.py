@@ -15,6 +15,7 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import UnitKind
 from penstock.core.moments import MomentType
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective
 
@@ -117,6 +118,7 @@ class CollectiveRecord(Manifest):
     """Seconds of a collective over ``num_ranks`` ranks, all active: by default an all-reduce.
 
     Each rank has ``num_bytes`` to sum, to scatter the sum of, or when all are gathered. Older profiles have sums alone.
+    If sums travel in another ``reduction_type``, ``num_bytes`` are those of fp32, and conversions count as time.
     """
 
     num_ranks: int
@@ -124,6 +126,7 @@ class CollectiveRecord(Manifest):
     seconds: float
     spread: float
     collective: Collective = Collective.SUM
+    reduction_type: ReductionType = ReductionType.FP32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,6 +112,9 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
     moment_type = spec.training.optimizer.moment_type
     if profile.optimizer and all(record.moment_type is not moment_type for record in profile.optimizer):
         return f"lacks times of the optimizer with moments in {moment_type.value}"
+    reduction_type = spec.training.gradient_reduction_type
+    if profile.collectives and all(record.reduction_type is not reduction_type for record in profile.collectives):
+        return f"lacks sums of gradients in {reduction_type.value}"
     if not all(link.is_physical for link in profile.links):
         return "has links of a speed that no network has"
     return unfit_degrees(profile, spec)

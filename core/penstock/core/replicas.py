@@ -17,6 +17,7 @@ tensor would begin at 3 and be cut at 8, which is in its second block. It begins
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +27,34 @@ BLOCK = 4096
 
 ROUND_BYTES = 2 * 2**20
 """Bytes that one rank receives in one round of a reduce-scatter on the host, from all others together."""
+
+
+NARROWED_ELEMENTS = {False: 2**14, True: 2**22}
+"""Elements that are converted at once between fp32 and bf16: on the host and, which is True, on a CUDA device. On the
+host they fit a core's cache, and are too few for torch to divide over threads; a device needs few launches.
+"""
+
+
+class ReductionType(enum.StrEnum):
+    """The type in which replicas exchange gradients; ``fp32`` is that of the gradients, in proofs fp64."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether gradients are converted for the exchange."""
+        return self is ReductionType.BF16
+
+
+def narrowing_bytes(part_elements: int, dp: int, *, is_cuda: bool) -> int:
+    """Upper bound of the bytes that a rank needs besides its gradients to sum them in bf16, with parts of so many
+    elements per replica: on the host two rounds, and everywhere the elements that are converted at once, on the host
+    also in fp32 (`penstock.trainer.narrow`).
+    """
+    if is_cuda:
+        return 2 * NARROWED_ELEMENTS[True]
+    return exchange_bytes(2 * part_elements, dp) + 6 * NARROWED_ELEMENTS[False]
 
 
 def exchange_bytes(shard_bytes: int, dp: int) -> int:

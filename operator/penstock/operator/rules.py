@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from penstock.core import job_rules, names
 from penstock.core.cluster_profile import ClusterProfileSpec
-from penstock.core.job import OptimizerSpec, ResourcesSpec, TokenizerSpec
+from penstock.core.job import OptimizerSpec, ResourcesSpec, TokenizerSpec, TrainingSpec
 from penstock.core.kubernetes_spec import MOST_NAME_CHARACTERS, EnvSource, EnvVar, Toleration, VolumeSpec
 from penstock.core.model import ModelSpec
 from penstock.core.rules import ApiserverRule, Rule
@@ -134,6 +134,7 @@ RULES: Mapping[str, tuple[ApiserverRule, ...]] = {
         _keys("volumes", names.VOLUME_ROOT),
         _keys("nodeSelector", names.QUALIFIED),
     ),
+    "TrainingSpec": _of(*TrainingSpec.rules),
     "OptimizerSpec": _of(*OptimizerSpec.rules),
     "Toleration": _of(*Toleration.rules),
     "EnvVar": _of(*EnvVar.rules),

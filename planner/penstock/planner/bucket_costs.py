@@ -14,7 +14,6 @@ from penstock.core.buckets import bucket_elements, stage_buckets
 from penstock.core.replicas import largest_shard
 from penstock.core.schedule import Group, Part
 from penstock.planner.candidate import Candidate
-from penstock.planner.memory import gradient_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Problem
 from penstock.planner.simulate.costs import MILLION, Bucket
@@ -97,9 +96,9 @@ def _running_ppm(parts: Sequence[float]) -> list[int]:
 
 def _reduce_ns(problem: Problem, candidate: Candidate, share: _Share, peers: Sequence[int]) -> dict[Group, int]:
     cost = problem.cost_of(candidate.mesh.tp)
-    num_bytes = share.num_elements * gradient_bytes(problem.precision, problem.software.gradient_type)
-    reduce_seconds = cost.reduce_scatter_seconds if candidate.optimizer_shards > 1 else cost.all_reduce_seconds
-    return {Group.TP: share.shards_ns, Group.DP: int(whole_nanoseconds(reduce_seconds(num_bytes, peers)))}
+    num_bytes = share.num_elements * problem.software.gradient_type.num_bytes(problem.precision)
+    seconds = cost.gradient_sum_seconds(num_bytes, peers, scattered=candidate.optimizer_shards > 1)
+    return {Group.TP: share.shards_ns, Group.DP: int(whole_nanoseconds(seconds))}
 
 
 def _gather_ns(problem: Problem, candidate: Candidate, share: _Share, peers: Sequence[int]) -> int:

@@ -20,6 +20,7 @@ from penstock.core.cluster import PENSTOCK, ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Operation, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, attention_flops
 from penstock.core.moments import MomentType
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Kind
 from penstock.core.sharding import WHOLE, Collective, Sharding, unit_collectives
 from penstock.planner.collectives import RING_PASSES, GroupTopology, Link
@@ -84,6 +85,12 @@ class CostModel(Protocol):
         """Seconds of a sum over ``devices`` of which each gets its part."""
         ...
 
+    def gradient_sum_seconds(self, num_bytes: int, devices: Sequence[int], *, scattered: bool) -> float:
+        """Seconds of a sum of gradients of so many bytes over replicas, in the type in which they exchange them, with
+        the conversions; ``scattered``: each gets its part.
+        """
+        ...
+
     def all_gather_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
         """Seconds until all ``devices`` have all ``num_bytes``, starting with one part each."""
         ...
@@ -124,6 +131,7 @@ class DescribedCost:
     sharding: Sharding = WHOLE
     copies_prefix: bool = False
     moment_type: MomentType = MomentType.FP32
+    reduction_type: ReductionType = ReductionType.FP32
     _links: _Links = field(init=False, repr=False, compare=False)
     _units: UnitTimes = field(init=False, repr=False, compare=False)
     _device: OperationTimes = field(init=False, repr=False, compare=False)
@@ -309,6 +317,25 @@ class DescribedCost:
         """Seconds by the same model as `all_reduce_seconds`."""
         return self._group_seconds(Collective.GATHER, num_bytes, devices)
 
+    def gradient_sum_seconds(self, num_bytes: int, devices: Sequence[int], *, scattered: bool) -> float:
+        """Seconds by the same model as `all_reduce_seconds`. In bf16 half the bytes of fp32 travel; memory traffic
+        reads all of fp32 and writes half of it before the sum, and the reverse after it, for one part if ``scattered``.
+        Gradients that are kept in bf16 are not converted.
+        """
+        collective = Collective.SCATTER if scattered else Collective.SUM
+        if not self._narrows or len(devices) < 2:
+            return self._group_seconds(collective, num_bytes, devices)
+        widened = num_bytes / len(devices) if scattered else num_bytes
+        return self._group_seconds(collective, num_bytes // 2, devices) + self._traffic_seconds(
+            1.5 * (num_bytes + widened)
+        )
+
+    @property
+    def _narrows(self) -> bool:
+        """Whether gradients are kept in a wider type than replicas exchange them in."""
+        kept_bytes = self.cluster.software.gradient_type.num_bytes(self.precision)
+        return self.reduction_type.is_narrow and kept_bytes > 2
+
     def _group_seconds(self, collective: Collective, num_bytes: int, devices: Sequence[int]) -> float:
         num_devices = len(devices)
         if num_devices < 2:
@@ -343,11 +370,16 @@ class DescribedCost:
         """Memory traffic: master weights and both moments are read and written, gradients are read, and in bf16 a copy
         of the weights is written.
         """
-        device, wide = self.cluster.device, self.precision.accumulate_bytes
+        wide = self.precision.accumulate_bytes
         copied = self.precision.compute_bytes if self.precision is Precision.BF16 else 0
         traffic = num_parameters * (3 * wide + 4 * self.moment_type.num_bytes(self.precision) + copied)
+        return self._traffic_seconds(traffic)
+
+    def _traffic_seconds(self, num_bytes: float) -> float:
+        """Seconds in which a device reads or writes so many bytes of its memory, one after the other."""
+        device = self.cluster.device
         share = device.kernels.stream_share if device.kernels is not None else 1.0
-        return traffic / (share * device.memory_bandwidth)
+        return num_bytes / (share * device.memory_bandwidth)
 
 
 def _next_to_products(kind: Kind, sharding: Sharding) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:

@@ -508,6 +508,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         model=problem.model,
         precision=problem.precision,
         moment_type=problem.moment_type,
+        gradient_reduction_type=problem.gradient_reduction_type,
         dp=mesh.dp,
         tp=mesh.tp,
         sequence_parallel=problem.sequence_parallel or mesh.tp == 1,

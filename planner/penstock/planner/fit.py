@@ -29,6 +29,7 @@ from penstock.core.layout import Operation
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.moments import MomentType
 from penstock.core.profile import LinkRecord, Profile, TransientRecord, UnitRecord
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, Sharding, unit_collectives
 from penstock.planner.cost import COLLECTIVES_OF, Devices
@@ -127,6 +128,7 @@ class MeasuredCost:
     """[latency seconds or seconds per byte, source, target]; the last source and target: any other device."""
     reports: tuple[FitReport, ...]
     moment_type: MomentType = MomentType.FP32
+    reduction_type: ReductionType = ReductionType.FP32
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -217,12 +219,24 @@ class MeasuredCost:
         """As `_collective_seconds`."""
         return self._collective_seconds(Collective.GATHER, num_bytes, len(devices))
 
-    def _collective_seconds(self, collective: Collective, num_bytes: int, num_devices: int) -> float:
+    def gradient_sum_seconds(self, num_bytes: int, devices: Sequence[int], *, scattered: bool) -> float:
+        """As `_collective_seconds`, measured with the conversions of `reduction_type`."""
+        collective = Collective.SCATTER if scattered else Collective.SUM
+        return self._collective_seconds(collective, num_bytes, len(devices), self.reduction_type)
+
+    def _collective_seconds(
+        self,
+        collective: Collective,
+        num_bytes: int,
+        num_devices: int,
+        reduction_type: ReductionType = ReductionType.FP32,
+    ) -> float:
         """Interpolated over the sizes measured for the nearest number of ranks, in proportion beyond the largest.
 
         If only sums were measured, a reduce-scatter or all-gather takes half of one: it is one of a ring's two passes.
         """
-        records = [record for record in self.profile.collectives if record.collective is collective]
+        of_type = [record for record in self.profile.collectives if record.reduction_type is reduction_type]
+        records = [record for record in of_type if record.collective is collective]
         if num_devices < 2:
             return 0.0
         if not records:
@@ -259,9 +273,14 @@ REQUIRED_OF_PARTS = ((UnitKind.HEAD, Kind.I), (UnitKind.HEAD, Kind.W))
 
 
 def measured_cost(
-    profile: Profile, tp: int = 1, head_parts: int = 1, moment_type: MomentType = MomentType.FP32
+    profile: Profile,
+    tp: int = 1,
+    head_parts: int = 1,
+    moment_type: MomentType = MomentType.FP32,
+    reduction_type: ReductionType = ReductionType.FP32,
 ) -> MeasuredCost:
-    """Fit the measurements of ``tp`` shards with a head in ``head_parts`` units, and moments in ``moment_type``.
+    """Fit the measurements of ``tp`` shards with a head in ``head_parts`` units, moments in ``moment_type``, and
+    gradients that replicas exchange in ``reduction_type``.
 
     Raises `UserError` if a pass has no measurement or one that took no time.
     """
@@ -294,6 +313,7 @@ def measured_cost(
         links=_link_table(profile.links),
         reports=reports,
         moment_type=moment_type,
+        reduction_type=reduction_type,
     )
 
 

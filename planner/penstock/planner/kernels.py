@@ -64,7 +64,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import AttentionKernel, DeviceSpec, Fusion, GradientType, KernelSpec, SoftwareSpec
+from penstock.core.cluster import AttentionKernel, DeviceSpec, Fusion, KernelSpec, SoftwareSpec
 from penstock.core.layout import KEYS_AT_ONCE, NUM_STATISTICS, Operation, Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.schedule import Kind
@@ -286,8 +286,7 @@ class KernelTimes:
     @property
     def _gradient_bytes(self) -> int:
         """Bytes of one element of an accumulated gradient."""
-        is_wide = self.software.gradient_type is GradientType.FP32
-        return self.precision.accumulate_bytes if is_wide else self.precision.compute_bytes
+        return self.software.gradient_type.num_bytes(self.precision)
 
 
 def has_work(unit: UnitKind, kind: Kind, software: SoftwareSpec, head_parts: int = 1) -> bool:

@@ -11,6 +11,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec
 from penstock.core.moments import MomentType
 from penstock.core.profile import Profile
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Kind
 from penstock.planner.fit import FitReport, measured_cost
 from penstock.planner.problem import Confidence, Problem, common_fields
@@ -32,8 +33,11 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
     tp_degrees = _tp_degrees(spec, profile)
     head_degrees = {tp: _head_degrees(profile, tp) for tp in tp_degrees}
     moment_type = spec.training.optimizer.moment_type
+    reduction_type = spec.training.gradient_reduction_type
     costs = {
-        (tp, parts): measured_cost(profile, tp, parts, moment_type) for tp in tp_degrees for parts in head_degrees[tp]
+        (tp, parts): measured_cost(profile, tp, parts, moment_type, reduction_type)
+        for tp in tp_degrees
+        for parts in head_degrees[tp]
     }
     return Problem(
         **common_fields(spec),
@@ -47,7 +51,9 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         has_fixed_ranks=spec.resources.device is Device.CPU and not profile.hosts,
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
-        confidence=confidence_in(profile, [report for cost in costs.values() for report in cost.reports], moment_type),
+        confidence=confidence_in(
+            profile, [report for cost in costs.values() for report in cost.reports], moment_type, reduction_type
+        ),
         peak_flops=reported_peak_flops(profile.key.device, profile.precision),
     )
 
@@ -65,7 +71,10 @@ def _head_degrees(profile: Profile, tp: int) -> tuple[int, ...]:
 
 
 def confidence_in(
-    profile: Profile, reports: Sequence[FitReport], moment_type: MomentType = MomentType.FP32
+    profile: Profile,
+    reports: Sequence[FitReport],
+    moment_type: MomentType = MomentType.FP32,
+    reduction_type: ReductionType = ReductionType.FP32,
 ) -> Confidence:
     """Of computing, half the median interquartile range or the held-out error of the fit, whichever is larger; of
     reductions and the optimizer, half the largest range; of transfers, the largest error of a link.
@@ -77,10 +86,13 @@ def confidence_in(
     spreads = [record.spread if record.together_spread is None else record.together_spread for record in passes]
     errors = [report.held_out_error for report in reports if report.kind is not Kind.R]
     held_out = [error for error in errors if not math.isnan(error)]
+    collectives = [
+        record for record in profile.collectives if record.reduction_type in (ReductionType.FP32, reduction_type)
+    ]
     return Confidence(
         computing=max(statistics.median(spreads) / 2, statistics.median(held_out) if held_out else 0.0),
         transfers=max((link.error for link in profile.links), default=0.0),
-        reductions=max((record.spread for record in profile.collectives), default=0.0) / 2,
+        reductions=max((record.spread for record in collectives), default=0.0) / 2,
         optimizer=max((record.spread for record in profile.optimizer if record.moment_type is moment_type), default=0.0)
         / 2,
         warnings=profile.warnings,

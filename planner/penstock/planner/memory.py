@@ -40,7 +40,7 @@ from penstock.core.layout import (
 from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.moments import WIDENED_ELEMENTS, MomentType
 from penstock.core.remaking import Remakes, remade_of
-from penstock.core.replicas import largest_shard
+from penstock.core.replicas import ReductionType, exchange_bytes, largest_shard, narrowing_bytes
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, first_like, unit_counts
@@ -55,18 +55,13 @@ def state_bytes_per_parameter(precision: Precision, moment_type: MomentType = Mo
 
 def whole_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
     """Bytes that every replica holds per parameter: its gradient, and the weight that products use."""
-    return gradient_bytes(precision, gradient_type) + precision.compute_bytes
+    return gradient_type.num_bytes(precision) + precision.compute_bytes
 
 
 def optimizer_bytes_per_parameter(precision: Precision, moment_type: MomentType = MomentType.FP32) -> int:
     """Bytes per parameter that replicas may divide (ZeRO-1): AdamW's two moments, and the master weight in bf16."""
     master_bytes = precision.accumulate_bytes if precision is Precision.BF16 else 0
     return master_bytes + 2 * moment_type.num_bytes(precision)
-
-
-def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
-    """Bytes of one element of an accumulated gradient."""
-    return precision.accumulate_bytes if gradient_type is GradientType.FP32 else precision.compute_bytes
 
 
 def widened_bytes(precision: Precision, num_elements: Integers, *, is_cuda: bool) -> Integers:
@@ -177,7 +172,20 @@ class StageMemory:
     @property
     def gradient_bytes(self) -> Integers:
         """[stages]: the gradients that data parallelism sums."""
-        return self.flat_elements * gradient_bytes(self.precision, self.software.gradient_type)
+        return self.flat_elements * self.software.gradient_type.num_bytes(self.precision)
+
+    def summing_bytes(self, shards: Integers, dp: int, reduction_type: ReductionType, *, is_cuda: bool) -> Integers:
+        """Bytes in which a rank sums gradients over ``dp`` replicas, elementwise for ``shards``, its largest of
+        `largest_shards`. Those of gloo's and NCCL's own sums are not counted.
+        """
+        element_bytes = self.software.gradient_type.num_bytes(self.precision)
+        is_divided = self.optimizer_shards > 1
+        if reduction_type.is_narrow and element_bytes > 2:
+            parts = shards if is_divided else -(-shards // dp)
+            return np.array([narrowing_bytes(part, dp, is_cuda=is_cuda) for part in parts.tolist()])
+        if is_divided and not is_cuda:
+            return np.array([exchange_bytes(element_bytes * shard, dp) for shard in shards.tolist()])
+        return np.zeros_like(shards)
 
     @property
     def shared_gradient_bytes(self) -> Integers:
@@ -200,7 +208,7 @@ class StageMemory:
         has_norm_of_head = self._part_counts[:, 0]
         head = UNIT_KINDS.index(UnitKind.HEAD)
         elements = elements + has_norm_of_head * _summed_parameters(self.model, self.sharding)[row][head]
-        total: Integers = elements * gradient_bytes(self.precision, self.software.gradient_type)
+        total: Integers = elements * self.software.gradient_type.num_bytes(self.precision)
         return total
 
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:

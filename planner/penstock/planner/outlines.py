@@ -56,7 +56,7 @@ from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of, optimizer_shards
 from penstock.planner.device_order import first_replica_in_order, slowness_in_order
-from penstock.planner.memory import gradient_bytes, optimizer_bytes_per_parameter, stepped_elements
+from penstock.planner.memory import optimizer_bytes_per_parameter, stepped_elements
 from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, microbatch_capacity
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
 from penstock.planner.schedules.braided import BRAIDED
@@ -412,13 +412,11 @@ class _StageTimes:
         weights. The sum of ``summed_last`` elements ends after all compute, and as many are gathered before it.
         """
         cost, precision, replicas = self.work.cost, problem.precision, [replica * mesh.tp for replica in range(mesh.dp)]
-        shards, per_gradient = optimizer_shards(mesh, zero), gradient_bytes(precision, problem.software.gradient_type)
+        shards, per_gradient = optimizer_shards(mesh, zero), problem.software.gradient_type.num_bytes(precision)
         weights = stepped * shards * precision.compute_bytes
+        sums = cost.gradient_sum_seconds(summed_last * shards * per_gradient, replicas, scattered=zero > 0)
         if zero:
-            sums = cost.reduce_scatter_seconds(summed_last * shards * per_gradient, replicas)
             sums += cost.all_gather_seconds(summed_last * shards * precision.compute_bytes, replicas)
-        else:
-            sums = cost.all_reduce_seconds(summed_last * per_gradient, replicas)
         per_stepped = shards * per_gradient + optimizer_bytes_per_parameter(precision, problem.moment_type)
         state_bytes = stepped * per_stepped + weights
         return sums + cost.optimizer_seconds(stepped), state_bytes

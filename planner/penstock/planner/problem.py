@@ -19,6 +19,7 @@ from penstock.core.layout import LONG_SEQUENCE, Precision
 from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token
 from penstock.core.moments import MomentType
 from penstock.core.plan import microbatches_text
+from penstock.core.replicas import ReductionType
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
@@ -93,6 +94,8 @@ class Problem:
     """The host of every device; empty if each device has its own host."""
     moment_type: MomentType = MomentType.FP32
     """The type of the optimizer's moments."""
+    gradient_reduction_type: ReductionType = ReductionType.FP32
+    """The type in which replicas exchange gradients."""
     software: SoftwareSpec = PENSTOCK
     """The software stack whose memory and reductions count; penstock's own unless described."""
     cards: tuple[int, ...] = ()
@@ -276,6 +279,7 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
             sharding=sharding,
             copies_prefix=spec.data.sequence_length >= LONG_SEQUENCE,
             moment_type=spec.training.optimizer.moment_type,
+            reduction_type=spec.training.gradient_reduction_type,
         )
 
     devices, kinds = cluster.device_kinds, cluster.kinds_of(spec.resources.ranks)
@@ -348,6 +352,7 @@ def common_fields(spec: JobSpec) -> dict[str, Any]:
         "model": spec.model,
         "precision": spec.training.precision,
         "moment_type": spec.training.optimizer.moment_type,
+        "gradient_reduction_type": spec.training.gradient_reduction_type,
         "sequence_length": spec.data.sequence_length,
         "global_batch": spec.training.global_batch,
         "pinned": spec.parallelism,

@@ -37,6 +37,7 @@ def spec_of(plan: Plan) -> JobSpec:
             steps=1,
             precision=plan.precision,
             optimizer=OptimizerSpec(moment_type=plan.moment_type),
+            gradient_reduction_type=plan.gradient_reduction_type,
         ),
         resources=ResourcesSpec(ranks=max([plan.num_ranks, *(device + plan.tp for device in plan.placement)])),
         parallelism=ParallelismSpec(sequence_parallel=None if plan.sequence_parallel else False),

@@ -14,12 +14,11 @@ from penstock.core.layout import NUM_STATISTICS, REMADE_SLOTS, SlotKind
 from penstock.core.model import UnitKind
 from penstock.core.moments import MomentType
 from penstock.core.remaking import Remakes, remade_of
-from penstock.core.replicas import exchange_bytes
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.device_order import Placement, slowed, slowness_of_ranks
 from penstock.planner.lowering import Transients
-from penstock.planner.memory import StageMemory, gradient_bytes, widened_bytes
+from penstock.planner.memory import StageMemory, widened_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
 from penstock.planner.pair_costs import collectives_of
@@ -352,10 +351,10 @@ def _reductions(
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
     gradients = stage_memory(problem, candidate).gradient_bytes.tolist()
-    summed_seconds = cost.reduce_scatter_seconds if candidate.optimizer_shards > 1 else cost.all_reduce_seconds
+    is_scattered = candidate.optimizer_shards > 1
     seconds = {
         Group.DP: [
-            summed_seconds(num_bytes, devices[rank :: mesh.pp])
+            cost.gradient_sum_seconds(num_bytes, devices[rank :: mesh.pp], scattered=is_scattered)
             for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
         ],
         Group.TIE: [tie_seconds(problem, candidate.stages, stage_ranks, mesh, devices)] * mesh.pp,
@@ -392,7 +391,7 @@ def tie_seconds(
     model, cost = problem.model, problem.cost_of(mesh.tp)
     parts = unit_counts(model, stages)[:, UNIT_KINDS.index(UnitKind.HEAD)]
     of_part = head_rows(model, problem.sharding(mesh.tp)) * model.hidden
-    of_part *= gradient_bytes(problem.precision, problem.software.gradient_type)
+    of_part *= problem.software.gradient_type.num_bytes(problem.precision)
     counts = np.bincount(stage_ranks, weights=parts).astype(np.int64)
     counts[stage_ranks[0]] = 0
     others = np.flatnonzero(counts)
@@ -477,10 +476,9 @@ def resident_bytes(
     """
     memory, mesh = stage_memory(problem, candidate), candidate.mesh
     held = _per_rank(memory.state_bytes, stage_ranks, mesh.pp)
-    if candidate.zero and problem.num_places is None:
+    if mesh.dp > 1:
         shards = _largest_per_rank(memory.largest_shards, stage_ranks, mesh.pp)
-        shards *= gradient_bytes(problem.precision, problem.software.gradient_type)
-        held += np.array([exchange_bytes(shard, mesh.dp) for shard in shards.tolist()])
+        held += memory.summing_bytes(shards, mesh.dp, problem.gradient_reduction_type, is_cuda=problem.late_receives)
     if problem.moment_type is not MomentType.FP32:
         largest = _largest_per_rank(memory.stepped_elements, stage_ranks, mesh.pp)
         held += widened_bytes(problem.precision, largest, is_cuda=problem.num_places is not None)

@@ -28,9 +28,9 @@ from penstock.core.plan import Plan
 from penstock.core.program import Channel, Program, Reduction
 from penstock.core.schedule import Group
 from penstock.trainer import gloo
-from penstock.trainer.reduce_scatter import HostReduceScatter
+from penstock.trainer.replicas import Replicas
 from penstock.trainer.shards import irecv, isend, shards_of, under_way
-from penstock.trainer.units.collectives import NO_SHARDS, Gather, Scatter, Shards, Work
+from penstock.trainer.units.collectives import NO_SHARDS, Shards, Work
 
 MAX_BLOCKS = 4
 """Thread blocks of a CUDA kernel that sends or receives. At most `penstock.core.residency.NUM_PLACES` of these kernels
@@ -70,6 +70,11 @@ class Transport(Messages, Protocol):
     def reduce_scatter(self, tensor: Tensor) -> Work:
         """Replace this replica's part of ``tensor`` by the sum over replicas; the parts are equal and in the order of
         replicas. ``tensor`` must not change until the work is done. Afterwards its other parts are undefined.
+        """
+
+    def sum_narrow(self, tensor: Tensor, *, scattered: bool) -> Work:
+        """Replace ``tensor`` of fp32 by its sum over replicas, which travels in bf16; it must not change until the work
+        is done. If sums are ``scattered``, as by `reduce_scatter`, only this replica's part is defined afterwards.
         """
 
     def all_gather(self, tensor: Tensor) -> Work:
@@ -283,11 +288,7 @@ class ProcessGroupTransport:
         for reduction in program.reductions:
             if reduction.group is Group.DP:
                 self._groups[Group.DP] = groups[GroupName(Group.DP, mesh.peers(pipeline_rank, shard))]
-        self._replicas = NO_SHARDS
-        if program.zero:
-            self._replicas = shards_of(self._groups[Group.DP], groups.device)
-        on_host = program.zero and groups.device.type != "cuda"
-        self._reduce_scatter = HostReduceScatter(self._groups[Group.DP]) if on_host else None
+        self._replicas = Replicas(self._groups[Group.DP], groups.device) if Group.DP in self._groups else None
         self._tied = {
             peer: groups[GroupName(Group.TIE, mesh.ranks(replica, pair, shard))]
             for peer, pair in tied_peers(program, pipeline_rank).items()
@@ -297,6 +298,11 @@ class ProcessGroupTransport:
             self._groups[Group.TP] = groups[shard_group(mesh, rank)]
             self.shards = shards_of(self._groups[Group.TP], groups.device)
         self._copies = groups[copies_group(mesh, rank)] if mesh.kv_copies > 1 else None
+
+    @property
+    def _peers(self) -> Replicas:
+        assert self._replicas is not None, "one replica has no collectives"
+        return self._replicas
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> Work:
         return irecv(tensor, *self._ends[channel])
@@ -308,12 +314,13 @@ class ProcessGroupTransport:
         return under_way(dist.all_reduce(tensor, group=self._groups[group], async_op=True))
 
     def reduce_scatter(self, tensor: Tensor) -> Work:
-        if self._reduce_scatter is not None:
-            return self._reduce_scatter.start(tensor)
-        return self._replicas.start(Scatter(tensor, tensor.chunk(self._num_replicas)[self._replica]))
+        return self._peers.reduce_scatter(tensor)
+
+    def sum_narrow(self, tensor: Tensor, *, scattered: bool) -> Work:
+        return self._peers.sum_narrow(tensor, scattered=scattered)
 
     def all_gather(self, tensor: Tensor) -> Work:
-        return self._replicas.start(Gather(tensor))
+        return self._peers.all_gather(tensor)
 
     def sum_copies(self, tensor: Tensor) -> Work:
         return under_way(dist.all_reduce(tensor, group=self._copies, async_op=True))

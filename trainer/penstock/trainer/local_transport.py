@@ -18,6 +18,7 @@ from penstock.core.errors import RunError
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
 from penstock.trainer.comm import Mesh
+from penstock.trainer.narrow import Widening, narrow, parts_of
 from penstock.trainer.units.collectives import NO_SHARDS, Gather, Request, Scatter, Shards, Sum
 
 
@@ -184,6 +185,13 @@ class LocalTransport:
     def reduce_scatter(self, tensor: Tensor) -> LocalMeeting:
         own = tensor.chunk(self._fabric.mesh.dp)[self._replica]
         return self._fabric.meet(self._members(Group.DP), self._rank, Scatter(tensor, own))
+
+    def sum_narrow(self, tensor: Tensor, *, scattered: bool) -> Widening:
+        """As NCCL does: the sum is rounded after every addend."""
+        if scattered:
+            own = parts_of(len(tensor), self._fabric.mesh.dp)[self._replica]
+            return Widening(self.reduce_scatter(narrow(tensor)), tensor, own)
+        return Widening(self.all_reduce(Group.DP, narrow(tensor)), tensor, slice(0, len(tensor)))
 
     def all_gather(self, tensor: Tensor) -> LocalMeeting:
         return self._fabric.meet(self._members(Group.DP), self._rank, Gather(tensor))

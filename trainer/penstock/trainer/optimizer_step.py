@@ -134,6 +134,7 @@ class OptimizerStep:
         self._stop_requested = stop_requested
         self._optimizers = [optimizers[stage] for stage in sorted(optimizers)]
         self._parameters, self._is_divided = parameters, plan.zero > 0
+        self._is_narrow = plan.gradient_reduction_type.is_narrow
         self._tied = list(_ties(plan, mesh, rank, stage_ranks, parameters))
         self._ties_with_norm = plan.dp == 1 and all(tie.other is not None for tie in self._tied)
         views = [
@@ -260,7 +261,11 @@ class OptimizerStep:
         return in_turn(starts) if starts else AllOf([])
 
     def _start_replicas(self, stretches: Sequence[Tensor]) -> Work:
-        start = self._transport.reduce_scatter if self._is_divided else partial(self._transport.all_reduce, Group.DP)
+        start: Callable[[Tensor], Work] = partial(self._transport.all_reduce, Group.DP)
+        if self._is_narrow:
+            start = partial(self._transport.sum_narrow, scattered=self._is_divided)
+        elif self._is_divided:
+            start = self._transport.reduce_scatter
         return AllOf([start(stretch) for stretch in stretches])
 
     def _start_shared(self, shared: _Packed, copied: _Packed) -> Work:

@@ -1,4 +1,4 @@
-"""Reduce-scatter of gradients over replicas on the host: each replica ends with the sum of its own part.
+"""Sums of gradients over replicas on the host: each replica ends with the sum of its own part, or with all sums.
 
 gloo's reduce-scatter copies the whole tensor. Here all pairs of replicas exchange parts in rounds of at most
 `ROUND_BYTES`. Each replica adds the pieces of a round, in the order of replicas, to its own part in place. The next
@@ -12,6 +12,10 @@ elements and receives 9: 3/4 of 12.
 The third round reuses the memory of the first, so it can start only after the first is added up. A separate thread
 adds, as gloo's threads do for its collectives, while the rank computes. NumPy adds on that thread alone; torch would
 start a team of threads. Requests run in the order in which they were started, which is the same on all replicas.
+
+In bf16 (`penstock.trainer.narrow`) the same thread also narrows, gathers and widens; torch uses no team for so few
+elements at a time. If every replica gets all sums, parts need not be equally large, and each replica sends its sums to
+all others at the end.
 """
 
 from __future__ import annotations
@@ -20,19 +24,22 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.replicas import ROUND_BYTES as ROUND_BYTES
+from penstock.trainer.narrow import add_narrow, narrow, parts_of, widen
 from penstock.trainer.shards import irecv, isend
 from penstock.trainer.units.collectives import Work
 
 
 class HostReduceScatter:
-    """Reduce-scatters over ``group``, whose members are the replicas in their order."""
+    """Sums over ``group``, whose members are the replicas in their order."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -44,15 +51,39 @@ class HostReduceScatter:
 
     def start(self, flat: Tensor) -> Work:
         """Begin to replace this replica's part of ``flat``, one of equal ones, by its sum over replicas."""
-        return _Started(self._thread.run(lambda: self._run(flat)))
+        return _Started(self._thread.run(lambda: self._scatter(flat.chunk(self._num_replicas))))
 
-    def _run(self, flat: Tensor) -> None:
-        parts = flat.chunk(self._num_replicas)
-        own = parts[self._replica]
-        count = max(ROUND_BYTES // (len(self._others) * flat.itemsize), 1)
-        rounds = self._rounds(flat.dtype, min(count, len(own)))
+    def start_narrow(self, flat: Tensor, *, scattered: bool) -> Work:
+        """Begin to replace ``flat`` of fp32 by its sums over replicas, which travel in bf16. If they are ``scattered``,
+        only this replica's part of ``flat``, one of equal ones, is defined afterwards.
+        """
+        return _Started(self._thread.run(lambda: self._run_narrow(flat, scattered)))
+
+    def _run_narrow(self, flat: Tensor, scattered: bool) -> None:
+        narrowed, places = narrow(flat), parts_of(len(flat), self._num_replicas)
+        parts = [narrowed[place] for place in places]
+        self._scatter(parts)
+        if not scattered:
+            self._gather(parts)
+        widen(flat, places[self._replica] if scattered else slice(0, len(flat)))
+
+    def _gather(self, parts: Sequence[Tensor]) -> None:
+        """Send this replica's part to all others, and receive theirs."""
+        works = []
+        for replica, rank in self._others.items():
+            if len(parts[replica]):
+                works.append(irecv(parts[replica], rank, self._group))
+            if len(parts[self._replica]):
+                works.append(isend(parts[self._replica], rank, self._group))
+        for work in works:
+            work.wait()
+
+    def _scatter(self, parts: Sequence[Tensor]) -> None:
+        """Replace this replica's part by its sum. The first part is as large as any."""
+        count = max(ROUND_BYTES // (len(self._others) * parts[0].itemsize), 1)
+        rounds = self._rounds(parts[0].dtype, min(count, len(parts[0])))
         under_way: Callable[[], None] | None = None
-        for number, start in enumerate(range(0, len(own), count)):
+        for number, start in enumerate(range(0, len(parts[0]), count)):
             pieces = [part[start : start + count] for part in parts]
             began = self._begin(pieces, rounds[number % len(rounds)])
             if under_way is not None:
@@ -75,22 +106,31 @@ class HostReduceScatter:
         works: list[Work] = []
         for (replica, rank), memory in zip(self._others.items(), received, strict=True):
             addends[replica] = memory[: len(own)]
-            works.append(irecv(addends[replica], rank, self._group))
-            works.append(isend(pieces[replica], rank, self._group))
-        in_order = [addends[replica].numpy() for replica in range(self._num_replicas)]
+            if len(own):
+                works.append(irecv(addends[replica], rank, self._group))
+            if len(pieces[replica]):
+                works.append(isend(pieces[replica], rank, self._group))
+        in_order = [addends[replica] for replica in range(self._num_replicas)]
 
         def end() -> None:
             for work in works:
                 work.wait()
-            total = in_order[0]
-            for replica, addend in enumerate(in_order[1:], start=1):
-                total = np.add(total, addend, out=in_order[self._replica if replica >= self._replica else 0])
+            if own.dtype == torch.bfloat16:
+                add_narrow(in_order, own)
+            else:
+                self._add([addend.numpy() for addend in in_order])
 
         return end
 
+    def _add(self, addends: Sequence[npt.NDArray[Any]]) -> None:
+        """Add to this replica's addend, in the order of replicas."""
+        total = addends[0]
+        for replica, addend in enumerate(addends[1:], start=1):
+            total = np.add(total, addend, out=addends[self._replica if replica >= self._replica else 0])
+
 
 class _Started:
-    """A reduce-scatter that the thread runs."""
+    """A sum that the thread runs."""
 
     def __init__(self, done: Future[None]) -> None:
         self._done = done

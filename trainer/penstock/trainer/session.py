@@ -200,6 +200,11 @@ def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
         ("model", plan.model.whole, job.spec.model),
         ("precision", plan.precision.value, training.precision.value),
         ("training.optimizer.momentType", plan.moment_type.value, training.optimizer.moment_type.value),
+        (
+            "training.gradientReductionType",
+            plan.gradient_reduction_type.value,
+            training.gradient_reduction_type.value,
+        ),
         ("global batch", plan.global_batch, training.global_batch),
         ("sequence length", plan.sequence_length, length),
         ("number of ranks", plan.num_ranks, num_ranks),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from penstock.core.comparison import RankMemory, prediction_error
 from penstock.core.curves import RunCurves
 from penstock.core.profile import Profile
+from penstock.core.sharding import Collective
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts, profile_charts
 from penstock.view.axis import signed, utc
@@ -138,11 +139,19 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
+_COLLECTIVE_NAMES = {
+    Collective.SUM: "all-reduce",
+    Collective.SCATTER: "reduce-scatter",
+    Collective.GATHER: "all-gather",
+}
+
+
 def _other_costs(profile: Profile) -> Markup:
     rows = [("fixed cost of an action", format_seconds(profile.action_overhead_seconds), "")]
     rows.extend(
         (
-            f"all-reduce of {format_bytes(c.num_bytes)} over {c.num_ranks} ranks",
+            f"{_COLLECTIVE_NAMES[c.collective]} of {format_bytes(c.num_bytes)} over {c.num_ranks} ranks"
+            + (f", in {c.reduction_type.value}" if c.reduction_type.is_narrow else ""),
             format_seconds(c.seconds),
             _percent(c.spread),
         )

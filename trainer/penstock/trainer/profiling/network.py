@@ -21,7 +21,7 @@ from penstock.core.job import OptimizerSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.moments import MomentType
 from penstock.core.profile import CollectiveRecord, OptimizerRecord
-from penstock.core.replicas import Section
+from penstock.core.replicas import ReductionType, Section
 from penstock.core.sharding import Collective
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
@@ -32,10 +32,9 @@ from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import FlatParameters
 from penstock.trainer.profiling.units import mean_and_spread
-from penstock.trainer.reduce_scatter import HostReduceScatter
-from penstock.trainer.shards import shards_of, under_way
+from penstock.trainer.replicas import Replicas
 from penstock.trainer.squared_norm import SquaredNorm, Stretch
-from penstock.trainer.units.collectives import Gather, Scatter, Work
+from penstock.trainer.units.collectives import Work
 
 REDUCED_BYTES = (16, 2**18, 2**22)
 OPTIMIZER_SIZES = (2**16, 2**19, 2**22, 2**24)
@@ -68,29 +67,35 @@ def measure_collectives(
         assert isinstance(own, dist.ProcessGroup), "a rank is in the group of its own place"
         summed_bytes = gradient_bytes // mesh.pp
         sizes = reduced_sizes(summed_bytes, available_bytes)
-        for collective, start in _collectives(own, device).items():
-            own_sizes = sizes if collective is Collective.SUM else sizes_of_halves(sizes, summed_bytes)
+        for (collective, reduction_type), start in _collectives(own, device).items():
+            is_sum = collective is Collective.SUM
+            own_sizes = sizes if is_sum else sizes_of_halves(sizes, summed_bytes)
             for num_bytes, seconds, spread in _timed(start, own_sizes, size, device, clock):
                 records.append(
                     CollectiveRecord(
-                        num_ranks=size, num_bytes=num_bytes, seconds=seconds, spread=spread, collective=collective
+                        num_ranks=size,
+                        num_bytes=num_bytes,
+                        seconds=seconds,
+                        spread=spread,
+                        collective=collective,
+                        reduction_type=reduction_type,
                     )
                 )
         dist.destroy_process_group(own)
     return records
 
 
-def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[Collective, Callable[[Tensor], Work]]:
+def _collectives(
+    group: dist.ProcessGroup, device: torch.device
+) -> dict[tuple[Collective, ReductionType], Callable[[Tensor], Work]]:
     """Functions that start each collective on a tensor, as training does."""
-    shards, rank, num_ranks = shards_of(group, device), dist.get_rank(group), dist.get_world_size(group)
-
-    def scatter(tensor: Tensor) -> Work:
-        return shards.start(Scatter(tensor, tensor.chunk(num_ranks)[rank]))
-
+    replicas = Replicas(group, device)
     return {
-        Collective.SUM: lambda tensor: under_way(dist.all_reduce(tensor, group=group, async_op=True)),
-        Collective.SCATTER: scatter if device.type == "cuda" else HostReduceScatter(group).start,
-        Collective.GATHER: lambda tensor: shards.start(Gather(tensor)),
+        (Collective.SUM, ReductionType.FP32): replicas.all_reduce,
+        (Collective.SCATTER, ReductionType.FP32): replicas.reduce_scatter,
+        (Collective.GATHER, ReductionType.FP32): replicas.all_gather,
+        (Collective.SUM, ReductionType.BF16): partial(replicas.sum_narrow, scattered=False),
+        (Collective.SCATTER, ReductionType.BF16): partial(replicas.sum_narrow, scattered=True),
     }
 
 

@@ -1,0 +1,86 @@
+"""Gradients in fp32 that replicas exchange in bf16, without a copy of them.
+
+Gradients are narrowed in place: n elements of fp32 become n elements of bf16 in the first half of their memory. These
+are exchanged, and the sums are widened in place again. Both go through a buffer of a few elements. Narrowing begins
+with the first elements and widening with the last, so neither overwrites what it has still to read.
+
+Every addend is rounded to bf16, also a replica's own one, and so is the sum. So all replicas get the same bits, and
+the same ones whether each gets all sums or only those of its part. On the host the addends of an element are widened
+and added in fp32, in the order of replicas (`add_narrow`). NCCL adds in bf16, and rounds after every addend.
+
+Example with 4 elements, which are 16 bytes: element 1 moves from bytes 4 to 7 to bytes 2 and 3, which were a part of
+element 0, after that moved to bytes 0 and 1. At the end, element 3 moves from bytes 6 and 7 to bytes 12 to 15 first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from penstock.core.replicas import NARROWED_ELEMENTS
+from penstock.trainer.units.collectives import Work
+
+
+def narrow(flat: Tensor) -> Tensor:
+    """Round ``flat``, one dimension of fp32, to bf16 in place, and return the view of the first half of its memory that
+    holds the result.
+    """
+    narrowed = flat.view(torch.bfloat16)[: len(flat)]
+    buffer = _buffer(flat)
+    for start in range(0, len(flat), len(buffer)):
+        wide = flat[start : start + len(buffer)]
+        narrowed[start : start + len(wide)].copy_(buffer[: len(wide)].copy_(wide))
+    return narrowed
+
+
+def widen(flat: Tensor, part: slice) -> None:
+    """Undo `narrow` for a ``part`` of the elements of ``flat``; the memory of those after it may be overwritten before.
+    The elements before it are undefined afterwards, unless their part is widened after it.
+    """
+    narrowed = flat.view(torch.bfloat16)[: len(flat)]
+    buffer = _buffer(flat)
+    for start in reversed(range(part.start, part.stop, len(buffer))):
+        values = narrowed[start : min(start + len(buffer), part.stop)]
+        flat[start : start + len(values)].copy_(buffer[: len(values)].copy_(values))
+
+
+def _buffer(flat: Tensor) -> Tensor:
+    return torch.empty(NARROWED_ELEMENTS[flat.is_cuda], dtype=torch.bfloat16, device=flat.device)
+
+
+def add_narrow(addends: Sequence[Tensor], total: Tensor) -> None:
+    """Add ``addends`` of bf16 in fp32, from the first to the last, and round the sums into ``total``, which may be one
+    of them.
+    """
+    buffer = torch.empty(NARROWED_ELEMENTS[False])
+    for start in range(0, len(total), len(buffer)):
+        first, *others = (addend[start : start + len(buffer)] for addend in addends)
+        wide = buffer[: len(first)].copy_(first)
+        for other in others:
+            wide.add_(other)
+        total[start : start + len(wide)].copy_(wide)
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """A ``work`` on gradients that were narrowed in ``flat``. The wait widens a ``part`` of them."""
+
+    work: Work
+    flat: Tensor
+    part: slice
+
+    def wait(self) -> None:
+        """Wait, and widen."""
+        self.work.wait()
+        widen(self.flat, self.part)
+
+
+def parts_of(num_elements: int, num_replicas: int) -> list[slice]:
+    """Parts of so many elements for replicas, equal up to one element. The first is as large as any."""
+    size, rest = divmod(num_elements, num_replicas)
+    bounds = [replica * size + min(replica, rest) for replica in range(num_replicas + 1)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
