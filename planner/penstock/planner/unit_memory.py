@@ -29,7 +29,8 @@ def unit_bytes(problem: Problem, tp: int, batch: int, optimizer_shards: int = 1)
     state = memory.state_bytes - optimizer + -(-optimizer // optimizer_shards)
     state += memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
     held = memory.total_slot_bytes(_HELD, length)[:, 0]
-    return state, held + _IS_OF_LAYERS * memory.slot_bytes(SlotKind.INPUT, length)[:, 0]
+    inputs = memory.slot_bytes(SlotKind.INPUT, length)[:, 0]
+    return state, held + np.where(_IS_OF_LAYERS, inputs, 0)
 
 
 def optimizer_bytes(problem: Problem, tp: int) -> Integers:
