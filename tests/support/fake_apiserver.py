@@ -30,8 +30,7 @@ from penstock.kube.resources import JOBS
 Found = dict[str, Any]
 Key = tuple[str, str, str]
 NOW = 1_700_000_000.0
-DISCOVERY: Found = {"versions": [], "groups": []}
-"""What kopf asks for when it begins, and needs nothing of."""
+VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 CLUSTER = "11111111-2222-3333-4444-555555555555"
 
 
@@ -63,12 +62,18 @@ class Call:
 
 
 class FakeApiserver:
-    """See the module. ``hook`` is called before every call that is no watch, and may raise `RefusedError`."""
+    """See the module. ``hook`` is called before every call that is no watch, and may raise `RefusedError`.
+
+    ``watch_hook`` is called with the plural when a watch begins. It may raise `RefusedError`, and an object that it
+    returns is sent as an error event that ends the watch. PipelineJobs are known only while ``is_defined``.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[Key, Found] = {}
         self.calls: list[Call] = []
         self.hook: Callable[[Call], None] = lambda call: None
+        self.is_defined = True
+        self.watch_hook: Callable[[str], Found | None] = lambda plural: None
         self.tokens: dict[str, Found] = {}
         self.rights: set[tuple[str, str, str]] = set()
         self.news = threading.Condition()
@@ -148,7 +153,26 @@ class FakeApiserver:
         self.tokens[token] = {"audiences": ["penstock-ingest"], "user": user, **claims}
         return pod
 
+    def undefine(self) -> None:
+        """PipelineJobs are no longer a kind of the cluster: all are gone, and watches of them end."""
+        with self.news:
+            for key in [key for key in self.objects if key[0] == JOBS.plural]:
+                self.remove(self.objects[key])
+            self.is_defined = False
+            self.news.notify_all()
+
     # Calls
+
+    def discovery(self, path: str) -> Found | None:
+        """What the cluster serves below this path, as kopf asks for it at its start."""
+        group, version = API_VERSION.split("/")
+        names = {"/api": {"versions": ["v1"]}, "/api/v1": _served(v1="Namespace")}
+        crds = "apiextensions.k8s.io"
+        groups = [_group(crds, "v1"), *([_group(group, version)] if self.is_defined else [])]
+        names |= {"/apis": {"groups": groups}, f"/apis/{crds}/v1": _served(v1="CustomResourceDefinition")}
+        if self.is_defined:
+            names[f"/apis/{API_VERSION}"] = _served(v1=JOB_KIND)
+        return names.get(path)
 
     def answer(self, call: Call) -> Any:
         """What a call that is no watch is answered."""
@@ -156,6 +180,8 @@ class FakeApiserver:
             self.calls.append(call)
             self.hook(call)
             plural, namespace, name, subresource = call.place
+            if plural == JOBS.plural and not self.is_defined:
+                raise RefusedError(404, "NotFound", "the server could not find the requested resource")
             if plural == "tokenreviews":
                 return {"status": self._reviewed(call.body["spec"])}
             if plural == "subjectaccessreviews":
@@ -165,6 +191,8 @@ class FakeApiserver:
             if not name:
                 return self._list(plural, namespace, call.query.get("labelSelector", ""))
             found: Found | None = self.objects.get((plural, namespace, name))
+            if "apply" in call.content_type and not subresource:
+                return self.add(plural, copy.deepcopy(call.body))
             if found is None:
                 raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
             if call.method == "GET":
@@ -185,6 +213,8 @@ class FakeApiserver:
         """A watch: what happened after that version, as it happens, until the server ends."""
         while not self.ended:
             with self.news:
+                if plural == JOBS.plural and not self.is_defined:
+                    return
                 if after < self._oldest:
                     yield {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
                     return
@@ -272,6 +302,15 @@ class FakeApiserver:
         return any((asked["user"], wanted["verb"], each) in self.rights for each in namespaces)
 
 
+def _served(v1: str) -> Found:
+    plural = f"{v1.lower()}s"
+    return {"resources": [{"name": plural, "kind": v1, "singularName": v1.lower(), "namespaced": v1 == JOB_KIND, "verbs": VERBS}]}
+
+
+def _group(name: str, version: str) -> Found:
+    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
+
+
 def _owner(api_version: str, kind: str, metadata: Found) -> Found:
     return {"apiVersion": api_version, "kind": kind, "name": metadata["name"], "uid": metadata["uid"]}
 
@@ -339,7 +378,7 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
                 content_type=self.headers.get("Content-Type", ""),
             )
             if not call.place[0]:
-                self._say(200, json.dumps(DISCOVERY))
+                self._discover(parts.path)
                 return
             if "watch" in call.query:
                 self._stream(call)
@@ -358,12 +397,31 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(text.encode())
 
+        def _discover(self, path: str) -> None:
+            try:
+                fake.hook(Call(method="GET", place=("", "", "", ""), query={}, body=None, content_type=""))
+            except RefusedError as refused:
+                self._say(refused.status, json.dumps(refused.document))
+                return
+            document = fake.discovery(path)
+            self._say(404 if document is None else 200, json.dumps(document or {"reason": "NotFound"}))
+
         def _stream(self, call: Call) -> None:
+            try:
+                if call.place[0] == JOBS.plural and not fake.is_defined:
+                    raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+                error = fake.watch_hook(call.place[0])
+            except RefusedError as refused:
+                self._say(refused.status, json.dumps(refused.document))
+                return
             self.send_response(200)
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
             plural, namespace, _, _ = call.place
+            if error is not None:
+                self.wfile.write(json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
+                return
             try:
                 for each in fake.changes(plural, namespace, int(call.query["resourceVersion"])):
                     self.wfile.write(json.dumps(each).encode() + b"\n")
