@@ -69,13 +69,11 @@ def test_a_complete_configuration_starts(
     assert arguments["clusterwide"] is not bool(namespace)
     assert arguments["namespaces"] == ([namespace] if namespace else [])
     assert arguments["liveness_endpoint"] == f"http://0.0.0.0:{port}/healthz"
-    assert set(arguments["memo"]) == {"controller", "background", "metrics_port"}
+    assert set(arguments["memo"]) == {"controller", "background", "metrics_port", "stop_flag"}
 
 
 @pytest.mark.parametrize("chosen", ["", "json"])
-def test_kopf_formats_the_log(
-    started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, chosen: str
-) -> None:
+def test_kopf_formats_the_log(started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     formats: list[kopf.LogFormat] = []
     monkeypatch.setattr(kopf, "configure", lambda log_format: formats.append(log_format))
     monkeypatch.setenv("PENSTOCK_LOG", chosen)
@@ -110,7 +108,10 @@ def test_a_mistake_is_two_lines(
 
 
 def test_a_broken_kubeconfig_is_two_lines(
-    started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    started: list[Mapping[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "broken").write_text("contexts: []\n")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))

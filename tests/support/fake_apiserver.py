@@ -130,6 +130,10 @@ class FakeApiserver:
         """A PipelineJob as it is."""
         return self.objects[(JOBS.plural, namespace, name)]
 
+    def of(self, plural: str) -> list[Found]:
+        """All objects of a kind."""
+        return [each for (kind, _, _), each in list(self.objects.items()) if kind == plural]
+
     def words(self, method: str) -> list[str]:
         """Every call by that method, in order."""
         return [call.word for call in self.calls if call.method == method]
@@ -163,8 +167,9 @@ class FakeApiserver:
 
     # Calls
 
-    def discovery(self, path: str) -> Found | None:
+    def discovery(self, call: Call, path: str) -> Found:
         """What the cluster serves below this path, as kopf asks for it at its start."""
+        self.hook(call)
         group, version = API_VERSION.split("/")
         names = {"/api": {"versions": ["v1"]}, "/api/v1": _served(v1="Namespace")}
         crds = "apiextensions.k8s.io"
@@ -172,7 +177,15 @@ class FakeApiserver:
         names |= {"/apis": {"groups": groups}, f"/apis/{crds}/v1": _served(v1="CustomResourceDefinition")}
         if self.is_defined:
             names[f"/apis/{API_VERSION}"] = _served(v1=JOB_KIND)
-        return names.get(path)
+        if path not in names:
+            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+        return names[path]
+
+    def begin_watch(self, call: Call) -> Found | None:
+        """The object of an error event that ends the watch at once; none if the watch goes on."""
+        if call.place[0] == JOBS.plural and not self.is_defined:
+            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+        return self.watch_hook(call.place[0])
 
     def answer(self, call: Call) -> Any:
         """What a call that is no watch is answered."""
@@ -303,8 +316,9 @@ class FakeApiserver:
 
 
 def _served(v1: str) -> Found:
-    plural = f"{v1.lower()}s"
-    return {"resources": [{"name": plural, "kind": v1, "singularName": v1.lower(), "namespaced": v1 == JOB_KIND, "verbs": VERBS}]}
+    singular = v1.lower()
+    kind = {"name": f"{singular}s", "kind": v1, "singularName": singular, "namespaced": v1 == JOB_KIND, "verbs": VERBS}
+    return {"resources": [kind]}
 
 
 def _group(name: str, version: str) -> Found:
@@ -377,14 +391,13 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
                 body=json.loads(self.rfile.read(length)) if length else None,
                 content_type=self.headers.get("Content-Type", ""),
             )
-            if not call.place[0]:
-                self._discover(parts.path)
-                return
-            if "watch" in call.query:
-                self._stream(call)
-                return
             try:
-                self._say(200, json.dumps(fake.answer(call)))
+                if not call.place[0]:
+                    self._say(200, json.dumps(fake.discovery(call, parts.path)))
+                elif "watch" in call.query:
+                    self._stream(call, fake.begin_watch(call))
+                else:
+                    self._say(200, json.dumps(fake.answer(call)))
             except RefusedError as refused:
                 self._say(refused.status, json.dumps(refused.document))
 
@@ -397,23 +410,7 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def _discover(self, path: str) -> None:
-            try:
-                fake.hook(Call(method="GET", place=("", "", "", ""), query={}, body=None, content_type=""))
-            except RefusedError as refused:
-                self._say(refused.status, json.dumps(refused.document))
-                return
-            document = fake.discovery(path)
-            self._say(404 if document is None else 200, json.dumps(document or {"reason": "NotFound"}))
-
-        def _stream(self, call: Call) -> None:
-            try:
-                if call.place[0] == JOBS.plural and not fake.is_defined:
-                    raise RefusedError(404, "NotFound", "the server could not find the requested resource")
-                error = fake.watch_hook(call.place[0])
-            except RefusedError as refused:
-                self._say(refused.status, json.dumps(refused.document))
-                return
+        def _stream(self, call: Call, error: Found | None) -> None:
             self.send_response(200)
             self.send_header("Connection", "close")
             self.end_headers()

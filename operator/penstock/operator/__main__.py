@@ -65,6 +65,7 @@ def operate(environment: Mapping[str, str]) -> None:
         memo = kopf.Memo(controller=controller, background=background, metrics_port=settings.metrics_port)
 
         async def run_kopf(stop_flag: asyncio.Event) -> None:
+            memo.stop_flag = stop_flag
             await kopf.operator(
                 memo=memo,
                 standalone=True,

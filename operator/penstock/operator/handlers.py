@@ -18,8 +18,8 @@ from penstock.kube.resources import JOBS
 from penstock.operator.kopf_settings import configure
 from penstock.operator.metrics import serve
 
-QUIET_LOGS = ("kopf.objects", "kopf.activities.probe")
-"""kopf would log every event, and every probe."""
+QUIET_LOGS = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
+"""kopf would log every event, and every probe twice."""
 
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
@@ -42,6 +42,7 @@ async def enqueue(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
 @kopf.on.cleanup(errors=kopf.ErrorsMode.PERMANENT)
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """Stop the metrics server. The controller goes on: the next run of kopf needs it."""
+    memo.stop_flag.set()  # kopf waits five seconds for the task that waits for it
     if "close_metrics" in memo:
         memo.close_metrics()
 

@@ -35,12 +35,14 @@ class KopfRuns:
         self._signalled = threading.Event()
         self._lock = threading.Lock()
         self._current: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._is_restarting = False
 
     def restart(self) -> None:
         """End the current run; the next one follows at once. May be called from any thread."""
         with self._lock:
             if self._current is not None:
                 loop, stop_flag = self._current
+                self._is_restarting = True
                 loop.call_soon_threadsafe(stop_flag.set)
 
     def run(self) -> None:
@@ -61,13 +63,13 @@ class KopfRuns:
         """One run; return whether it ended because `restart` was called."""
         stop_flag = asyncio.Event()
         with self._lock:
-            self._current = asyncio.get_running_loop(), stop_flag
+            self._current, self._is_restarting = (asyncio.get_running_loop(), stop_flag), False
         try:
             await self._operate(stop_flag)
         finally:
             with self._lock:
                 self._current = None
-        return stop_flag.is_set()
+        return self._is_restarting
 
     def _pause(self, seconds: float) -> None:
         """Wait. kopf handles signals only while it runs."""

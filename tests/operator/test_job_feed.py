@@ -1,0 +1,195 @@
+"""PipelineJobs come from events, and what events missed comes from lists."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.kube.resources import JOBS, Resource
+from penstock.kube.transport import KubeError, Listing
+from penstock.operator import job_feed
+from penstock.operator.cache import Cache
+from penstock.operator.job_feed import JobFeed
+from tests.support.manifests import example
+
+SOON = 5.0
+MISSING = KubeError(404, "NotFound", "the server could not find the requested resource")
+BROKEN = KubeError(500, "InternalError", "etcd")
+
+
+def job(name: str, version: int) -> dict[str, Any]:
+    manifest = example()
+    metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {**manifest, "metadata": {**metadata, "generation": 1}}
+
+
+def listing(version: int, *jobs: dict[str, Any]) -> Listing:
+    return Listing(objects=jobs, version=str(version))
+
+
+class Scripted:
+    """Answers lists as written, one after the other, and then as the last time."""
+
+    def __init__(self, *answers: Listing | Exception) -> None:
+        self.answers = list(answers)
+        self.num_lists = 0
+        self.namespaces: set[str] = set()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        assert (resource, selector) == (JOBS, "")
+        self.may_answer.wait(SOON)
+        self.namespaces.add(namespace)
+        self.num_lists += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_feed, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(job_feed, "LONGEST_WAIT_SECONDS", 0.02)
+
+
+@pytest.fixture
+def feeds() -> Iterator[Callable[..., JobFeed]]:
+    made: list[JobFeed] = []
+
+    def feed(kube: Scripted, cache: Cache | None = None, clock: Callable[[], float] = time.time) -> JobFeed:
+        made.append(JobFeed(kube, cache or Cache(clock), "team", clock))
+        return made[-1]
+
+    yield feed
+    for each in made:
+        each.stop()
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def names(cache: Cache) -> set[str]:
+    return {snapshot.name for snapshot in cache.jobs()}
+
+
+Feeds = Callable[..., JobFeed]
+
+
+def test_events_fill_the_cache_and_empty_it(feeds: Feeds) -> None:
+    cache = Cache(time.time)
+    feed = feeds(Scripted(listing(1)), cache)
+    for kind, item in ((None, job("a", 1)), ("ADDED", job("b", 2)), ("MODIFIED", job("a", 3))):
+        feed.observe(kind, item)
+    assert names(cache) == {"a", "b"}
+    feed.observe("DELETED", job("a", 4))
+    feed.observe("MODIFIED", job("a", 3))  # late
+    assert names(cache) == {"b"}
+
+
+def test_a_list_removes_what_vanished_and_keeps_what_is_newer(feeds: Feeds) -> None:
+    cache, kube = Cache(time.time), Scripted(listing(5, job("kept", 2)))
+    feed = feeds(kube, cache)
+    for item in (job("vanished", 1), job("kept", 2), job("newer", 6)):
+        feed.observe("ADDED", item)
+    assert not feed.synced.is_set()
+    feed.start()
+    wait_for(feed.synced.is_set)
+    assert names(cache) == {"kept", "newer"}
+    assert kube.namespaces == {"team"}
+
+
+def test_lists_are_regular(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_feed, "LIST_SECONDS", 0.02)
+    kube = Scripted(listing(1))
+    feeds(kube).start()
+    wait_for(lambda: kube.num_lists >= 4)
+
+
+@pytest.mark.parametrize(
+    ("answers", "num_calls"),
+    [
+        ([listing(1)], 0),
+        ([BROKEN, BROKEN, listing(1)], 0),
+        ([MISSING, listing(1)], 1),
+        ([listing(1), MISSING, BROKEN, MISSING, listing(2), listing(3)], 1),
+        ([MISSING, listing(1), MISSING, listing(2)], 2),
+    ],
+)
+def test_a_definition_that_comes_back_is_reported_once(
+    feeds: Feeds, monkeypatch: pytest.MonkeyPatch, answers: list[Listing | Exception], num_calls: int
+) -> None:
+    monkeypatch.setattr(job_feed, "LIST_SECONDS", 0.01)
+    kube, calls = Scripted(*answers), []
+    feed = feeds(kube)
+    feed.on_defined = lambda: calls.append(kube.num_lists)
+    feed.start()
+    wait_for(lambda: kube.num_lists >= len(answers) + 2)
+    assert len(calls) == num_calls
+
+
+def test_a_refresh_returns_with_a_list_that_began_after_it(feeds: Feeds) -> None:
+    cache, kube = Cache(time.time), Scripted(listing(1), listing(2, job("new", 2)))
+    feed = feeds(kube, cache)
+    feed.start()
+    wait_for(feed.synced.is_set)
+    feed.refresh()
+    assert names(cache) == {"new"}
+    assert kube.num_lists == 2
+
+
+def test_a_refresh_does_not_wait_for_a_cluster_that_does_not_answer(
+    feeds: Feeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_feed, "ANSWER_SECONDS", 0.1)
+    kube = Scripted(listing(1))
+    kube.may_answer.clear()
+    feed = feeds(kube)
+    feed.start()
+    began = time.monotonic()
+    feed.refresh()
+    assert 0.1 <= time.monotonic() - began < SOON / 2
+    kube.may_answer.set()
+
+
+def test_a_refresh_returns_when_a_list_fails(feeds: Feeds) -> None:
+    feed = feeds(Scripted(BROKEN))
+    feed.start()
+    began = time.monotonic()
+    feed.refresh()
+    assert time.monotonic() - began < SOON / 2
+    assert not feed.synced.is_set()
+
+
+def test_ages(feeds: Feeds) -> None:
+    """An error is an answer, but brings no news."""
+    now = [100.0]
+    feed = feeds(Scripted(BROKEN), clock=lambda: now[0])
+    now[0] = 130.0
+    assert (feed.silent_seconds, feed.stuck_seconds) == (30.0, 30.0)
+    feed.start()
+    wait_for(lambda: feed.stuck_seconds == 0.0)
+    assert feed.silent_seconds == 30.0
+    feed.observe("ADDED", job("a", 1))
+    assert feed.silent_seconds == 0.0
+
+
+def test_an_unexpected_error_is_logged_with_its_traceback(feeds: Feeds, caplog: pytest.LogCaptureFixture) -> None:
+    kube = Scripted(Listing(objects=(), version="none"), listing(1))
+    with caplog.at_level(logging.WARNING):
+        feed = feeds(kube)
+        feed.start()
+        wait_for(feed.synced.is_set)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("list of pipelinejobs failed: ")
+    assert record.exc_info is not None
