@@ -40,7 +40,7 @@ MEMBERS = ("core", "planner", "view", "trainer", "agent", "kube", "client", "cli
 BEFORE = "780c41642ea0"
 """The last commit whose operator follows PipelineJobs by a watch of its own."""
 
-BURST_JOBS, BURST_ROUNDS = 400, 5
+BURST_JOBS, BURST_ROUNDS = 400, 7
 STEADY_JOBS, REPORTS_PER_SECOND, STEADY_SECONDS = 1_000, 150.0, 120.0
 WRITE_SECONDS = 0.006
 PATIENCE_SECONDS = 180.0

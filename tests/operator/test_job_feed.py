@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.kube.resources import JOBS, Resource
 from penstock.kube.transport import KubeError, Listing
 from penstock.operator import job_feed
 from penstock.operator.cache import Cache
-from penstock.operator.job_feed import JobFeed
+from penstock.operator.job_feed import JobFeed, WatchAudit
 from tests.support.manifests import example
 
 SOON = 5.0
@@ -132,7 +134,7 @@ def test_a_definition_that_comes_back_is_reported_once(
     monkeypatch.setattr(job_feed, "LIST_SECONDS", 0.01)
     kube, calls = Scripted(*answers), []
     feed = feeds(kube)
-    feed.on_defined = lambda: calls.append(kube.num_lists)
+    feed.on_unwatched = lambda: calls.append(kube.num_lists)
     feed.start()
     wait_for(lambda: kube.num_lists >= len(answers) + 2)
     assert len(calls) == num_calls
@@ -143,7 +145,7 @@ def test_a_refresh_returns_with_a_list_that_began_after_it(feeds: Feeds) -> None
     feed = feeds(kube, cache)
     feed.start()
     wait_for(feed.synced.is_set)
-    feed.refresh()
+    feed.begin_watch()
     assert names(cache) == {"new"}
     assert kube.num_lists == 2
 
@@ -157,7 +159,7 @@ def test_a_refresh_does_not_wait_for_a_cluster_that_does_not_answer(
     feed = feeds(kube)
     feed.start()
     began = time.monotonic()
-    feed.refresh()
+    feed.begin_watch()
     assert 0.1 <= time.monotonic() - began < SOON / 2
     kube.may_answer.set()
 
@@ -166,7 +168,7 @@ def test_a_refresh_returns_when_a_list_fails(feeds: Feeds) -> None:
     feed = feeds(Scripted(BROKEN))
     feed.start()
     began = time.monotonic()
-    feed.refresh()
+    feed.begin_watch()
     assert time.monotonic() - began < SOON / 2
     assert not feed.synced.is_set()
 
@@ -182,6 +184,89 @@ def test_ages(feeds: Feeds) -> None:
     assert feed.silent_seconds == 30.0
     feed.observe("ADDED", job("a", 1))
     assert feed.silent_seconds == 0.0
+
+
+class TestAudit:
+    """Times are in seconds, versions rise."""
+
+    def test_the_example_of_the_module(self) -> None:
+        audit = WatchAudit()
+        assert audit.check([job("a", 5), job("b", 7)], 8, 0.0) == []
+        audit.report(job("a", 5))
+        audit.report(job("a", 9))
+        assert audit.check([job("a", 9), job("b", 7)], 10, 60.0) == ["team/b"]
+
+    def test_a_list_that_follows_at_once_says_nothing(self) -> None:
+        audit = WatchAudit()
+        audit.check([job("a", 5)], 8, 0.0)
+        assert audit.check([job("a", 5)], 8, 1.0) == []
+        audit.report(job("a", 5))
+        assert audit.check([job("a", 5)], 8, 60.0) == []
+
+    def test_what_vanished_is_no_longer_expected(self) -> None:
+        audit = WatchAudit()
+        audit.check([job("a", 5)], 8, 0.0)
+        assert audit.check([], 9, 60.0) == []
+
+    def test_another_watch_has_its_own_time(self) -> None:
+        audit = WatchAudit()
+        audit.check([job("a", 5)], 8, 0.0)
+        audit.restart()
+        assert audit.check([job("a", 5)], 8, 60.0) == []
+        assert audit.check([job("a", 5)], 8, 120.0) == ["team/a"]
+
+    def test_a_message_names_a_few(self) -> None:
+        audit, jobs = WatchAudit(), [job(f"job-{number}", 5) for number in range(9)]
+        audit.check(jobs, 8, 0.0)
+        assert len(audit.check(jobs, 8, 60.0)) == job_feed.MOST_NAMES
+
+    @given(st.data())
+    def test_a_watch_that_reports_in_time_is_never_restarted_and_a_dead_one_always(self, data: st.DataObject) -> None:
+        """A cluster whose jobs come, change and go; each change is reported, at the latest before the next list."""
+        audit, jobs, pending, version = WatchAudit(), {}, [], 1
+        is_dead = False
+        for second in range(0, data.draw(st.integers(2, 6)) * 60, 60):
+            for name, is_deleted, is_reported in data.draw(st.lists(st.tuples(NAMES, st.booleans(), st.booleans()))):
+                version += 1
+                jobs[name] = job(name, version)
+                pending.append(jobs[name])
+                if is_deleted:
+                    del jobs[name]
+                if is_reported:
+                    report_all(audit, pending)
+            expected = dict(jobs)
+            assert audit.check(list(jobs.values()), version, float(second)) == []
+            report_all(audit, pending)
+        is_dead = bool(expected)
+        version += 1
+        for name in expected:
+            jobs[name] = job(name, version)  # changed, and not reported from now on
+        assert audit.check(list(jobs.values()), version, second + 60.0) == []
+        assert bool(audit.check(list(jobs.values()), version, second + 120.0)) is is_dead
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+
+
+def report_all(audit: WatchAudit, pending: list[dict[str, Any]]) -> None:
+    for item in pending:
+        audit.report(item)
+    pending.clear()
+
+
+def test_what_the_watch_does_not_report_restarts_it(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_feed, "LIST_SECONDS", 0.05)
+    monkeypatch.setattr(job_feed, "REPORT_SECONDS", 0.04)
+    restarts: list[bool] = []
+    feed = feeds(Scripted(listing(6, job("a", 5))))
+    feed.on_unwatched = lambda: restarts.append(True)
+    feed.start()
+    wait_for(lambda: bool(restarts))
+    feed.observe(None, job("a", 5))
+    time.sleep(0.2)
+    num_restarts = len(restarts)
+    time.sleep(0.2)
+    assert len(restarts) == num_restarts
 
 
 def test_an_unexpected_error_is_logged_with_its_traceback(feeds: Feeds, caplog: pytest.LogCaptureFixture) -> None:

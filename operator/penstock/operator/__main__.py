@@ -76,7 +76,7 @@ def operate(environment: Mapping[str, str]) -> None:
             )
 
         runs = KopfRuns(run_kopf)
-        controller.jobs.on_defined = runs.restart
+        controller.jobs.on_unwatched = runs.restart
         try:
             runs.run()
         finally:

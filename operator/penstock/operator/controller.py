@@ -93,7 +93,7 @@ class Controller:
         A controller that was started before lists all jobs: until now, no one watched them.
         """
         if self._loop is not None:
-            await asyncio.to_thread(self.jobs.refresh)
+            await asyncio.to_thread(self.jobs.begin_watch)
             return
         for watcher in self._watchers:
             watcher.start()

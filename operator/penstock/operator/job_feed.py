@@ -1,15 +1,23 @@
 """PipelineJobs as kopf's watch reports them, and as a list every minute finds them.
 
-kopf watches, but a deletion that it missed is never reported, and a watch that ended says nothing at all
-(docs/adr/0057). So a list every `LIST_SECONDS` removes vanished jobs and bounds the time that a change goes unnoticed.
-A list is also how the operator learns whether the cluster defines PipelineJobs: kopf looks only when it starts.
+kopf watches, but a deletion that it missed is never reported (docs/adr/0057). So a list every `LIST_SECONDS` removes
+vanished jobs and bounds the time that a change goes unnoticed.
+
+kopf looks for kinds only when it starts, and a watch that it does not have is as silent as one without changes. Two
+rules find that out. A list that succeeds after a 404 shows a new definition. And what a list contains has to be
+reported by the watch until the next list, for kopf reports every object once when it starts, and every change after
+that:
+
+    list at 0 s     a at version 5, b at version 7
+    watch           a at version 5, a at version 9
+    list at 60 s    a at version 9, b at version 7: b was not reported, so PipelineJobs are not watched
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from penstock.core.errors import PenstockError
@@ -21,8 +29,14 @@ log = logging.getLogger(__name__)
 
 LIST_SECONDS = 60.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
+REPORT_SECONDS = 30.0
+"""A watch has this much time to report what a list contains."""
+
+MOST_NAMES = 3
+"""Limit of the objects that a log message names."""
+
 ANSWER_SECONDS = 5.0
-"""Longest wait of `JobFeed.refresh` for its list."""
+"""Longest wait of `JobFeed.begin_watch` for its list."""
 
 
 class Lister(Protocol):
@@ -36,7 +50,7 @@ class Lister(Protocol):
 class JobFeed:
     """Passes PipelineJobs on to the cache. ``synced`` is set after the first list.
 
-    ``on_defined`` is called in the feed's thread when the cluster serves PipelineJobs that it did not serve before.
+    ``on_unwatched`` is called in the feed's thread when kopf has to begin again in order to watch PipelineJobs.
     """
 
     name = JOBS.plural
@@ -49,7 +63,8 @@ class JobFeed:
         self._changed = threading.Condition()
         self._num_requested = self._num_answered = 0
         self.synced = threading.Event()
-        self.on_defined: Callable[[], None] = lambda: None
+        self.on_unwatched: Callable[[], None] = lambda: None
+        self._audit = WatchAudit()
         self._thread = threading.Thread(target=self._run, name="list-pipelinejobs", daemon=True)
 
     @property
@@ -74,14 +89,18 @@ class JobFeed:
 
     def observe(self, kind: str | None, item: Mapping[str, Any]) -> None:
         """Take over an event of kopf's watch; ``kind`` is None for an object of kopf's own list."""
-        self._received_at = self._responded_at = self._clock()
+        self._received_at = self._clock()
+        self._audit.report(item)
         if kind == "DELETED":
             self._cache.remove_job(item["metadata"]["uid"])
         else:
             self._cache.put_job(item)
 
-    def refresh(self) -> None:
-        """List now, and return when the cluster has answered or failed to, after `ANSWER_SECONDS` at the latest."""
+    def begin_watch(self) -> None:
+        """List now, because kopf is about to watch. Return when the cluster has answered or failed to, after
+        `ANSWER_SECONDS` at the latest.
+        """
+        self._audit.restart()
         with self._changed:
             self._num_requested += 1
             number = self._num_requested
@@ -109,12 +128,60 @@ class JobFeed:
         self._cache.replace_jobs(listing.objects, int(listing.version))
         self._received_at = self._clock()
         self.synced.set()
-        if self._is_missing:
-            self._is_missing = False
-            self.on_defined()
+        is_defined_again, self._is_missing = self._is_missing, False
+        unreported = self._audit.check(listing.objects, int(listing.version), self._clock())
+        if unreported:
+            log.warning("the watch of %s did not report %s; starting kopf again", self.name, ", ".join(unreported))
+        if is_defined_again or unreported:
+            self.on_unwatched()
 
     def _report(self, error: Exception, wait: float) -> None:
         if isinstance(error, KubeError) and error.is_missing:
             self._is_missing = True
         unexpected = None if isinstance(error, PenstockError) else error
         log.warning("list of %s failed: %s; retrying in %.1f s", self.name, error, wait, exc_info=unexpected)
+
+
+class WatchAudit:
+    """Compares lists with the reports of a watch. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reported: dict[str, int] = {}
+        self._expected: dict[str, int] = {}
+        self._listed_at: float | None = None
+
+    def restart(self) -> None:
+        """Another watch begins, which reports every object."""
+        with self._lock:
+            self._reported, self._expected, self._listed_at = {}, {}, None
+
+    def report(self, item: Mapping[str, Any]) -> None:
+        """The watch reported the object."""
+        uid, version = _identity(item)
+        with self._lock:
+            self._reported[uid] = max(version, self._reported.get(uid, 0))
+
+    def check(self, items: Iterable[Mapping[str, Any]], version: int, now: float) -> list[str]:
+        """Return at most `MOST_NAMES` objects that the former list contained and the watch has not reported since.
+
+        The former list is at least `REPORT_SECONDS` old; a list before that time is ignored.
+        """
+        listed = {_identity(item): item["metadata"] for item in items}
+        with self._lock:
+            if self._listed_at is not None and now - self._listed_at < REPORT_SECONDS:
+                return []
+            unreported = [
+                f"{metadata.get('namespace')}/{metadata['name']}"
+                for (uid, _), metadata in listed.items()
+                if self._reported.get(uid, 0) < self._expected.get(uid, 0)
+            ]
+            self._listed_at, self._expected = now, dict(listed.keys())
+            vanished = self._reported.keys() - self._expected.keys()
+            for uid in [uid for uid in vanished if self._reported[uid] <= version]:
+                del self._reported[uid]
+        return unreported[:MOST_NAMES]
+
+
+def _identity(item: Mapping[str, Any]) -> tuple[str, int]:
+    return item["metadata"]["uid"], int(item["metadata"]["resourceVersion"])
