@@ -215,6 +215,27 @@ def test_a_start_that_is_cut_at_any_packet(client: ApiClient, fake: FakeApiserve
         start_cut(fake, client, tmp_path / str(cut_at), cut_at)
 
 
+def test_it_is_killed_again_and_again(fake: FakeApiserver, client: ApiClient, tmp_path: Path) -> None:
+    """Jobs come meanwhile. In the end each has one JobSet, which was created once."""
+    names = [f"job-{number}" for number in range(40)]
+    for kill, seconds in enumerate((0.3, 0.6, 0.9, 1.2, 1.5)):
+        for name in names[8 * kill : 8 * kill + 8]:
+            submit(fake, name)
+        with operator_process(client, tmp_path) as operator:
+            wait_for(operator.is_healthy, START_SECONDS, "the operator starts")
+            submit(fake, f"late-{kill}")
+            names.append(f"late-{kill}")
+            time.sleep(seconds / 10)
+            operator.process.kill()
+            operator.process.wait()
+    with operator_process(client, tmp_path) as operator:
+        wait_for(lambda: all(has_jobset(fake, name) for name in names), RECONCILED_SECONDS, "all JobSets")
+        wait_for(lambda: operator.num_jobs() == len(names), RECONCILED_SECONDS, "all jobs are cached")
+    assert len(fake.of("jobsets")) == len(names)
+    attempts = {item["metadata"]["name"]: item["status"]["attempt"] for item in fake.of(JOBS.plural)}
+    assert attempts == dict.fromkeys(names, 1)
+
+
 def test_calls_are_counted(fake: FakeApiserver) -> None:
     """The hook of the scripted apiserver refuses calls, or every test here would pass."""
     fake.hook = refusing(500, "InternalError")

@@ -43,8 +43,8 @@ async def enqueue(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """Stop the metrics server. The controller goes on: the next run of kopf needs it."""
     memo.stop_flag.set()  # kopf waits five seconds for the task that waits for it
-    if "close_metrics" in memo:
-        memo.close_metrics()
+    if close_metrics := memo.pop("close_metrics", None):
+        close_metrics()
 
 
 @kopf.on.probe(id="watches", errors=kopf.ErrorsMode.PERMANENT)

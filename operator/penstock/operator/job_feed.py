@@ -6,7 +6,7 @@ vanished jobs and bounds the time that a change goes unnoticed.
 kopf looks for kinds only when it starts, and a watch that it does not have is as silent as one without changes. Two
 rules find that out. A list that succeeds after a 404 shows a new definition. And what a list contains has to be
 reported by the watch until the next list, for kopf reports every object once when it starts, and every change after
-that:
+that. For example:
 
     list at 0 s     a at version 5, b at version 7
     watch           a at version 5, a at version 9
@@ -74,7 +74,7 @@ class JobFeed:
 
     @property
     def stuck_seconds(self) -> float:
-        """Seconds since a list or an event last arrived or a list failed: an unreachable cluster is not stuck."""
+        """Seconds since a list was last answered or failed: an unreachable cluster does not count as stuck."""
         return self._clock() - self._responded_at
 
     def start(self) -> None:
