@@ -19,6 +19,11 @@ JSON = st.recursive(
 )
 
 
+def body_of(generation: int, spec: Any, status: Any) -> kopf.Body:
+    raw: Any = {"metadata": {"generation": generation}, "spec": spec, "status": status}
+    return kopf.Body(raw)
+
+
 def test_every_call_has_all_backoffs() -> None:
     backoffs = Backoffs()
     for _ in range(2):
@@ -39,23 +44,26 @@ def test_what_kopf_is_told() -> None:
 
 @given(JSON, JSON, st.integers(), st.booleans())
 def test_only_the_generation_is_compared(spec: Any, status: Any, generation: int, is_changed: bool) -> None:
-    storage = NoDiffBase()
-    first = kopf.Body({"metadata": {"generation": generation}, "spec": spec, "status": {}})
-    second = kopf.Body({"metadata": {"generation": generation + is_changed}, "spec": {}, "status": status})
+    storage: kopf.DiffBaseStorage = NoDiffBase()
+    first = body_of(generation, spec, {})
+    second = body_of(generation + is_changed, {}, status)
     assert (storage.build(body=first) == storage.build(body=second)) is not is_changed
     assert storage.fetch(body=first) is None
 
 
 def test_nothing_is_stored() -> None:
-    body, patch = kopf.Body({"metadata": {"generation": 1}}), kopf.Patch()
+    body, patch = body_of(1, {}, {}), kopf.Patch()
     NoDiffBase().store(body=body, patch=patch, essence={"spec": 1})
-    progress, record = NoProgress(), {"retries": 1}
-    progress.store(key="a", record=record, body=body, patch=patch)
-    progress.purge(key="a", body=body, patch=patch)
+    progress: kopf.ProgressStorage = NoProgress()
+    record: Any = {"retries": 1}
+    key: Any = "a"
+    progress.store(key=key, record=record, body=body, patch=patch)
+    progress.purge(key=key, body=body, patch=patch)
     progress.touch(body=body, patch=patch, value="now")
     assert not patch
-    assert progress.fetch(key="a", body=body) is None
-    assert progress.clear(essence={"spec": 1}) == {"spec": 1}
+    assert progress.fetch(key=key, body=body) is None
+    essence: Any = {"spec": 1}
+    assert progress.clear(essence=essence) == essence
 
 
 def test_no_handler_needs_a_finalizer() -> None:
@@ -73,5 +81,6 @@ def test_an_event_goes_to_the_controller(kind: str | None) -> None:
     observed: list[tuple[str | None, Any]] = []
     feed = type("Feed", (), {"observe": lambda self, *event: observed.append(event)})()
     memo = kopf.Memo(controller=type("Controller", (), {"jobs": feed})())
-    asyncio.run(handlers.enqueue(event={"type": kind, "object": {"spec": {}}}, memo=memo))
+    enqueue: Any = handlers.enqueue
+    asyncio.run(enqueue(event={"type": kind, "object": {"spec": {}}}, memo=memo))
     assert observed == [(kind, {"spec": {}})]

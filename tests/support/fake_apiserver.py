@@ -82,6 +82,7 @@ class FakeApiserver:
         self._numbers = itertools.count(1)
         self._oldest = 0
         self._applied: dict[tuple[Key, str], Found] = {}
+        self._plurals: dict[str, str] = {}
         self.add("namespaces", {"metadata": {"name": "kube-system", "uid": CLUSTER}})
 
     # What tests do and see
@@ -94,6 +95,7 @@ class FakeApiserver:
             metadata.setdefault("creationTimestamp", format_instant(NOW))
             metadata.setdefault("generation", 1)
             self.objects[(plural, metadata.get("namespace", ""), metadata["name"])] = found
+            self._plurals[metadata["uid"]] = plural
             return self._changed("ADDED", plural, found)
 
     def add_job(self, manifest: Mapping[str, Any], **status: Any) -> Found:
@@ -248,8 +250,7 @@ class FakeApiserver:
         return found
 
     def _plural(self, found: Found) -> str:
-        uid = found["metadata"]["uid"]
-        return next(key[0] for key, each in self.objects.items() if each["metadata"]["uid"] == uid)
+        return self._plurals[found["metadata"]["uid"]]
 
     def _create(self, call: Call) -> Found:
         plural, namespace, _, _ = call.place

@@ -138,7 +138,7 @@ def status_word(status: Mapping[str, Any]) -> str:
 
 
 controller.HttpKube = TroubledKube  # type: ignore[attr-defined, assignment]
-controller.JobFeed = LateFeed  # type: ignore[attr-defined, misc]
+controller.JobFeed = LateFeed  # type: ignore[attr-defined]
 
 if __name__ == "__main__":
     program.main()

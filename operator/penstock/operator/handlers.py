@@ -18,6 +18,7 @@ from penstock.kube.resources import JOBS
 from penstock.operator.kopf_settings import configure
 from penstock.operator.metrics import serve
 
+GROUP, VERSION = API_VERSION.split("/")
 QUIET_LOGS = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
 """kopf would log every event, and every probe twice."""
 
@@ -33,7 +34,7 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
         memo.close_metrics = serve(memo.controller.registry, memo.metrics_port)
 
 
-@kopf.on.event(*API_VERSION.split("/"), JOBS.plural)
+@kopf.on.event(GROUP, VERSION, JOBS.plural)
 async def enqueue(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
     """Cache the job and enqueue its key if more than its progress has changed."""
     memo.controller.jobs.observe(event["type"], event["object"])
