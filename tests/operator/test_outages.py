@@ -76,7 +76,7 @@ def no_fault(_: Any) -> None:
 
 
 def begin(fake: FakeApiserver, fault: str) -> None:
-    """Every call fails in this way, and so do watches, which all begin anew."""
+    """Every call fails in this way, and so do watches, all of which begin again."""
     if fault == "error event":
         fake.watch_hook = lambda plural: {"code": 500, "reason": "InternalError", "message": "etcd has no leader"}
     else:
