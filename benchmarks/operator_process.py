@@ -15,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster
 
+from penstock.core.host.ports import free_port
+
 POLL_SECONDS = 0.1
 
 
@@ -37,11 +39,12 @@ class Operator:
         environ = {
             "PENSTOCK_POLICY_FILE": str(policy),
             "PENSTOCK_METRICS_PORT": "0",
+            "PENSTOCK_LIVENESS_PORT": str(free_port()),
             **os.environ,
             "KUBECONFIG": str(cluster.kubeconfig),
             "PENSTOCK_OWN_NAMESPACE": SERVICE_NAMESPACE,
         }
-        command = [sys.executable, "-m", "kopf", "run", "-A", "-m", "penstock.operator.handlers"]
+        command = [sys.executable, "-m", "penstock.operator"]
         log = (cluster.folder / "operator.log").open("ab")
         with log, subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True) as process:
             try:

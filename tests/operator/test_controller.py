@@ -41,6 +41,9 @@ SECONDS = 10.0
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.kube.watching.FIRST_WAIT_SECONDS", 0.02)
     monkeypatch.setattr("penstock.kube.watching.LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.operator.job_feed.FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr("penstock.operator.job_feed.LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.operator.job_feed.LIST_SECONDS", 0.05)
     monkeypatch.setattr(controller, "SYNC_SECONDS", 0.2)
     monkeypatch.setattr(controller, "UNSYNCED_SECONDS", 0.05)
     monkeypatch.setattr(controller, "SERVICE_POLL_SECONDS", 0.05)

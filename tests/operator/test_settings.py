@@ -8,7 +8,6 @@ import pytest
 
 from penstock.core.errors import UserError
 from penstock.core.job_policy import JobPolicy
-from penstock.operator.__main__ import arguments
 from penstock.operator.settings import Settings, settings_from
 
 
@@ -60,17 +59,3 @@ def test_what_cannot_be_used_is_named(variable: str, value: str) -> None:
         settings_from({variable: value})
     assert raised.value.where == variable
     assert raised.value.remedy
-
-
-def test_how_kopf_is_started() -> None:
-    assert arguments({}) == [
-        "run",
-        "--standalone",
-        "--all-namespaces",
-        "--module=penstock.operator.handlers",
-        "--liveness=http://0.0.0.0:8081/healthz",
-    ]
-    told = arguments({"PENSTOCK_NAMESPACE": "team", "PENSTOCK_LOG": "json", "PENSTOCK_LIVENESS_PORT": "9"})
-    assert told[2:4] == ["--namespace", "team"]
-    assert "--all-namespaces" not in told
-    assert told[-2:] == ["--liveness=http://0.0.0.0:9/healthz", "--log-format=json"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import kopf
 import pytest
 
 from penstock.operator import __main__ as program
@@ -22,15 +24,20 @@ users: [{name: me, user: {token: secret}}]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Sequence[str]]:
-    """The arguments of every start of kopf, in an environment that is complete."""
-    starts: list[Sequence[str]] = []
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
+    """The arguments of every start of kopf, in an environment that is complete. kopf ends as after a signal."""
+    starts: list[Mapping[str, Any]] = []
+
+    async def operator(**arguments: Any) -> None:
+        starts.append(arguments)
+
     (tmp_path / "config").write_text(KUBECONFIG)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("PENSTOCK_METRICS_PORT", "0")
     monkeypatch.setenv("PENSTOCK_LIVENESS_PORT", str(free_port()))
     monkeypatch.setattr(sys, "argv", ["penstock-operator"])
-    monkeypatch.setattr(program, "kopf_main", starts.append)
+    monkeypatch.setattr(kopf, "operator", operator)
+    monkeypatch.setattr(kopf, "configure", lambda **_: None)
     return starts
 
 
@@ -51,10 +58,27 @@ def refused(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return printed.err.splitlines()
 
 
-def test_a_complete_configuration_starts(started: list[Sequence[str]]) -> None:
+@pytest.mark.parametrize("namespace", ["", "team"])
+def test_a_complete_configuration_starts(
+    started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, namespace: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_NAMESPACE", namespace)
+    monkeypatch.setenv("PENSTOCK_LIVENESS_PORT", str(port := free_port()))
     program.main()
     (arguments,) = started
-    assert "--module=penstock.operator.handlers" in arguments
+    assert arguments["clusterwide"] is not bool(namespace)
+    assert arguments["namespaces"] == ([namespace] if namespace else [])
+    assert arguments["liveness_endpoint"] == f"http://0.0.0.0:{port}/healthz"
+    assert set(arguments["memo"]) == {"controller", "background", "metrics_port", "stop_flag"}
+
+
+@pytest.mark.parametrize("chosen", ["", "json"])
+def test_kopf_formats_the_log(started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    formats: list[kopf.LogFormat] = []
+    monkeypatch.setattr(kopf, "configure", lambda log_format: formats.append(log_format))
+    monkeypatch.setenv("PENSTOCK_LOG", chosen)
+    program.main()
+    assert formats == [kopf.LogFormat.JSON if chosen else kopf.LogFormat.FULL]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +93,7 @@ def test_a_complete_configuration_starts(started: list[Sequence[str]]) -> None:
     ],
 )
 def test_a_mistake_is_two_lines(
-    started: list[Sequence[str]],
+    started: list[Mapping[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     variable: str,
@@ -84,7 +108,10 @@ def test_a_mistake_is_two_lines(
 
 
 def test_a_broken_kubeconfig_is_two_lines(
-    started: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    started: list[Mapping[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "broken").write_text("contexts: []\n")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
@@ -95,7 +122,7 @@ def test_a_broken_kubeconfig_is_two_lines(
 
 @pytest.mark.parametrize("variable", ["PENSTOCK_METRICS_PORT", "PENSTOCK_LIVENESS_PORT"])
 def test_a_taken_port_is_named(
-    started: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+    started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
 ) -> None:
     with socket.socket() as listening:
         listening.bind(("", 0))
@@ -109,7 +136,7 @@ def test_a_taken_port_is_named(
 
 
 def test_an_unknown_command_is_two_lines(
-    started: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["penstock-operator", "check-polcy"])
     error, remedy = refused(capsys)

@@ -30,8 +30,7 @@ from penstock.kube.resources import JOBS
 Found = dict[str, Any]
 Key = tuple[str, str, str]
 NOW = 1_700_000_000.0
-DISCOVERY: Found = {"versions": [], "groups": []}
-"""What kopf asks for when it begins, and needs nothing of."""
+VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 CLUSTER = "11111111-2222-3333-4444-555555555555"
 
 
@@ -63,12 +62,18 @@ class Call:
 
 
 class FakeApiserver:
-    """See the module. ``hook`` is called before every call that is no watch, and may raise `RefusedError`."""
+    """See the module. ``hook`` is called before every call that is no watch, and may raise `RefusedError`.
+
+    ``watch_hook`` is called with the plural when a watch begins. It may raise `RefusedError`, and an object that it
+    returns is sent as an error event that ends the watch. PipelineJobs are known only while ``is_defined``.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[Key, Found] = {}
         self.calls: list[Call] = []
         self.hook: Callable[[Call], None] = lambda call: None
+        self.is_defined = True
+        self.watch_hook: Callable[[str], Found | None] = lambda plural: None
         self.tokens: dict[str, Found] = {}
         self.rights: set[tuple[str, str, str]] = set()
         self.news = threading.Condition()
@@ -77,6 +82,7 @@ class FakeApiserver:
         self._numbers = itertools.count(1)
         self._oldest = 0
         self._applied: dict[tuple[Key, str], Found] = {}
+        self._plurals: dict[str, str] = {}
         self.add("namespaces", {"metadata": {"name": "kube-system", "uid": CLUSTER}})
 
     # What tests do and see
@@ -89,6 +95,7 @@ class FakeApiserver:
             metadata.setdefault("creationTimestamp", format_instant(NOW))
             metadata.setdefault("generation", 1)
             self.objects[(plural, metadata.get("namespace", ""), metadata["name"])] = found
+            self._plurals[metadata["uid"]] = plural
             return self._changed("ADDED", plural, found)
 
     def add_job(self, manifest: Mapping[str, Any], **status: Any) -> Found:
@@ -125,6 +132,10 @@ class FakeApiserver:
         """A PipelineJob as it is."""
         return self.objects[(JOBS.plural, namespace, name)]
 
+    def of(self, plural: str) -> list[Found]:
+        """All objects of a kind."""
+        return [each for (kind, _, _), each in list(self.objects.items()) if kind == plural]
+
     def words(self, method: str) -> list[str]:
         """Every call by that method, in order."""
         return [call.word for call in self.calls if call.method == method]
@@ -148,7 +159,35 @@ class FakeApiserver:
         self.tokens[token] = {"audiences": ["penstock-ingest"], "user": user, **claims}
         return pod
 
+    def undefine(self) -> None:
+        """PipelineJobs are no longer a kind of the cluster: all are gone, and watches of them end."""
+        with self.news:
+            for key in [key for key in self.objects if key[0] == JOBS.plural]:
+                self.remove(self.objects[key])
+            self.is_defined = False
+            self.news.notify_all()
+
     # Calls
+
+    def discovery(self, call: Call, path: str) -> Found:
+        """What the cluster serves below this path, as kopf asks for it at its start."""
+        self.hook(call)
+        group, version = API_VERSION.split("/")
+        names = {"/api": {"versions": ["v1"]}, "/api/v1": _served(v1="Namespace")}
+        crds = "apiextensions.k8s.io"
+        groups = [_group(crds, "v1"), *([_group(group, version)] if self.is_defined else [])]
+        names |= {"/apis": {"groups": groups}, f"/apis/{crds}/v1": _served(v1="CustomResourceDefinition")}
+        if self.is_defined:
+            names[f"/apis/{API_VERSION}"] = _served(v1=JOB_KIND)
+        if path not in names:
+            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+        return names[path]
+
+    def begin_watch(self, call: Call) -> Found | None:
+        """The object of an error event that ends the watch at once; none if the watch goes on."""
+        if call.place[0] == JOBS.plural and not self.is_defined:
+            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+        return self.watch_hook(call.place[0])
 
     def answer(self, call: Call) -> Any:
         """What a call that is no watch is answered."""
@@ -156,6 +195,8 @@ class FakeApiserver:
             self.calls.append(call)
             self.hook(call)
             plural, namespace, name, subresource = call.place
+            if plural == JOBS.plural and not self.is_defined:
+                raise RefusedError(404, "NotFound", "the server could not find the requested resource")
             if plural == "tokenreviews":
                 return {"status": self._reviewed(call.body["spec"])}
             if plural == "subjectaccessreviews":
@@ -165,6 +206,8 @@ class FakeApiserver:
             if not name:
                 return self._list(plural, namespace, call.query.get("labelSelector", ""))
             found: Found | None = self.objects.get((plural, namespace, name))
+            if "apply" in call.content_type and not subresource:
+                return self.add(plural, copy.deepcopy(call.body))
             if found is None:
                 raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
             if call.method == "GET":
@@ -185,6 +228,8 @@ class FakeApiserver:
         """A watch: what happened after that version, as it happens, until the server ends."""
         while not self.ended:
             with self.news:
+                if plural == JOBS.plural and not self.is_defined:
+                    return
                 if after < self._oldest:
                     yield {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
                     return
@@ -205,8 +250,7 @@ class FakeApiserver:
         return found
 
     def _plural(self, found: Found) -> str:
-        uid = found["metadata"]["uid"]
-        return next(key[0] for key, each in self.objects.items() if each["metadata"]["uid"] == uid)
+        return self._plurals[found["metadata"]["uid"]]
 
     def _create(self, call: Call) -> Found:
         plural, namespace, _, _ = call.place
@@ -270,6 +314,16 @@ class FakeApiserver:
         assert (wanted["group"], wanted["resource"]) == ("penstock.dev", JOBS.plural)
         namespaces = ("", wanted.get("namespace", ""))
         return any((asked["user"], wanted["verb"], each) in self.rights for each in namespaces)
+
+
+def _served(v1: str) -> Found:
+    singular = v1.lower()
+    kind = {"name": f"{singular}s", "kind": v1, "singularName": singular, "namespaced": v1 == JOB_KIND, "verbs": VERBS}
+    return {"resources": [kind]}
+
+
+def _group(name: str, version: str) -> Found:
+    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
 
 
 def _owner(api_version: str, kind: str, metadata: Found) -> Found:
@@ -338,14 +392,13 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
                 body=json.loads(self.rfile.read(length)) if length else None,
                 content_type=self.headers.get("Content-Type", ""),
             )
-            if not call.place[0]:
-                self._say(200, json.dumps(DISCOVERY))
-                return
-            if "watch" in call.query:
-                self._stream(call)
-                return
             try:
-                self._say(200, json.dumps(fake.answer(call)))
+                if not call.place[0]:
+                    self._say(200, json.dumps(fake.discovery(call, parts.path)))
+                elif "watch" in call.query:
+                    self._stream(call, fake.begin_watch(call))
+                else:
+                    self._say(200, json.dumps(fake.answer(call)))
             except RefusedError as refused:
                 self._say(refused.status, json.dumps(refused.document))
 
@@ -358,12 +411,15 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def _stream(self, call: Call) -> None:
+        def _stream(self, call: Call, error: Found | None) -> None:
             self.send_response(200)
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
             plural, namespace, _, _ = call.place
+            if error is not None:
+                self.wfile.write(json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
+                return
             try:
                 for each in fake.changes(plural, namespace, int(call.query["resourceVersion"])):
                     self.wfile.write(json.dumps(each).encode() + b"\n")

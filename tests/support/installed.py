@@ -198,11 +198,11 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[Installed]:
 
 @contextmanager
 def operated_by(on: Installed, module: str, **environment: str) -> Iterator[Program]:
-    """Another operator sees to the jobs during the block: one that kopf has from this module of the tests."""
+    """Another operator sees to the jobs during the block: one that this module of the tests starts."""
     other = replace(
         on.operator,
         name=module.rpartition(".")[2],
-        arguments=[*on.operator.arguments[:-1], f"--module={module}"],
+        arguments=[module],
         environment={
             **on.operator.environment,
             "PYTHONPATH": os.pathsep.join([str(ROOT), *components()]),
@@ -243,11 +243,11 @@ def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system
         health=url + READY,
     )
     health = f"http://127.0.0.1:{health_port}/healthz"
-    run = ["run", "--standalone", "--namespace", namespace, f"--liveness={health}"]
     told = {"PENSTOCK_NAMESPACE": namespace, "PENSTOCK_SERVICE_URL": url, "PENSTOCK_METRICS_PORT": "0"}
+    told["PENSTOCK_LIVENESS_PORT"] = str(health_port)
     operator = Program(
         name="operator",
-        arguments=["kopf", *run, "--module=penstock.operator.handlers"],
+        arguments=["penstock.operator"],
         environment={**both, **told, "PENSTOCK_TRAINER_IMAGE": cluster.image, "PENSTOCK_POLICY_FILE": str(policy)},
         folder=folder,
         health=health,

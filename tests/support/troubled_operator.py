@@ -1,4 +1,4 @@
-"""An operator whose writes go wrong: kopf loads this module instead of `penstock.operator.handlers`.
+"""An operator whose writes go wrong: a process runs this module instead of `penstock.operator`.
 
 It stands where Kubernetes is called, and nowhere else. The folder that PENSTOCK_TEST_TROUBLE names holds
 `trouble.json`, which says what happens (see `Trouble`), and `writes.log`, the writes so far, each once, whatever became
@@ -7,6 +7,7 @@ of it. Each write meets its trouble once, however often the operator is killed.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,7 +20,9 @@ from typing import Any, TypeVar
 
 from penstock.kube.resources import Resource
 from penstock.kube.transport import Change, KubeError, Object
-from penstock.operator import controller, handlers
+from penstock.operator import __main__ as program
+from penstock.operator import controller
+from penstock.operator.job_feed import JobFeed
 from penstock.operator.kube import HttpKube
 
 FOLDER_VARIABLE = "PENSTOCK_TEST_TROUBLE"
@@ -54,6 +57,19 @@ def read_writes(folder: Path) -> list[str]:
     return (folder / "writes.log").read_text().splitlines()
 
 
+def read_trouble(folder: Path) -> Trouble:
+    """What `write_trouble` wrote last."""
+    return Trouble(**json.loads((folder / "trouble.json").read_text()))
+
+
+class LateFeed(JobFeed):
+    """What kopf's watch reports of PipelineJobs arrives ``late_seconds`` late."""
+
+    def observe(self, kind: str | None, item: Object) -> None:
+        late = read_trouble(Path(os.environ[FOLDER_VARIABLE])).late_seconds
+        asyncio.get_running_loop().call_later(late, super().observe, kind, item)
+
+
 class TroubledKube(HttpKube):
     """See the module."""
 
@@ -82,15 +98,12 @@ class TroubledKube(HttpKube):
         self._troubled(word, lambda: super(TroubledKube, self).delete(resource, namespace, name, uid))
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        trouble = self._trouble()
+        trouble = read_trouble(self._folder)
         for number, change in enumerate(super().watch(resource, version, namespace, selector), 1):
             time.sleep(trouble.late_seconds)
             if number == trouble.expire_after:
                 raise KubeError(410, "Expired", "too old resource version")
             yield change
-
-    def _trouble(self) -> Trouble:
-        return Trouble(**json.loads((self._folder / "trouble.json").read_text()))
 
     def _troubled(self, word: str, write: Callable[[], T]) -> T:
         """One write after the other, so that each is the last of an operator that is killed after it."""
@@ -107,7 +120,7 @@ class TroubledKube(HttpKube):
 
     def _next(self, word: str) -> str:
         """What happens to this write; empty if nothing does."""
-        written, trouble = read_writes(self._folder), self._trouble()
+        written, trouble = read_writes(self._folder), read_trouble(self._folder)
         if word in written:
             return ""
         with (self._folder / "writes.log").open("a") as log:
@@ -125,5 +138,7 @@ def status_word(status: Mapping[str, Any]) -> str:
 
 
 controller.HttpKube = TroubledKube  # type: ignore[attr-defined, assignment]
+controller.JobFeed = LateFeed  # type: ignore[attr-defined]
 
-__all__ = ["handlers"]  # which kopf finds registered once they are imported
+if __name__ == "__main__":
+    program.main()

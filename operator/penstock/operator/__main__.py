@@ -14,16 +14,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
 from collections.abc import Mapping
 
-from kopf.cli import main as kopf_main
+import kopf
 
 from penstock.core.errors import UserError
+from penstock.core.host.clocks import SlewedClock
 from penstock.kube.connecting import connect
 from penstock.kube.transport import KubeError
+from penstock.operator import handlers  # noqa: F401, kopf finds the handlers registered
+from penstock.operator.background import BackgroundLoop
+from penstock.operator.controller import controller_from
+from penstock.operator.kopf_runs import KopfRuns
 from penstock.operator.kube import HttpKube
 from penstock.operator.policy_check import NUM_CONNECTIONS, report
 from penstock.operator.settings import METRICS_VARIABLE, port_of, settings_from
@@ -31,20 +37,6 @@ from penstock.operator.settings import METRICS_VARIABLE, port_of, settings_from
 CHECK_POLICY = "check-policy"
 LIVENESS_PORT = 8081
 LIVENESS_VARIABLE = "PENSTOCK_LIVENESS_PORT"
-
-
-def arguments(environment: Mapping[str, str]) -> list[str]:
-    """Return the arguments of kopf."""
-    namespace = environment.get("PENSTOCK_NAMESPACE", "")
-    port = port_of(environment, LIVENESS_VARIABLE, LIVENESS_PORT)
-    return [
-        "run",
-        "--standalone",
-        *(["--namespace", namespace] if namespace else ["--all-namespaces"]),
-        "--module=penstock.operator.handlers",
-        f"--liveness=http://0.0.0.0:{port}/healthz",
-        *(["--log-format=json"] if environment.get("PENSTOCK_LOG") == "json" else []),
-    ]
 
 
 def main() -> None:
@@ -59,7 +51,36 @@ def main() -> None:
     except (UserError, KubeError) as error:
         sys.stderr.write(f"error {error}\n")
         sys.exit(2)
-    kopf_main(arguments(os.environ))
+    operate(os.environ)
+
+
+def operate(environment: Mapping[str, str]) -> None:
+    """Run the controller, and kopf with the handlers, until a signal comes. Then finish reconciles in flight."""
+    is_json = environment.get("PENSTOCK_LOG") == "json"
+    kopf.configure(log_format=kopf.LogFormat.JSON if is_json else kopf.LogFormat.FULL)
+    settings = settings_from(environment)
+    port = port_of(environment, LIVENESS_VARIABLE, LIVENESS_PORT)
+    controller = controller_from(settings, SlewedClock())
+    with BackgroundLoop() as background:
+        memo = kopf.Memo(controller=controller, background=background, metrics_port=settings.metrics_port)
+
+        async def run_kopf(stop_flag: asyncio.Event) -> None:
+            memo.stop_flag = stop_flag
+            await kopf.operator(
+                memo=memo,
+                standalone=True,
+                clusterwide=not settings.namespace,
+                namespaces=[settings.namespace] if settings.namespace else [],
+                liveness_endpoint=f"http://0.0.0.0:{port}/healthz" if port else None,
+                stop_flag=stop_flag,
+            )
+
+        runs = KopfRuns(run_kopf)
+        controller.jobs.on_unwatched = runs.restart
+        try:
+            runs.run()
+        finally:
+            background.wait_for(controller.close())
 
 
 def require_startable(environment: Mapping[str, str]) -> None:

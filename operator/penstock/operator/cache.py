@@ -85,14 +85,15 @@ class Cache:
             return list(self._jobs.values())
 
     def put_job(self, item: Object) -> JobSnapshot | None:
-        """Cache the job, unless a newer version or its deletion is cached; return the cached job.
+        """Cache the job, unless this or a newer version or its deletion is cached; return the cached job.
 
+        Every status that the operator writes comes back from the watch, so half of a burst's events are cached already.
         Progress alone does not notify. A job with an unreadable status stays as it is cached, and an error is logged.
         """
         uid = item["metadata"]["uid"]
         with self._lock:
             known = self._jobs.get(uid)
-            if uid in self._gone or (known is not None and _version(item) < known.version):
+            if uid in self._gone or (known is not None and _version(item) <= known.version):
                 return known
             try:
                 job = job_snapshot(item, self._clock(), known)

@@ -1,4 +1,4 @@
-"""Controller loop: watches update the cache, cache events enqueue job keys, workers reconcile them.
+"""Controller loop: kopf and watches update the cache, cache events enqueue job keys, workers reconcile them.
 
 Four tasks run periodically: a resync of all jobs, which also updates the free capacity; the poll of the service's
 Lease; the reconcile of ClusterProfiles; and the poll of the planner, which enqueues the jobs that wait for a finished
@@ -27,6 +27,7 @@ from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.capacity import Offer, num_pods, offers
 from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.events import EventRecorder, log_fields
+from penstock.operator.job_feed import JobFeed
 from penstock.operator.kube import HttpKube, Kube
 from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
@@ -78,14 +79,22 @@ class Controller:
             self._reconcile, self._failed, num_workers=NUM_THREADS, num_first=NUM_LAUNCHERS, is_first=self._is_new
         )
         self._threads = ThreadPoolExecutor(NUM_LAUNCHERS + NUM_THREADS, thread_name_prefix="reconcile")
-        self._watchers = [Watcher(self._kube, resource, settings.namespace, clock) for resource in watched(self.cache)]
+        self.jobs = JobFeed(self._kube, self.cache, settings.namespace, clock)
+        watchers = [Watcher(self._kube, resource, settings.namespace, clock) for resource in watched(self.cache)]
+        self._watchers: list[JobFeed | Watcher] = [self.jobs, *watchers]
         self._service_lease, self._clock = ServiceLease(self._kube, settings.own_namespace, clock), clock
         self._is_lease_held: bool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._periodic: list[asyncio.Task[None]] = []
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to watch, and return once the cache is synced, after `SYNC_SECONDS` at the latest."""
+        """Begin to watch, and return once the cache is synced, after `SYNC_SECONDS` at the latest.
+
+        A controller that was started before lists all jobs: until now, no one watched them.
+        """
+        if self._loop is not None:
+            await asyncio.to_thread(self.jobs.begin_watch)
+            return
         for watcher in self._watchers:
             watcher.start()
         synced = [asyncio.to_thread(watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]

@@ -1,51 +1,54 @@
-"""The operator's process: ``kopf run -m penstock.operator.handlers``.
+"""kopf's handlers of the operator. ``memo`` holds the controller and its event loop (`penstock.operator.__main__`).
 
-kopf runs the process: it starts the controller, answers the liveness probe, and ends on signals. It watches nothing
-itself (docs/adr/0023). All wiring is here. An error at the start ends the process, and an error in a probe fails it at
-once: otherwise kopf would retry a minute later, and the probe would wait.
+kopf watches PipelineJobs and reports each event to the controller, which caches the job and enqueues its key; a
+reconcile is never a handler (docs/adr/0057). No handler stores anything in an object. An error at the start ends the
+run of kopf, and an error in a probe fails it at once: otherwise kopf would retry a minute later, and the probe would
+wait.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 from typing import Any
 
 import kopf
 
-from penstock.core.host.clocks import SlewedClock
-from penstock.operator.controller import Controller, controller_from
+from penstock.core.job import API_VERSION
+from penstock.kube.resources import JOBS
+from penstock.operator.kopf_settings import configure
 from penstock.operator.metrics import serve
-from penstock.operator.settings import settings_from
 
-PROBE_LOG = "kopf.activities.probe"
+GROUP, VERSION = API_VERSION.split("/")
+QUIET_LOGS = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
+"""kopf would log every event, and every probe twice."""
 
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Start the metrics server and the controller, and wait for the controller's first sync."""
-    logging.getLogger(PROBE_LOG).setLevel(logging.WARNING)  # or every probe would be logged
-    settings.peering.standalone = True
-    settings.scanning.disabled = True
-    settings.networking.request_timeout = 20
-    settings_read = settings_from(os.environ)
-    memo.controller = controller_from(settings_read, SlewedClock())
-    if settings_read.metrics_port:
-        memo.close_metrics = serve(memo.controller.registry, settings_read.metrics_port)
-    await memo.controller.start(asyncio.get_running_loop())
+    """Start the controller, or list all jobs if an earlier run of kopf started it, and serve the metrics."""
+    for name in QUIET_LOGS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    configure(settings)
+    await memo.background.run(memo.controller.start(memo.background.loop))
+    if memo.metrics_port:
+        memo.close_metrics = serve(memo.controller.registry, memo.metrics_port)
+
+
+@kopf.on.event(GROUP, VERSION, JOBS.plural)
+async def enqueue(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Cache the job and enqueue its key if more than its progress has changed."""
+    memo.controller.jobs.observe(event["type"], event["object"])
 
 
 @kopf.on.cleanup(errors=kopf.ErrorsMode.PERMANENT)
 async def stop(memo: kopf.Memo, **_: Any) -> None:
-    """Finish reconciles in flight, and stop the metrics server."""
-    await memo.controller.close()
-    if "close_metrics" in memo:
-        memo.close_metrics()
+    """Stop the metrics server. The controller goes on: the next run of kopf needs it."""
+    memo.stop_flag.set()  # kopf waits five seconds for the task that waits for it
+    if close_metrics := memo.pop("close_metrics", None):
+        close_metrics()
 
 
 @kopf.on.probe(id="watches", errors=kopf.ErrorsMode.PERMANENT)
 async def watches(memo: kopf.Memo, **_: Any) -> Any:
     """Seconds since the last answer of each watch; fails when one is stuck."""
-    controller: Controller = memo.controller
-    return controller.watch_ages()
+    return memo.controller.watch_ages()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from penstock.kube.names import UID_LABEL
-from penstock.kube.resources import BATCH_JOBS, JOBS, JOBSETS, NODES, PODS, Resource
+from penstock.kube.resources import BATCH_JOBS, JOBSETS, NODES, PODS, Resource
 from penstock.kube.transport import Object
 from penstock.kube.watching import Watched
 from penstock.operator.cache import Cache
@@ -20,25 +20,13 @@ T = TypeVar("T")
 
 
 def watched(cache: Cache) -> list[Watched]:
-    """PipelineJobs; JobSets, Jobs and pods of their attempts; and nodes."""
+    """JobSets, Jobs and pods of attempts; and nodes. kopf watches PipelineJobs (`penstock.operator.handlers`)."""
     jobsets = _children(JOBSETS, jobset_snapshot, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
     ranks_jobs = _children(
         BATCH_JOBS, ranks_job_snapshot, cache.replace_ranks_jobs, cache.put_ranks_job, cache.remove_ranks_job
     )
     pods = _children(PODS, pod_snapshot, cache.replace_pods, cache.put_pod, cache.remove_pod)
-    return [_jobs(cache), replace(jobsets, optional=True), ranks_jobs, pods, _nodes(cache)]
-
-
-def _jobs(cache: Cache) -> Watched:
-    def put(item: Object) -> None:
-        cache.put_job(item)
-
-    return Watched(
-        resource=JOBS,
-        replace=lambda listing: cache.replace_jobs(listing.objects, int(listing.version)),
-        put=put,
-        remove=lambda item: cache.remove_job(item["metadata"]["uid"]),
-    )
+    return [replace(jobsets, optional=True), ranks_jobs, pods, _nodes(cache)]
 
 
 def _children(

@@ -1,0 +1,187 @@
+"""PipelineJobs as kopf's watch reports them, and as a list every minute finds them.
+
+kopf watches, but a deletion that it missed is never reported (docs/adr/0057). So a list every `LIST_SECONDS` removes
+vanished jobs and bounds the time that a change goes unnoticed.
+
+kopf looks for kinds only when it starts, and a watch that it does not have is as silent as one without changes. Two
+rules find that out. A list that succeeds after a 404 shows a new definition. And what a list contains has to be
+reported by the watch until the next list, for kopf reports every object once when it starts, and every change after
+that. For example:
+
+    list at 0 s     a at version 5, b at version 7
+    watch           a at version 5, a at version 9
+    list at 60 s    a at version 9, b at version 7: b was not reported, so PipelineJobs are not watched
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from penstock.core.errors import PenstockError
+from penstock.kube.resources import JOBS, Resource
+from penstock.kube.transport import KubeError, Listing
+from penstock.operator.cache import Cache
+
+log = logging.getLogger(__name__)
+
+LIST_SECONDS = 60.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
+REPORT_SECONDS = 30.0
+"""A watch has this much time to report what a list contains."""
+
+MOST_NAMES = 3
+"""Limit of the objects that a log message names."""
+
+ANSWER_SECONDS = 5.0
+"""Longest wait of `JobFeed.begin_watch` for its list."""
+
+
+class Lister(Protocol):
+    """The call that lists PipelineJobs, which `penstock.kube.transport.Transport` makes."""
+
+    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        """All objects of the namespace, or of all namespaces if it is empty."""
+        ...
+
+
+class JobFeed:
+    """Passes PipelineJobs on to the cache. ``synced`` is set after the first list.
+
+    ``on_unwatched`` is called in the feed's thread when kopf has to begin again in order to watch PipelineJobs.
+    """
+
+    name = JOBS.plural
+
+    def __init__(self, kube: Lister, cache: Cache, namespace: str, clock: Callable[[], float]) -> None:
+        self._kube, self._cache, self._namespace, self._clock = kube, cache, namespace, clock
+        self._received_at = self._responded_at = clock()
+        self._is_missing = False
+        self._is_ending = False
+        self._changed = threading.Condition()
+        self._num_requested = self._num_answered = 0
+        self.synced = threading.Event()
+        self.on_unwatched: Callable[[], None] = lambda: None
+        self._audit = WatchAudit()
+        self._thread = threading.Thread(target=self._run, name="list-pipelinejobs", daemon=True)
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the cluster last sent a list or an event."""
+        return self._clock() - self._received_at
+
+    @property
+    def stuck_seconds(self) -> float:
+        """Seconds since a list was last answered or failed: an unreachable cluster does not count as stuck."""
+        return self._clock() - self._responded_at
+
+    def start(self) -> None:
+        """Start the thread, which lists at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """List no more. The thread does not keep the process alive."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+
+    def observe(self, kind: str | None, item: Mapping[str, Any]) -> None:
+        """Take over an event of kopf's watch; ``kind`` is None for an object of kopf's own list."""
+        self._received_at = self._clock()
+        self._audit.report(item)
+        if kind == "DELETED":
+            self._cache.remove_job(item["metadata"]["uid"])
+        else:
+            self._cache.put_job(item)
+
+    def begin_watch(self) -> None:
+        """List now, because kopf is about to watch. Return when the cluster has answered or failed to, after
+        `ANSWER_SECONDS` at the latest.
+        """
+        self._audit.restart()
+        with self._changed:
+            self._num_requested += 1
+            number = self._num_requested
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._num_answered >= number or self._is_ending, ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        wait = FIRST_WAIT_SECONDS
+        while not self._is_ending:
+            number = self._num_requested
+            try:
+                self._list()
+                pause, wait = LIST_SECONDS, FIRST_WAIT_SECONDS
+            except Exception as error:  # of any kind: without lists the cache would keep vanished jobs
+                self._report(error, wait)
+                pause, wait = wait, min(2 * wait, LONGEST_WAIT_SECONDS)
+            self._responded_at = self._clock()
+            with self._changed:
+                self._num_answered = number
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._num_requested > self._num_answered or self._is_ending, pause)
+
+    def _list(self) -> None:
+        listing = self._kube.list(JOBS, self._namespace)
+        self._cache.replace_jobs(listing.objects, int(listing.version))
+        self._received_at = self._clock()
+        self.synced.set()
+        is_defined_again, self._is_missing = self._is_missing, False
+        unreported = self._audit.check(listing.objects, int(listing.version), self._clock())
+        if unreported:
+            log.warning("the watch of %s did not report %s; starting kopf again", self.name, ", ".join(unreported))
+        if is_defined_again or unreported:
+            self.on_unwatched()
+
+    def _report(self, error: Exception, wait: float) -> None:
+        if isinstance(error, KubeError) and error.is_missing:
+            self._is_missing = True
+        unexpected = None if isinstance(error, PenstockError) else error
+        log.warning("list of %s failed: %s; retrying in %.1f s", self.name, error, wait, exc_info=unexpected)
+
+
+class WatchAudit:
+    """Compares lists with the reports of a watch. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reported: dict[str, int] = {}
+        self._expected: dict[str, int] = {}
+        self._listed_at: float | None = None
+
+    def restart(self) -> None:
+        """Another watch begins, which reports every object."""
+        with self._lock:
+            self._reported, self._expected, self._listed_at = {}, {}, None
+
+    def report(self, item: Mapping[str, Any]) -> None:
+        """The watch reported the object."""
+        uid, version = _identity(item)
+        with self._lock:
+            self._reported[uid] = max(version, self._reported.get(uid, 0))
+
+    def check(self, items: Iterable[Mapping[str, Any]], version: int, now: float) -> list[str]:
+        """Return at most `MOST_NAMES` objects that the former list contained and the watch has not reported since.
+
+        The former list is at least `REPORT_SECONDS` old; a list before that time is ignored.
+        """
+        listed = {_identity(item): item["metadata"] for item in items}
+        with self._lock:
+            if self._listed_at is not None and now - self._listed_at < REPORT_SECONDS:
+                return []
+            unreported = [
+                f"{metadata.get('namespace')}/{metadata['name']}"
+                for (uid, _), metadata in listed.items()
+                if self._reported.get(uid, 0) < self._expected.get(uid, 0)
+            ]
+            self._listed_at, self._expected = now, dict(listed.keys())
+            vanished = self._reported.keys() - self._expected.keys()
+            for uid in [uid for uid in vanished if self._reported[uid] <= version]:
+                del self._reported[uid]
+        return unreported[:MOST_NAMES]
+
+
+def _identity(item: Mapping[str, Any]) -> tuple[str, int]:
+    return item["metadata"]["uid"], int(item["metadata"]["resourceVersion"])
