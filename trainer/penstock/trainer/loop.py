@@ -11,7 +11,7 @@ from penstock.core.timeline import Source, Timeline
 from penstock.trainer.interpreter import SILENT
 from penstock.trainer.metrics_writer import TrainingListener
 from penstock.trainer.optimizer import learning_rate
-from penstock.trainer.optimizer_step import Totals, loss_of
+from penstock.trainer.optimizer_step import Notice, Totals, loss_of
 from penstock.trainer.recorder import gather_marks, gather_times, make_recorder, merge
 from penstock.trainer.session import Session
 
@@ -49,6 +49,10 @@ def train(session: Session, attempt: int, listener: TrainingListener) -> Outcome
         if stopped or step == training.steps or step % checkpoint_every == 0:
             listener.saving()
             listener.saved(session.save(step, attempt).step)
+        if totals.notice & Notice.NEW_PLAN and not stopped and step < training.steps:
+            problem = session.change_plan()
+            listener.changed_plan(session.plan, problem)
+            stopwatch = Stopwatch(session)
     if validation is None and not stopped:
         validation = session.validation_loss(step)  # an earlier attempt ended before it
     return Outcome(step=step, stopped=stopped, validation_loss=validation)

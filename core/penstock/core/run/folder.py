@@ -52,6 +52,11 @@ class RunDir:
         return self.root / "plan.json"
 
     @property
+    def next_plan(self) -> Path:
+        """A plan that the running ranks are to continue by; the first rank removes it when they have read it."""
+        return self.root / "next-plan.json"
+
+    @property
     def metrics(self) -> Path:
         """One line per step and attempt; of two lines for a step the later one counts."""
         return self.root / "metrics.jsonl"
