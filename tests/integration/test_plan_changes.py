@@ -175,9 +175,7 @@ def test_a_plan_that_cannot_be_taken_is_refused_and_the_run_goes_on(
     assert losses(run) == losses(undisturbed)
 
 
-def test_what_is_no_plan_is_refused(
-    tmp_path: Path, corpus: Path, worker_pool: WorkerPool, undisturbed: RunDir
-) -> None:
+def test_what_is_no_plan_is_refused(tmp_path: Path, corpus: Path, worker_pool: WorkerPool, undisturbed: RunDir) -> None:
     job = job_in_fp64(corpus)
     run = make_run(tmp_path / "run", job, tiny_plan(job, 2))
     write_json(run.next_plan, {"slices": "many"})

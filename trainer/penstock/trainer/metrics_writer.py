@@ -88,8 +88,10 @@ class MetricsWriter(TrainingListener):
         """Write plan.json, by which a later attempt resumes, and report its prediction from now on."""
         if problem:
             self._warn(f"the run goes on by its present plan, and the new one was refused: {problem}")
+            self._run.next_plan.unlink(missing_ok=True)
             return
         write_json(self._run.plan, plan.to_manifest())
+        self._run.next_plan.unlink(missing_ok=True)  # last, since its absence says that plan.json is up to date
         self._plan = plan
         if plan.prediction is not None:
             self._exporter.predict(plan.prediction.step_seconds)

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.core import jsontext
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
@@ -121,16 +120,21 @@ class Session:
         """The waiting plan, which the first rank reads for all, with its Program; or the present ones, and the reason
         on the first rank that refuses it.
         """
-        text, *_ = gather(_taken(self.run.next_plan) if self.worker.rank == 0 else "", self.everyone)
         prepared, problem = (self.plan, self.program), ""
         try:
-            plan = Plan.from_manifest(jsontext.load(text))
+            first_plan = self.run.read_next_plan() if self.worker.rank == 0 else None
+        except UserError as error:
+            first_plan, problem = None, str(error)
+        plan, *_ = gather(first_plan, self.everyone)
+        if plan is None:
+            return prepared, next(filter(None, gather(problem, self.everyone)), "")
+        try:
             require_runnable(plan, self.job, self.worker.num_ranks)
             prepared = plan, self._compiled(plan)
             reasons = restart_reasons(self.plan, self.program.stage_ranks, plan, prepared[1].stage_ranks)
             if reasons:
                 problem = f"the ranks would have to start again, because it changes {' and '.join(reasons)}"
-        except (PenstockError, ValueError) as error:
+        except PenstockError as error:
             problem = str(error)
         return prepared, next(filter(None, gather(problem, self.everyone)), "")
 
@@ -249,16 +253,6 @@ class Session:
     @property
     def _parameters(self) -> dict[int, StageParameters]:
         return {number: stage.parameters for number, stage in self._stages.items()}
-
-
-def _taken(path: Path) -> str:
-    """The contents of a file, which is removed; empty if it cannot be read."""
-    try:
-        text = path.read_text()
-        path.unlink()
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return text
 
 
 def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
