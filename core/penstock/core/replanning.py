@@ -74,8 +74,8 @@ def pays(steps_left: int, gain_seconds: float, cost_seconds: float) -> bool:
 def device_factors(
     plan: Plan, simulated: Timeline, measured: Sequence[Timeline], num_devices: int
 ) -> tuple[float, ...]:
-    """For every device, how many times as long it computes as it was measured; 1 for devices that the plan leaves
-    unused, and for those that differ by less than `EQUAL_RATIO`.
+    """For every device, how many times as long it computes as it was simulated; 1 for devices that the plan leaves
+    unused.
 
     ``simulated`` is a step of one replica by the profile; ``measured`` are steps of all ranks. Waits for shards inside
     actions do not count.
@@ -86,7 +86,7 @@ def device_factors(
         own = rank // plan.tp % plan.pp
         expected = simulated.busy_ns(own) - simulated.waited_ns(own)
         busy = statistics.median(timeline.busy_ns(rank) - timeline.waited_ns(rank) for timeline in measured)
-        if expected > 0 and busy > 0 and drift_ratio(busy, expected) > EQUAL_RATIO:
+        if expected > 0 and busy > 0:
             factors[device] = busy / expected
     return tuple(factors)
 

@@ -39,14 +39,9 @@ def drifted_since(status: JobStatus) -> float | None:
 def hardware_drifted_since(facts: Facts) -> float | None:
     """Start of the current drift, if the hardware is no longer as it was measured; none otherwise."""
     since, seconds = drifted_since(facts.status), step_seconds(facts)
-    if (
-        since is None
-        or seconds is None
-        or drift_ratio(*seconds) <= SETTLED_RATIO
-        or _is_own(facts.status.plan, facts, since)
-    ):
+    if since is None or seconds is None or drift_ratio(*seconds) <= SETTLED_RATIO:
         return None
-    return since
+    return None if _is_own(facts.status.plan, facts, since) else since
 
 
 def with_drift(status: JobStatus, facts: Facts, now: float) -> JobStatus:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.plan_change import restart_reasons
 from penstock.core.profile import Profile
-from penstock.core.replanning import PlanOption, Replanning, corrected, device_factors
+from penstock.core.replanning import EQUAL_RATIO, PlanOption, Replanning, corrected, device_factors
 from penstock.core.timeline import Timeline
 from penstock.core.units import to_seconds
 from penstock.planner.compile import schedule_of
@@ -17,6 +19,9 @@ from penstock.planner.decide import decide
 from penstock.planner.judge import Reporter
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.replay import simulated
+
+MOST_ROUNDS, CLOSE = 8, 1e-3
+"""The rounds in which factors are corrected, and the correction at which they end."""
 
 NewReporter = Callable[[str], Reporter | None]
 
@@ -30,7 +35,7 @@ def replan(
     Raises:
         UserError: the plan is too large to be simulated action by action, or nothing fits.
     """
-    factors = device_factors(plan, simulated(plan, profile).timeline, measured, profile.num_ranks)
+    factors = _factors(profile, plan, measured)
     now = corrected(profile, factors)
     return Replanning(
         profile=now,
@@ -38,6 +43,23 @@ def replan(
         step_seconds=to_seconds(simulated(plan, now).timeline.step_ns),
         options=tuple(_options(spec, now, plan, new_reporter)),
     )
+
+
+def _factors(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> tuple[float, ...]:
+    """The factors with which a simulated step has the measured compute times.
+
+    Ranks that share a machine slow each other down while they compute. A slower rank computes for longer, next to more
+    work of the others, so one ratio of times is no factor yet: it is corrected by the simulation that it leads to.
+    """
+    factors = np.ones(profile.num_ranks)
+    for _ in range(MOST_ROUNDS):
+        timeline = simulated(plan, corrected(profile, factors.tolist())).timeline
+        rest = np.array(device_factors(plan, timeline, measured, profile.num_ranks))
+        factors *= rest
+        if np.abs(rest - 1).max() < CLOSE:
+            break
+    is_changed = (factors > EQUAL_RATIO) | (factors < 1 / EQUAL_RATIO)
+    return tuple(np.where(is_changed, factors, 1.0).tolist())
 
 
 def _options(spec: JobSpec, profile: Profile, plan: Plan, new_reporter: NewReporter) -> Iterator[PlanOption]:
