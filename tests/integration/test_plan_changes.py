@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.core.job import PipelineJob
-from penstock.core.plan import Plan
+from penstock.core.plan import Plan, Prediction
 from penstock.core.remaking import SELECTIVE, full_remakes, uniform_remakes
 from penstock.core.run.folder import RunDir
 from penstock.core.schedule import ScheduleSpec
@@ -43,7 +43,8 @@ def corpus(folder: Path) -> Path:
 
 
 def job_in_fp64(corpus: Path, **changes: Any) -> PipelineJob:
-    return tiny_job(corpus, precision="fp64", steps=STEPS, warmupSteps=2, validateEvery=8, **changes)
+    job = tiny_job(corpus, precision="fp64", steps=STEPS, warmupSteps=2, validateEvery=8, **changes)
+    return job.with_spec(run_policy=replace(job.spec.run_policy, replan_on_drift=True))
 
 
 def scheduled(plan: Plan, name: str) -> Plan:
@@ -124,6 +125,37 @@ def test_plans_change_several_times_and_timelines_are_of_the_plan_that_ran(
     assert num_actions == {1: 4 * 3 * 4, 5: 4 * 8 * 4, 9: 4 * 1 * 4, 15: 4 * 8 * 6}
 
 
+def test_steps_that_have_drifted_are_sampled(tmp_path: Path, corpus: Path, worker_pool: WorkerPool) -> None:
+    """Next to the eight steps that are sampled anyway, here those of odd numbers."""
+    job = job_in_fp64(corpus)
+    run = make_run(tmp_path / "run", job, replace(tiny_plan(job, 2), prediction=predicted(1e-6)))
+    train_in_pool(worker_pool, run)
+    assert sorted(int(path.stem.removeprefix("step-")) for path in run.timelines.iterdir()) == [
+        1,
+        3,
+        5,
+        7,
+        9,
+        10,
+        11,
+        13,
+        15,
+    ]
+
+
+def predicted(step_seconds: float, peak_bytes: int = 0) -> Prediction:
+    return Prediction(
+        step_seconds=step_seconds,
+        compute_seconds=step_seconds,
+        bubble_seconds=0.0,
+        communication_seconds=0.0,
+        reduction_seconds=0.0,
+        optimizer_seconds=0.0,
+        peak_bytes=(peak_bytes,) * 2,
+        slot_bytes=(0, 0),
+    )
+
+
 @pytest.mark.parametrize(("family", "dp", "zero"), [("gpt2", 1, 0), ("gpt2", 2, 0), ("llama", 2, 1), ("gpt2", 2, 1)])
 def test_replicas_and_tied_matrices_change_together(
     tmp_path: Path, corpus: Path, worker_pool: WorkerPool, family: str, dp: int, zero: int
@@ -155,6 +187,7 @@ def test_a_later_attempt_resumes_by_the_plan_that_ran_last(
 REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "stages": (lambda plan: replace(plan, stages=((0, 2), (2, 6))), "because it changes the stages"),
     "job": (lambda plan: replace(plan, num_microbatches=2), "is of another job: its global batch is 2, here it is 4"),
+    "memory": (lambda plan: replace(plan, prediction=predicted(1.0, 2**40)), "the plan needs 1 TiB on rank"),
     "digest": (lambda plan: replace(plan, program_digest="0" * 64), "describes another Program"),
 }
 
@@ -172,6 +205,18 @@ def test_a_plan_that_cannot_be_taken_is_refused_and_the_run_goes_on(
     assert message in run.warnings.read_text()
     assert run.read_plan() == plan
     assert not run.next_plan.exists()
+    assert losses(run) == losses(undisturbed)
+
+
+def test_a_job_that_may_not_be_planned_again_takes_no_plan(
+    tmp_path: Path, corpus: Path, worker_pool: WorkerPool, undisturbed: RunDir
+) -> None:
+    job = job_in_fp64(corpus)
+    job = job.with_spec(run_policy=replace(job.spec.run_policy, replan_on_drift=False))
+    plan = tiny_plan(job, 2)
+    run = make_run(tmp_path / "run", job, plan)
+    ends = train_with_changes(worker_pool, run, {4: replace(plan, slices=(64,))})
+    assert {digest for _, digest in ends} == {plan.digest}
     assert losses(run) == losses(undisturbed)
 
 

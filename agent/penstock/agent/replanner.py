@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core import jsontext
-from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
@@ -91,9 +90,7 @@ class Replanner:
 
     def poll(self) -> NextPlan | None:
         """Start a search that is due, or take its answer. Returns a plan for which the attempt has to end."""
-        if self._plan is None:
-            return None
-        if self._left is not None:
+        if self._plan is None or self._left is not None:
             return None
         if self._planner.busy(KEY):
             return self._answered()
@@ -119,21 +116,19 @@ class Replanner:
 
     def _search(self, plan: Plan) -> None:
         timelines = self._drifted_timelines()
-        if len(timelines) < NUM_TIMELINES:
-            return
-        try:
-            profile = self._run.read_profile()
-        except UserError:
-            return  # the run was given a plan, and nothing was measured
+        if not timelines or not self._run.profile.exists():
+            return  # without a profile the run was given a plan, and nothing was measured
         self._num_searches += 1
         self._note("steps have drifted from the prediction: searching for another plan next to the run")
-        request = PlanningRequest(spec=self._spec, profile=profile, plan=plan, timelines=timelines)
+        request = PlanningRequest(spec=self._spec, profile=self._run.read_profile(), plan=plan, timelines=timelines)
         self._planner.start(KEY, request)
 
     def _drifted_timelines(self) -> tuple[Timeline, ...]:
-        """The newest timelines of drifted steps."""
+        """The newest timelines of drifted steps; empty while there are too few."""
         steps = sorted((int(path.stem.removeprefix("step-")), path) for path in self._run.timelines.glob("step-*.json"))
         drifted = [path for step, path in steps if self._drifted_step <= step <= self._step]
+        if len(drifted) < NUM_TIMELINES:
+            return ()
         return tuple(_read_timeline(path) for path in drifted[-NUM_TIMELINES:])
 
     def _answered(self) -> NextPlan | None:

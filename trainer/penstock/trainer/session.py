@@ -91,9 +91,12 @@ class Session:
         worker.status.start(str(instruction.action) for instruction in self._own_program.instructions)
 
     def _take_notice(self) -> Notice:
-        """The first rank's notice to all: what it has requested, and whether a plan waits in the run directory."""
+        """The first rank's notice to all: what it has requested, and whether a plan waits in the run directory of a job
+        that may be planned again.
+        """
         notice, self.notice = self.notice, Notice.NOTHING
-        return notice | Notice.NEW_PLAN if self.run.next_plan.exists() else notice
+        has_plan = self.job.spec.run_policy.replan_on_drift and self.run.next_plan.exists()
+        return notice | Notice.NEW_PLAN if has_plan else notice
 
     def change_plan(self) -> str:
         """Continue by the plan that waits in the run directory, from the next step and with the same parameters.
