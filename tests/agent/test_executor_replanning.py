@@ -43,8 +43,7 @@ def drifted(root: Path, *reasons: str, **policy: Any) -> Bench:
     bench = Bench(root, FakeWorkers(), planner=planner, runPolicy={"replanOnDrift": True, **policy})
     training = dataclasses.replace(bench.job.spec.training, steps=MANY)
     bench.job = bench.job.with_spec(training=training)
-    slow = dataclasses.replace(PLAN, prediction=dataclasses.replace(PLAN.prediction, step_seconds=0.05))
-    bench.decider.following = slow
+    bench.decider.following = dataclasses.replace(PLAN, prediction=dataclasses.replace(RIGHT, step_seconds=0.05))
     for step in range(MANY):
         write_json(bench.run.timelines / f"step-{step}.json", sample_timeline(sample_schedule(2, 1, 1)).to_manifest())
     return bench

@@ -122,7 +122,7 @@ def test_a_plan_that_ranks_refused_is_not_the_run_s(tmp_path: Path) -> None:
 def test_after_each_search_the_next_drift_has_to_last_twice_as_long(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.planner.answer = Answer(what="nothing fits", remedy="use more ranks")
-    begun = []
+    begun: list[float] = []
     for _ in range(400):
         scene.steps(1, 2.0)
         if len(scene.planner.requests) > len(begun):
