@@ -189,6 +189,11 @@ def test_what_the_state_of_ranks_depends_on_needs_a_restart(reason: str) -> None
     assert restart_reasons(plan, (0, 1), other, (0, 1)) == (reason,)
 
 
+def test_a_placement_in_order_is_none() -> None:
+    plan = small_plan(dp=2, num_microbatches=4)
+    assert restart_reasons(plan, (0, 1), dataclasses.replace(plan, placement=(0, 1, 2, 3)), (0, 1)) == ()
+
+
 def test_another_mesh_or_other_ranks_of_stages_need_a_restart() -> None:
     plan = small_plan(pp=2, dp=2, num_microbatches=2)
     assert restart_reasons(plan, (0, 1), plan, (1, 0)) == ("the ranks of the stages",)

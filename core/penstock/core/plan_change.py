@@ -28,7 +28,6 @@ _LAYOUT = {
     "sequence_parallel": "sequence parallelism",
     "zero": "zero",
     "stages": "the stages",
-    "placement": "the placement of ranks on devices",
     "late_receives": "the kind of device",
 }
 """Attributes of a plan on which the state of a rank depends, and their names in messages."""
@@ -42,6 +41,13 @@ def restart_reasons(
     ``stage_ranks`` and ``other_stage_ranks`` are the ranks of the stages, which follow from the schedules.
     """
     reasons = [text for name, text in _LAYOUT.items() if getattr(plan, name) != getattr(other, name)]
+    if _devices(plan) != _devices(other):
+        reasons.append("the placement of ranks on devices")
     if tuple(stage_ranks) != tuple(other_stage_ranks):
         reasons.append("the ranks of the stages")
     return tuple(reasons)
+
+
+def _devices(plan: Plan) -> tuple[int, ...]:
+    """The device of every rank; a plan without a placement has them in order."""
+    return plan.devices or tuple(range(plan.num_ranks))
