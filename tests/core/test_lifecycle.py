@@ -396,6 +396,17 @@ def test_a_job_with_lasting_drift_stops_for_a_new_profile_if_allowed_and_worthwh
     assert not _stops(executor, due)
 
 
+def test_a_better_plan_ends_the_attempt_for_the_next_one() -> None:
+    executor = running()
+    executor.observe(last_step_at=100.0)
+    assert not _stops(executor, 100.0)
+    executor.observe(better_plan=True)
+    assert decide(executor.job, executor.seen, 100.0) == [life.Stop(1, "Drift")]
+    executor.observe(stop_requested=True, attempt_state=AttemptState.STOPPED)
+    (next_one,) = decide(executor.job, executor.seen, 101.0)
+    assert next_one == life.SetPhase(Phase.RECOVERING, "Drift", "stopped after a checkpoint")
+
+
 def _stops(executor: Executor, now: float) -> bool:
     return any(isinstance(decision, life.Stop) for decision in decide(executor.job, executor.seen, now))
 

@@ -71,3 +71,18 @@ def test_the_status_outlives_a_killed_rank(tmp_path: Path) -> None:
     seen = read_status(path)
     assert seen is not None
     assert (seen.pid, seen.state, seen.step, seen.action) == (process.pid, State.RUNNING, 11, "0SEND_F0.0")
+
+
+def test_the_actions_of_another_plan_replace_those_before(tmp_path: Path) -> None:
+    path = status_path(tmp_path, 0)
+    status = StatusFile(path, pid=42)
+    for actions in (ACTIONS, ("0W12.3", "0B1.1"), (*ACTIONS, "0WAIT_SEND_F10.10")):
+        status.start(actions)
+        between = read_status(path)
+        assert between is not None
+        assert (between.state, between.action) == (State.RUNNING, "")
+        for index, action in enumerate(actions):
+            status.cursor[1] = index
+            seen = read_status(path)
+            assert seen is not None
+            assert seen.action == action

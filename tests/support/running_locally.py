@@ -17,6 +17,7 @@ from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
 from penstock.core.run.folder import RunDir
+from penstock.planner.worker.process import Planner
 from penstock.planner.worker.searching import Report
 from tests.support.fake_workers import FakeWorkers
 from tests.support.manifests import example
@@ -64,6 +65,7 @@ class FakeDecider:
         self.kept = 0
         self.planned = 0
         self._plan: Plan | None = None
+        self.following = sample_plan()
 
     def find_profile(self) -> bool:
         return self.has_profile
@@ -78,19 +80,27 @@ class FakeDecider:
         if self.mistake is not None:
             raise self.mistake
         self.planned += 1
-        self._plan = sample_plan()
+        self._plan = self.following
         return self._plan
 
 
 class Bench:
     """An executor on simulated time, whose wall clock is ``ahead_seconds`` of it; ``pause`` runs ``meanwhile``."""
 
-    def __init__(self, root: Path, workers: FakeWorkers, *, decider: FakeDecider | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        workers: FakeWorkers,
+        *,
+        decider: FakeDecider | None = None,
+        planner: Planner | None = None,
+        **changes: Any,
+    ) -> None:
         self.run = RunDir(root)
         self.run.create()
         manifest = example(training__steps=STEPS, checkpoint={"everySteps": EVERY}, **changes)
         self.job = PipelineJob.from_manifest(manifest)
-        self.workers, self.decider = workers, decider or FakeDecider()
+        self.workers, self.decider, self.planner = workers, decider or FakeDecider(), planner
         self.show, self.requests = Recording(), StopRequests()
         self.now, self.ahead_seconds = 1000.0, 0.0
         self.state = RunState()
@@ -112,6 +122,7 @@ class Bench:
             decider=self.decider,
             show=self.show,
             requests=self.requests,
+            planner=self.planner,
             clock=lambda: Reading(wall=self.now + self.ahead_seconds, boot_id="boot", boottime=self.now),
             pause=self.pause,
         )

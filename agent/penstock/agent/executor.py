@@ -52,6 +52,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -59,6 +60,7 @@ from typing import Any, Protocol
 from penstock.agent.attempt import Attempt, ProfileDecider
 from penstock.agent.metrics import LineFollower, MetricsFollower
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
+from penstock.agent.replanner import NextPlan, Replanner
 from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.agent.workers import Workers
@@ -72,10 +74,13 @@ from penstock.core.lifecycle import LOSSES, AttemptState, Launch, Observation, P
 from penstock.core.plan import Plan
 from penstock.core.processes import ProcessState, failure_changes, observation
 from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport
+from penstock.planner.worker.process import Planner, ProcessPlanner
 from penstock.planner.worker.searching import Report
 
 POLL_SECONDS = 0.05
+STOPPING = "stopping after this step and saving a checkpoint; press Ctrl-C again to stop now without one"
 
 
 class Decider(ProfileDecider, Protocol):
@@ -111,6 +116,7 @@ class Executor:
         show: RunObserver,
         requests: StopRequests,
         metrics_port: int | None = None,
+        planner: Planner | None = None,
         clock: Callable[[], Reading] = read_clocks,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -123,6 +129,11 @@ class Executor:
         self._plan: Plan | None = None
         self._profiled = False
         self._admitted = False
+        self._better: NextPlan | None = None
+        self._replanner: Replanner | None = None
+        if job.spec.run_policy.replan_on_drift:
+            planner = planner or ProcessPlanner(level=logging.DEBUG)
+            self._replanner = Replanner(job.spec, run, planner, lambda: self._clock().boottime, show.note)
 
     def run(self) -> RunState:
         """Run until a terminal phase or suspension; no process is left then, also after an error.
@@ -180,6 +191,8 @@ class Executor:
             if self._attempt is not None:
                 self._attempt.last_step = metrics.step
             self._show.stepped(metrics)
+            if self._replanner is not None:
+                self._replanner.stepped(metrics)
 
     def observe(self, run: _Run, now: Reading, *, fresh: bool = False) -> Observation:
         """Observe the processes; an attempt is alive until it is deleted, as this process supervises it.
@@ -187,6 +200,7 @@ class Executor:
         The run may start once it is prepared: the machine is its own.
         """
         self._follow()
+        self._replan()
         attempt, profile = self._attempt, self._profile()
         prediction = self._plan.prediction if self._plan else None
         if attempt is not None:
@@ -203,8 +217,27 @@ class Executor:
             mark=attempt.last_step if attempt else None,
             plan=Step.DONE if self._plan else Step.MISSING,
             predicted_step_seconds=prediction.step_seconds if prediction else None,
+            better_plan=self._better is not None,
         )
         return observation(run, state, self._ages, now)
+
+    def _replan(self) -> None:
+        """Take note of a plan that the ranks have changed to, or of one for which the attempt has to end."""
+        if self._replanner is None or self.state.phase is not Phase.RUNNING:
+            return
+        changed = self._replanner.changed()
+        if changed is not None:
+            write_json(self._run.profile, changed.profile.to_manifest())
+            self._plan = changed.plan
+        self._better = self._better or self._replanner.poll()
+
+    def _take_better_plan(self) -> None:
+        """Make the plan for which the attempt has ended the plan of the next one."""
+        if self._better is not None:
+            self._plan = self._better.plan
+            write_json(self._run.profile, self._better.profile.to_manifest())
+            write_json(self._run.plan, self._better.plan.to_manifest())
+        self._better = None
 
     def _profile(self) -> Step:
         if not self._profiled and self._attempt is not None:
@@ -262,12 +295,15 @@ class Executor:
     def bind(self, run: _Run) -> None:
         """Start training."""
         assert self._plan is not None, "planning comes before binding"
+        if self._replanner is not None:
+            self._replanner.begin(self._plan)
         self._current.train(self._plan.num_ranks, self._metrics_port)
 
     def stop(self, run: _Run, reason: str) -> None:
-        """Request a checkpoint, and say how to end without one."""
+        """Request a checkpoint. A user who stopped the run learns how to end it without one."""
         self._current.stop()
-        self._show.note("stopping after this step and saving a checkpoint; press Ctrl-C again to stop now without one")
+        if self._requests.received:
+            self._show.note(STOPPING)
 
     def delete(self, run: _Run) -> None:
         """Kill what is left of the attempt."""
@@ -280,3 +316,6 @@ class Executor:
         if self._attempt is not None:
             self._attempt.kill()
         self._attempt = None
+        if self._replanner is not None:
+            self._replanner.end()
+        self._take_better_plan()

@@ -378,7 +378,10 @@ class RunPolicySpec(Checked):
     priority: Annotated[int, INT64, "used by queues"] = 0
     replan_on_drift: Annotated[
         bool,
-        "on a cluster: measure and plan again after half an hour of steps that differ from the prediction",
+        (
+            "plan again once steps differ from the prediction: on a cluster after half an hour, for the next attempt, "
+            "which measures again; in `penstock run` after 20 s, next to the training"
+        ),
     ] = False
 
 

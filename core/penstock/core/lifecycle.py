@@ -137,7 +137,8 @@ class Observation:
     the newest attempt is left to write. ``refused``: it failed because of a mistake that only the user can fix.
     ``feasible_ranks`` is the largest number of ranks that the capacity admits now. ``last_step_at`` is None before the
     attempt's first step, whose limit counts from ``training_since``. Since ``drifted_since`` steps differ from the
-    prediction because the hardware no longer is as it was measured; ``replans`` attempts have ended for that.
+    prediction because the hardware no longer is as it was measured; ``replans`` attempts have ended for that. A
+    ``better_plan`` is already there, and it pays to end the attempt for it (`penstock.core.replanning`).
 
     ``admitted`` allows a queued job to be launched. With ``attempts_queue``, as on a cluster, a job is launched first
     and its attempt waits for places itself: it is ready once all of it has places. Some of it has had none since
@@ -190,6 +191,7 @@ class Observation:
     capacity_stable_since: float | None = None
     growth_pays: bool = False
     drifted_since: float | None = None
+    better_plan: bool = False
     replan_pays: bool = False
     replans: int = 0
 
@@ -548,7 +550,7 @@ def _restart_reason(spec: JobSpec, observed: Observed, now: float) -> str:
     if _should_grow(spec, observed, now):
         return "Grow"
     replan_at = _replan_at(spec, observed)
-    return "Drift" if replan_at is not None and now >= replan_at else ""
+    return "Drift" if observed.better_plan or (replan_at is not None and now >= replan_at) else ""
 
 
 def _replan_at(spec: JobSpec, observed: Observed) -> float | None:

@@ -7,11 +7,10 @@ import dataclasses
 from penstock.core import lifecycle
 from penstock.core.lifecycle import Phase
 from penstock.core.records import WARM_UP_STEPS
+from penstock.core.replanning import SETTLED_RATIO, drift_ratio
 from penstock.core.status import ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.operator.facts import Facts
 
-DRIFTED_RATIO, SETTLED_RATIO = 1.3, 1.15
-"""Hysteresis: a drifted job counts as settled only well below `DRIFTED_RATIO`, or the condition would flap."""
 BEGINNING = "Beginning"
 """Reason of `Drifted=False` while no step of the attempt was compared yet."""
 
@@ -24,11 +23,6 @@ def step_seconds(facts: Facts) -> tuple[float, float] | None:
     if not plan.step_seconds or not progress.step_seconds:
         return None
     return progress.step_seconds, plan.step_seconds
-
-
-def ratio(measured: float, predicted: float) -> float:
-    """Factor between the two, at least 1, in either direction."""
-    return max(measured / predicted, predicted / measured)
 
 
 def drifted_since(status: JobStatus) -> float | None:
@@ -45,9 +39,9 @@ def drifted_since(status: JobStatus) -> float | None:
 def hardware_drifted_since(facts: Facts) -> float | None:
     """Start of the current drift, if the hardware is no longer as it was measured; none otherwise."""
     since, seconds = drifted_since(facts.status), step_seconds(facts)
-    if since is None or seconds is None or ratio(*seconds) <= SETTLED_RATIO or _is_own(facts.status.plan, facts, since):
+    if since is None or seconds is None or drift_ratio(*seconds) <= SETTLED_RATIO:
         return None
-    return since
+    return None if _is_own(facts.status.plan, facts, since) else since
 
 
 def with_drift(status: JobStatus, facts: Facts, now: float) -> JobStatus:

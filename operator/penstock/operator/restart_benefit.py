@@ -6,6 +6,7 @@ import math
 
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import Phase
+from penstock.core.replanning import pays
 from penstock.operator.facts import Facts
 from penstock.operator.pending_reasons import short_since
 
@@ -43,8 +44,7 @@ def growth_pays(facts: Facts) -> bool:
     grown = feasible_ranks(facts)
     if plan is None or plan.step_seconds is None or not grown:
         return False
-    left_seconds = _steps_left(facts) * plan.step_seconds
-    return left_seconds * (1 - status.ranks / grown) > RESTART_SECONDS
+    return pays(_steps_left(facts), plan.step_seconds * (1 - status.ranks / grown), RESTART_SECONDS)
 
 
 def _steps_left(facts: Facts) -> int:
@@ -57,4 +57,4 @@ def replan_pays(facts: Facts) -> bool:
     plan, progress = facts.status.plan, facts.progress
     if plan is None or plan.step_seconds is None or progress is None or progress.step_seconds is None:
         return False
-    return _steps_left(facts) * abs(progress.step_seconds - plan.step_seconds) > RESTART_SECONDS
+    return pays(_steps_left(facts), abs(progress.step_seconds - plan.step_seconds), RESTART_SECONDS)

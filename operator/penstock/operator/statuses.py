@@ -21,11 +21,12 @@ from penstock.core.lifecycle import (
 from penstock.core.plan import Plan
 from penstock.core.pod import CheckpointName
 from penstock.core.records import WARM_UP_STEPS
+from penstock.core.replanning import DRIFTED_RATIO, SETTLED_RATIO, drift_ratio
 from penstock.core.speed import step_text
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.kube.transport import KubeError
 from penstock.operator import places
-from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, ratio, step_seconds, with_drift
+from penstock.operator.drift import BEGINNING, step_seconds, with_drift
 from penstock.operator.facts import Facts
 from penstock.operator.observe import attempt_state
 from penstock.operator.pending_reasons import (
@@ -255,7 +256,7 @@ def _drifted(facts: Facts) -> Condition | None:
         begins = status.phase is Phase.RUNNING and (progress is None or progress.step < WARM_UP_STEPS)
         return _condition(ConditionType.DRIFTED, False, "", BEGINNING, "") if begins and before is not None else None
     was_drifted = before is not None and before.status is ConditionStatus.TRUE
-    if ratio(*seconds) <= (SETTLED_RATIO if was_drifted else DRIFTED_RATIO):
+    if drift_ratio(*seconds) <= (SETTLED_RATIO if was_drifted else DRIFTED_RATIO):
         return _condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
     measured, predicted = seconds
     now = step_text(measured, progress.speed if progress else None)

@@ -11,6 +11,7 @@ from penstock.core.plan import Plan
 from penstock.core.records import RecordKind
 from penstock.core.run.folder import RunDir
 from penstock.core.run.outbox import read_records
+from penstock.core.serialization.files import write_json
 from penstock.trainer.metrics_writer import MetricsWriter
 from penstock.trainer.resume import Restored
 from tests.support.local_run import local_job
@@ -60,3 +61,29 @@ def test_a_start_from_an_intact_checkpoint_writes_no_warning(run: RunDir, capsys
         writer.began(Restored(step=40))
     assert not run.warnings.exists()
     assert capsys.readouterr().out == ""
+
+
+def test_a_plan_that_ranks_have_taken_is_the_run_s(run: RunDir) -> None:
+    old, new = small_plan(), dataclasses.replace(small_plan(), slices=(6, 6), profile_digest="5eed")
+    write_json(run.plan, old.to_manifest())
+    write_json(run.next_plan, new.to_manifest())
+    with metrics_writer(run, old) as writer:
+        writer.changed_plan(new, "")
+    assert run.read_plan() == new
+    assert not run.next_plan.exists()
+    assert not run.warnings.exists()
+    (record,) = read_records(run.outbox / "a1-rank-0.jsonl")
+    assert (record.kind, record.profile_digest) == (RecordKind.PROFILE, "5eed")
+
+
+def test_a_plan_that_ranks_refuse_is_a_warning(run: RunDir) -> None:
+    old, new = small_plan(), dataclasses.replace(small_plan(), slices=(6, 6))
+    write_json(run.plan, old.to_manifest())
+    write_json(run.next_plan, new.to_manifest())
+    with metrics_writer(run, old) as writer:
+        writer.changed_plan(old, "it is too large")
+    assert run.read_plan() == old
+    assert not run.next_plan.exists()
+    assert run.warnings.read_text() == (
+        "the run goes on by its present plan, and the new one was refused: it is too large\n"
+    )

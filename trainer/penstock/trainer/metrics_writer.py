@@ -27,6 +27,11 @@ class TrainingListener:
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
         """Called after every step. Sampled steps have a timeline."""
 
+    def changed_plan(self, plan: Plan, problem: str) -> None:
+        """Called between two steps, when a plan waited in the run directory: the following steps run by ``plan``. With
+        a ``problem`` it is still the old one.
+        """
+
     def saving(self) -> None:
         """Called before a checkpoint is written."""
 
@@ -78,6 +83,21 @@ class MetricsWriter(TrainingListener):
             for path in (self._run.timelines / f"step-{metrics.step}.json", self._run.timeline):
                 write_json(path, timeline.to_manifest())
             self._outbox.put(RecordKind.TIMELINE, timeline=timeline)
+
+    def changed_plan(self, plan: Plan, problem: str) -> None:
+        """Write plan.json, by which a later attempt resumes, and report its prediction from now on."""
+        if problem:
+            self._warn(f"the run goes on by its present plan, and the new one was refused: {problem}")
+            self._run.next_plan.unlink(missing_ok=True)
+            return
+        write_json(self._run.plan, plan.to_manifest())
+        self._run.next_plan.unlink(missing_ok=True)  # last, since its absence says that plan.json is up to date
+        self._plan = plan
+        if plan.prediction is not None:
+            self._exporter.predict(plan.prediction.step_seconds)
+        if plan.profile_digest:
+            self._outbox.put(RecordKind.PROFILE, profile_digest=plan.profile_digest)
+        print(f"the run goes on by plan {plan.digest[:12]}", flush=True)  # noqa: T201, a rank's log is a file
 
     def saving(self) -> None:
         """Sync the steps reported so far, so that after a power cut every checkpoint has the steps before it.

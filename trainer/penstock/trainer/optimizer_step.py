@@ -11,7 +11,9 @@ key/value heads.
 
 One vector is summed over all ranks. Each rank fills only its own elements, so one message both adds and gathers:
 
-    limbs of the squared gradient norm | summed loss | ranks asked to stop | peak bytes of rank 0, 1, ...
+    limbs of the squared gradient norm | summed loss | ranks asked to stop | notice | peak bytes of rank 0, 1, ...
+
+The first rank's notice says what all ranks do after the step, or in the next one, so that all do it together.
 
 The host reads the vector at the very end of the step, after launching the optimizers. This is the only time in a step
 that the host waits for the device. The clipping factor, and the check that keeps weights unchanged if the norm is not
@@ -24,6 +26,7 @@ that owns it, and on the first replica that has its sum. The loss counts every t
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,9 +50,24 @@ from penstock.trainer.squared_norm import NUM_LIMBS, SquaredNorm
 from penstock.trainer.units.collectives import Work
 
 _TIED = "embedding.weight"
-_LOSS, _STOP, _NUM_SUMS = NUM_LIMBS, NUM_LIMBS + 1, NUM_LIMBS + 2
+_LOSS, _STOP, _NOTICE, _NUM_SUMS = NUM_LIMBS, NUM_LIMBS + 1, NUM_LIMBS + 2, NUM_LIMBS + 3
 _SQUARED_NORM = 0
 """Index of the squared norm, once the limbs are added up."""
+
+
+class Notice(enum.IntFlag):
+    """Requests of the first rank to all ranks. ``NEW_PLAN``: change the plan after this step. ``SAMPLE``: record a
+    timeline of the next step.
+    """
+
+    NOTHING = 0
+    NEW_PLAN = 1
+    SAMPLE = 2
+
+
+def no_notice() -> Notice:
+    """The notice of a rank that requests nothing."""
+    return Notice.NOTHING
 
 
 class Optimizer(Protocol):
@@ -70,6 +88,7 @@ class Totals:
     loss_sum: float
     gradient_norm: float
     stop: bool
+    notice: Notice = Notice.NOTHING
     peak_bytes: tuple[int, ...]
 
 
@@ -113,7 +132,8 @@ class OptimizerStep:
     """Reductions and optimizer step of the stages of one rank, by stage number; ``stage_ranks`` has the rank of every
     stage.
 
-    ``stop_requested`` is called once a step; if it is true on one rank, all ranks stop.
+    ``stop_requested`` is called once a step; if it is true on one rank, all ranks stop. ``notice`` is called once a
+    step on the first rank, and all ranks receive it.
     """
 
     def __init__(
@@ -127,11 +147,12 @@ class OptimizerStep:
         optimizers: Mapping[int, Optimizer],
         transport: Transport,
         stop_requested: Callable[[], bool],
+        notice: Callable[[], Notice] = no_notice,
         device: torch.device,
     ) -> None:
         self._mesh, self._rank, self._device = mesh, rank, device
         self._transport = transport
-        self._stop_requested = stop_requested
+        self._stop_requested, self._notice = stop_requested, notice
         self._optimizers = [optimizers[stage] for stage in sorted(optimizers)]
         self._parameters, self._is_divided = parameters, plan.zero > 0
         self._is_narrow = plan.gradient_reduction_type.is_narrow
@@ -170,11 +191,12 @@ class OptimizerStep:
     @property
     def totals(self) -> Totals:
         """The totals of the newest step."""
-        loss_sum, stop, *peaks = self._values[_LOSS:]
+        loss_sum, stop, notice, *peaks = self._values[_LOSS:]
         return Totals(
             loss_sum=loss_sum,
             gradient_norm=self._gradient_norm,
             stop=stop > 0,
+            notice=Notice(int(notice)),
             peak_bytes=tuple(int(peak) for peak in peaks),
         )
 
@@ -283,6 +305,8 @@ class OptimizerStep:
         if self._mesh.shard(self._rank) == 0:
             sums[_LOSS] = losses.sum()
         sums[_STOP].fill_(self._stop_requested())  # an assignment would copy a host number, and wait for the device
+        if self._rank == 0:
+            sums[_NOTICE].fill_(self._notice())
         sums[_NUM_SUMS + self._rank].fill_(max(self._peak_bytes, memory.peak_bytes(self._device)))
         return self._transport.all_reduce(Group.NORM, sums)
 

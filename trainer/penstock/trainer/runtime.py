@@ -27,7 +27,7 @@ from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
-from penstock.trainer.optimizer_step import Optimizer, OptimizerStep, Totals
+from penstock.trainer.optimizer_step import Notice, Optimizer, OptimizerStep, Totals, no_notice
 from penstock.trainer.recorder import waits_on
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.collectives import WaitingShards
@@ -59,6 +59,7 @@ class Runtime:
     ``rank`` is the global rank (`penstock.trainer.comm.Mesh`). ``stages`` and ``optimizers`` are those of this rank, by
     stage number. ``transport`` connects it to the other ranks. The current step and instruction are written to
     ``cursor``. ``stop_requested`` is called once a step, and one true result stops all ranks after the same step.
+    ``notice`` is called once a step on the first rank, whose result is in the `Totals` of all ranks.
     ``poison`` overwrites freed slots, to find reads after free.
     """
 
@@ -74,6 +75,7 @@ class Runtime:
         device: torch.device,
         cursor: Cursor | None = None,
         stop_requested: Callable[[], bool] = _never,
+        notice: Callable[[], Notice] = no_notice,
         poison: bool = False,
     ) -> None:
         mesh = Mesh.of(plan)
@@ -88,6 +90,7 @@ class Runtime:
             optimizers=optimizers,
             transport=transport,
             stop_requested=stop_requested,
+            notice=notice,
             device=device,
         )
         self.waits = waits_on(device)
@@ -121,6 +124,10 @@ class Runtime:
                 self._executor.reduction(instruction)().wait()
         self._optimizer_step.warm_up()
         self._optimizer_step.gather_all()
+
+    def gather_parameters(self) -> None:
+        """Gather the parameters that replicas updated and have not gathered since. Collective."""
+        self._optimizer_step.gather_stepped()
 
     def take_over_weights(self) -> None:
         """Copy the masters, which the caller has changed, to the weights that compute uses. Collective."""

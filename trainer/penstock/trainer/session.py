@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.core.errors import UserError
+from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
+from penstock.core.plan_change import restart_reasons
+from penstock.core.program import Program, RankProgram
 from penstock.core.residency import NUM_PLACES
 from penstock.core.run.folder import RunDir
 from penstock.planner.compile import fitting_program_of
@@ -23,11 +25,12 @@ from penstock.trainer.data.batches import Ids
 from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
+from penstock.trainer.optimizer_step import Notice
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
 from penstock.trainer.resume import Restored, load_newest
 from penstock.trainer.runtime import Batch, Runtime
-from penstock.trainer.stages import build_stages
+from penstock.trainer.stages import build_stages, stages_with
 from penstock.trainer.worker import Worker
 
 VALIDATION_SEQUENCES = 16
@@ -42,26 +45,36 @@ class Session:
         self.job: PipelineJob = run.read_job()
         self.plan: Plan = run.read_plan()
         require_runnable(self.plan, self.job, worker.num_ranks)
-        self.program = fitting_program_of(
-            self.plan,
-            self.job.spec.resources.memory_per_rank,
-            num_places=NUM_PLACES if worker.device.type == "cuda" else None,
-        )
+        self.program = self._compiled(self.plan)
         self.mesh = Mesh.of(self.plan)
         prepared = open_data(run)
         self._training = training_batches(self.job, prepared)
         self._feed = BatchFeed(self._share, (self._num_samples, self.plan.sequence_length), worker.device)
         self._validation = validation_batches(self.job, prepared, VALIDATION_SEQUENCES)
-        own = self.program.ranks[self.mesh.pipeline_rank(worker.rank)]
         self._stages = build_stages(
             self.plan,
-            own,
+            self._own_program,
             shard=self.mesh.shard(worker.rank),
             replica=self.mesh.replica(worker.rank),
             device=worker.device,
             seed=self.job.spec.training.seed,
         )
         self._optimizers = {n: AdamW(stage.parameters, self.job.spec.training) for n, stage in self._stages.items()}
+        self._life_peak_bytes = 0
+        self.notice = Notice.NOTHING
+        self._bind()
+
+    def _compiled(self, plan: Plan) -> Program:
+        num_places = NUM_PLACES if self.worker.device.type == "cuda" else None
+        return fitting_program_of(plan, self.job.spec.resources.memory_per_rank, num_places=num_places)
+
+    @property
+    def _own_program(self) -> RankProgram:
+        return self.program.ranks[self.mesh.pipeline_rank(self.worker.rank)]
+
+    def _bind(self) -> None:
+        """Bind the stages to the plan's Program and a new arena. Collective."""
+        worker = self.worker
         self.runtime = Runtime(
             self.plan,
             self.program,
@@ -72,9 +85,61 @@ class Session:
             device=worker.device,
             cursor=worker.status.cursor,
             stop_requested=worker.stop_requested,
+            notice=self._take_notice,
         )
         release_unused(worker.device)  # temporaries of the construction
-        worker.status.start(str(instruction.action) for instruction in own.instructions)
+        worker.status.start(str(instruction.action) for instruction in self._own_program.instructions)
+
+    def _take_notice(self) -> Notice:
+        """The first rank's notice to all: what it has requested, and whether a plan waits in the run directory of a job
+        that may be planned again.
+        """
+        notice, self.notice = self.notice, Notice.NOTHING
+        has_plan = self.job.spec.run_policy.replan_on_drift and self.run.next_plan.exists()
+        return notice | Notice.NEW_PLAN if has_plan else notice
+
+    def change_plan(self) -> str:
+        """Continue by the plan that waits in the run directory, from the next step and with the same parameters.
+
+        Collective. Returns why no rank changed its plan, or an empty string. First all ranks compile and prove the new
+        Program while the old one can still run. Then the arena of the old one is freed before the new one's is
+        allocated, so a rank never holds both.
+        """
+        (plan, program), problem = self._next_program()
+        if problem:
+            return problem
+        self.runtime.gather_parameters()
+        self._life_peak_bytes = max(self._life_peak_bytes, self.runtime.life_peak_bytes)
+        parameters = self._parameters
+        del self.runtime, self._stages
+        release_unused(self.worker.device)
+        self.plan, self.program = plan, program
+        self._stages = stages_with(parameters, plan, self._own_program, device=self.worker.device)
+        self._bind()
+        self.warm_up()
+        return ""
+
+    def _next_program(self) -> tuple[tuple[Plan, Program], str]:
+        """The waiting plan, which the first rank reads for all, with its Program; or the present ones, and the reason
+        on the first rank that refuses it.
+        """
+        prepared, problem = (self.plan, self.program), ""
+        try:
+            first_plan = self.run.read_next_plan() if self.worker.rank == 0 else None
+        except UserError as error:
+            first_plan, problem = None, str(error)
+        plan, *_ = gather(first_plan, self.everyone)
+        if plan is None:
+            return prepared, next(filter(None, gather(problem, self.everyone)), "")
+        try:
+            require_runnable(plan, self.job, self.worker.num_ranks)
+            prepared = plan, self._compiled(plan)
+            reasons = restart_reasons(self.plan, self.program.stage_ranks, plan, prepared[1].stage_ranks)
+            if reasons:
+                problem = f"the ranks would have to start again, because it changes {' and '.join(reasons)}"
+        except PenstockError as error:
+            problem = str(error)
+        return prepared, next(filter(None, gather(problem, self.everyone)), "")
 
     @property
     def everyone(self) -> dist.ProcessGroup:
@@ -128,7 +193,7 @@ class Session:
 
     def life_peaks(self) -> list[int]:
         """Peak of the bytes that each rank has held since its start. Collective."""
-        return gather(self.runtime.life_peak_bytes, self.everyone)
+        return gather(max(self._life_peak_bytes, self.runtime.life_peak_bytes), self.everyone)
 
     def restore(self) -> Restored:
         """Resume from the run's newest complete checkpoint; without any, from the one that the job names.

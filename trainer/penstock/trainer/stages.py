@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 import torch
@@ -50,8 +50,33 @@ def build_stages(
 ) -> dict[int, Stage]:
     """One shard of the rank's stages, by number, with initial weights.
 
+    ``replica`` is used only where replicas divide the optimizer's state.
+    """
+    parameters = {
+        number: StageParameters(
+            plan.model,
+            *plan.stages[number],
+            sharding=plan.sharding,
+            shard=shard,
+            dp=plan.optimizer_shards,
+            replica=replica if plan.zero else 0,
+            buckets=_buckets(program, number) if plan.zero else (),
+            precision=plan.precision,
+            device=device,
+            seed=seed,
+        )
+        for number in stage_numbers(program)
+    }
+    return stages_with(parameters, plan, program, device=device)
+
+
+def stages_with(
+    parameters: Mapping[int, StageParameters], plan: Plan, program: RankProgram, *, device: torch.device
+) -> dict[int, Stage]:
+    """The rank's stages with these parameters, by number, and with memory for the temporaries of the plan's slices.
+
     They share one workspace, with a second region for the second action of a pair: no other two actions run at the same
-    time. ``replica`` is used only where replicas divide the optimizer's state.
+    time.
     """
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}
     longest = max(
@@ -70,18 +95,7 @@ def build_stages(
         number: Stage(
             plan.model,
             *units,
-            parameters=StageParameters(
-                plan.model,
-                *units,
-                sharding=plan.sharding,
-                shard=shard,
-                dp=plan.optimizer_shards,
-                replica=replica if plan.zero else 0,
-                buckets=_buckets(program, number) if plan.zero else (),
-                precision=plan.precision,
-                device=device,
-                seed=seed,
-            ),
+            parameters=parameters[number],
             workspace=workspace,
             prefix=prefix,
             sequence_length=plan.sequence_length,

@@ -52,6 +52,11 @@ class RunDir:
         return self.root / "plan.json"
 
     @property
+    def next_plan(self) -> Path:
+        """A plan that the running ranks are to continue by; the first rank removes it once they have, or refuse it."""
+        return self.root / "next-plan.json"
+
+    @property
     def metrics(self) -> Path:
         """One line per step and attempt; of two lines for a step the later one counts."""
         return self.root / "metrics.jsonl"
@@ -140,6 +145,10 @@ class RunDir:
     def read_plan(self) -> Plan:
         """The plan; raises `UserError` if it is missing or corrupt."""
         return _read_manifest(self.plan, Plan.from_manifest)
+
+    def read_next_plan(self) -> Plan:
+        """The plan to continue by; raises `UserError` if it is missing or corrupt."""
+        return _read_manifest(self.next_plan, Plan.from_manifest)
 
     def read_profile(self) -> Profile:
         """The profile; raises `UserError` if it is missing or corrupt."""

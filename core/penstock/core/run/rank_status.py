@@ -68,10 +68,15 @@ class StatusFile:
         return self._cells[_STEP : _INSTRUCTION + 1]
 
     def start(self, actions: Iterable[str]) -> None:
-        """Record that the rank runs; ``actions`` are the texts of its instructions, in order."""
+        """Record that the rank runs; ``actions`` are the texts of its instructions, in order. They replace those of an
+        earlier plan, between two steps.
+        """
         texts = [action.encode() for action in actions]
         width = max(map(len, texts), default=0)
-        with self._path.open("ab") as file:
+        self._cells[_INSTRUCTION] = BETWEEN_STEPS
+        with self._path.open("r+b") as file:
+            file.truncate(_HEADER_BYTES)
+            file.seek(_HEADER_BYTES)
             file.write(b"".join(text.ljust(width) for text in texts))
         self._cells[_WIDTH] = width
         self._cells[_STATE] = State.RUNNING

@@ -25,6 +25,7 @@ from penstock.core.units import format_bytes, to_seconds
 from penstock.planner.decide import best_plans, decide
 from penstock.planner.judge import Evaluation, Reporter
 from penstock.planner.problem import Mesh, Problem
+from penstock.planner.replanning import replan
 from penstock.planner.replay import num_actions, simulated
 from penstock.planner.variations import problem_for, same_plan_variations, searched_variations, with_variations
 from penstock.planner.worker.protocol import SMALLER, Answer, Line, PlanningRequest, Progress
@@ -84,6 +85,8 @@ class Counter(Reporter):
 def answer(request: PlanningRequest, reporter: Counter | None = None) -> Answer:
     """Plan in this process."""
     try:
+        if request.plan is not None and request.timelines:
+            return _replanned(request, request.plan, reporter)
         if request.plan is not None:
             return Answer(plan=request.plan, timeline=simulated(request.plan, _hardware(request)).timeline)
         return _planned(request, reporter)
@@ -101,6 +104,17 @@ def answer(request: PlanningRequest, reporter: Counter | None = None) -> Answer:
     except (ValueError, ArithmeticError) as error:
         traceback.print_exc()
         return Answer(what=f"planning cannot compute with these numbers: {error}", remedy=REAL_NUMBERS)
+
+
+def _replanned(request: PlanningRequest, plan: Plan, reporter: Counter | None) -> Answer:
+    """The plans for a running one."""
+    if request.profile is None:
+        raise UserError(what="timelines correct a profile, and none is given", remedy="give a profile")
+
+    def new_reporter(change: str) -> Counter | None:
+        return reporter.of_change(change) if reporter is not None else None
+
+    return Answer(plan=plan, replanning=replan(request.spec, request.profile, plan, request.timelines, new_reporter))
 
 
 def _planned(request: PlanningRequest, reporter: Counter | None) -> Answer:

@@ -10,6 +10,7 @@ from penstock.core.job import JobSpec
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.replanning import Replanning
 from penstock.core.speed import Speed
 from penstock.core.timeline import Timeline
 
@@ -19,7 +20,8 @@ PLAIN = "plan without what-if, which takes a search for each change, or pin dp, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanningRequest(Manifest):
-    """Request for plans on measured or described hardware. If ``plan`` is given, it is only simulated.
+    """Request for plans on measured or described hardware. If ``plan`` is given, it is only simulated; with
+    ``timelines``, measured steps of it, other plans are searched by the profile that these correct.
 
     With ``what_if`` changed jobs and changed hardware are planned as well (`penstock.planner.variations`).
     ``num_plans`` is the number of best plans to return.
@@ -29,6 +31,7 @@ class PlanningRequest(Manifest):
     profile: Profile | None = None
     cluster: ClusterSpec | None = None
     plan: Plan | None = None
+    timelines: tuple[Timeline, ...] = ()
     what_if: bool = False
     num_plans: int = 1
 
@@ -37,13 +40,15 @@ class PlanningRequest(Manifest):
 class Answer(Manifest):
     """The plan and its simulated step, unless that is too long to be drawn; or the error.
 
-    ``others`` are the next best plans, if more than one was requested. ``is_transient``: the error is not of the
+    ``others`` are the next best plans, if more than one was requested; ``replanning`` has the plans for a running one.
+    ``is_transient``: the error is not of the
     request but of the planning process, which took too long or crashed, so an equal request may succeed later.
     """
 
     plan: Plan | None = None
     timeline: Timeline | None = None
     others: tuple[Plan, ...] = ()
+    replanning: Replanning | None = None
     what: str = ""
     where: str = ""
     remedy: str = ""

@@ -1,0 +1,158 @@
+"""Re-planning of a running attempt: watches its steps, has other plans computed next to it, and chooses one.
+
+The rules are those of `penstock.core.replanning`; the search runs in a process of its own. A plan that the running
+ranks can take is left in the run directory, where the first rank finds it. Any other plan is returned, and the caller
+ends the attempt for it, after a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core import jsontext
+from penstock.core.job import JobSpec
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+from penstock.core.records import WARM_UP_STEPS, StepMetrics
+from penstock.core.replanning import NUM_TIMELINES, WINDOW, Replanning, choose, is_drifted
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
+from penstock.core.timeline import Timeline
+from penstock.planner.worker.process import Planner
+from penstock.planner.worker.protocol import PlanningRequest
+
+KEY = "the plan of a running job"
+PATIENCE_SECONDS = 20.0
+"""How long steps must have drifted before another plan is searched; twice as long after each search."""
+MOST_DOUBLINGS = 12
+RESTART_SECONDS = 30.0
+"""Cost of another attempt on this machine: a checkpoint, new processes, the model's parameters and a first step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextPlan:
+    """A plan to continue by, and the profile that it was made for."""
+
+    plan: Plan
+    profile: Profile
+
+
+class Replanner:
+    """Watches the attempts of one run. ``note`` receives every decision as a sentence with its figures.
+
+    `begin` starts with a plan that runs now, `stepped` takes every step, and `poll` does the work that is due.
+    """
+
+    def __init__(
+        self, spec: JobSpec, run: RunDir, planner: Planner, clock: Callable[[], float], note: Callable[[str], None]
+    ) -> None:
+        self._spec, self._run, self._planner, self._clock, self._note = spec, run, planner, clock, note
+        self._num_searches = 0
+        self._plan: Plan | None = None
+        self._left: NextPlan | None = None
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._num_steps = 0
+        self._step = 0
+        self._drifted_at: float | None = None
+        self._drifted_step = 0
+
+    def begin(self, plan: Plan) -> None:
+        """The ranks run by this plan from now on."""
+        self.end()
+        self._plan = plan
+
+    def end(self) -> None:
+        """The ranks have ended: forget their steps, and end a search."""
+        if self._planner.busy(KEY):
+            self._planner.cancel(KEY)
+        self._plan = self._left = None
+        self._run.next_plan.unlink(missing_ok=True)
+        self._forget_steps()
+
+    def stepped(self, metrics: StepMetrics) -> None:
+        """A step was taken. The first ones after a start are slower and do not count."""
+        self._num_steps, self._step = self._num_steps + 1, metrics.step
+        prediction = self._plan.prediction if self._plan else None
+        if self._num_steps <= WARM_UP_STEPS or prediction is None:
+            return
+        self._recent.append(metrics.step_seconds)
+        was_drifted = self._drifted_at is not None
+        if not is_drifted(list(self._recent), prediction.step_seconds, was_drifted=was_drifted):
+            self._drifted_at = None
+        elif self._drifted_at is None:
+            self._drifted_at, self._drifted_step = self._clock(), metrics.step
+
+    def poll(self) -> NextPlan | None:
+        """Start a search that is due, or take its answer. Returns a plan for which the attempt has to end."""
+        if self._plan is None or self._left is not None:
+            return None
+        if self._planner.busy(KEY):
+            return self._answered()
+        if self._is_due():
+            self._search(self._plan)
+        return None
+
+    def changed(self) -> NextPlan | None:
+        """The plan that the ranks have taken since it was left for them; returned once."""
+        left = self._left
+        if left is None or self._run.next_plan.exists():
+            return None
+        self._left = None
+        self._forget_steps()
+        if self._run.read_plan().digest != left.plan.digest:
+            return None  # the ranks refused it, and say why
+        self._plan = left.plan
+        return left
+
+    def _is_due(self) -> bool:
+        patience = PATIENCE_SECONDS * 2 ** min(self._num_searches, MOST_DOUBLINGS)
+        return self._drifted_at is not None and self._clock() >= self._drifted_at + patience
+
+    def _search(self, plan: Plan) -> None:
+        timelines = self._drifted_timelines()
+        if not timelines or not self._run.profile.exists():
+            return  # without a profile the run was given a plan, and nothing was measured
+        self._num_searches += 1
+        self._note("steps have drifted from the prediction: searching for another plan next to the run")
+        request = PlanningRequest(spec=self._spec, profile=self._run.read_profile(), plan=plan, timelines=timelines)
+        self._planner.start(KEY, request)
+
+    def _drifted_timelines(self) -> tuple[Timeline, ...]:
+        """The newest timelines of drifted steps; empty while there are too few."""
+        steps = sorted((int(path.stem.removeprefix("step-")), path) for path in self._run.timelines.glob("step-*.json"))
+        drifted = [path for step, path in steps if self._drifted_step <= step <= self._step]
+        if len(drifted) < NUM_TIMELINES:
+            return ()
+        return tuple(_read_timeline(path) for path in drifted[-NUM_TIMELINES:])
+
+    def _answered(self) -> NextPlan | None:
+        answer = self._planner.poll(KEY)
+        if answer is None:
+            return None
+        if answer.replanning is None:
+            self._note(f"no other plan: {answer.error}")
+            return None
+        return self._choose(answer.replanning)
+
+    def _choose(self, replanning: Replanning) -> NextPlan | None:
+        choice = choose(replanning, self._spec.training.steps - 1 - self._step, RESTART_SECONDS)
+        if choice.option is None:
+            self._note(f"the run keeps its plan: {choice.reason}")
+            return None
+        self._note(f"the run goes on by another plan: {choice.reason}")
+        following = NextPlan(plan=choice.option.plan, profile=replanning.profile)
+        if choice.option.restart_reasons:
+            return following
+        self._left = following
+        write_json(self._run.next_plan, following.plan.to_manifest())
+        return None
+
+
+def _read_timeline(path: Path) -> Timeline:
+    return Timeline.from_manifest(jsontext.load(path.read_text()))

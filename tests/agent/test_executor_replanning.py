@@ -1,0 +1,114 @@
+"""The local executor plans a run again: in the same attempt, or in the next one after a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.agent import replanner
+from penstock.agent.run_state import PhaseChange
+from penstock.core.lifecycle import Phase
+from penstock.core.profile import Profile
+from penstock.core.replanning import PlanOption, Replanning
+from penstock.core.serialization.files import write_json
+from penstock.planner.worker.protocol import Answer
+from tests.support.fake_planner import FakePlanner
+from tests.support.fake_workers import FakeWorkers
+from tests.support.running_locally import STEPS, Bench
+from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
+
+MANY = 400
+PLAN = sample_plan()
+assert PLAN.prediction is not None
+RIGHT = dataclasses.replace(PLAN.prediction, step_seconds=0.25)
+OTHER = dataclasses.replace(PLAN, receive_ahead=3, prediction=RIGHT)
+CORRECTED: Profile = dataclasses.replace(sample_profile(), slowness=(1.0, 2.0))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts' steps take no time of their own: the simulated clock gains a twentieth of a second with each."""
+    monkeypatch.setattr(replanner, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(replanner, "RESTART_SECONDS", 1.0)
+
+
+def drifted(root: Path, *reasons: str, **policy: Any) -> Bench:
+    """A run whose steps are far slower than predicted, and a planner that knows another plan and predicts it well."""
+    option = PlanOption(plan=OTHER, restart_reasons=reasons)
+    replanning = Replanning(profile=CORRECTED, factors=(1.0, 2.0), step_seconds=1.0, options=(option,))
+    planner = FakePlanner(answer=Answer(plan=PLAN, replanning=replanning))
+    bench = Bench(root, FakeWorkers(), planner=planner, runPolicy={"replanOnDrift": True, **policy})
+    training = dataclasses.replace(bench.job.spec.training, steps=MANY)
+    bench.job = bench.job.with_spec(training=training)
+    bench.decider.following = dataclasses.replace(PLAN, prediction=dataclasses.replace(RIGHT, step_seconds=0.05))
+    for step in range(MANY):
+        write_json(bench.run.timelines / f"step-{step}.json", sample_timeline(sample_schedule(2, 1, 1)).to_manifest())
+    return bench
+
+
+def test_an_attempt_ends_for_a_plan_that_needs_a_restart(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+    state = bench.execute()
+    assert (state.phase, state.attempt, state.failures) == (Phase.SUCCEEDED, 2, 0)
+    recovering = [change for change in state.history if change.phase is Phase.RECOVERING]
+    assert [(change.reason, change.message) for change in recovering] == [("Drift", "stopped after a checkpoint")]
+    assert bench.run.read_plan() == OTHER
+    assert bench.run.read_profile() == CORRECTED
+    assert bench.workers.started == ["prepare", "profile 1", "train 1 on 2", "train 2 on 2"]
+    assert [line.partition(":")[0] for line in bench.show.notes][:2] == [
+        "steps have drifted from the prediction",
+        "the run goes on by another plan",
+    ]
+    (_, (_, from_step)) = bench.show.launches
+    assert from_step > 0
+    assert [entry.step for entry in bench.run.read_metrics()] == list(range(MANY))
+
+
+def test_ranks_that_can_take_the_plan_are_not_restarted(tmp_path: Path) -> None:
+    bench = drifted(tmp_path)
+    taken: list[bool] = []
+
+    def take() -> None:
+        """The first rank takes the plan that it finds."""
+        if bench.run.next_plan.exists():
+            write_json(bench.run.plan, bench.run.read_next_plan().to_manifest())
+            bench.run.next_plan.unlink()
+            taken.append(True)
+
+    bench.meanwhile = take
+    state = bench.execute()
+    assert taken
+    assert (state.phase, state.attempt) == (Phase.SUCCEEDED, 1)
+    assert bench.run.read_profile() == CORRECTED
+    assert bench.phases.count(Phase.RUNNING) == 1
+
+
+def test_without_leave_nothing_is_planned_again(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages", replanOnDrift=False)
+    state = bench.execute()
+    assert state.attempt == 1
+    assert bench.show.notes == []
+
+
+def test_a_user_s_stop_is_no_drift(tmp_path: Path) -> None:
+    """The better plan is kept for the next attempt."""
+    bench = drifted(tmp_path, "the stages")
+
+    def stop() -> None:
+        if any("another plan:" in note for note in bench.show.notes) and not bench.requests.received:
+            bench.requests.received.append(2)
+
+    bench.meanwhile = stop
+    state = bench.execute()
+    last: PhaseChange = state.history[-1]
+    assert (last.phase, state.failures) == (Phase.SUSPENDED, 0)
+    assert bench.run.read_plan() == OTHER
+
+
+def test_the_steps_of_the_usual_bench_are_too_few(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeWorkers(), planner=FakePlanner(), runPolicy={"replanOnDrift": True})
+    assert bench.execute().attempt == 1
+    assert len(bench.show.steps) == STEPS
