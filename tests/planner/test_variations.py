@@ -16,7 +16,6 @@ from penstock.planner import variations
 from penstock.planner.decide import decide
 from penstock.planner.variations import (
     FASTER,
-    problem_for,
     same_plan_variations,
     searched_variations,
     with_variations,

@@ -22,7 +22,8 @@ class PlanningRequest(Manifest):
     """Request for plans on measured or described hardware. If ``plan`` is given, it is only simulated.
 
     With ``what_if`` changed jobs and changed hardware are planned as well (`penstock.planner.variations`).
-    ``num_plans`` is the number of best plans to return.
+    ``num_plans`` is the number of best plans to return. With ``frontier`` the plan's explanation has the frontier of
+    time and money (`penstock.planner.choice`).
     """
 
     spec: JobSpec
@@ -31,6 +32,7 @@ class PlanningRequest(Manifest):
     plan: Plan | None = None
     what_if: bool = False
     num_plans: int = 1
+    frontier: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
