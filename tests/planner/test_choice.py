@@ -1,4 +1,4 @@
-"""Objectives with limits and the frontier of time and money: properties on random clusters, and brute force on small."""
+"""Objectives with limits, and the frontier of time and money: properties on random clusters, brute force on small."""
 
 from __future__ import annotations
 
@@ -214,10 +214,8 @@ def mixed(**changes: Any) -> ClusterSpec:
     """A node of fast devices between two of slow ones."""
     first = dataclasses.replace(slower_device(3.0), name="slow", price_per_hour=0.1)
     fast = OtherDevices(device=dataclasses.replace(DEVICE, name="fast", price_per_hour=5.0), num_nodes=1)
-    middle = OtherDevices(
-        device=dataclasses.replace(slower_device(2.0), name="middle", price_per_hour=0.9), num_nodes=1
-    )
-    return cluster(3, 2, device=first, other_devices=(fast, middle), **changes)
+    middle = dataclasses.replace(slower_device(2.0), name="middle", price_per_hour=0.9)
+    return cluster(3, 2, device=first, other_devices=(fast, OtherDevices(device=middle, num_nodes=1)), **changes)
 
 
 def test_every_set_of_kinds_is_planned_for_and_bounded() -> None:
@@ -245,7 +243,7 @@ def test_a_plan_on_some_kinds_has_the_devices_of_the_whole_cluster() -> None:
         names = {device.name for device in subset.hardware.device_kinds}  # type: ignore[union-attr]
         kinds = on.kinds_of(6)
         assert {on.device_kinds[kinds[device]].name for device in plan.devices} == names
-        seconds = simulated(plan, on).timeline.duration_ns / 1e9
+        seconds = simulated(plan, on).makespan_ns / 1e9
         assert seconds == pytest.approx(plan.prediction.step_seconds, rel=0.02)
 
 

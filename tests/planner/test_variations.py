@@ -14,6 +14,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.planner import variations
 from penstock.planner.decide import decide
+from penstock.planner.subsets import problem_for
 from penstock.planner.variations import (
     FASTER,
     same_plan_variations,
