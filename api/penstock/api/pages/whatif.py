@@ -32,7 +32,7 @@ JOB: dict[str, Any] = {
     "metadata": {"name": "what-if"},
     "spec": {
         "model": {"family": "llama", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 32768},
-        "training": {"globalBatch": 8, "steps": 1, "precision": "bf16"},
+        "training": {"globalBatch": 8, "steps": 10_000, "precision": "bf16"},
         "resources": {"device": "cuda", "ranks": 8, "memoryPerRank": "80Gi"},
     },
 }
@@ -153,12 +153,12 @@ def _words(like: PipelineJob | None) -> tuple[str, ...]:
 def _further_searches() -> Iterator[Markup]:
     """The options ``frontier`` and ``whatIf``, which need further searches."""
     texts = {
-        "frontier": "also plan on fewer devices: time against money",
-        "whatIf": "also plan with faster links, more memory, a node more or fewer, more micro-batches, longer sequences",
+        "frontier": "on fewer devices: time against money",
+        "whatIf": "with faster links, more memory, a node more or fewer, more micro-batches, longer sequences",
     }
     for name, text in texts.items():
         box = element("input", type="checkbox", name=name)
-        yield element("label", box, f" {text}", class_="check")
+        yield element("label", box, f" also plan {text}", class_="check")
 
 
 def _control(control: Control) -> Markup:
@@ -169,9 +169,7 @@ def _control(control: Control) -> Markup:
 
 def _option(control: Control, value: float) -> Markup:
     chosen = {"selected": ""} if value == control.chosen else {}
-    return element(
-        "option", f"{value:,g} {control.displayed_unit}".strip(), value=f"{value:.17g}{control.unit}", **chosen
-    )
+    return element("option", f"{value:,} {control.displayed_unit}".strip(), value=f"{value}{control.unit}", **chosen)
 
 
 def answer_page(stored: StoredRequest, plan: Plan | None, run_time: RunTime | None, cost: Cost | None) -> Page:
