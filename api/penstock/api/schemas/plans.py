@@ -86,8 +86,8 @@ class PlanRequestView(PlanRequestRow):
     plan: dict[str, Any] | None = Field(description="The Plan in its manifest form, with reasons and alternatives.")
     run_time: RunTimeView | None
     cost: CostView | None = Field(
-        description="Cost by the cluster's `device.pricePerHour`, else the job's `pricePerDeviceHour`; null without. Spot "
-        "devices cost their `spotPricePerHour`."
+        description="Cost by the cluster's `device.pricePerHour`, for spot devices `spotPricePerHour`, else the job's "
+        "`pricePerDeviceHour`; null without."
     )
 
 
