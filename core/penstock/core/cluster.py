@@ -135,7 +135,7 @@ class DeviceSpec(Checked):
     ] = 0.0
     interruptions_per_hour: Annotated[
         float,
-        up_to(3600),
+        up_to(1e12),
         "how often one spot device is taken away in an hour, on average",
     ] = 0.0
     kernels: Annotated[
@@ -332,7 +332,7 @@ class ClusterSpec(Checked):
     ] = ()
     restart_seconds: Annotated[
         float,
-        up_to(1e9),
+        up_to(1e12),
         "from an interruption until training goes on at the last checkpoint: a new device, the start, reading",
     ] = 300.0
 
