@@ -378,19 +378,12 @@ def test_limits_that_no_plan_holds_are_refused(tmp_path: Path, cluster: str, cap
     assert "Traceback" not in error
 
 
-def test_a_frontier_is_not_tried(tmp_path: Path, capsys: Captured) -> None:
-    job = write_job(tmp_path / "job.yaml", parallelism=PINNED)
-    write_json(tmp_path / "profile.json", local_profile(local_job()).to_manifest())
-    assert main(["plan", job, "--profile", "profile.json", "--trial", "2", "--frontier"]) == 2
-    capsys.readouterr()
-
-
 def test_expected_interruptions_are_stated() -> None:
-    shown = "\n".join(map(str, plan_lines(local_plan(local_job()), None, RunTime(seconds=7200.0))))
+    shown = "\n".join(map(str, plan_lines(local_plan(), None, RunTime(seconds=7200.0))))
     assert "predicted time of all steps 2 h 0 min" in shown
     assert "interruptions" not in shown
     interrupted = RunTime(seconds=7200.0, interruptions=1.234, interruption_seconds=600.0)
-    shown = "\n".join(map(str, plan_lines(local_plan(local_job()), None, interrupted)))
+    shown = "\n".join(map(str, plan_lines(local_plan(), None, interrupted)))
     assert "2 h 0 min, of which 10 min 0 s for 1.23 interruptions expected" in shown
 
 
