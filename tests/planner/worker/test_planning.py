@@ -119,7 +119,7 @@ def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, e
     def broken(problem: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("penstock.planner.worker.__main__.decide", broken)
+    monkeypatch.setattr("penstock.planner.worker.__main__.choose", broken)
     assert said in answer(PlanningRequest(spec=job(), profile=profile())).error
 
 
