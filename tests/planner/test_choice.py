@@ -103,13 +103,12 @@ def test_the_frontier_is_monotone_and_limits_choose_from_it(on: ClusterSpec, spo
 @given(clusters(), st.lists(st.floats(0.8, 4.0), min_size=2, max_size=3))
 def test_looser_limits_never_choose_worse_plans(on: ClusterSpec, factors: list[float]) -> None:
     fastest = chosen(priced(on.num_devices), on)
-    costs, times = [], []
+    costs: list[float] = []
+    times: list[float] = []
     for factor in sorted(factors):
-        late, rich = math.ceil(factor * fastest.seconds), factor * fastest.money
-        for results, limits in (
-            (costs, {"objective": Objective.COST, "deadline_seconds": late}),
-            (times, {"budget": rich}),
-        ):
+        late: dict[str, Any] = {"objective": Objective.COST, "deadline_seconds": math.ceil(factor * fastest.seconds)}
+        rich: dict[str, Any] = {"budget": factor * fastest.money}
+        for results, limits in ((costs, late), (times, rich)):
             try:
                 choice = chosen(priced(on.num_devices, **limits), on)
             except UserError:

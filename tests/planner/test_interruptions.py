@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import statistics
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,7 +94,7 @@ def test_the_step_of_an_expected_time_is_the_inverse(model: Interruptions, step:
     assert model.step_seconds(model.expected_seconds(step, per_hour), per_hour) == pytest.approx(step, rel=1e-6)
 
 
-def spot_job(**changes: object) -> JobSpec:
+def spot_job(**changes: Any) -> JobSpec:
     """Steps of 36 s on two devices would save a checkpoint every half hour."""
     plain = job(ranks=4, min_ranks=1)
     training = dataclasses.replace(plain.training, steps=200)
