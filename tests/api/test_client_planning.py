@@ -16,7 +16,7 @@ from penstock.cli.whatif import progress_text
 from penstock.client import AsyncClient, Client, PlanRequest, ServiceError
 from penstock.client.planning import Search
 from penstock.core.speed import Speed
-from penstock.planner.pricing import cost_of
+from penstock.planner.pricing import cost_of, run_time_of
 from penstock.planner.worker.protocol import Answer
 from tests.support.application import Application, here
 from tests.support.fake_planner import FakePlanner
@@ -62,6 +62,14 @@ def test_changes_are_planned_too_on_request(service: Service) -> None:
             *_, found = client.follow_plan(client.plan(tiny_job(), cluster=cluster(), what_if=what_if).id)
             assert found.state == "Succeeded"
     assert [request.what_if for request in planner.requests] == [False, True]
+
+
+def test_a_frontier_is_asked_for_and_the_time_of_all_steps_comes_back(service: Service) -> None:
+    planner = FakePlanner()
+    with client_with(service, planner) as client:
+        *_, found = client.follow_plan(client.plan(tiny_job(), cluster=cluster(), frontier=True).id)
+    assert [request.frontier for request in planner.requests] == [True]
+    assert found.run_time == run_time_of(sample_plan(), tiny_job().spec, cluster())
 
 
 def test_a_price_comes_back_as_a_cost(service: Service) -> None:

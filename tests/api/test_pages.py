@@ -21,12 +21,14 @@ from penstock.api.pages import static
 from penstock.api.pages.job import event_text
 from penstock.api.service import Service
 from penstock.api.store import jobs
+from penstock.core.explanation import Explanation
 from penstock.core.lifecycle import AttemptState, Phase
 from penstock.planner.worker.protocol import Answer
 from tests.support.executing import World
 from tests.support.fake_planner import FakePlanner
 from tests.support.fake_supervisors import Script
 from tests.support.filled_job import enter, running_job
+from tests.support.frontiers import frontier
 from tests.support.planning import DEVICE, cluster
 from tests.support.sample_run import explained_plan, sample_plan
 from tests.support.service import NOW, Clock, add_job, client_of, new_service
@@ -329,6 +331,29 @@ def test_a_plan_with_a_price_says_what_it_costs(service: Service) -> None:
     assert cost["perHour"] == 3.0
     assert cost["wholeJob"] == pytest.approx(3.0 * seconds / 3600 * 10)
     assert "cost of an hour 3.00" in words(read(client, f"/plans/{request}"))
+
+
+def test_a_plan_with_a_frontier_shows_it(service: Service) -> None:
+    """A table and a picture; the page offers it, and has a price without which there is none."""
+    client, plan = client_of(service), explained_plan()
+    assert plan.prediction is not None
+    points, seconds = frontier([(3600.0, 90.0), (7200.0, 80.0)]), plan.prediction.step_seconds
+    explanation = dataclasses.replace(plan.prediction.explanation or Explanation(), frontier=points)
+    plan = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, explanation=explanation))
+    request = client.post("/v1/plans", json=asked_for() | {"frontier": True}).json()["id"]
+    plan_queue = plan_queue_of(service, FakePlanner(answer=Answer(plan=plan)))
+    turn_until(plan_queue, lambda: client.get(f"/v1/plans/{request}").json()["state"] == "Succeeded")
+    answer = client.get(f"/v1/plans/{request}").json()
+    assert answer["plan"]["prediction"]["explanation"]["frontier"]["points"] == [
+        point.to_manifest() for point in points.points
+    ]
+    assert answer["runTime"]["seconds"] == pytest.approx(10 * seconds)
+    page = client.get(f"/plans/{request}", headers=HTML).text
+    assert "Time against money" in page
+    assert page.count("<circle") == 4  # of a wide and a narrow picture
+    offered = client.get("/whatif", headers=HTML).text
+    assert 'name="frontier"' in offered
+    assert "job.spec.pricePerDeviceHour" in offered
 
 
 def test_a_plan_says_how_fast_it_is_and_what_would_help(service: Service) -> None:

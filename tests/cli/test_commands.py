@@ -20,7 +20,7 @@ from penstock.cli.main import main
 from penstock.core import limits
 from penstock.core.bubble import Lost
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.plan import Cost, Plan, Prediction
+from penstock.core.plan import Cost, Plan, Prediction, RunTime
 from penstock.core.run.folder import RunDir
 from penstock.core.schedule import parse_schedule
 from penstock.core.serialization import yamltext
@@ -348,6 +348,43 @@ def test_a_plan_for_hardware_with_a_price_says_what_it_costs(tmp_path: Path, clu
     assert "predicted cost 2.50 an hour, " in capsys.readouterr().out
     (tmp_path / "plan.json").write_text(printed)
     assert main(["simulate", str(tmp_path / "plan.json"), "--cluster", cluster]) == 0
+
+
+def test_the_frontier_is_a_table_and_data(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    """Rows by rising time and falling cost; the time of all steps is stated, too."""
+    Path(cluster).write_text(CLUSTER.replace("memoryBytes: 8Gi", "memoryBytes: 8Gi, pricePerHour: 1.25"))
+    job = write_job(tmp_path / "job.yaml", resources__ranks=4, parallelism={"dp": 1, "tp": 1, "slices": 1})
+    assert main(["plan", job, "--cluster", cluster, "--frontier", "--output", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    points = printed["prediction"]["explanation"]["frontier"]["points"]
+    assert len(points) > 1
+    assert [point["runSeconds"] for point in points] == sorted(point["runSeconds"] for point in points)
+    assert [point["cost"] for point in points] == sorted((point["cost"] for point in points), reverse=True)
+    assert printed["runTime"]["seconds"] == pytest.approx(200 * printed["prediction"]["stepSeconds"])
+    (tmp_path / "plan.json").write_text(json.dumps(printed))
+    assert main(["simulate", str(tmp_path / "plan.json"), "--cluster", cluster]) == 0
+    capsys.readouterr()
+    assert main(["plan", job, "--cluster", cluster, "--frontier"]) == 0
+    shown = capsys.readouterr().out
+    assert "predicted time of all steps" in shown
+    assert all(f"{point['numDevices']} x d" in shown for point in points)
+
+
+def test_limits_that_no_plan_holds_are_refused(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    job = write_job(tmp_path / "job.yaml", parallelism=PINNED, deadlineSeconds=1)
+    assert main(["plan", job, "--cluster", cluster]) == 2
+    error = capsys.readouterr().err
+    assert "spec.deadlineSeconds: no plan that was found ends all steps in 1 s: the fastest takes" in error
+    assert "Traceback" not in error
+
+
+def test_expected_interruptions_are_stated() -> None:
+    shown = "\n".join(map(str, plan_lines(local_plan(), None, RunTime(seconds=7200.0))))
+    assert "predicted time of all steps 2 h 0 min" in shown
+    assert "interruptions" not in shown
+    interrupted = RunTime(seconds=7200.0, interruptions=1.234, interruption_seconds=600.0)
+    shown = "\n".join(map(str, plan_lines(local_plan(), None, interrupted)))
+    assert "2 h 0 min, of which 10 min 0 s for 1.23 interruptions expected" in shown
 
 
 def test_a_plan_without_a_price_is_a_plan_alone(tmp_path: Path, cluster: str, capsys: Captured) -> None:

@@ -236,6 +236,7 @@ def test_trials_are_a_table_for_people(here: Path, monkeypatch: pytest.MonkeyPat
     [
         (["--cluster", "cluster.yaml"], "plans for described hardware"),
         (["--profile", "profile.json", "--what-if"], "cannot be combined"),
+        (["--profile", "profile.json", "--frontier"], "--trial and --frontier cannot be combined"),
         (["--server", "http://127.0.0.1:1"], "uses this machine, but the service makes the plan"),
     ],
 )

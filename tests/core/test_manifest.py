@@ -77,6 +77,10 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"data__tokenizer": {"train": "bpe", "vocab": 3}}, "spec.data.tokenizer.vocab", "vocab: 4096"),
     ({"data__tokenizer": {"file": "tokenizer.json"}}, "spec.model.vocab", "number of tokens"),
     ({"objective": "cost"}, "spec.pricePerDeviceHour", "above 0"),
+    ({"budget": 100}, "spec.pricePerDeviceHour", "or leave out budget"),
+    ({"budget": 0, "pricePerDeviceHour": 1}, "spec.budget", "a positive number"),
+    ({"deadlineSeconds": 0}, "spec.deadlineSeconds", "at least 1"),
+    ({"resources__spot": "yes"}, "spec.resources.spot", "true or false"),
     ({"runPolicy__backoffLimit": -1}, "spec.runPolicy.backoffLimit", "0 or more"),
 ]
 

@@ -243,6 +243,9 @@ def test_changes_are_planned_too_where_that_is_marked(page: Page, site: Site) ->
     with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/plans")) as asked:
         page.get_by_label("also plan with faster links").check()
     assert (asked.value.post_data_json or {})["whatIf"] is True
+    with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/plans")) as asked:
+        page.get_by_label("also plan on fewer devices").check()
+    assert (asked.value.post_data_json or {})["frontier"] is True
 
 
 def test_a_control_that_moves_between_two_polls_ends_the_polls_of_the_plan_before(page: Page, site: Site) -> None:

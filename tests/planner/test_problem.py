@@ -17,7 +17,8 @@ from penstock.core.schedule import Kind
 from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.problem import MOST_QUANTA, Mesh, all_meshes, fewer_devices, meshes, microbatch_sizes
+from penstock.planner.problem import MOST_QUANTA, Mesh, all_meshes, fewer_devices, meshes
+from penstock.planner.sizes import microbatch_sizes
 from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile, units_at
 
 Numbers = tuple[int, int, int, int, int]

@@ -19,10 +19,11 @@ from penstock.planner.compile import schedule_of
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import SPLIT, Simulated
 from penstock.planner.order import from_schedule, to_schedule
-from penstock.planner.problem import Mesh, divisors, meshes, microbatch_sizes
+from penstock.planner.problem import Mesh, meshes
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.replay import candidate_of, placement_of, problem_of, simulated
 from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.sizes import divisors, microbatch_sizes
 from penstock.planner.stagecost import prefixes
 from tests.support.planning import cluster, job, problem
 from tests.support.step_costs import shape

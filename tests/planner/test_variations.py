@@ -14,9 +14,9 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.planner import variations
 from penstock.planner.decide import decide
+from penstock.planner.subsets import problem_for
 from penstock.planner.variations import (
     FASTER,
-    problem_for,
     same_plan_variations,
     searched_variations,
     with_variations,

@@ -49,10 +49,13 @@ spec:
   training: {globalBatch: 8, steps: 200, optimizer: {kind: adamw, learningRate: 1e-3, betas: [0.9, 0.99],
              epsilon: 1e-9, weightDecay: 0}, schedule: wsd, warmupSteps: 5, minLearningRate: 0, decayShare: 1,
              clip: 2, precision: bf16, seed: -3, validateEvery: 20}
-  resources: {device: cuda, ranks: 4, minRanks: 2, memoryPerRank: 8Gi, threadsPerRank: 3}
+  resources: {device: cuda, ranks: 4, minRanks: 2, memoryPerRank: 8Gi, threadsPerRank: 3,
+              spot: true}
   parallelism: {dp: 2, tp: 1, pp: 2, headParts: 1, zero: 1, microBatch: 2, slices: [512, 512], schedule: zb,
                 stages: [4.5, 3.5], recompute: false}
   objective: cost
+  deadlineSeconds: 86400
+  budget: 1000.5
   pricePerDeviceHour: 2.5
   checkpoint: {everySteps: 20, keep: 3, resumeFrom: "out://7b0c/1/40"}
   runPolicy: {suspend: true, backoffLimit: 0, ttlSecondsAfterFinished: 60, activeDeadlineSeconds: 3600, priority: -1}
@@ -96,6 +99,7 @@ CLUSTER = """
 name: lab
 device: {name: card, peakFlops: 1e14, memoryBytes: 16Gi, efficiency: [[1, 0.02], [256, 0.4]], memoryBandwidth: 1e12,
          constantBytes: 1Gi, actionOverheadSeconds: 1e-5, pricePerHour: 2,
+         spotPricePerHour: 0.5, interruptionsPerHour: 0.05,
          kernels: {productShare: 0.7, productEdge: 64, productDepth: 32, productMemoryShare: 0.8, attentionShare: 0.5,
                    attentionBackwardShare: 0.4, attentionEdge: 100, attentionDepth: 16, attentionRows: 1000,
                    streamShare: 0.9, rowShare: 0.6, kernelSeconds: 5e-6}}
@@ -103,6 +107,7 @@ numNodes: 2
 devicesPerNode: 4
 nicsPerNode: 2
 error: 0.1
+restartSeconds: 120
 software: {allocatorSlack: 0.05, launchSeconds: 1e-5}
 costs: [{unit: mlp, pass: F, tokens: 64, pairs: 2080, seconds: 1e-3}]
 intraNode: {latencySeconds: 1e-6, bytesPerSecond: 1e11}

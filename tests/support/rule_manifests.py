@@ -106,6 +106,7 @@ JOB_SPECS = _some(
     {
         "parallelism": PARALLELISM,
         "objective": st.sampled_from(["time", "cost"]),
+        "budget": st.sampled_from([1, 0.5]),
         "pricePerDeviceHour": st.sampled_from([0, 0.0, 1, 2.5]),
         "kubernetes": KUBERNETES,
     },

@@ -13,7 +13,7 @@ from penstock.cli.remote import connected
 from penstock.cli.summary import search_text
 from penstock.client import Client, PlanRequest
 from penstock.core.errors import UserError
-from penstock.core.plan import Cost, Plan
+from penstock.core.plan import Cost, Plan, RunTime
 
 
 def plan_at(
@@ -24,9 +24,10 @@ def plan_at(
     local: Mapping[str, object],
     costs: Path | None = None,
     what_if: bool = False,
-) -> tuple[Plan, Cost | None]:
-    """The plan that the service makes for the job, and its cost if a price is given. With ``what_if`` the service also
-    plans changed jobs and hardware.
+    frontier: bool = False,
+) -> tuple[Plan, RunTime | None, Cost | None]:
+    """The plan that the service makes for the job, the time of all its steps, and its cost if a price is given. With
+    ``what_if`` the service also plans changed jobs and hardware, with ``frontier`` the job on fewer devices.
 
     ``local`` are options that concern only this machine.
 
@@ -43,8 +44,10 @@ def plan_at(
     pipeline_job = read_for_service(job, warn)
     hardware = None if cluster is None else read_cluster(cluster, costs)
     with connected(server) as client, closing(line()) as shown:
-        ended = _ended(client, client.plan(pipeline_job, cluster=hardware, what_if=what_if).id, shown)
-    return _plan_of(ended), ended.cost
+        ended = _ended(
+            client, client.plan(pipeline_job, cluster=hardware, what_if=what_if, frontier=frontier).id, shown
+        )
+    return _plan_of(ended), ended.run_time, ended.cost
 
 
 def _ended(client: Client, request: str, shown: Line) -> PlanRequest:

@@ -11,7 +11,7 @@ from penstock.client.calls import JSON, Call, items_of, of_change
 from penstock.client.types import KnownFields
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
-from penstock.core.plan import Cost, Plan
+from penstock.core.plan import Cost, Plan, RunTime
 from penstock.core.profile import Profile
 from penstock.core.speed import Speed
 
@@ -44,7 +44,7 @@ class Mistake(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest(KnownFields):
-    """Plan request; lists leave out plan and cost. Times are in ISO 8601."""
+    """Plan request; lists leave out plan, run time and cost. Times are in ISO 8601."""
 
     id: str
     namespace: str
@@ -56,6 +56,7 @@ class PlanRequest(KnownFields):
     error: Mistake | None = None
     plan_digest: str | None = None
     plan: Plan | None = None
+    run_time: RunTime | None = None
     cost: Cost | None = None
 
     @property
@@ -81,11 +82,17 @@ class ProfileEntry(KnownFields):
 
 
 def plan(
-    job: PipelineJob, *, cluster: ClusterSpec | None = None, profile: str | None = None, what_if: bool = False
+    job: PipelineJob,
+    *,
+    cluster: ClusterSpec | None = None,
+    profile: str | None = None,
+    what_if: bool = False,
+    frontier: bool = False,
 ) -> Call[PlanRequest]:
     """Request a plan without running it, for described hardware or a stored profile; else for the service's machine.
 
     With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has what each gives.
+    With ``frontier`` it has the plans on fewer devices that no other plan beats in both time and money.
     """
     body: dict[str, Any] = {"job": job.to_manifest()}
     if cluster is not None:
@@ -94,6 +101,8 @@ def plan(
         body["profile"] = profile
     if what_if:
         body["whatIf"] = True
+    if frontier:
+        body["frontier"] = True
     headers, read = {**JSON, **of_change()}, PlanRequest.from_manifest
     return Call(method="POST", path="/v1/plans", read=read, body=json.dumps(body).encode(), headers=headers)
 

@@ -129,6 +129,16 @@ class DeviceSpec(Checked):
             "if devices have different prices, else the device time"
         ),
     ] = 0.0
+    spot_price_per_hour: Annotated[
+        float,
+        up_to(1e12),
+        "price of one device that may be taken away at any time, for jobs with `resources.spot`",
+    ] = 0.0
+    interruptions_per_hour: Annotated[
+        float,
+        up_to(1e12),
+        "how often one spot device is taken away in an hour, on average",
+    ] = 0.0
     kernels: Annotated[
         KernelSpec | None,
         "speed of kernels by the shape of their work; if given, `efficiency` is ignored",
@@ -325,6 +335,11 @@ class ClusterSpec(Checked):
         list_of(MOST_DEVICE_KINDS),
         "kinds of devices in the last nodes: `{device, numNodes}` for each kind",
     ] = ()
+    restart_seconds: Annotated[
+        float,
+        up_to(1e12),
+        "from an interruption until training goes on at the last checkpoint: a new device, the start, reading",
+    ] = 300.0
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:

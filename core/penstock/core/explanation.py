@@ -109,6 +109,44 @@ class Trial(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FrontierPoint(Manifest):
+    """A plan of the frontier: no other one takes at most as long for all steps and costs at most as much.
+
+    ``devices`` are its devices by kind, ``plan`` is its label. ``run_seconds`` and ``cost``
+    are those of all steps.
+    """
+
+    devices: str
+    num_devices: int
+    mesh: str
+    plan: str
+    step_seconds: float
+    run_seconds: float
+    cost: float
+    cost_per_million_tokens: float
+    tokens_per_second_per_device: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frontier(Manifest):
+    """The best plans found for other numbers and kinds of devices: ``points`` by rising time and falling cost.
+
+    ``plans`` is the number of plans that were compared, each the best found within the budget of a search.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    plans: int
+
+    @property
+    def meaning(self) -> str:
+        """What the points are, as a sentence."""
+        return (
+            f"Of {self.plans} plans for several sets of devices, each the best found within its budget, no other one "
+            "is both as fast and as cheap."
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation(Manifest):
     """Details of a choice beyond the prediction, for people and programs.
 
@@ -121,6 +159,7 @@ class Explanation(Manifest):
     search: SearchEnd | None = None
     variations: tuple[Variation, ...] = ()
     trials: tuple[Trial, ...] = ()
+    frontier: Frontier | None = None
 
 
 def most_helpful(variations: tuple[Variation, ...]) -> Variation | None:

@@ -227,6 +227,13 @@ class ResourcesSpec(Checked):
         ),
     ] = field(default=4 * 2**30, metadata=BYTES)
     threads_per_rank: Annotated[int, one_to(65_536), "CPU threads of one rank"] = 1
+    spot: Annotated[
+        bool,
+        (
+            "the job runs on spot devices: on described hardware plans count `spotPricePerHour` and expected "
+            "interruptions; measured hardware has no rate of interruptions, and `pricePerDeviceHour` is its price"
+        ),
+    ] = False
 
     rules = job_rules.RESOURCES
 
@@ -401,6 +408,22 @@ class JobSpec(Checked):
             "devices have different prices"
         ),
     ] = Objective.TIME
+    deadline_seconds: Annotated[
+        int | None,
+        one_to(EXACT),
+        (
+            "longest predicted time of all steps, with expected interruptions: plans that take longer are not chosen; "
+            "none: no limit"
+        ),
+    ] = None
+    budget: Annotated[
+        float | None,
+        above_zero(LARGEST),
+        (
+            "most money for all steps, with expected interruptions: plans that cost more are not chosen; it needs a "
+            "price; none: no limit"
+        ),
+    ] = None
     price_per_device_hour: Annotated[
         float,
         up_to(1e12),

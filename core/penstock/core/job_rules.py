@@ -183,6 +183,15 @@ PRICE = Rule(
     cel="self.objective != 'cost' || self.pricePerDeviceHour > 0.0",
     message="cost needs a price: write one above 0",
 )
+BUDGET_PRICE = Rule(
+    id="budget-price",
+    where="pricePerDeviceHour",
+    holds=lambda spec: spec.budget is None or spec.price_per_device_hour > 0,
+    what="a budget needs a price",
+    remedy="write a price above 0, or leave out budget",
+    cel="!has(self.budget) || self.pricePerDeviceHour > 0.0",
+    message="a budget needs a price: write one above 0, or leave out budget",
+)
 JOB = (
     POSITIONS,
     SLICES_SUM,
@@ -194,6 +203,7 @@ JOB = (
     STAGES,
     HEAD_PARTS,
     PRICE,
+    BUDGET_PRICE,
 )
 """In the order in which mistakes are reported."""
 

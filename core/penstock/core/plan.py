@@ -112,6 +112,17 @@ class Cost(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunTime(Manifest):
+    """Predicted time of all steps of a job. Of it, ``interruption_seconds`` are due to ``interruptions``, as many as
+    are expected on spot devices: restarts, and steps that are done again.
+    """
+
+    seconds: float
+    interruptions: float = 0.0
+    interruption_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative(Manifest):
     """A plan that was considered: a label, its predicted step and bytes, and the reason why it was not chosen.
 

@@ -124,6 +124,22 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
         raise _memory_error(judge, shortage) from None
 
 
+def decide_if_possible(
+    problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None
+) -> Decision | None:
+    """As `decide`, but None if there is no plan: without a search for the remedy."""
+    try:
+        check_pins(problem, DEFAULT_RECEIVE_AHEAD)
+    except UserError:
+        return None
+    if next(all_meshes(problem), None) is None:
+        return None
+    try:
+        return _decided(Simulated(problem), budget, reporter)
+    except NothingFitsError:
+        return None
+
+
 def _nothing_obeys(problem: Problem) -> UserError:
     return UserError(
         what=f"no division of {_ranks(problem)} ranks, {problem.global_batch} sequences obeys what is pinned",

@@ -152,7 +152,7 @@ def _unused(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, 
     """Number of idle devices, and the reason."""
     num_devices = problem.num_devices
     unused = num_devices - chosen.candidate.mesh.num_devices
-    if not unused:
+    if not unused or problem.most_devices is not None:
         return ()
     usage = f"{unused} of {num_devices} devices stay unused"
     evaluations = (result.best, *result.others)

@@ -17,13 +17,13 @@ from penstock.planner.compile import require_places
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.problem import (
     Problem,
-    divisors,
     imported_schedule,
     most_units,
     runs_on_shards,
     stage_counts,
 )
 from penstock.planner.schedules.registry import find
+from penstock.planner.sizes import divisors
 from penstock.planner.stagecost import Stages
 
 PINNED = "spec.parallelism"

@@ -23,10 +23,13 @@ from penstock.core.replicas import ReductionType
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
-from penstock.core.units import NANOSECONDS_PER_SECOND
+from penstock.core.units import NANOSECONDS_PER_SECOND, to_seconds
 from penstock.planner.cost import CostModel, DescribedCost
+from penstock.planner.interruptions import NO_RESTARTS, Interruptions
 from penstock.planner.passes.rounds import can_join
+from penstock.planner.pricing import interruptions_of, interruptions_of_kinds, prices_of_kinds
 from penstock.planner.schedules.registry import find
+from penstock.planner.sizes import divisors, microbatch_sizes
 from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
 from penstock.planner.work import Floats
@@ -90,6 +93,8 @@ class Problem:
     """Whether shards divide hidden states by tokens (`penstock.core.sharding`)."""
     min_devices: int | None = None
     """The least number of devices to use; None: all of them, or to save money any divisor of theirs."""
+    most_devices: int | None = None
+    """The largest number of devices to use; None: all of them."""
     hosts: tuple[int, ...] = ()
     """The host of every device; empty if each device has its own host."""
     moment_type: MomentType = MomentType.FP32
@@ -110,6 +115,10 @@ class Problem:
     """Whether every rank runs on the device of its own number, like the processes on the CPU of one machine."""
     prices: tuple[float, ...] = ()
     """The price of every device for an hour; empty if all cost the same."""
+    interruptions_per_hour: tuple[float, ...] = ()
+    """How often every device is taken away in an hour; empty if none is."""
+    interruptions: Interruptions = NO_RESTARTS
+    """What an interruption costs."""
     link_tolerance: float = 1.0
     """Factor up to which links count as equal, since measurements scatter."""
     profile_digest: str = ""
@@ -132,6 +141,8 @@ class Problem:
     _slowness: Floats = field(init=False, repr=False, compare=False)
     _prices_of_first: Integers = field(init=False, repr=False, compare=False)
     """Total price of the cheapest 1, 2, ... devices by `cost_rates`, in thousandths of the lowest price."""
+    _interruptions_of_first: Floats = field(init=False, repr=False, compare=False)
+    """Interruptions per hour of the first one, two, ... devices by their cost rates."""
 
     def __post_init__(self) -> None:
         cost_of = functools.partial(_cost_of, self.costs, self.model.head_parts)
@@ -156,6 +167,9 @@ class Problem:
         prices, by_rate = np.array(self.prices), np.argsort(self.cost_rates(range(len(self.prices))), kind="stable")
         costs = np.cumsum(prices[by_rate]) * 1000 / prices.min(initial=math.inf)
         object.__setattr__(self, "_prices_of_first", np.rint(costs).astype(np.int64))
+        per_hour = np.array(self.interruptions_per_hour)
+        by_rate = np.argsort(self.cost_rates(range(len(per_hour))), kind="stable")
+        object.__setattr__(self, "_interruptions_of_first", np.cumsum(per_hour[by_rate]))
 
     def limited(self, memory_limit_bytes: int) -> Problem:
         """The problem with another limit; both share all that does not depend on it."""
@@ -215,18 +229,29 @@ class Problem:
         return -(-self.sequence_length // MOST_QUANTA)
 
     def score(self, duration_ns: int, num_devices: int) -> int:
-        """The objective for a step on ``num_devices`` devices: its time, or its cost. The cost is device time, or with
-        ``prices`` the money for the devices with the lowest `cost_rates`.
+        """The objective for a step on ``num_devices`` devices, with the interruptions to be expected: its time, or its
+        cost. The cost is device time, or with ``prices`` the money for the devices with the lowest `cost_rates`.
 
         A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
         """
+        expected_ns = self.interruptions.expected_ns(duration_ns, self._interruptions_of(num_devices))
+        return self._weighted(expected_ns, num_devices)
+
+    def _weighted(self, expected_ns: int, num_devices: int) -> int:
         if self.objective is Objective.COST:
-            return duration_ns * (int(self._prices_of_first[num_devices - 1]) if self.prices else num_devices)
-        return duration_ns + (duration_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
+            return expected_ns * (int(self._prices_of_first[num_devices - 1]) if self.prices else num_devices)
+        return expected_ns + (expected_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
+
+    def _interruptions_of(self, num_devices: int) -> float:
+        return float(self._interruptions_of_first[num_devices - 1]) if self.interruptions_per_hour else 0.0
 
     def longest_ns(self, score: float, num_devices: int) -> float:
         """The longest step on ``num_devices`` devices whose score is at most ``score``."""
-        return score * NANOSECONDS_PER_SECOND / self.score(NANOSECONDS_PER_SECOND, num_devices)
+        expected_ns = score * NANOSECONDS_PER_SECOND / self._weighted(NANOSECONDS_PER_SECOND, num_devices)
+        per_hour = self._interruptions_of(num_devices)
+        if not per_hour:
+            return expected_ns
+        return NANOSECONDS_PER_SECOND * self.interruptions.step_seconds(to_seconds(expected_ns), per_hour)
 
     def cost_rates(self, devices: npt.ArrayLike) -> Floats:
         """Cost of the same work on each of these devices, elementwise: price times slowness if the objective is the
@@ -302,15 +327,10 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         peak_flops=cluster.device.peak_flops,
         peaks=tuple(devices[kind].peak_flops for kind in kinds) if cluster.other_devices else (),
         slowness=_slowness_of_kinds(spec, cluster, kinds),
-        prices=_prices_of_kinds(spec, cluster, kinds),
+        prices=prices_of_kinds(spec, cluster, kinds),
+        interruptions_per_hour=interruptions_of_kinds(spec, cluster, kinds),
+        interruptions=interruptions_of(spec, cluster),
     )
-
-
-def _prices_of_kinds(spec: JobSpec, cluster: ClusterSpec, kinds: Sequence[int]) -> tuple[float, ...]:
-    """The price of each device; empty if all cost the same, or if that of one is not known."""
-    prices = [device.price_per_hour or spec.price_per_device_hour for device in cluster.device_kinds]
-    used = {prices[kind] for kind in set(kinds)}
-    return tuple(prices[kind] for kind in kinds) if len(used) > 1 and min(used) > 0 else ()
 
 
 def _slowness_of_kinds(spec: JobSpec, cluster: ClusterSpec, kinds: Sequence[int]) -> tuple[float, ...]:
@@ -439,7 +459,8 @@ def all_meshes(problem: Problem) -> Iterator[Mesh]:
 
 def _usual_numbers(problem: Problem) -> list[int]:
     is_money = problem.objective is Objective.COST
-    numbers = divisors(problem.num_devices) if is_money else [problem.num_devices]
+    most = problem.most_devices or problem.num_devices
+    numbers = divisors(most) if is_money else [most]
     return [number for number in numbers if number >= (problem.min_devices or 1)]
 
 
@@ -451,7 +472,8 @@ def fewer_devices(problem: Problem) -> list[int]:
     whole_hosts = 1 + np.flatnonzero(np.diff(problem.host_of(range(problem.num_devices))))
     many = [number for number in whole_hosts[::-1].tolist() if number > MOST_NUMBERED][:MOST_NUMBERED]
     few = range(min(problem.num_devices - 1, MOST_NUMBERED), 0, -1)
-    return [number for number in (*many, *few) if number >= fewest and number not in usual]
+    most = problem.most_devices or problem.num_devices
+    return [number for number in (*many, *few) if fewest <= number <= most and number not in usual]
 
 
 def _wide_degrees(problem: Problem) -> tuple[int, ...]:
@@ -566,35 +588,3 @@ def _sizes(problem: Problem, share: int) -> tuple[int, ...]:
     if problem.pinned.micro_batch is not None:
         return (problem.pinned.micro_batch,)
     return microbatch_sizes(share) if imported is None else (-(-share // imported.num_microbatches),)
-
-
-@functools.lru_cache(maxsize=1024)
-def microbatch_sizes(share: int) -> tuple[int, ...]:
-    """The searched sizes of micro-batches for ``share`` sequences, ascending.
-
-    Divisors, and between them sizes that differ from the next smaller and the next larger one by more than a factor of
-    1.5, whose last micro-batch is smaller. Of all sizes with the same number of micro-batches the smallest is taken,
-    which leaves the largest last micro-batch. 37 sequences may be 37 or 1 at a time, or 2, 4, 7 or 13. For 8 or 12
-    sequences the divisors suffice.
-    """
-    known = divisors(share)
-    sizes = [1]
-    for high in known[1:]:
-        while 3 * (size := _next_size(share, 3 * sizes[-1] // 2 + 1)) < 2 * high:
-            sizes.append(size)
-        sizes.append(high)
-    return tuple(sizes)
-
-
-def _next_size(share: int, least: int) -> int:
-    """The smallest size from ``least`` on that is the smallest with its number of micro-batches."""
-    count = -(-share // least)
-    size = -(-share // count)
-    return size if size >= least else -(-share // (count - 1))
-
-
-@functools.lru_cache(maxsize=1024)
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return small + [number // divisor for divisor in reversed(small) if divisor * divisor < number]

@@ -40,17 +40,15 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import Reporter
-from penstock.planner.measured import problem_from_profile
-from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.problem import Mesh
 from penstock.planner.replay import candidate_of, placement_of
 from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.subsets import Hardware, problem_for
 
 FASTER = 1.1
 MORE_BYTES = 10 * 2**30
 MOST_ACTIONS = 500_000
 """Longer steps are not simulated again: that would take more than a second."""
-
-Hardware = Profile | ClusterSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,13 +62,6 @@ class Changed:
 
 Change = Callable[[JobSpec, Hardware], Changed | None]
 """Returns None if the change is unknown or meaningless there; raises `UserError` for an impossible job."""
-
-
-def problem_for(spec: JobSpec, hardware: Hardware) -> Problem:
-    """The planning problem of ``spec`` on ``hardware``."""
-    if isinstance(hardware, ClusterSpec):
-        return problem_from_cluster(spec, hardware)
-    return problem_from_profile(spec, hardware)
 
 
 def faster_links(spec: JobSpec, hardware: Hardware) -> Changed:

@@ -116,10 +116,10 @@ def test_a_question_about_no_hardware_is_answered() -> None:
     ],
 )
 def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
-    def broken(problem: object, **options: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("penstock.planner.worker.__main__.decide", broken)
+    monkeypatch.setattr("penstock.planner.worker.__main__.choose", broken)
     assert said in answer(PlanningRequest(spec=job(), profile=profile())).error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from penstock.core.comparison import prediction_error
-from penstock.core.explanation import Trial, Variation
+from penstock.core.explanation import Explanation, Trial, Variation
 from penstock.core.layout import num_parameters
 from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.recomputation import RecomputeTime, over_ranks, recompute_times
@@ -15,6 +15,7 @@ from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_count, format_seconds, to_seconds
 from penstock.view.axis import TimeUnit, large, signed, time_unit
 from penstock.view.data import ReportData
+from penstock.view.frontier import frontier_card
 from penstock.view.gantt import MAX_SPANS, SOURCE_NAMES, gantt
 from penstock.view.markup import Markup, element, join
 from penstock.view.rows import rank_name
@@ -100,9 +101,16 @@ def why_section(data: ReportData) -> Section:
     if plan.prediction:
         parts.append(_step_parts(plan, plan.prediction, "five" if plan.reasons else "full"))
     explanation = plan.prediction.explanation if plan.prediction else None
-    details = (_trials(explanation.trials), _variations(explanation.variations)) if explanation else ()
+    details = tuple(_details(explanation)) if explanation else ()
     body = join((element("div", *parts, class_="grid"), *details, _alternatives(plan), _rejected(plan)))
     return Section(anchor=anchor, title=title, body=body)
+
+
+def _details(explanation: Explanation) -> Iterator[Markup]:
+    if explanation.frontier is not None:
+        yield frontier_card(explanation.frontier)
+    yield _trials(explanation.trials)
+    yield _variations(explanation.variations)
 
 
 _PARTS: Final = (

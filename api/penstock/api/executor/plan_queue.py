@@ -171,7 +171,11 @@ class PlanQueue:
         digest = plan_input.profile
         profile = None if digest is None else self._service.read(lambda c: profiles.get(c, digest))[1]
         return PlanningRequest(
-            spec=plan_input.job.spec, profile=profile, cluster=plan_input.cluster, what_if=plan_input.what_if
+            spec=plan_input.job.spec,
+            profile=profile,
+            cluster=plan_input.cluster,
+            what_if=plan_input.what_if,
+            frontier=plan_input.frontier,
         )
 
     def _fail(self, request: StoredRequest, now: float) -> None:

@@ -1,7 +1,8 @@
-"""Plans for other hardware: five controls, and the answer of /v1/plans, which is redrawn after each change."""
+"""Plans for other hardware: six controls, and the answer of /v1/plans, which is redrawn after each change."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from penstock.api.pages.shell import Page
 from penstock.api.pages.submit import EXAMPLE
 from penstock.api.store.plan_requests import State, StoredRequest
 from penstock.core.job import PipelineJob
-from penstock.core.plan import Cost, Plan
+from penstock.core.plan import Cost, Plan, RunTime
 from penstock.core.serialization import yamltext
 from penstock.core.speed import format_rate
 from penstock.core.units import format_amount, format_bytes, format_seconds
@@ -31,7 +32,7 @@ JOB: dict[str, Any] = {
     "metadata": {"name": "what-if"},
     "spec": {
         "model": {"family": "llama", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 32768},
-        "training": {"globalBatch": 8, "steps": 1, "precision": "bf16"},
+        "training": {"globalBatch": 8, "steps": 10_000, "precision": "bf16"},
         "resources": {"device": "cuda", "ranks": 8, "memoryPerRank": "80Gi"},
     },
 }
@@ -43,8 +44,8 @@ class Control:
 
     label: str
     paths: tuple[str, ...]
-    values: tuple[int, ...]
-    chosen: int
+    values: tuple[float, ...]
+    chosen: float
     unit: str = ""
     displayed_unit: str = ""
 
@@ -74,6 +75,12 @@ BANDWIDTH = Control(
 BATCH = Control(
     label="sequences a step", paths=("job.spec.training.globalBatch",), values=(1, 2, 4, 8, 16, 64), chosen=8
 )
+PRICE = Control(
+    label="price of a device hour",
+    paths=("job.spec.pricePerDeviceHour",),
+    values=(0.5, 1, 2, 4, 8),
+    chosen=2,
+)
 LENGTH = Control(
     label="tokens a sequence",
     paths=("job.spec.data.sequenceLength",),
@@ -88,7 +95,7 @@ def whatif_page(namespace: str, like: PipelineJob | None = None) -> Page:
     """
     job = _example(namespace) if like is None else _resembling(like)
     base = f'<script type="application/json" id="base">{json_in_html({"job": job, "cluster": CLUSTER})}</script>'
-    form = element("form", *map(_control, _controls(like)), _changes_too(), id="whatif", class_="controls")
+    form = element("form", *map(_control, _controls(like)), *_further_searches(), id="whatif", class_="controls")
     parts = (
         element("div", element("h1", "What if"), class_="head"),
         element("p", *_words(like), class_="under"),
@@ -118,7 +125,7 @@ def _resembling(like: PipelineJob) -> dict[str, Any]:
 def _controls(like: PipelineJob | None) -> tuple[Control, ...]:
     """Return controls with the job's own values, so that the first answer is for the unchanged job."""
     if like is None:
-        return RANKS, MEMORY, BANDWIDTH, BATCH, LENGTH
+        return RANKS, MEMORY, BANDWIDTH, BATCH, LENGTH, PRICE
     spec = like.spec
     return (
         _choosing(RANKS, spec.resources.ranks),
@@ -126,10 +133,11 @@ def _controls(like: PipelineJob | None) -> tuple[Control, ...]:
         BANDWIDTH,
         _choosing(BATCH, spec.training.global_batch),
         _choosing(LENGTH, spec.data.sequence_length),
+        _choosing(PRICE, spec.price_per_device_hour or PRICE.chosen),
     )
 
 
-def _choosing(control: Control, value: int) -> Control:
+def _choosing(control: Control, value: float) -> Control:
     return replace(control, values=tuple(sorted({*control.values, value})), chosen=value)
 
 
@@ -142,11 +150,15 @@ def _words(like: PipelineJob | None) -> tuple[str, ...]:
     return "The model of ", link, f", {model.layers} layers, width {model.hidden:,}, {rest}"
 
 
-def _changes_too() -> Markup:
-    """The option ``whatIf``, which needs a further search for each change."""
-    box = element("input", type="checkbox", name="whatIf")
-    label_text = "also plan with faster links, more memory, a node more or fewer, more micro-batches, longer sequences"
-    return element("label", box, f" {label_text}", class_="check")
+def _further_searches() -> Iterator[Markup]:
+    """The options ``frontier`` and ``whatIf``, which need further searches."""
+    texts = {
+        "frontier": "on fewer devices: time against money",
+        "whatIf": "with faster links, more memory, a node more or fewer, more micro-batches, longer sequences",
+    }
+    for name, text in texts.items():
+        box = element("input", type="checkbox", name=name)
+        yield element("label", box, f" also plan {text}", class_="check")
 
 
 def _control(control: Control) -> Markup:
@@ -155,18 +167,20 @@ def _control(control: Control) -> Markup:
     return element("label", element("span", control.label), select)
 
 
-def _option(control: Control, value: int) -> Markup:
+def _option(control: Control, value: float) -> Markup:
     chosen = {"selected": ""} if value == control.chosen else {}
     return element("option", f"{value:,} {control.displayed_unit}".strip(), value=f"{value}{control.unit}", **chosen)
 
 
-def answer_page(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Page:
+def answer_page(stored: StoredRequest, plan: Plan | None, run_time: RunTime | None, cost: Cost | None) -> Page:
     """Return the page with state and result of the request, and with ``cost`` if a price is known."""
     head = element("div", element("h1", stored.name), phase_badge(stored.state.value), class_="head")
-    return Page(title=f"Plan of {stored.name}", here="/whatif", body=join((head, _answer(stored, plan, cost))))
+    return Page(
+        title=f"Plan of {stored.name}", here="/whatif", body=join((head, _answer(stored, plan, run_time, cost)))
+    )
 
 
-def _answer(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Markup:
+def _answer(stored: StoredRequest, plan: Plan | None, run_time: RunTime | None, cost: Cost | None) -> Markup:
     if stored.state is State.FAILED:
         remedies = [element("p", text) for text in (stored.error.get("remedy", ""),) if text]
         return card(element("strong", _mistake(stored)), *remedies, class_="failure")
@@ -178,7 +192,7 @@ def _answer(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Mark
         progress_text = f"{progress['change']}, {progress_text}" if progress.get("change") else progress_text
         return element("p", f"{stored.state.value}: {progress_text}.", class_="lead")
     data = ReportData(job=stored.name, phase="", command="", plan=plan)
-    return join((_numbers(plan, cost), *(make(data).markup for make in (plan_section, why_section))))
+    return join((_numbers(plan, run_time, cost), *(make(data).markup for make in (plan_section, why_section))))
 
 
 def _mistake(stored: StoredRequest) -> str:
@@ -186,7 +200,7 @@ def _mistake(stored: StoredRequest) -> str:
     return f"{where}: {what}" if where else f"{what}"
 
 
-def _numbers(plan: Plan, cost: Cost | None) -> Markup:
+def _numbers(plan: Plan, run_time: RunTime | None, cost: Cost | None) -> Markup:
     prediction = plan.prediction
     if prediction is None:
         return Markup()
@@ -202,9 +216,20 @@ def _numbers(plan: Plan, cost: Cost | None) -> Markup:
             "memory": format_bytes(max(prediction.peak_bytes, default=0)),
             "waiting for other ranks": prediction.waiting_text,
             **({} if prediction.bubble is None else {"bubble": prediction.bubble.text}),
+            **({} if run_time is None else {"all steps": format_seconds(run_time.seconds)}),
+            **_interruptions(run_time),
             **_prices(cost),
         }
     )
+
+
+def _interruptions(run_time: RunTime | None) -> dict[str, str]:
+    if run_time is None or not run_time.interruptions:
+        return {}
+    return {
+        "interruptions": f"{run_time.interruptions:.3g}",
+        "time for these": format_seconds(run_time.interruption_seconds),
+    }
 
 
 def _prices(cost: Cost | None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import LinkRecord, Profile
 from penstock.core.profile_matching import OLDEST_SECONDS
 from penstock.core.schedule import Kind
-from penstock.planner.pricing import cost_of
+from penstock.planner.pricing import cost_of, run_time_of
 from penstock.planner.worker.protocol import Progress
 
 
@@ -67,6 +67,16 @@ class CostView(Wire):
     whole_job: float = Field(description="Cost of all steps of the job, by their predicted duration.")
 
 
+class RunTimeView(Wire):
+    """Predicted time of all steps of the job."""
+
+    seconds: float
+    interruptions: float = Field(
+        description="Interruptions to be expected, with `resources.spot` on described devices."
+    )
+    interruption_seconds: float = Field(description="Time for these: restarts, and steps that are done again.")
+
+
 class PlanRequestView(PlanRequestRow):
     """A plan request, and its plan after success."""
 
@@ -74,8 +84,10 @@ class PlanRequestView(PlanRequestRow):
     profile: str | None = Field(description="Digest of the profile that the plan is based on.")
     cluster: dict[str, Any] | None = Field(description="The described hardware that the plan is for.")
     plan: dict[str, Any] | None = Field(description="The Plan in its manifest form, with reasons and alternatives.")
+    run_time: RunTimeView | None
     cost: CostView | None = Field(
-        description="Cost by the cluster's `device.pricePerHour`, else the job's `pricePerDeviceHour`; null without."
+        description="Cost by the cluster's `device.pricePerHour`, for spot devices `spotPricePerHour`, else the job's "
+        "`pricePerDeviceHour`; null without."
     )
 
 
@@ -171,13 +183,16 @@ def request_row(stored: StoredRequest) -> PlanRequestRow:
 
 def request_view(stored: StoredRequest, plan_input: PlanInput, plan: Plan | None) -> PlanRequestView:
     """Return the view of a plan request."""
-    cost = None if plan is None else cost_of(plan, plan_input.job.spec, plan_input.cluster)
+    spec, cluster = plan_input.job.spec, plan_input.cluster
+    cost = None if plan is None else cost_of(plan, spec, cluster)
+    run_time = None if plan is None else run_time_of(plan, spec, cluster)
     return PlanRequestView(
         **_request_fields(stored),
         job=plan_input.job.to_manifest(),
         profile=plan_input.profile,
         cluster=None if plan_input.cluster is None else plan_input.cluster.to_manifest(),
         plan=None if plan is None else plan.to_manifest(),
+        run_time=None if run_time is None else RunTimeView.model_validate(run_time, from_attributes=True),
         cost=None if cost is None else CostView.model_validate(cost, from_attributes=True),
     )
 

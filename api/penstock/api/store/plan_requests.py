@@ -50,13 +50,14 @@ class NoSuchRequestError(PenstockError):
 class PlanInput(Manifest):
     """Input of a request: a job for described hardware, or for a machine by the digest of its profile.
 
-    With ``what_if``, also for changed jobs and hardware.
+    With ``what_if``, also for changed jobs and hardware, with ``frontier`` also for fewer devices.
     """
 
     job: PipelineJob
     profile: str | None = None
     cluster: ClusterSpec | None = None
     what_if: bool = False
+    frontier: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

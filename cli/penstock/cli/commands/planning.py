@@ -14,7 +14,7 @@ from penstock.cli.commands.options import Cluster, Costs, Job, MeasuredProfile, 
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
-    from penstock.core.plan import Cost, Plan
+    from penstock.core.plan import Cost, Plan, RunTime
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +54,10 @@ def plan(
         bool,
         typer.Option("--what-if", help="Also plan with more memory, other nodes and so on, and show the gains."),
     ] = False,
+    frontier: Annotated[
+        bool,
+        typer.Option("--frontier", help="Also plan on fewer devices, and show the best plans by time and money."),
+    ] = False,
     trial: Annotated[
         int | None,
         typer.Option(
@@ -66,7 +70,8 @@ def plan(
 
     Without --cluster and --profile the newest profile of this machine is used, or with --server the service's.
     --costs names a CSV file of unit, pass, tokens, pairs and seconds, which replace the cluster's device. --what-if
-    needs a further search for each of six changes. --trial keeps the plan with the fastest measured step.
+    needs a further search for each of six changes. --frontier needs a price and at most 13 further searches. --trial
+    keeps the plan with the fastest measured step.
     """
     from penstock.cli.local.planning_commands import plan_data, plan_lines
 
@@ -74,13 +79,17 @@ def plan(
         from penstock.cli.whatif import plan_at
 
         local = {"--profile": profile, "--run-dir": run_dir, "--trial": trial}
-        made, cost = plan_at(server, job, cluster=cluster, costs=costs, local=local, what_if=what_if)
+        made, run_time, cost = plan_at(
+            server, job, cluster=cluster, costs=costs, local=local, what_if=what_if, frontier=frontier
+        )
     else:
-        made, cost = _plan_here(job, cluster, costs, profile, run_dir, what_if=what_if, trial=trial)
+        made, run_time, cost = _plan_here(
+            job, cluster, costs, profile, run_dir, what_if=what_if, frontier=frontier, trial=trial
+        )
     if form is Format.TEXT:
-        output.show(*plan_lines(made, cost))
+        output.show(*plan_lines(made, cost, run_time))
     else:
-        output.write_data(plan_data(made, cost), form)
+        output.write_data(plan_data(made, cost, run_time), form)
 
 
 def _plan_here(
@@ -91,22 +100,25 @@ def _plan_here(
     run_dir: Path | None,
     *,
     what_if: bool,
+    frontier: bool,
     trial: int | None,
-) -> tuple[Plan, Cost | None]:
+) -> tuple[Plan, RunTime | None, Cost | None]:
     from penstock.cli.local.job_files import read_job
     from penstock.cli.local.planning_commands import hardware_for, make_plan, store_plan, try_plans
     from penstock.core.cluster import ClusterSpec
-    from penstock.planner.pricing import cost_of
+    from penstock.planner.pricing import cost_of, run_time_of
 
     pipeline_job = read_job(job, output.warn)
     hardware = hardware_for(pipeline_job.spec, cluster=cluster, profile=profile, run_dir=run_dir, costs=costs)
     if trial is not None:
-        made = try_plans(pipeline_job, hardware, trial, run_dir, what_if=what_if)
+        made = try_plans(pipeline_job, hardware, trial, run_dir, what_if=what_if, frontier=frontier)
     else:
-        made = make_plan(pipeline_job.spec, hardware, what_if=what_if)
+        made = make_plan(pipeline_job.spec, hardware, what_if=what_if, frontier=frontier)
     if run_dir is not None:
         store_plan(run_dir, pipeline_job, made, hardware)
-    return made, cost_of(made, pipeline_job.spec, hardware if isinstance(hardware, ClusterSpec) else None)
+    described = hardware if isinstance(hardware, ClusterSpec) else None
+    spec = pipeline_job.spec
+    return made, run_time_of(made, spec, described), cost_of(made, spec, described)
 
 
 def simulate(

@@ -21,15 +21,15 @@ from penstock.cli.summary import plan_line, search_text
 from penstock.core.cluster import ClusterSpec
 from penstock.core.comparison import prediction_error
 from penstock.core.errors import UserError
-from penstock.core.explanation import Explanation, Trial, Variation
+from penstock.core.explanation import Explanation, Frontier, Trial, Variation
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.plan import Cost, Plan, Prediction
+from penstock.core.plan import Cost, Plan, Prediction, RunTime
 from penstock.core.profile import Profile
-from penstock.core.run.documents import COST, read_plan, read_profile
+from penstock.core.run.documents import COST, RUN_TIME, read_plan, read_profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically, write_json
-from penstock.core.speed import speed_columns
+from penstock.core.speed import format_rate, speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
@@ -76,17 +76,22 @@ def hardware_for(
     return hardware
 
 
-def make_plan(spec: JobSpec, hardware: Hardware, *, what_if: bool = False) -> Plan:
-    """The best plan, with progress on the terminal; with ``what_if`` also for changed jobs and hardware.
+def make_plan(spec: JobSpec, hardware: Hardware, *, what_if: bool = False, frontier: bool = False) -> Plan:
+    """The best plan, with progress on the terminal; with ``what_if`` also for changed jobs and hardware, and with
+    ``frontier`` also on fewer devices.
 
     Raises:
         UserError: nothing fits, the pinned fields cannot run, or the search is too large.
     """
     with working("planning") as report:
-        return plan_for(spec, hardware, lambda progress: report(progress_text(progress)), what_if=what_if)
+        return plan_for(
+            spec, hardware, lambda progress: report(progress_text(progress)), what_if=what_if, frontier=frontier
+        )
 
 
-def try_plans(job: PipelineJob, hardware: Hardware, count: int, run_dir: Path | None, *, what_if: bool) -> Plan:
+def try_plans(
+    job: PipelineJob, hardware: Hardware, count: int, run_dir: Path | None, *, what_if: bool, frontier: bool = False
+) -> Plan:
     """The fastest of the best ``count`` plans, which are run here for a few steps each.
 
     Raises:
@@ -104,6 +109,12 @@ def try_plans(job: PipelineJob, hardware: Hardware, count: int, run_dir: Path | 
             what="--trial and --what-if cannot be combined: changed hardware is not here",
             where="--what-if",
             remedy="try plans first, then plan once more with --what-if",
+        )
+    if frontier:
+        raise UserError(
+            what="--trial and --frontier cannot be combined: plans on other numbers of devices are not tried",
+            where="--frontier",
+            remedy="try plans first, then plan once more with --frontier",
         )
     check_local(job)
     if run_dir is not None:
@@ -176,12 +187,13 @@ def _hardware_of_plan(folder: Path, cluster: Path | None, profile: Path | None) 
     return read_profile(chosen)
 
 
-def plan_data(plan: Plan, cost: Cost | None) -> dict[str, Any]:
-    """Return the plan as data, with ``cost`` if there is a price."""
-    return plan.to_manifest() if cost is None else {**plan.to_manifest(), COST: cost.to_manifest()}
+def plan_data(plan: Plan, cost: Cost | None, run_time: RunTime | None = None) -> dict[str, Any]:
+    """Return the plan as data, with the time of all steps if it is predicted, and with ``cost`` if there is a price."""
+    documents = {RUN_TIME: run_time, COST: cost}
+    return plan.to_manifest() | {name: value.to_manifest() for name, value in documents.items() if value is not None}
 
 
-def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
+def plan_lines(plan: Plan, cost: Cost | None = None, run_time: RunTime | None = None) -> list[RenderableType]:
     """Return the plan for a terminal: its decisions, reasons, duration, cost and alternatives."""
     from rich.table import Table
     from rich.text import Text
@@ -194,6 +206,8 @@ def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
     ]
     if plan.prediction is not None:
         lines += ["", *_prediction_lines(plan, plan.prediction)]
+    if run_time is not None:
+        lines.append(_run_line(run_time))
     if cost is not None:
         lines.append(_cost_line(cost))
     if plan.prediction is not None and plan.prediction.explanation is not None:
@@ -221,6 +235,8 @@ def _explanation_lines(explanation: Explanation) -> list[RenderableType]:
     from rich.table import Table
 
     lines: list[RenderableType] = []
+    if explanation.frontier is not None:
+        lines += ["", *_frontier_lines(explanation.frontier)]
     if explanation.trials:
         speeds = speed_columns([trial.measured_speed for trial in explanation.trials], missing="–")
         headers = ("tried", "predicted", "measured", *speeds.headers, "spread", "error", "")
@@ -235,6 +251,25 @@ def _explanation_lines(explanation: Explanation) -> list[RenderableType]:
             table.add_row(*_variation_row(variation, fast))
         lines += ["", table]
     return lines
+
+
+def _frontier_lines(frontier: Frontier) -> list[RenderableType]:
+    """The frontier as a table, and its meaning."""
+    from rich.table import Table
+
+    headers = ("frontier", "mesh", "step", "all steps", "cost", "per million tokens", "tokens/s/device")
+    table = Table(*headers, box=None, padding=(0, 2))
+    for point in frontier.points:
+        table.add_row(
+            point.devices,
+            point.mesh,
+            format_seconds(point.step_seconds),
+            format_seconds(point.run_seconds),
+            format_amount(point.cost),
+            format_amount(point.cost_per_million_tokens),
+            format_rate(point.tokens_per_second_per_device),
+        )
+    return [table, frontier.meaning]
 
 
 def trial_row(trial: Trial, speed: Sequence[str] = ()) -> list[str]:
@@ -291,6 +326,14 @@ def _interval(prediction: Prediction) -> str:
     if prediction.low_seconds is None or prediction.high_seconds is None:
         return ""
     return f" ({format_seconds(prediction.low_seconds)} to {format_seconds(prediction.high_seconds)})"
+
+
+def _run_line(run_time: RunTime) -> str:
+    text = f"predicted time of all steps {format_seconds(run_time.seconds)}"
+    if not run_time.interruptions:
+        return text
+    number = f"{run_time.interruptions:.3g}"
+    return f"{text}, of which {format_seconds(run_time.interruption_seconds)} for {number} interruptions expected"
 
 
 def _cost_line(cost: Cost) -> str:

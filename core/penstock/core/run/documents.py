@@ -14,7 +14,7 @@ from penstock.core.timeline import Timeline
 
 T = TypeVar("T")
 
-COST = "cost"
+COST, RUN_TIME = "cost", "runTime"
 """The field that `penstock plan` adds to a plan if a price is given."""
 
 
@@ -30,6 +30,7 @@ def read_plan(path: Path) -> Plan:
     document = _load_json(path, remedy)
     if isinstance(document, dict):
         document.pop(COST, None)
+        document.pop(RUN_TIME, None)
     return named(path, Plan.from_manifest, document, remedy)
 
 

@@ -22,12 +22,14 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, to_seconds
-from penstock.planner.decide import best_plans, decide
+from penstock.planner.choice import choose
+from penstock.planner.decide import best_plans
 from penstock.planner.judge import Evaluation, Reporter
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.replanning import replan
 from penstock.planner.replay import num_actions, simulated
-from penstock.planner.variations import problem_for, same_plan_variations, searched_variations, with_variations
+from penstock.planner.subsets import problem_for
+from penstock.planner.variations import same_plan_variations, searched_variations, with_variations
 from penstock.planner.worker.protocol import SMALLER, Answer, Line, PlanningRequest, Progress
 
 MOST_BYTES = 4 * 2**30
@@ -120,12 +122,13 @@ def _replanned(request: PlanningRequest, plan: Plan, reporter: Counter | None) -
 def _planned(request: PlanningRequest, reporter: Counter | None) -> Answer:
     """The best plan, and as many more as requested, each with its variations."""
     hardware = _hardware(request)
-    problem = problem_for(request.spec, hardware)
     if reporter is not None:
-        reporter.problem = problem
-    best, *others = best_plans(problem, decide(problem, reporter=reporter), request.num_plans)
+        reporter.problem = problem_for(request.spec, hardware)
+    of_change = reporter.of_change if reporter is not None else lambda change: None
+    choice = choose(request.spec, hardware, reporter, of_change, frontier=request.frontier)
+    _, *others = best_plans(choice.problem, choice.decision, request.num_plans)
+    best = choice.plan
     if request.what_if:
-        of_change = reporter.of_change if reporter is not None else lambda change: None
         variations = searched_variations(best, request.spec, hardware, of_change)
     else:
         variations = same_plan_variations(best, request.spec, hardware)

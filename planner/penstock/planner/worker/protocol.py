@@ -24,7 +24,8 @@ class PlanningRequest(Manifest):
     ``timelines``, measured steps of it, other plans are searched by the profile that these correct.
 
     With ``what_if`` changed jobs and changed hardware are planned as well (`penstock.planner.variations`).
-    ``num_plans`` is the number of best plans to return.
+    ``num_plans`` is the number of best plans to return. With ``frontier`` the plan's explanation has the frontier of
+    time and money (`penstock.planner.choice`).
     """
 
     spec: JobSpec
@@ -34,6 +35,7 @@ class PlanningRequest(Manifest):
     timelines: tuple[Timeline, ...] = ()
     what_if: bool = False
     num_plans: int = 1
+    frontier: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,13 +28,15 @@ def plan_for(
     planner: Planner | None = None,
     *,
     what_if: bool = False,
+    frontier: bool = False,
 ) -> Plan:
-    """The best plan, with ``what_if`` also for changed jobs and hardware (`penstock.planner.variations`).
+    """The best plan, with ``what_if`` also for changed jobs and hardware (`penstock.planner.variations`), and with
+    ``frontier`` also for other numbers and kinds of devices (`penstock.planner.choice`).
 
     Raises:
         UserError: nothing fits, the pins cannot be met, or the search is too large.
     """
-    request = dataclasses.replace(planning_request(spec, hardware), what_if=what_if)
+    request = dataclasses.replace(planning_request(spec, hardware), what_if=what_if, frontier=frontier)
     answer = answer_of(request, report, planner)
     assert answer.plan is not None, "an answer without a plan says why"
     return answer.plan

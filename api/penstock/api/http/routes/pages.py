@@ -29,7 +29,7 @@ from penstock.api.store import jobs, plan_requests, profiles
 from penstock.api.store.plan_requests import PlanInput, StoredRequest
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
-from penstock.planner.pricing import cost_of
+from penstock.planner.pricing import cost_of, run_time_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -141,8 +141,10 @@ def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLRespons
     stored, plan, plan_input = service.read(question)
     if not identity.may(Role.VIEWER, stored.namespace, "get"):
         raise forbidden(Role.VIEWER, stored.namespace)
-    cost = None if plan is None else cost_of(plan, plan_input.job.spec, plan_input.cluster)
-    return page_response(answer_page(stored, plan, cost), identity)
+    spec, cluster = plan_input.job.spec, plan_input.cluster
+    run_time = None if plan is None else run_time_of(plan, spec, cluster)
+    cost = None if plan is None else cost_of(plan, spec, cluster)
+    return page_response(answer_page(stored, plan, run_time, cost), identity)
 
 
 @router.get("/profiles")

@@ -52,6 +52,13 @@ BODY = body(
                 "description": "Also plan with faster links, more memory, a node more or fewer, more micro-batches and "
                 "longer sequences, a search each: `plan.prediction.explanation.variations`.",
             },
+            "frontier": {
+                "type": "boolean",
+                "default": False,
+                "description": "Also plan on fewer devices and on those of some kinds alone, at most 13 further "
+                "searches: `plan.prediction.explanation.frontier` has the plans that no other one beats in both time "
+                "and money. It needs a price.",
+            },
         },
     },
     {"job": EXAMPLE_JOB, "cluster": EXAMPLE_CLUSTER},
