@@ -283,7 +283,7 @@ def searching(*arguments, **options):
     open("searching", "w").close()
     while True:
         pass
-worker.decide = searching
+worker.choose = searching
 worker.main()
 """
 
