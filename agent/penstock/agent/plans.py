@@ -107,8 +107,8 @@ class LocalDecider:
         plan = self._run.read_plan()
         return plan if serves(plan, self._job.spec) else None
 
-    def plan(self, report: Report) -> Plan:
-        """Search for a plan in a separate process."""
-        plan = plan_for(self._job.spec, self._run.read_profile(), report, self._planner)
+    def plan(self, report: Report, attempt: int) -> Plan:
+        """Search for this attempt's plan in a separate process."""
+        plan = plan_for(self._job.spec.for_attempt(attempt), self._run.read_profile(), report, self._planner)
         write_json(self._run.plan, plan.to_manifest())
         return plan

@@ -435,6 +435,12 @@ class JobSpec(Checked):
 
     rules = job_rules.JOB
 
+    def for_attempt(self, number: int) -> Self:
+        """The spec by which attempt ``number`` is planned. The deadline and the budget apply to the first one alone:
+        after a loss fewer devices may hold neither, and the steps that were made would be lost with a refusal.
+        """
+        return self if number <= 1 else dataclasses.replace(self, deadline_seconds=None, budget=None)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata(Checked):

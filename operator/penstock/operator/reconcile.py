@@ -433,9 +433,8 @@ class Reconciler:
             return
         try:
             resources = replace(spec.resources, ranks=draft.status.ranks)
-            question = PlanningRequest(
-                spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile
-            )
+            planned = replace(spec, resources=resources, kubernetes=KubernetesSpec()).for_attempt(draft.status.attempt)
+            question = PlanningRequest(spec=planned, profile=profile)
         except UserError as mistake:
             self._enter(draft, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), self._clock())
             return
