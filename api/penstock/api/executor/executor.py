@@ -421,7 +421,8 @@ class Executor:
             return
         measured = profile
         self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
-        self._planner.start(stored.uid, PlanningRequest(spec=observed.spec.for_attempt(stored.attempt), profile=profile))
+        spec = observed.spec.for_attempt(stored.attempt)
+        self._planner.start(stored.uid, PlanningRequest(spec=spec, profile=profile))
 
     def bind(self, observed: _ObservedJob) -> None:
         """Write the plan, and then the binding that makes the supervisor read it."""
