@@ -61,6 +61,7 @@ from penstock.core.pod import PodBinding
 from penstock.core.profile import Profile
 from penstock.core.program import Instruction, RankProgram, Slot
 from penstock.core.remaking import Recompute, Remakes
+from penstock.core.replicas import ReductionType
 from penstock.core.schedule import Action, Group, Kind, ScheduleSpec
 from penstock.core.timeline import Activity, Event
 
@@ -101,6 +102,7 @@ BY_FIELD: dict[type, dict[str, Values]] = {
         "decay_share": SHARES,
         "warmup_steps": st.integers(0, 100),
         "seed": st.integers(-(2**40), 2**40),
+        "gradient_reduction_type": st.just(ReductionType.FP32),
     },
     DataSpec: {"sequence_length": st.integers(1, 64)},
     ParallelismSpec: {
@@ -315,7 +317,9 @@ def _jobs(draw: st.DrawFn) -> JobSpec:
         policy = tuple(draw(_of(Remakes)) for _ in stages)
         fields["parallelism"] = dataclasses.replace(fields["parallelism"], recompute=policy)
     fields["resources"] = dataclasses.replace(fields["resources"], ranks=64)
-    fields["training"] = dataclasses.replace(fields["training"], global_batch=8)
+    types = [ReductionType.FP32] if fields["training"].precision is Precision.FP64 else list(ReductionType)
+    reduction_type = draw(st.sampled_from(types))
+    fields["training"] = dataclasses.replace(fields["training"], global_batch=8, gradient_reduction_type=reduction_type)
     return JobSpec(**fields)
 
 
