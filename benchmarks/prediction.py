@@ -3,8 +3,8 @@
     ./dev bench prediction
 
 Every round measures a profile like `penstock profile`, and then runs a block of steps of each plan, so that profiles
-and steps see the same drift of the machine. A reference kernel runs before and after each block. The block counts only
-if both runs took the same time. Plans are made from the first profiles. The prediction by the medians of all profiles
+and steps see the same drift of the machine. A reference kernel runs before and after each step. The step counts only if
+both runs took the same time. Plans are made from the first profiles. The prediction by the medians of all profiles
 is compared with the median of all steps. Memory is measured separately, with new processes for every plan.
 """
 
@@ -169,7 +169,7 @@ class Bench:
         steps_of = self._task("visits")["steps"]
         for contender in waiting:
             contender.step_seconds += steps_of[contender.name]
-        return STEPS_PER_VISIT * sum(not steps for steps in steps_of.values())
+        return sum(STEPS_PER_VISIT - len(steps) for steps in steps_of.values())
 
     def fill(self, contenders: list[Contender], enough: int = STEPS_PER_PLAN, most_rounds: int = MOST_ROUNDS) -> int:
         """Run rounds, each with a profile, until every plan has ``enough`` steps. Returns the number of rejected steps.
@@ -333,7 +333,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         f"{min(len(plan['step_seconds']) for plan in results['plans'])} steps of each plan, "
         f"in blocks of {STEPS_PER_VISIT}, plans in turn; "
         f"{results['rejected']} more did not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less "
-        "time after their block than before it.",
+        "time after such a step than before it.",
         "",
         "| plan | predicted s | measured s | error | predicted MiB | measured MiB | error | above the constant |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

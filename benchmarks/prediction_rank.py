@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,26 +21,29 @@ STEPS_PER_VISIT = 10
 
 
 def visits(run: RunDir, worker: Worker) -> None:
-    """Run a block of steps of each plan. Blocks during which the machine drifted are rejected."""
+    """Run a block of steps of each plan. Steps during which the machine drifted are rejected."""
     plans: dict[str, object] = json.loads((run.root / "visits.json").read_text())
     steps_of: dict[str, list[float]] = {}
     for name, plan in plans.items():
-        steps, before, after = visit(run, plan, worker)
-        kept = not is_drift(before, after)
-        steps_of[name] = steps if kept else []
+        steps, kernels = visit(run, plan, worker)
+        around = zip(steps, pairwise(kernels), strict=True)
+        steps_of[name] = [seconds for seconds, (before, after) in around if not is_drift(before, after)]
         if worker.rank == 0:
-            kernel = f"kernel {1000 * before:.2f} and {1000 * after:.2f} ms"
-            print(f"{name}: {statistics.median(steps):.3f} s, {kernel}, {'kept' if kept else 'rejected'}", flush=True)
+            kernel = f"kernel {1000 * min(kernels):.2f} to {1000 * max(kernels):.2f} ms"
+            kept = f"{len(steps_of[name])} of {len(steps)} kept"
+            print(f"{name}: {statistics.median(steps):.3f} s, {kernel}, {kept}", flush=True)
     _write(run, worker, {"steps": steps_of})
 
 
-def visit(run: RunDir, plan: object, worker: Worker) -> tuple[list[float], float, float]:
-    """Seconds of a block of steps, after a warm-up step, and of the reference kernel before and after the block."""
+def visit(run: RunDir, plan: object, worker: Worker) -> tuple[list[float], list[float]]:
+    """Seconds of the steps of a block, after a warm-up step, and of the reference kernel before and after each."""
     stopwatch = _stopwatch(run, plan, worker)
     stopwatch.step(0)
-    before = reference_seconds()
-    steps = [stopwatch.step(step)[1] for step in range(1, 1 + STEPS_PER_VISIT)]
-    return steps, before, reference_seconds()
+    steps, kernels = list[float](), [reference_seconds()]
+    for step in range(1, 1 + STEPS_PER_VISIT):
+        steps.append(stopwatch.step(step)[1])
+        kernels.append(reference_seconds())
+    return steps, kernels
 
 
 def memory(run: RunDir, worker: Worker) -> None:

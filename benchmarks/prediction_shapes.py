@@ -117,7 +117,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "",
         f"2 CPU ranks, one thread each; {results['machine']}. The medians of the profiles before and after every block "
         f"of steps, and of at least {STEPS} steps of each plan; {sum(shape['rejected'] for shape in shapes)} more did "
-        f"not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less time after their block than "
+        f"not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less time after such a step than "
         "before it.",
         "",
         "| model | plan | predicted s | measured s | error | predicted MiB | measured MiB | error |",

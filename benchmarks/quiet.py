@@ -1,7 +1,8 @@
 """Measures typical times on a shared machine, whose speed drifts with the work of others.
 
-A reference kernel, the same matrix products on all ranks at once, measures the speed of the machine. A block of steps
-counts if the kernel takes equally long before and after it.
+A reference kernel, the same matrix products on all ranks at once, measures the speed of the machine. It runs between
+steps, and a step counts if the kernel takes equally long before and after it. Blocks of many steps between two kernels
+would hardly ever count on a machine whose speed changes within tens of seconds.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from penstock.core.profile import Profile
 from penstock.trainer.collectives import gather
 
 MOST_DRIFT = 0.03
-KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 70
+KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 20
 
 
 def reference_seconds() -> float:
-    """Seconds of the kernel on all ranks at once, over about a second: the largest tenth percentile of any rank."""
+    """Seconds of the kernel on all ranks at once, over about 0.3 s: the largest tenth percentile of any rank."""
     left, right = torch.ones(KERNEL_SIZE, KERNEL_SIZE), torch.ones(KERNEL_SIZE, KERNEL_SIZE)
     taken = []
     dist.barrier()

@@ -89,7 +89,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         f"{results['model']}, the head {results['head_share']:.0%} of the FLOPs; 2 CPU ranks, one thread each; "
         f"{results['machine']}. The medians of at least {STEPS_PER_PLAN} steps of each plan; "
         f"{results['rejected']} more did not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less "
-        "time after their block than before it.",
+        "time after such a step than before it.",
         "",
         "| pipeline of 2 | plan | predicted s | measured s | error | predicted MiB | measured MiB |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -129,7 +129,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         f"{results['model']}; 2 CPU ranks, one thread each; {results['machine']}. Without recomputation a rank needs "
         f"{least:.0f} MiB at least; the limit is {limit:.0f} MiB. The medians of at least {STEPS} steps of each plan; "
         f"{results['rejected']} more did not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less "
-        "time after their block than before it.",
+        "time after such a step than before it.",
         "",
         "| memory | plan | predicted s | measured s | error | predicted MiB | measured MiB |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -141,7 +141,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         f"{PERIOD_MICROSECONDS / 1000:g} ms; {results['machine']}. Limits of {', '.join(map(str, CHECKED))} of a core "
         f"gave {shares} of its time. Profiles say that passes take {slowness:.2f} times as long on the second rank. "
         f"The medians of at least {STEPS_PER_PLAN} steps; {results['rejected']} more did not count, "
-        f"because a reference kernel took over {MOST_DRIFT:.0%} more or less time after their block than before it.",
+        f"because a reference kernel took over {MOST_DRIFT:.0%} more or less time after such a step than before it.",
         "",
         "| planned | plan | predicted s | measured s | error | predicted MiB | measured MiB |",
         "|---|---|---:|---:|---:|---:|---:|",
