@@ -187,6 +187,9 @@ class FakeApiserver:
         """The object of an error event that ends the watch at once; none if the watch goes on."""
         if call.place[0] == JOBS.plural and not self.is_defined:
             raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+        duration = call.query.get("timeoutSeconds", "0")
+        if not duration.isdecimal():  # as the apiserver, which reads an int64
+            raise RefusedError(400, "BadRequest", f'strconv.ParseInt: parsing "{duration}": invalid syntax')
         return self.watch_hook(call.place[0])
 
     def answer(self, call: Call) -> Any:

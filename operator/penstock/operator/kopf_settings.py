@@ -8,11 +8,10 @@ from typing import Any
 
 import kopf
 
+from penstock.kube.transport import WATCH_SECONDS
+
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 15.0
 REQUEST_SECONDS = 20.0
-WATCH_SECONDS = 60.0
-"""Requested duration of one watch, as in `penstock.kube.transport`."""
-
 IDLE_SECONDS = 30.0
 """kopf ends the worker of an object that had no event for this time; a running job has one more often."""
 
