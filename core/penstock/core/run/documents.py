@@ -15,7 +15,7 @@ from penstock.core.timeline import Timeline
 T = TypeVar("T")
 
 COST, RUN_TIME = "cost", "runTime"
-"""The field that `penstock plan` adds to a plan if a price is given."""
+"""Fields that `penstock plan` adds to a plan: the cost if a price is given, and the time of all steps."""
 
 
 def read_profile(path: Path) -> Profile:
