@@ -30,6 +30,7 @@ from penstock.planner.pins import pinned_stages
 from penstock.planner.worker.process import ProcessPlanner
 from penstock.planner.worker.protocol import Progress
 from tests.support.local_run import local_identity, local_job, local_plan, local_profile
+from tests.support.run_files import add_checkpoint
 
 NOW = local_profile().measured_at + 60.0
 
@@ -250,20 +251,22 @@ def test_planning_writes_the_plan_it_returns(tmp_path: Path) -> None:
     found = decider(tmp_path, job)
     write_json(tmp_path / "run" / "profile.json", local_profile().to_manifest())
     reports: list[Progress] = []
-    plan = found.plan(reports.append, 1)
+    plan = found.plan(reports.append)
     assert found.find_plan() == plan
     assert (plan.pp, len(plan.slices), plan.schedule.generator) == (2, 2, "1f1b")
     assert reports
 
 
-def test_a_deadline_that_no_plan_holds_refuses_the_first_attempt_alone(tmp_path: Path) -> None:
+def test_a_deadline_that_no_plan_holds_refuses_a_job_without_a_checkpoint_alone(tmp_path: Path) -> None:
     pins = {"pp": 2, "microBatch": 1, "slices": 2, "schedule": "1f1b", "stages": [4, 4]}
     found = decider(tmp_path, local_job(parallelism=pins, deadlineSeconds=1, training__steps=10**6))
-    write_json(tmp_path / "run" / "profile.json", local_profile().to_manifest())
+    run = RunDir(tmp_path / "run")
+    write_json(run.profile, local_profile().to_manifest())
     with pytest.raises(UserError) as refused:
-        found.plan(lambda progress: None, 1)
+        found.plan(lambda progress: None)
     assert refused.value.where == "spec.deadlineSeconds"
-    assert found.plan(lambda progress: None, 2).pp == 2
+    add_checkpoint(run.root, 1, 40)
+    assert found.plan(lambda progress: None).pp == 2
 
 
 SLEEPS = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
@@ -283,7 +286,7 @@ def test_a_run_s_search_ends_at_its_limit_of_time(tmp_path: Path) -> None:
     """As `penstock plan`: it used to search in the command's own process, without a limit."""
     found, _ = sleeping(tmp_path, seconds=0.5)
     with pytest.raises(UserError, match=re.escape("planning took over 0.5 s")) as error:
-        found.plan(lambda progress: None, 1)
+        found.plan(lambda progress: None)
     assert error.value.remedy == "plan a smaller search: pin dp, pp or slices"
     assert not (tmp_path / "run" / "plan.json").exists()
 
@@ -296,7 +299,7 @@ def test_a_stop_ends_the_process_that_plans_for_a_run(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with listening() as requests, pytest.raises(StopRequestedError), requests.cutting():
-        found.plan(interrupted, 1)
+        found.plan(interrupted)
     with pytest.raises(ProcessLookupError):
         os.kill(int(note.read_text()), 0)
 

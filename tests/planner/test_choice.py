@@ -189,13 +189,16 @@ def test_two_limits_that_exclude_each_other_are_refused_with_both_ways_out() -> 
 def test_interruptions_make_fewer_devices_faster() -> None:
     """The objective counts them: at some rate a plan of all devices takes longer than one of fewer."""
 
-    def num_devices(per_hour: float) -> int:
+    def planned(per_hour: float, **changes: Any) -> Choice:
         device = dataclasses.replace(DEVICE, spot_price_per_hour=1.0, interruptions_per_hour=per_hour)
         on = cluster(1, 4, device=device, restart_seconds=600.0)
-        return chosen(priced(4, min_ranks=1, spot=True), on).plan.num_ranks
+        return chosen(priced(4, spot=True, **changes), on)
 
-    assert num_devices(0.0) == 4
-    assert num_devices(20.0) < 4
+    assert planned(0.0, min_ranks=1).plan.num_ranks == 4
+    few, all_of_them = planned(20.0, min_ranks=1), planned(20.0)
+    assert few.plan.num_ranks < all_of_them.plan.num_ranks == 4
+    deadline = math.ceil((few.seconds + all_of_them.seconds) / 2)
+    assert planned(20.0, deadline_seconds=deadline).seconds <= deadline, "a deadline allows fewer devices"
 
 
 def test_the_frontier_needs_prices() -> None:

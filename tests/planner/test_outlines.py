@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.cluster import ClusterSpec
+from penstock.core.cluster import PENSTOCK, ClusterSpec
 from penstock.core.job import PipelineJob
+from penstock.core.remaking import Recompute
 from penstock.core.serialization import yamltext
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
@@ -22,7 +23,7 @@ from penstock.planner.problem import Problem, meshes, problem_from_cluster
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.stagecost import equal_slices, unit_counts
 from penstock.planner.unit_memory import unit_bytes
-from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 from tests.support.repository import ROOT
 
 FAR_ABOVE = 1.15
@@ -74,6 +75,23 @@ def test_nothing_that_recomputes_holds_less_than_its_bound(
     assert relieved.least_bytes >= 0.97 * mean_state_bytes(asked, relieved)  # slices are aligned
     for found in evaluations(Simulated(asked), relieved):
         assert relieved.least_bytes <= max(found.peak_bytes)
+
+
+@pytest.mark.parametrize("schedule", sorted(BUILT_IN))
+@pytest.mark.parametrize("on_demand", [False, True])
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_nothing_with_pinned_recomputation_holds_less_than_its_bound(
+    schedule: str, on_demand: bool, sequences: int
+) -> None:
+    """Layers are many, so what one of them recomputes is much less than what all do."""
+    software = dataclasses.replace(PENSTOCK, recomputes_on_demand=on_demand)
+    model = dataclasses.replace(TINY_LLAMA, layers=24)
+    pins = {"dp": 1, "tp": 1, "pp": 2, "micro_batch": 1, "slices": 1, "schedule": schedule, "recompute": Recompute.FULL}
+    shape = {"model": model, "ranks": 2, "global_batch": sequences, "sequence_length": 256}
+    asked = problem(cluster(software=software), **shape, **pins)
+    for outline in outlines(asked):
+        for found in evaluations(Simulated(asked), outline):
+            assert outline.least_bytes <= max(found.peak_bytes)
 
 
 def timeless(outline: Outline) -> Outline:

@@ -76,7 +76,7 @@ class FakeDecider:
     def find_plan(self) -> Plan | None:
         return self._plan
 
-    def plan(self, report: Report, attempt: int) -> Plan:
+    def plan(self, report: Report) -> Plan:
         if self.mistake is not None:
             raise self.mistake
         self.planned += 1

@@ -29,7 +29,7 @@ class FakeDecider:
     def find_plan(self) -> Plan | None:
         raise AssertionError("the service plans")
 
-    def plan(self, report: Report, attempt: int) -> Plan:
+    def plan(self, report: Report) -> Plan:
         raise AssertionError("the service plans")
 
 

@@ -89,8 +89,8 @@ class Decider(ProfileDecider, Protocol):
     def find_plan(self) -> Plan | None:
         """Return the plan in the run directory, if it matches the job."""
 
-    def plan(self, report: Report, attempt: int) -> Plan:
-        """Make a plan for this attempt and write it to the run directory; ``report`` gets the progress of the search.
+    def plan(self, report: Report) -> Plan:
+        """Make a plan and write it to the run directory; ``report`` gets the progress of the search.
 
         Raises `UserError` when nothing fits or the search is too large.
         """
@@ -289,7 +289,7 @@ class Executor:
     def plan(self, run: _Run) -> None:
         """Plan. A stop request ends the search."""
         with contextlib.suppress(StopRequestedError), self._requests.cutting():
-            self._plan = self._decider.plan(self._show.searching, run.record.attempt)
+            self._plan = self._decider.plan(self._show.searching)
             self._show.planned(self._plan)
 
     def bind(self, run: _Run) -> None:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from penstock.agent.probe import Identity
 from penstock.agent.profiles import Profiles
+from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.run.folder import RunDir
@@ -107,8 +108,9 @@ class LocalDecider:
         plan = self._run.read_plan()
         return plan if serves(plan, self._job.spec) else None
 
-    def plan(self, report: Report, attempt: int) -> Plan:
-        """Search for this attempt's plan in a separate process."""
-        plan = plan_for(self._job.spec.for_attempt(attempt), self._run.read_profile(), report, self._planner)
+    def plan(self, report: Report) -> Plan:
+        """Search for a plan in a separate process."""
+        spec = self._job.spec.to_plan(has_checkpoint=newest_checkpoint_step(self._run) is not None)
+        plan = plan_for(spec, self._run.read_profile(), report, self._planner)
         write_json(self._run.plan, plan.to_manifest())
         return plan

@@ -435,11 +435,11 @@ class JobSpec(Checked):
 
     rules = job_rules.JOB
 
-    def for_attempt(self, number: int) -> Self:
-        """The spec by which attempt ``number`` is planned. The deadline and the budget apply to the first one alone:
-        after a loss fewer devices may hold neither, and the steps that were made would be lost with a refusal.
+    def to_plan(self, *, has_checkpoint: bool) -> Self:
+        """The spec by which an attempt is planned. Once the job has a checkpoint, the deadline and the budget do not
+        apply: after a loss fewer devices may hold neither, and a refusal would lose the steps that were made.
         """
-        return self if number <= 1 else dataclasses.replace(self, deadline_seconds=None, budget=None)
+        return dataclasses.replace(self, deadline_seconds=None, budget=None) if has_checkpoint else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -433,7 +433,8 @@ class Reconciler:
             return
         try:
             resources = replace(spec.resources, ranks=draft.status.ranks)
-            planned = replace(spec, resources=resources, kubernetes=KubernetesSpec()).for_attempt(draft.status.attempt)
+            planned = replace(spec, resources=resources, kubernetes=KubernetesSpec())
+            planned = planned.to_plan(has_checkpoint=draft.status.checkpoint is not None)
             question = PlanningRequest(spec=planned, profile=profile)
         except UserError as mistake:
             self._enter(draft, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), self._clock())

@@ -1,8 +1,8 @@
 """The plan of a job by its objective, deadline and budget, and the frontier of time and money.
 
-Without a budget, the objective `time` is one search. Otherwise plans are made for the whole hardware, by either
-objective, and for several sets of its devices (`penstock.planner.subsets`), whatever the limits are. Of those within
-the limits the objective chooses. Three properties follow, however good the searches are:
+Without a budget, the objective `time` is one search if its plan is within the deadline. Otherwise plans are made for
+the whole hardware, by either objective, and for several sets of its devices (`penstock.planner.subsets`), whatever the
+limits are. Of those within the limits the objective chooses. Three properties follow, however good the searches are:
 
 - A plan for cost never costs more than the plan for time, which is one of those that it was chosen from.
 - A later deadline never makes a plan for cost more expensive, since it only adds plans to choose from.
@@ -87,7 +87,8 @@ def choose(
         _require_prices(spec, hardware)
     searches = _Searches(spec, hardware, reporter, reporter_of, budget)
     choices = [searches.for_objective()]
-    is_plain = spec.objective is Objective.TIME and spec.budget is None
+    is_late = choices[0].seconds > (spec.deadline_seconds or math.inf)  # fewer spot devices may end sooner
+    is_plain = spec.objective is Objective.TIME and spec.budget is None and not is_late
     if frontier or not is_plain:
         choices += searches.for_other_objective()
         choices += searches.for_subsets(choices)

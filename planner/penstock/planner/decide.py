@@ -127,7 +127,7 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
 def decide_if_possible(
     problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None
 ) -> Decision | None:
-    """As `decide`, but None if there is no plan: without a search for the remedy."""
+    """As `decide`, but None if there is no plan, or the search takes too long: without a search for the remedy."""
     try:
         check_pins(problem, DEFAULT_RECEIVE_AHEAD)
     except UserError:
@@ -136,7 +136,7 @@ def decide_if_possible(
         return None
     try:
         return _decided(Simulated(problem), budget, reporter)
-    except NothingFitsError:
+    except (NothingFitsError, UserError):
         return None
 
 

@@ -13,13 +13,14 @@ import numpy as np
 from penstock.core.layout import Operation
 from penstock.core.model import UnitKind
 from penstock.core.remaking import pinned_operations
+from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import optimizer_shards
 from penstock.planner.cost import CostModel
 from penstock.planner.memory import optimizer_bytes_per_parameter, whole_bytes_per_parameter
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute import Savings, may_recompute, savings_inside, savings_of
-from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, pass_seconds, prefixes
 from penstock.planner.unit_memory import gradient_slot_bytes, optimizer_bytes, unit_bytes
 from penstock.planner.work import Floats
@@ -162,21 +163,43 @@ def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
     return np.minimum(held, mesh.num_by_work)
 
 
-def holding_alike(schedule: str) -> str:
-    """One schedule for all those with the same result of `in_flight`."""
-    if schedule == "gpipe" or schedule not in BUILT_IN:
-        return schedule
-    return "1f1b" if schedule in LIKE_1F1B else "zb"
+def holding_alike(problem: Problem, mesh: Mesh, schedule: str) -> tuple[str, bool]:
+    """A key that is the same for all schedules whose outlines have the same `OutlineMemory`."""
+    if schedule not in BUILT_IN:
+        return schedule, False
+    name = "1f1b" if schedule in LIKE_1F1B else schedule if schedule == "gpipe" else "zb"
+    return name, stages_per_rank(problem, mesh, schedule) > 1
 
 
-def _share_of_a_slice(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
-    """[slicings]: the part of a micro-batch that a slice is. One rank with one slice may be given more, which need less
-    memory (`penstock.planner.candidates`), so the shortest counts.
+def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
+    """Stages per rank, by the schedule and the pinned number of stages; 1 for imported schedules."""
+    if not isinstance(schedule, str):
+        return 1
+    pinned = problem.pinned.stages
+    return find(schedule).per_rank(mesh.pp, None if pinned is None else len(pinned))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AtOnce:
+    """[slicings]: the parts of a rank's micro-batch whose recomputed buffers exist at once: a slice in all layers of a
+    stage, if an R recomputes them, or in one layer, if a backward does.
     """
-    if mesh.pp > 1 or problem.pinned.slices is not None:
-        shares: Floats = 1 / work.counts
-        return shares
-    return np.full(len(work.counts), problem.quantum / problem.sequence_length)
+
+    of_stage: Floats
+    of_layer: Floats
+
+
+def _shares_at_once(problem: Problem, work: UnitWork, mesh: Mesh, schedule: str) -> AtOnce:
+    """One rank with one slice may be given more, which need less memory (`penstock.planner.candidates`), so there the
+    shortest counts. Of several stages on a rank the one that is recomputed while most is held may be small: it counts
+    as nothing.
+    """
+    slices: Floats = 1 / work.counts
+    if mesh.pp == 1 and problem.pinned.slices is None:
+        slices = np.full(len(work.counts), problem.quantum / problem.sequence_length)
+    of_layer = slices * min(mesh.pp / problem.model.layers, 1.0)
+    of_stage = slices if stages_per_rank(problem, mesh, schedule) == 1 else np.zeros_like(slices)
+    return AtOnce(of_stage=of_stage, of_layer=of_layer)
 
 
 def _most_units(problem: Problem, mesh: Mesh, num_units: Floats) -> Floats:
@@ -190,13 +213,14 @@ class OutlineMemory:
     """Bytes of the ranks of a mesh that share layers evenly, [ranks, slicings] unless said otherwise.
 
     ``always`` is independent of a rank's layers: the process, embedding and head. ``per_unit`` are the bytes of a unit
-    of mean size. Full recomputation saves its bytes of ``in_flight_elsewhere`` micro-batches, those whose backward does
-    not run. ``num_units`` [slicings] are the divided units.
+    of mean size. Full recomputation saves its bytes of the micro-batches ``in_flight``, except of the part whose
+    buffers exist ``at_once``. ``num_units`` [slicings] are the divided units.
     """
 
     always: Floats
     per_unit: Floats
-    in_flight_elsewhere: Floats
+    in_flight: Floats
+    at_once: AtOnce
     num_units: Floats
 
     @classmethod
@@ -205,15 +229,18 @@ class OutlineMemory:
         shape = (mesh.pp, len(work.counts))
         if schedule not in BUILT_IN:
             nothing = np.zeros(shape)
-            return cls(always=nothing, per_unit=1 + nothing, in_flight_elsewhere=nothing, num_units=nothing[0])
+            at_once = AtOnce(of_stage=nothing[0], of_layer=nothing[0])
+            return cls(always=nothing, per_unit=1 + nothing, in_flight=nothing, at_once=at_once, num_units=nothing[0])
         held_by, pinned = in_flight(mesh, work.counts, schedule), problem.pinned.recompute
         embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
         inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
-        in_flight_elsewhere, shards = held_by - _share_of_a_slice(problem, work, mesh), optimizer_shards(mesh, zero)
+        at_once = _shares_at_once(problem, work, mesh, schedule)
+        shards, is_of_layer = optimizer_shards(mesh, zero), problem.software.recomputes_on_demand
         state = work.state_of(shards)
         per_unit = state[inner].mean() + held_by * work.held_bytes[inner].mean()
         if pinned is not None:
-            per_unit = per_unit - in_flight_elsewhere * work.dropped_bytes(pinned_operations(pinned)) / len(inner)
+            elsewhere = held_by - (at_once.of_layer if is_of_layer else at_once.of_stage)
+            per_unit = per_unit - elsewhere * work.dropped_bytes(pinned_operations(pinned)) / len(inner)
         always = np.full(shape, float(work.cost.constant_bytes))
         always[0] += state[embedding] + held_by[0] * work.held_bytes[embedding]
         of_head, parts = state[head] + held_by * work.held_bytes[head], problem.model.head_parts
@@ -226,7 +253,7 @@ class OutlineMemory:
         num_units = np.full(shape[1], 2.0 * problem.model.layers)
         if parts > 1:
             num_units += parts * (of_head / per_unit).min(axis=0)
-        return cls(always=always, per_unit=per_unit, in_flight_elsewhere=in_flight_elsewhere, num_units=num_units)
+        return cls(always=always, per_unit=per_unit, in_flight=held_by, at_once=at_once, num_units=num_units)
 
     @property
     def least_bytes(self) -> Floats:
@@ -246,7 +273,7 @@ class OutlineMemory:
         most_units = _most_units(problem, mesh, self.num_units)
         if not may_recompute(problem) or (self.always + most_units * self.per_unit <= limit / 2).all():
             return [None] * len(units_per_rank)
-        dropped = self._dropped_bytes(problem, work, mesh, is_inside=is_inside)
+        dropped = self._dropped_bytes(work, is_inside=is_inside)
         if not dropped.any():
             return [None] * len(units_per_rank)
         always, per_unit = self._with_passing(problem, work)
@@ -264,15 +291,11 @@ class OutlineMemory:
             )
         ]
 
-    def _dropped_bytes(self, problem: Problem, work: UnitWork, mesh: Mesh, *, is_inside: bool) -> Floats:
-        """Bytes that a unit of mean size gives up; an attention and an MLP give up together. R makes those of a slice
-        again for all layers of its rank at once, a backward those of one layer.
-        """
+    def _dropped_bytes(self, work: UnitWork, *, is_inside: bool) -> Floats:
+        """Bytes that a unit of mean size gives up; an attention and an MLP give up together."""
         if not is_inside:
-            return self.in_flight_elsewhere * work.dropped_bytes() / 2
-        of_one_layer = min(mesh.pp / problem.model.layers, 1.0)
-        elsewhere = self.in_flight_elsewhere + (1 - of_one_layer) * _share_of_a_slice(problem, work, mesh)
-        return elsewhere * work.dropped_inside_bytes / 2
+            return (self.in_flight - self.at_once.of_stage) * work.dropped_bytes() / 2
+        return (self.in_flight - self.at_once.of_layer) * work.dropped_inside_bytes / 2
 
     def _with_passing(self, problem: Problem, work: UnitWork) -> tuple[Floats, Floats]:
         """``always`` and ``per_unit`` including the output gradients of a slice, and the largest transient."""
@@ -293,19 +316,19 @@ class OutlineMemories:
     problem: Problem
     work: UnitWork
     mesh: Mesh
-    _bytes_cache: dict[tuple[str, int], Floats] = field(default_factory=dict)
-    _relief_cache: dict[tuple[str, int, bool], list[Relief | None]] = field(default_factory=dict)
+    _bytes_cache: dict[tuple[tuple[str, bool], int], Floats] = field(default_factory=dict)
+    _relief_cache: dict[tuple[tuple[str, bool], int, bool], list[Relief | None]] = field(default_factory=dict)
 
     def least_bytes(self, schedule: str, zero: int) -> Floats:
         """`OutlineMemory.least_bytes`."""
-        key = holding_alike(schedule), zero
+        key = holding_alike(self.problem, self.mesh, schedule), zero
         if key not in self._bytes_cache:
             self._bytes_cache[key] = self._memory(schedule, zero).least_bytes
         return self._bytes_cache[key]
 
     def relief(self, schedule: str, zero: int, place: int, is_inside: bool) -> Relief | None:
         """The relief of slicing number ``place``, from `OutlineMemory.reliefs`."""
-        key = holding_alike(schedule), zero, is_inside
+        key = holding_alike(self.problem, self.mesh, schedule), zero, is_inside
         if key not in self._relief_cache:
             memory = self._memory(schedule, zero)
             self._relief_cache[key] = memory.reliefs(self.problem, self.work, self.mesh, is_inside=is_inside)

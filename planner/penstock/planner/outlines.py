@@ -57,7 +57,7 @@ from penstock.planner.balancing import head_degrees, time_balanced_stages
 from penstock.planner.candidate import label_of, optimizer_shards
 from penstock.planner.device_order import first_replica_in_order, slowness_in_order
 from penstock.planner.memory import optimizer_bytes_per_parameter, stepped_elements
-from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, microbatch_capacity
+from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, microbatch_capacity, stages_per_rank
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.registry import BUILT_IN, find
@@ -459,14 +459,6 @@ def num_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> in
     """Number of stages on all ranks of the mesh under the schedule."""
     imported = imported_schedule(problem.pinned)
     return mesh.pp * stages_per_rank(problem, mesh, schedule) if imported is None else imported.num_stages
-
-
-def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
-    """Stages per rank, by the schedule and the pinned number of stages; 1 for imported schedules."""
-    if not isinstance(schedule, str):
-        return 1
-    pinned = problem.pinned.stages
-    return find(schedule).per_rank(mesh.pp, None if pinned is None else len(pinned))
 
 
 def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, capacity: Floats) -> Floats:

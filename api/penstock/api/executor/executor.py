@@ -421,7 +421,8 @@ class Executor:
             return
         measured = profile
         self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
-        spec = observed.spec.for_attempt(stored.attempt)
+        state = observed.process_state
+        spec = observed.spec.to_plan(has_checkpoint=state is not None and state.last_checkpoint is not None)
         self._planner.start(stored.uid, PlanningRequest(spec=spec, profile=profile))
 
     def bind(self, observed: _ObservedJob) -> None:
