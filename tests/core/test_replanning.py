@@ -221,5 +221,5 @@ def test_all_else_can_change_in_the_same_processes() -> None:
     free |= {"remainder", "remainder_slices", "recompute", "recompute_ahead", "recompute_inside"}
     free |= {"program_digest", "profile_digest", "prediction", "reasons", "alternatives"}
     bound = {"model", "precision", "moment_type", "dp", "tp", "sequence_parallel", "pp", "stages", "zero", "placement"}
-    bound |= {"late_receives", "head_parts"}
+    bound |= {"late_receives", "head_parts", "gradient_reduction_type"}
     assert {field.name for field in dataclasses.fields(Plan)} == free | bound

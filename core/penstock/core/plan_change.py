@@ -20,6 +20,7 @@ _LAYOUT = {
     "model": "the model",
     "precision": "the precision",
     "moment_type": "the type of moments",
+    "gradient_reduction_type": "the type in which gradients are exchanged",
     "global_batch": "the global batch",
     "sequence_length": "the sequence length",
     "dp": "dp",

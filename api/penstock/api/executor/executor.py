@@ -421,8 +421,8 @@ class Executor:
             return
         measured = profile
         self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
-        state = observed.process_state
-        spec = observed.spec.to_plan(has_checkpoint=state is not None and state.last_checkpoint is not None)
+        report = observed.process_state.report if observed.process_state else None
+        spec = observed.spec.to_plan(has_checkpoint=report is not None and report.last_checkpoint is not None)
         self._planner.start(stored.uid, PlanningRequest(spec=spec, profile=profile))
 
     def bind(self, observed: _ObservedJob) -> None:
