@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVarTuple
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ POLL_SECONDS = 0.05
 STEADY_SECONDS = 60.0
 """After a run of this length, the backoff begins at `FIRST_WAIT_SECONDS` again."""
 
+Arguments = TypeVarTuple("Arguments")
 Operate = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 """Runs kopf until it fails, or until the stop flag is set."""
 
@@ -34,7 +35,7 @@ Operate = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 class _Loop(asyncio.SelectorEventLoop):
     """Leaves signals to `KopfRuns`; kopf would set handlers of its own."""
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[[*Arguments], object], *args: *Arguments) -> None:
         """Keep the handler that the process has."""
 
 
