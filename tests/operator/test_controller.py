@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 import time
 import urllib.error
@@ -11,20 +13,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import kopf
 import pytest
-from kopf._cogs.structs import ephemera
-from kopf._core.engines import probing
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.core.errors import PenstockError
 from penstock.core.host.ports import free_port
 from penstock.core.lifecycle import Phase
 from penstock.kube.names import SERVICE_LEASE
-from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, LEASES, PODS
+from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, LEASES, PODS, Resource
 from penstock.kube.transport import KubeError
-from penstock.operator import controller, handlers
-from penstock.operator.controller import Controller, StuckError
+from penstock.operator import controller, health
+from penstock.operator.controller import Controller, NotStartedError, StuckError
 from penstock.operator.metrics import serve
 from penstock.operator.settings import Settings
 from tests.support.fake_kube import FakeKube
@@ -311,49 +311,57 @@ def test_labels_take_few_values_whatever_jobs_there_are() -> None:
 
 
 class TestProbe:
-    def probed(self, watch_ages: Callable[[], Any]) -> int:
-        """What kopf's own endpoint answers."""
-
-        async def test() -> int:
-            memo, ready = kopf.Memo(), asyncio.Event()
-            memo.controller = type("Probed", (), {"watch_ages": staticmethod(watch_ages)})()
-            port = free_port()
-            reporter = probing.health_reporter(
-                f"http://127.0.0.1:{port}/healthz",
-                memo=ephemera.AnyMemo(memo),
-                indices={},
-                registry=kopf.get_default_registry(),
-                settings=kopf.OperatorSettings(),
-                ready_flag=ready,
-            )
-            task = asyncio.create_task(reporter)
-            await ready.wait()
-            try:
-                return await asyncio.to_thread(self.get, f"http://127.0.0.1:{port}/healthz")
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-        return asyncio.run(test())
-
-    @staticmethod
-    def get(url: str) -> int:
+    def probed(self, probe: Callable[[], dict[str, float]], path: str = "/healthz") -> tuple[int, bytes]:
+        port = free_port()
+        close = health.serve(probe, port)
         try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                return int(response.status)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+                return int(response.status), response.read()
         except urllib.error.HTTPError as error:
             with error:
-                return error.code
+                return error.code, error.read()
+        finally:
+            close()
 
     def test_all_watches_are_heard_of(self) -> None:
-        assert handlers.watches is not None
-        assert self.probed(lambda: {"pods": 1.0}) == 200
+        status, body = self.probed(lambda: {"pods": 1.0})
+        assert (status, json.loads(body)) == (200, {"watches": {"pods": 1.0}})
 
-    def test_a_watch_that_does_nothing_fails_it_at_once(self) -> None:
-        def stuck() -> dict[str, float]:
-            raise StuckError("the watch of pods did nothing for 180 s")
+    @pytest.mark.parametrize("error", [StuckError("the watch of pods did nothing"), NotStartedError("no list yet")])
+    def test_a_watch_that_does_nothing_fails_it_at_once(self, error: PenstockError) -> None:
+        def fail() -> dict[str, float]:
+            raise error
 
-        assert self.probed(stuck) == 500
+        status, body = self.probed(fail)
+        assert (status, json.loads(body)) == (503, {"message": str(error)})
+
+    def test_other_paths_are_not_served(self) -> None:
+        assert self.probed(dict, "/metrics")[0] == 404
+
+    def test_a_client_that_says_nothing_delays_no_other(self) -> None:
+        port = free_port()
+        close = health.serve(dict, port)
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", port)),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as response,
+            ):
+                assert response.status == 200
+        finally:
+            close()
+
+    def test_it_fails_before_the_start_and_after_the_end(self) -> None:
+        async def test() -> None:
+            kube = Watchable()
+            unstarted = Controller(kube, FakePlanner(), Settings(), time.time)
+            with pytest.raises(NotStartedError):
+                unstarted.probe()
+            async with operating(kube) as found:
+                assert found.probe().keys() == found.watch_ages().keys()
+            with pytest.raises(NotStartedError):
+                found.probe()
+
+        run(test)
 
     def test_when_a_watch_counts_as_stuck(self) -> None:
         now = [0.0]
@@ -393,3 +401,62 @@ def test_prometheus_is_answered() -> None:
             assert b'penstock_operator_jobs{phase="Running"} 0.0' in response.read()
     finally:
         close()
+
+
+def test_a_start_that_is_cancelled_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watches go on meanwhile, so the second start only waits for them."""
+    monkeypatch.setattr(controller, "SYNC_SECONDS", SECONDS)
+
+    async def test() -> None:
+        kube, may_list = Watchable(), threading.Event()
+        list_objects = kube.list
+
+        def wait_and_list(*arguments: Any) -> Any:
+            may_list.wait(SECONDS)
+            return list_objects(*arguments)
+
+        monkeypatch.setattr(kube, "list", wait_and_list)
+        kube.submit(named("early"))
+        found = Controller(kube, FakePlanner(), Settings(image="trainer:1", resync_seconds=0.05), time.time)
+        first = asyncio.create_task(found.start(asyncio.get_running_loop()))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(found.start(asyncio.get_running_loop()))
+        await asyncio.sleep(0.1)
+        assert not second.done()
+        may_list.set()
+        await second
+        await until(lambda: bool(kube.all(JOBSETS)))
+        await found.close()
+
+    run(test)
+
+
+def test_no_watch_is_expected_before_the_end_of_the_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the start has ended, kopf does not watch, so neither silence nor a new definition restarts kopf."""
+    monkeypatch.setattr("penstock.operator.job_feed.REPORT_SECONDS", 0.0)
+
+    async def test() -> None:
+        kube, restarts = Watchable(), list[bool]()
+        kube.submit(named("early"))
+        list_objects, num_lists = kube.list, [0]
+
+        def count_and_list(resource: Resource, *arguments: Any) -> Any:
+            num_lists[0] += resource == JOBS
+            if resource == JOBS and num_lists[0] == 1:
+                raise KubeError(404, "NotFound", "no such kind")
+            return list_objects(resource, *arguments)
+
+        monkeypatch.setattr(kube, "list", count_and_list)
+        kube.unlistable = {"pods"}
+        found = Controller(kube, FakePlanner(), Settings(image="trainer:1"), time.time)
+        found.jobs.on_unwatched = lambda: restarts.append(True)
+        await found.start(asyncio.get_running_loop())
+        assert num_lists[0] >= 3
+        assert not restarts
+        await until(lambda: bool(restarts))  # no watch reports the job
+        await found.close()
+
+    run(test)

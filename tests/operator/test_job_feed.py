@@ -135,6 +135,7 @@ def test_a_definition_that_comes_back_is_reported_once(
     kube, calls = Scripted(*answers), []
     feed = feeds(kube)
     feed.on_unwatched = lambda: calls.append(kube.num_lists)
+    feed.expect_watch()
     feed.start()
     wait_for(lambda: kube.num_lists >= len(answers) + 2)
     assert len(calls) == num_calls
@@ -260,6 +261,7 @@ def test_what_the_watch_does_not_report_restarts_it(feeds: Feeds, monkeypatch: p
     restarts: list[bool] = []
     feed = feeds(Scripted(listing(6, job("a", 5))))
     feed.on_unwatched = lambda: restarts.append(True)
+    feed.expect_watch()
     feed.start()
     wait_for(lambda: bool(restarts))
     feed.observe(None, job("a", 5))

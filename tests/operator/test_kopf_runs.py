@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -116,3 +117,55 @@ def test_a_signal_between_two_runs_ends_the_process(monkeypatch: pytest.MonkeyPa
     timer.join()
     assert operate.num_runs == 1
     assert time.monotonic() - began < SOON
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_signal_at_any_time_ends_all_runs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Runs end by themselves every few milliseconds: the signal comes in a run, between two, or while a loop closes.
+
+    Each run has handlers of its own for signals, as kopf has.
+    """
+    monkeypatch.setattr(kopf_runs, "FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(kopf_runs, "LONGEST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(kopf_runs, "POLL_SECONDS", 0.001)
+    random, num_runs, own = Random(seed), 0, list[int]()
+
+    async def operate(stop_flag: asyncio.Event) -> None:
+        nonlocal num_runs
+        num_runs += 1
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, own.append, number)
+        await asyncio.sleep(random.uniform(0.0, 0.004))
+        raise RuntimeError("cut")
+
+    timer = threading.Timer(0.1 + random.uniform(0.0, 0.05), os.kill, (os.getpid(), signal.SIGTERM))
+    began = time.monotonic()
+    timer.start()
+    KopfRuns(operate).run()
+    timer.join()
+    assert time.monotonic() - began < SOON
+    assert num_runs > 1
+    assert not own
+
+
+def test_a_signal_in_a_run_sets_its_stop_flag() -> None:
+    async def operate(stop_flag: asyncio.Event) -> None:
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        await asyncio.wait_for(stop_flag.wait(), SOON)
+
+    began = time.monotonic()
+    KopfRuns(operate).run()
+    assert time.monotonic() - began < SOON
+
+
+def test_an_error_after_a_signal_is_followed_by_no_run(waits: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    async def operate(stop_flag: asyncio.Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stop_flag.wait(), SOON)
+        raise RuntimeError("cut")
+
+    with caplog.at_level(logging.WARNING):
+        KopfRuns(operate).run()
+    assert not waits
+    assert "kopf ended after a signal: RuntimeError: cut" in caplog.text

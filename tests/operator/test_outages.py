@@ -6,8 +6,11 @@ The operator is real, and so are its connections. The apiserver is scripted (`te
 from __future__ import annotations
 
 import json
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,13 @@ START_SECONDS = 30.0
 RECONCILED_SECONDS = 60.0
 WATCHED_SECONDS = 10.0
 """A job is noticed this soon only if it is watched: lists are a minute apart."""
+
+NUM_IN_A_ROW = 3
+"""A list may notice one job in time, but not the next ones."""
+
+SAMPLE_SECONDS = 0.2
+SIGNALLED_SECONDS = 15.0
+"""An operator ends this soon after a signal; kopf waits for its own tasks for five seconds."""
 
 NUM_PACKETS = 60
 """A start has fewer packets; later cuts hit a watch or a write."""
@@ -93,30 +103,56 @@ def survive(fake: FakeApiserver, operator: OperatorProcess, fault: str, seconds:
     """Job ``lost`` vanishes and job ``during`` comes to be during the fault; returns seconds until all is right."""
     lost = submit(fake, "lost")
     wait_for_jobset(fake, "lost", WATCHED_SECONDS)
-    begin(fake, fault)
-    time.sleep(seconds / 2)
-    fake.remove(lost)
-    submit(fake, "during")
-    time.sleep(seconds / 2)
-    end(fake)
-    began = time.monotonic()
-    wait_for_jobset(fake, "during", RECONCILED_SECONDS)
-    wait_for(lambda: operator.num_jobs() == 1, RECONCILED_SECONDS, "the lost job is dropped")
-    took = time.monotonic() - began
+    with always_healthy(operator):
+        begin(fake, fault)
+        time.sleep(seconds / 2)
+        fake.remove(lost)
+        submit(fake, "during")
+        time.sleep(seconds / 2)
+        end(fake)
+        began = time.monotonic()
+        wait_for_jobset(fake, "during", RECONCILED_SECONDS)
+        wait_for(lambda: operator.num_jobs() == 1, RECONCILED_SECONDS, "the lost job is dropped")
+        took = time.monotonic() - began
     wait_for_watch(fake, operator, "after")
     return took
 
 
-def wait_for_watch(fake: FakeApiserver, operator: OperatorProcess, name: str) -> None:
+@contextmanager
+def always_healthy(operator: OperatorProcess) -> Iterator[None]:
+    """No probe fails, and no scrape, during the block: neither may depend on kopf, which ends and begins again."""
+    samples: list[tuple[bool, bool]] = []
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_SECONDS):
+            samples.append((operator.is_healthy(), operator.num_jobs() >= 0))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert samples
+    assert samples.count((True, True)) == len(samples), f"{samples.count((True, True))} of {len(samples)} answered"
+
+
+def wait_for_watch(
+    fake: FakeApiserver, operator: OperatorProcess, name: str, seconds: float = RECONCILED_SECONDS
+) -> None:
     """PipelineJobs are watched and not only listed, within a minute."""
-    deadline = time.monotonic() + RECONCILED_SECONDS
-    for number in range(20):
+    deadline, number, num_in_time = time.monotonic() + seconds, 0, 0
+    while num_in_time < NUM_IN_A_ROW:
+        assert time.monotonic() < deadline, operator.log.read_text()
         submit(fake, f"{name}-{number}")
         try:
             wait_for_jobset(fake, f"{name}-{number}", 5.0)
-            return
+            num_in_time += 1
         except AssertionError:
-            assert time.monotonic() < deadline, operator.log.read_text()
+            num_in_time = 0
+        number += 1
 
 
 FAULTS = [
@@ -163,6 +199,51 @@ def test_a_definition_that_comes_later(fake: FakeApiserver, client: ApiClient, t
         submit(fake, "first")
         wait_for_jobset(fake, "first", RECONCILED_SECONDS)
         wait_for_watch(fake, operator, "after")
+
+
+def test_a_definition_that_comes_while_the_operator_starts(
+    fake: FakeApiserver, client: ApiClient, tmp_path: Path
+) -> None:
+    """The first list of PipelineJobs fails, and a later one succeeds, while the first start still waits for pods."""
+    fake.is_defined, began = False, time.monotonic()
+
+    def refuse_pods(call: Any) -> None:
+        if call.place[0] == "pods" and time.monotonic() - began < 8.0:
+            raise RefusedError(403, "Forbidden", "as scripted")
+
+    fake.hook = refuse_pods
+    with operator_process(client, tmp_path) as operator:
+        wait_for(lambda: "list of pipelinejobs failed" in operator.log.read_text(), START_SECONDS, "a list fails")
+        began = time.monotonic()
+        time.sleep(0.5)
+        fake.is_defined = True
+        submit(fake, "first")
+        wait_for_jobset(fake, "first", RECONCILED_SECONDS)
+        wait_for(operator.is_healthy, START_SECONDS, "the operator has started")
+        wait_for_watch(fake, operator, "after")
+        assert "threads can only be started once" not in operator.log.read_text()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_signal_while_runs_of_kopf_end(fake: FakeApiserver, client: ApiClient, tmp_path: Path, seed: int) -> None:
+    """The signal arrives while a run ends, which takes half a second, or soon after."""
+    with operator_process(client, tmp_path) as operator:
+        wait_for(operator.is_healthy, START_SECONDS, "the operator starts")
+        begin(fake, "error event")
+        wait_for(lambda: "multitasker has failed" in operator.log.read_text(), START_SECONDS, "a run ends")
+        time.sleep(random.Random(seed).uniform(0.0, 1.0))
+        began = time.monotonic()
+        assert operator.end() == 0
+        assert time.monotonic() - began < SIGNALLED_SECONDS
+
+
+def test_a_signal_while_the_operator_starts(fake: FakeApiserver, client: ApiClient, tmp_path: Path) -> None:
+    fake.is_defined = False
+    with operator_process(client, tmp_path) as operator:
+        wait_for(lambda: "list of pipelinejobs failed" in operator.log.read_text(), START_SECONDS, "a list fails")
+        began = time.monotonic()
+        assert operator.end() == 0
+        assert time.monotonic() - began < SIGNALLED_SECONDS
 
 
 def test_an_object_that_was_handled_is_equal_byte_by_byte(fake: FakeApiserver, operator: OperatorProcess) -> None:
@@ -241,3 +322,19 @@ def test_calls_are_counted(fake: FakeApiserver) -> None:
     fake.hook = refusing(500, "InternalError")
     with pytest.raises(RefusedError):
         fake.answer(Call(method="GET", place=("pods", "", "", ""), query={}, body=None, content_type=""))
+
+
+def test_a_watch_that_is_silent_is_no_watch(fake: FakeApiserver, client: ApiClient, tmp_path: Path) -> None:
+    """`wait_for_watch` fails, or every test here would pass without a watch: lists notice jobs as well."""
+    ended = threading.Event()
+
+    def never_begin(plural: str) -> None:
+        if plural == JOBS.plural:
+            ended.wait(START_SECONDS)
+
+    fake.watch_hook = never_begin
+    with operator_process(client, tmp_path) as operator:
+        wait_for(operator.is_healthy, START_SECONDS, "the operator starts")
+        with pytest.raises(AssertionError):
+            wait_for_watch(fake, operator, "unnoticed", 5.0)
+        ended.set()

@@ -63,13 +63,12 @@ def test_a_complete_configuration_starts(
     started: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, namespace: str
 ) -> None:
     monkeypatch.setenv("PENSTOCK_NAMESPACE", namespace)
-    monkeypatch.setenv("PENSTOCK_LIVENESS_PORT", str(port := free_port()))
     program.main()
     (arguments,) = started
     assert arguments["clusterwide"] is not bool(namespace)
     assert arguments["namespaces"] == ([namespace] if namespace else [])
-    assert arguments["liveness_endpoint"] == f"http://0.0.0.0:{port}/healthz"
-    assert set(arguments["memo"]) == {"controller", "background", "metrics_port", "stop_flag"}
+    assert "liveness_endpoint" not in arguments
+    assert set(arguments["memo"]) == {"controller", "background", "stop_flag"}
 
 
 @pytest.mark.parametrize("chosen", ["", "json"])

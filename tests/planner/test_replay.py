@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import Objective
-from penstock.core.profile import LinkRecord
+from penstock.core.moments import MomentType
+from penstock.core.profile import CollectiveRecord, LinkRecord, OptimizerRecord
+from penstock.core.replicas import ReductionType
 from penstock.core.units import to_seconds
 from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
@@ -22,6 +24,7 @@ from penstock.planner.replay import simulated
 from tests.support.planning import cluster, job, problem, profile, slow_link
 
 QUICK = Budget(candidates=12, moves=0)
+SUM = CollectiveRecord(num_ranks=2, num_bytes=1 << 20, seconds=1e-3, spread=0.0)
 
 
 def hidden_path(num_nodes: int, path: tuple[int, ...]) -> ClusterSpec:
@@ -75,3 +78,30 @@ def test_a_plan_of_fewer_ranks_than_devices_keeps_those_it_chose() -> None:
     assert simulated(plan, described).makespan_ns < simulated(slow, described).makespan_ns
     with pytest.raises(UserError, match="the cluster has 2 devices"):
         simulated(plan, cluster(num_nodes=2, devices_per_node=1))
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_plan_whose_sums_were_not_measured_is_refused(dp: int) -> None:
+    """The exchange would take 0 s. A plan without replicas exchanges nothing."""
+    measured = profile(num_ranks=2, collectives=(SUM,))
+    plan = decide(problem_from_profile(job(ranks=2, global_batch=2, dp=dp), measured), QUICK).plan
+    narrow = dataclasses.replace(plan, gradient_reduction_type=ReductionType.BF16)
+    assert plan.dp == dp
+    assert simulated(plan, measured).makespan_ns > 0
+    if dp == 1:
+        assert simulated(narrow, measured).makespan_ns == simulated(plan, measured).makespan_ns
+        return
+    with pytest.raises(UserError, match="profile: lacks sums of gradients in bf16, which the plan has"):
+        simulated(narrow, measured)
+    both = dataclasses.replace(
+        measured, collectives=(SUM, dataclasses.replace(SUM, reduction_type=ReductionType.BF16, seconds=1.0))
+    )
+    assert simulated(narrow, both).makespan_ns > simulated(plan, both).makespan_ns + 500_000_000
+
+
+def test_a_plan_whose_moments_were_not_measured_is_refused() -> None:
+    measured = profile(num_ranks=2, optimizer=(OptimizerRecord(num_parameters=1000, seconds=1e-3, spread=0.0),))
+    plan = decide(problem_from_profile(job(ranks=2, global_batch=2, pp=2), measured), QUICK).plan
+    assert simulated(plan, measured).makespan_ns > 0
+    with pytest.raises(UserError, match="profile: lacks times of the optimizer with moments in bf16"):
+        simulated(dataclasses.replace(plan, moment_type=MomentType.BF16), measured)

@@ -45,7 +45,7 @@ class OperatorProcess:
             return False
 
     def num_jobs(self) -> int:
-        """Number of jobs in the operator's cache; -1 while it serves no metrics, between two runs of kopf."""
+        """Number of jobs in the operator's cache; -1 if it serves no metrics."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as response:
                 text = response.read().decode()

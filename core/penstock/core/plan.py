@@ -436,8 +436,8 @@ class Plan(Manifest):
         Ranks do not need those fields, and ranks of version 0.1.0, which may run during an upgrade, reject fields that
         they do not know. So new fields for people have to be added to `confidence` as well. ``late_receives`` is
         written only for CUDA, which 0.1.0 cannot run. ``remainder``, ``head_parts``, ``recompute``,
-        ``recompute_ahead``, ``recompute_inside``, ``zero``, ``prefix_by_slice``, ``split_slots`` and ``moment_type``
-        are written only if they are used; 0.1.0 rejects them.
+        ``recompute_ahead``, ``recompute_inside``, ``zero``, ``prefix_by_slice``, ``split_slots``, ``moment_type`` and
+        ``gradient_reduction_type`` are written only if they are used; 0.1.0 rejects them.
         """
         alternatives = tuple(dataclasses.replace(alternative, speed=None) for alternative in self.alternatives)
         if self.prediction is None:

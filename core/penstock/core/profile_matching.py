@@ -11,7 +11,9 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token, step_flops
+from penstock.core.moments import MomentType
 from penstock.core.profile import MachineKey, Profile, digest
+from penstock.core.replicas import ReductionType
 from penstock.core.units import MEBIBYTE, format_bytes
 
 OLDEST_SECONDS = 7 * 86_400
@@ -109,15 +111,25 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
     batches = {record.batch for record in profile.units if record.tp == least_tp}
     if not set(batches_to_measure(spec.training.global_batch)) <= batches:
         return "lacks micro-batch sizes that the job may use"
-    moment_type = spec.training.optimizer.moment_type
-    if profile.optimizer and all(record.moment_type is not moment_type for record in profile.optimizer):
-        return f"lacks times of the optimizer with moments in {moment_type.value}"
-    reduction_type = spec.training.gradient_reduction_type
-    if profile.collectives and all(record.reduction_type is not reduction_type for record in profile.collectives):
-        return f"lacks sums of gradients in {reduction_type.value}"
+    missing = unmeasured_type(profile, spec.training.optimizer.moment_type, spec.training.gradient_reduction_type)
+    if missing:
+        return missing
     if not all(link.is_physical for link in profile.links):
         return "has links of a speed that no network has"
     return unfit_degrees(profile, spec)
+
+
+def unmeasured_type(profile: Profile, moment_type: MomentType, reduction_type: ReductionType | None) -> str | None:
+    """The type of moments or of sums that ``profile`` lacks, as a clause; None if it lacks neither. ``reduction_type``
+    is None if no sums are needed. A profile without any record of the optimizer or of sums lacks no type of these.
+    """
+    if profile.optimizer and all(record.moment_type is not moment_type for record in profile.optimizer):
+        return f"lacks times of the optimizer with moments in {moment_type.value}"
+    if reduction_type is None or not profile.collectives:
+        return None
+    if all(record.reduction_type is not reduction_type for record in profile.collectives):
+        return f"lacks sums of gradients in {reduction_type.value}"
+    return None
 
 
 def unfit_degrees(profile: Profile, spec: JobSpec) -> str | None:

@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import kopf
 
@@ -26,7 +27,11 @@ from penstock.core.errors import UserError
 from penstock.core.host.clocks import SlewedClock
 from penstock.kube.connecting import connect
 from penstock.kube.transport import KubeError
-from penstock.operator import handlers  # noqa: F401, kopf finds the handlers registered
+from penstock.operator import (
+    handlers,  # noqa: F401, kopf finds the handlers registered
+    health,
+    metrics,
+)
 from penstock.operator.background import BackgroundLoop
 from penstock.operator.controller import controller_from
 from penstock.operator.kopf_runs import KopfRuns
@@ -55,14 +60,21 @@ def main() -> None:
 
 
 def operate(environment: Mapping[str, str]) -> None:
-    """Run the controller, and kopf with the handlers, until a signal comes. Then finish reconciles in flight."""
+    """Run the controller, and kopf with the handlers, until a signal comes. Then finish reconciles in flight.
+
+    The probe and the metrics are served all the time, because runs of kopf may end one after the other.
+    """
     is_json = environment.get("PENSTOCK_LOG") == "json"
     kopf.configure(log_format=kopf.LogFormat.JSON if is_json else kopf.LogFormat.FULL)
     settings = settings_from(environment)
     port = port_of(environment, LIVENESS_VARIABLE, LIVENESS_PORT)
     controller = controller_from(settings, SlewedClock())
-    with BackgroundLoop() as background:
-        memo = kopf.Memo(controller=controller, background=background, metrics_port=settings.metrics_port)
+    with BackgroundLoop() as background, ExitStack() as servers:
+        if port:
+            servers.callback(health.serve(controller.probe, port))
+        if settings.metrics_port:
+            servers.callback(metrics.serve(controller.registry, settings.metrics_port))
+        memo = kopf.Memo(controller=controller, background=background)
 
         async def run_kopf(stop_flag: asyncio.Event) -> None:
             memo.stop_flag = stop_flag
@@ -71,7 +83,6 @@ def operate(environment: Mapping[str, str]) -> None:
                 standalone=True,
                 clusterwide=not settings.namespace,
                 namespaces=[settings.namespace] if settings.namespace else [],
-                liveness_endpoint=f"http://0.0.0.0:{port}/healthz" if port else None,
                 stop_flag=stop_flag,
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,11 +49,16 @@ A busy apiserver divides its time among concurrent calls. First launches get mos
 
 FLUSH_SECONDS = 5.0
 SYNC_SECONDS = 60.0
+SYNC_POLL_SECONDS = 0.05
 UNSYNCED_SECONDS = 1.0
 SERVICE_POLL_SECONDS = 5.0
 PLANNING_POLL_SECONDS = 0.1
 PROFILES_POLL_SECONDS = 5.0
 MOST_STUCK_SECONDS = 180.0
+
+
+class NotStartedError(PenstockError):
+    """The controller still waits for the first list of all objects, or has ended."""
 
 
 class StuckError(PenstockError):
@@ -84,27 +90,25 @@ class Controller:
         self._watchers: list[JobFeed | Watcher] = [self.jobs, *watchers]
         self._service_lease, self._clock = ServiceLease(self._kube, settings.own_namespace, clock), clock
         self._is_lease_held: bool | None = None
+        self._is_watching = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._periodic: list[asyncio.Task[None]] = []
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to watch, and return once the cache is synced, after `SYNC_SECONDS` at the latest.
 
-        A controller that was started before lists all jobs: until now, no one watched them.
+        May be called again, also after a start that was cancelled, which leaves the watches running. A controller that
+        has started lists all jobs instead: until now, no one watched them.
         """
         if self._loop is not None:
             await asyncio.to_thread(self.jobs.begin_watch)
             return
-        for watcher in self._watchers:
-            watcher.start()
-        synced = [asyncio.to_thread(watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]
-        for watcher, done in zip(self._watchers, await asyncio.gather(*synced), strict=True):
-            if not done:
-                log.warning(
-                    "%s could not be listed within %.0f s; no job is reconciled until the watch has synced",
-                    watcher.name,
-                    SYNC_SECONDS,
-                )
+        if not self._is_watching:
+            self._is_watching = True
+            for watcher in self._watchers:
+                watcher.start()
+        await self._sync()
+        self.jobs.expect_watch()
         self._loop = loop
         periodic = {
             self._resync: self._settings.resync_seconds,
@@ -113,6 +117,19 @@ class Controller:
             self._reconcile_profiles: PROFILES_POLL_SECONDS,
         }
         self._periodic = [loop.create_task(_every(seconds, task)) for task, seconds in periodic.items()]
+
+    async def _sync(self) -> None:
+        """Wait without a thread: the process could not end before such a thread."""
+        deadline = time.monotonic() + SYNC_SECONDS
+        while not self._is_synced() and time.monotonic() < deadline:
+            await asyncio.sleep(SYNC_POLL_SECONDS)
+        for watcher in self._watchers:
+            if not watcher.synced.is_set():
+                log.warning(
+                    "%s could not be listed within %.0f s; no job is reconciled until the watch has synced",
+                    watcher.name,
+                    SYNC_SECONDS,
+                )
 
     async def close(self) -> None:
         """Finish reconciles in flight, and plan no further."""
@@ -133,6 +150,12 @@ class Controller:
             await asyncio.wait_for(asyncio.to_thread(self._event_writer.shutdown), FLUSH_SECONDS)
         except TimeoutError:
             self._event_writer.shutdown(wait=False, cancel_futures=True)
+
+    def probe(self) -> dict[str, float]:
+        """`watch_ages` for the liveness probe; raises `NotStartedError` before the first `start` has returned."""
+        if self._loop is None:
+            raise NotStartedError("the first list of all objects has not ended")
+        return self.watch_ages()
 
     def watch_ages(self) -> dict[str, float]:
         """Return the seconds since the last answer of each watch; raises `StuckError` if one is stuck."""

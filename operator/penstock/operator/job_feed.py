@@ -50,7 +50,8 @@ class Lister(Protocol):
 class JobFeed:
     """Passes PipelineJobs on to the cache. ``synced`` is set after the first list.
 
-    ``on_unwatched`` is called in the feed's thread when kopf has to begin again in order to watch PipelineJobs.
+    ``on_unwatched`` is called in the feed's thread when kopf has to begin again in order to watch PipelineJobs, but not
+    before the first `expect_watch`: kopf does not look for kinds before its first start has ended.
     """
 
     name = JOBS.plural
@@ -58,7 +59,7 @@ class JobFeed:
     def __init__(self, kube: Lister, cache: Cache, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._cache, self._namespace, self._clock = kube, cache, namespace, clock
         self._received_at = self._responded_at = clock()
-        self._is_missing = False
+        self._is_missing = self._is_watch_expected = False
         self._is_ending = False
         self._changed = threading.Condition()
         self._num_requested = self._num_answered = 0
@@ -69,7 +70,7 @@ class JobFeed:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the cluster last sent a list or an event."""
+        """Seconds since the cluster last sent a list or an event; a list every minute, even if the watch is dead."""
         return self._clock() - self._received_at
 
     @property
@@ -96,11 +97,16 @@ class JobFeed:
         else:
             self._cache.put_job(item)
 
+    def expect_watch(self) -> None:
+        """Forget earlier reports, because kopf is about to watch and will report every object."""
+        self._audit.restart()
+        self._is_watch_expected = True
+
     def begin_watch(self) -> None:
         """List now, because kopf is about to watch. Return when the cluster has answered or failed to, after
         `ANSWER_SECONDS` at the latest.
         """
-        self._audit.restart()
+        self.expect_watch()
         with self._changed:
             self._num_requested += 1
             number = self._num_requested
@@ -129,6 +135,8 @@ class JobFeed:
         self._received_at = self._clock()
         self.synced.set()
         is_defined_again, self._is_missing = self._is_missing, False
+        if not self._is_watch_expected:
+            return
         unreported = self._audit.check(listing.objects, int(listing.version), self._clock())
         if unreported:
             log.warning("the watch of %s did not report %s; starting kopf again", self.name, ", ".join(unreported))

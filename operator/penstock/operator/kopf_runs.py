@@ -3,6 +3,9 @@
 kopf retries a call that fails, but some answers of a cluster end the whole operator: a 404, an error event inside a
 watch, a truncated list of the kinds (docs/adr/0057). Every run has an event loop of its own, because kopf cancels all
 tasks of its loop when it ends. What has to outlive a run is therefore kept on another loop.
+
+kopf handles signals only until its run begins to end, and a loop that closes resets the handlers it has. Process 1 of a
+container ignores a signal without a handler. So the handlers are set once, for all runs, and loops have none.
 """
 
 from __future__ import annotations
@@ -13,18 +16,27 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVarTuple
 
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 5.0
-"""The liveness probe is not answered between two runs, so a backoff is far shorter than the probe's patience."""
+"""A change of a job is noticed by lists alone between two runs."""
 
+POLL_SECONDS = 0.05
 STEADY_SECONDS = 60.0
 """After a run of this length, the backoff begins at `FIRST_WAIT_SECONDS` again."""
 
+Arguments = TypeVarTuple("Arguments")
 Operate = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-"""Runs kopf until a signal comes, until it fails, or until the stop flag is set."""
+"""Runs kopf until it fails, or until the stop flag is set."""
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Leaves signals to `KopfRuns`; kopf would set handlers of its own."""
+
+    def add_signal_handler(self, sig: int, callback: Callable[[*Arguments], object], *args: *Arguments) -> None:
+        """Keep the handler that the process has."""
 
 
 class KopfRuns:
@@ -32,28 +44,37 @@ class KopfRuns:
 
     def __init__(self, operate: Operate) -> None:
         self._operate = operate
-        self._signalled = threading.Event()
-        self._lock = threading.Lock()
+        self._is_signalled = False  # no threading.Event: its lock may be held when a signal comes
+        self._lock = threading.RLock()  # a signal may come while the main thread holds it
         self._current: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._is_restarting = False
 
     def restart(self) -> None:
         """End the current run; the next one follows at once. May be called from any thread."""
         with self._lock:
-            if self._current is not None:
-                loop, stop_flag = self._current
-                self._is_restarting = True
-                loop.call_soon_threadsafe(stop_flag.set)
+            self._is_restarting = self._current is not None
+            self._stop()
+
+    def end(self) -> None:
+        """End the current run; no other follows. May be called from any thread, and by a handler of a signal."""
+        self._is_signalled = True
+        self._stop()
 
     def run(self) -> None:
         """Run until a signal comes."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self.end())
         wait = FIRST_WAIT_SECONDS
-        while not self._signalled.is_set():
+        while not self._has_to_end():
             began = time.monotonic()
             try:
-                if not asyncio.run(self._once()):
-                    return
+                with asyncio.Runner(loop_factory=_Loop) as runner:
+                    if not runner.run(self._once()):
+                        return
             except Exception as error:  # of any kind: without kopf no change of a job would be noticed at once
+                if self._has_to_end():
+                    log.warning("kopf ended after a signal: %s", _cause(error))
+                    return
                 wait = FIRST_WAIT_SECONDS if time.monotonic() - began >= STEADY_SECONDS else wait
                 log.warning("kopf ended: %s; starting it again in %.1f s", _cause(error), wait)
                 self._pause(wait)
@@ -65,17 +86,27 @@ class KopfRuns:
         with self._lock:
             self._current, self._is_restarting = (asyncio.get_running_loop(), stop_flag), False
         try:
-            await self._operate(stop_flag)
+            if not self._has_to_end():
+                await self._operate(stop_flag)
         finally:
             with self._lock:
                 self._current = None
         return self._is_restarting
 
+    def _has_to_end(self) -> bool:
+        return self._is_signalled
+
     def _pause(self, seconds: float) -> None:
-        """Wait. kopf handles signals only while it runs."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._signalled.set())
-        self._signalled.wait(seconds)
+        """Wait, but not after a signal."""
+        deadline = time.monotonic() + seconds
+        while not self._has_to_end() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._current is not None:
+                loop, stop_flag = self._current
+                loop.call_soon_threadsafe(stop_flag.set)
 
 
 def _cause(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import DataSpec, JobSpec, OptimizerSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.profile_matching import unmeasured_type
 from penstock.planner.candidate import Candidate
 from penstock.planner.compile import program_of
 from penstock.planner.device_order import Placement, devices_by_number
@@ -64,7 +65,7 @@ def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
         )
     problem = problem_of(plan, hardware)
     if isinstance(hardware, Profile):
-        _require_measured(plan, problem)
+        _require_measured(plan, hardware, problem)
     judge = Simulated(problem, plan.receive_ahead, placement_of(plan))
     candidate = candidate_of(plan)
     order = judge.order(candidate)
@@ -73,13 +74,22 @@ def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
     return simulate(program_of(plan), judge.costs(candidate, stage_ranks), static_bytes=always)
 
 
-def _require_measured(plan: Plan, problem: Problem) -> None:
+def _require_measured(plan: Plan, profile: Profile, problem: Problem) -> None:
+    """Raise `UserError` for a part of the plan that would count as taking no time, because it was not measured."""
     if plan.tp not in problem.tp_degrees or plan.head_parts not in problem.head_degrees(plan.tp):
         parts = f" and the head in {plan.head_parts} parts" if plan.head_parts > 1 else ""
         raise UserError(
             what=f"holds no measurement of tp {plan.tp}{parts}, which the plan has",
             where="profile",
             remedy="run penstock profile with a job that pins the plan's tp and headParts",
+        )
+    reduction_type = plan.gradient_reduction_type if plan.dp > 1 else None
+    missing = unmeasured_type(profile, plan.moment_type, reduction_type)
+    if missing:
+        raise UserError(
+            what=f"{missing}, which the plan has",
+            where="profile",
+            remedy="run penstock profile with a job that has the plan's momentType and gradientReductionType",
         )
 
 

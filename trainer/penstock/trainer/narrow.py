@@ -4,9 +4,9 @@ Gradients are narrowed in place: n elements of fp32 become n elements of bf16 in
 are exchanged, and the sums are widened in place again. Both go through a buffer of a few elements. Narrowing begins
 with the first elements and widening with the last, so neither overwrites what it has still to read.
 
-Every addend is rounded to bf16, also a replica's own one, and so is the sum. So all replicas get the same bits, and
-the same ones whether each gets all sums or only those of its part. On the host the addends of an element are widened
-and added in fp32, in the order of replicas (`add_narrow`). NCCL adds in bf16, and rounds after every addend.
+Every addend is rounded to bf16, also a replica's own one, and so is the sum. So all replicas get the same bits. On the
+host the addends of an element are widened and added in fp32, in the order of replicas (`add_narrow`), so the bits are
+the same whether each replica gets all sums or only those of its part. NCCL adds in bf16, and rounds after every addend.
 
 Example with 4 elements, which are 16 bytes: element 1 moves from bytes 4 to 7 to bytes 2 and 3, which were a part of
 element 0, after that moved to bytes 0 and 1. At the end, element 3 moves from bytes 6 and 7 to bytes 12 to 15 first.
