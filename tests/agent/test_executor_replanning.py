@@ -16,7 +16,7 @@ from penstock.core.replanning import PlanOption, Replanning
 from penstock.core.serialization.files import write_json
 from penstock.planner.worker.protocol import Answer
 from tests.support.fake_planner import FakePlanner
-from tests.support.fake_workers import FakeWorkers
+from tests.support.fake_workers import FakeWorkers, Script, killed
 from tests.support.running_locally import STEPS, Bench
 from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
 
@@ -44,9 +44,23 @@ def drifted(root: Path, *reasons: str, **policy: Any) -> Bench:
     training = dataclasses.replace(bench.job.spec.training, steps=MANY)
     bench.job = bench.job.with_spec(training=training)
     bench.decider.following = dataclasses.replace(PLAN, prediction=dataclasses.replace(RIGHT, step_seconds=0.05))
+    bench.workers.scripts = [Script(before=lambda: sample(bench))]
+    return bench
+
+
+def sample(bench: Bench) -> None:
+    """Write the timelines of an attempt."""
     for step in range(MANY):
         write_json(bench.run.timelines / f"step-{step}.json", sample_timeline(sample_schedule(2, 1, 1)).to_manifest())
-    return bench
+
+
+def take(bench: Bench) -> bool:
+    """The first rank takes the plan that it finds."""
+    if not bench.run.next_plan.exists():
+        return False
+    write_json(bench.run.plan, bench.run.read_next_plan().to_manifest())
+    bench.run.next_plan.unlink()
+    return True
 
 
 def test_an_attempt_ends_for_a_plan_that_needs_a_restart(tmp_path: Path) -> None:
@@ -71,14 +85,7 @@ def test_ranks_that_can_take_the_plan_are_not_restarted(tmp_path: Path) -> None:
     bench = drifted(tmp_path)
     taken: list[bool] = []
 
-    def take() -> None:
-        """The first rank takes the plan that it finds."""
-        if bench.run.next_plan.exists():
-            write_json(bench.run.plan, bench.run.read_next_plan().to_manifest())
-            bench.run.next_plan.unlink()
-            taken.append(True)
-
-    bench.meanwhile = take
+    bench.meanwhile = lambda: taken.append(True) if take(bench) else None
     state = bench.execute()
     assert taken
     assert (state.phase, state.attempt) == (Phase.SUCCEEDED, 1)
@@ -112,3 +119,42 @@ def test_the_steps_of_the_usual_bench_are_too_few(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FakeWorkers(), planner=FakePlanner(), runPolicy={"replanOnDrift": True})
     assert bench.execute().attempt == 1
     assert len(bench.show.steps) == STEPS
+
+
+def test_ranks_that_take_the_plan_and_fail_at_once_resume_by_it(tmp_path: Path) -> None:
+    bench = drifted(tmp_path)
+    bench.workers.scripts = [Script(before=lambda: sample(bench), end=killed()), Script(before=lambda: sample(bench))]
+
+    def fail() -> None:
+        """Let the ranks take the plan, and fail, while their processes are polled."""
+        if bench.run.next_plan.exists():
+            bench.workers.ranks[-1]._step = lambda: take(bench) and False
+
+    bench.meanwhile = fail
+    state = bench.execute()
+    assert (state.phase, state.attempt, state.failures) == (Phase.SUCCEEDED, 2, 1)
+    assert bench.run.read_plan() == OTHER
+    assert bench.run.read_profile() == CORRECTED
+    searches = [note for note in bench.show.notes if note.startswith("steps have drifted")]
+    assert len(searches) == 1, "the second attempt is compared with the prediction of its own plan"
+
+
+def test_timelines_of_an_earlier_attempt_start_no_search(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+    bench.workers.scripts = [Script()]
+    sample(bench)
+    assert bench.execute().attempt == 1
+    assert bench.show.notes == []
+
+
+def test_a_run_survives_a_corrupt_profile(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+
+    def corrupt() -> None:
+        sample(bench)
+        bench.run.profile.write_text("{")
+
+    bench.workers.scripts = [Script(before=corrupt)]
+    state = bench.execute()
+    assert (state.phase, state.attempt) == (Phase.SUCCEEDED, 1)
+    assert any("planning again failed" in note and "profile.json" in note for note in bench.show.notes)

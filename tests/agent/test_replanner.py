@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from penstock.core.replanning import WINDOW, PlanOption, Replanning
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Timeline
-from penstock.planner.worker.protocol import Answer
+from penstock.planner.worker.protocol import Answer, PlanningRequest
 from tests.support.fake_planner import FakePlanner
 from tests.support.fake_workers import fake_metrics
 from tests.support.planning import job
@@ -48,6 +50,7 @@ class Scene:
         self.planner = FakePlanner(answer=Answer(plan=PLAN, replanning=replanning(*reasons)))
         self.now, self.step = 0.0, 0
         self.notes: list[str] = []
+        self.timeline: Any = TIMELINE.to_manifest()
         spec = job(ranks=2)
         spec = dataclasses.replace(spec, training=dataclasses.replace(spec.training, steps=STEPS))
         self.replanner = Replanner(spec, self.run, self.planner, lambda: self.now, self.notes.append)
@@ -57,7 +60,8 @@ class Scene:
         """Take steps; the first plan for which the run has to end."""
         for _ in range(count):
             metrics = dataclasses.replace(fake_metrics(self.step), step_seconds=ratio * PREDICTED)
-            write_json(self.run.timelines / f"step-{self.step}.json", TIMELINE.to_manifest())
+            if self.timeline is not None:
+                write_json(self.run.timelines / f"step-{self.step}.json", self.timeline)
             self.replanner.stepped(metrics)
             self.step, self.now = self.step + 1, self.now + 1.0
             following = self.replanner.poll()
@@ -165,3 +169,154 @@ def test_a_plan_without_a_prediction_is_never_replaced(tmp_path: Path) -> None:
     scene.replanner.begin(plan)
     scene.steps(LONG, 2.0)
     assert scene.planner.requests == []
+
+
+def searching(scene: Scene) -> Scene:
+    """The scene, once a search has begun; its answer comes after more than two windows of steps."""
+    while not scene.planner.busy(KEY):
+        scene.steps(1, 2.0)
+    scene.planner.polls[KEY] = -3 * WINDOW
+    return scene
+
+
+@pytest.mark.parametrize("restart", [(), ("the stages",)])
+@pytest.mark.parametrize("later_ratio", [1.0, 2.0])
+def test_a_drift_that_ends_during_the_search_keeps_the_plan(
+    tmp_path: Path, restart: tuple[str, ...], later_ratio: float
+) -> None:
+    """Also if another one has begun: its cause may be another one."""
+    scene = searching(Scene(tmp_path, *restart))
+    assert scene.steps(WINDOW, 1.0) is None
+    assert scene.steps(3 * WINDOW, later_ratio) is None
+    assert not scene.planner.busy(KEY)
+    assert scene.notes[-1] == "the run keeps its plan: the drift has ended while another plan was searched"
+    assert not scene.run.next_plan.exists()
+
+
+def test_a_drift_that_lasts_through_the_search_changes_the_plan(tmp_path: Path) -> None:
+    scene = searching(Scene(tmp_path, "the stages"))
+    assert scene.steps(4 * WINDOW, 2.0) == NextPlan(plan=OTHER, profile=CORRECTED)
+
+
+def test_without_a_profile_no_timeline_is_read(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.run.profile.unlink()
+    scene.timeline = {}
+    assert scene.steps(LONG, 2.0) is None
+    assert scene.notes == []
+
+
+def test_timelines_of_an_earlier_attempt_are_not_those_of_this_plan(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    earlier = dataclasses.replace(TIMELINE, step_ns=2 * TIMELINE.step_ns)
+    for step in range(4 * LONG):
+        write_json(scene.run.timelines / f"step-{step}.json", earlier.to_manifest())
+    scene.replanner.begin(PLAN)
+    scene.timeline = None
+    assert scene.steps(2 * LONG, 2.0) is None
+    assert scene.planner.requests == []
+    scene.timeline = TIMELINE.to_manifest()
+    scene.steps(5, 2.0)
+    (request,) = scene.planner.requests
+    assert request.timelines == (TIMELINE,) * 3
+    assert len(list(scene.run.timelines.iterdir())) == 4 * LONG, "all timelines are kept"
+
+
+class FailingPlanner(FakePlanner):
+    """Its process cannot be started."""
+
+    def start(self, key: str, request: PlanningRequest) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+
+class LostPlanner(FakePlanner):
+    """Its process ends, and cannot be started again."""
+
+    def poll(self, key: str) -> Answer | None:
+        del self.polls[key]
+        raise OSError(12, "Cannot allocate memory")
+
+
+def corrupt_profile(scene: Scene) -> None:
+    scene.run.profile.write_text("{")
+
+
+def corrupt_timelines(scene: Scene) -> None:
+    scene.timeline = {"source": "measured"}
+
+
+def not_json(scene: Scene) -> None:
+    scene.timeline = None
+    for step in range(LONG):
+        (scene.run.timelines / f"step-{step}.json").write_text("{")
+
+
+def without_memory(scene: Scene) -> None:
+    scene.replanner._planner = FailingPlanner(answer=scene.planner.answer)
+
+
+def losing_processes(scene: Scene) -> None:
+    scene.replanner._planner = LostPlanner(answer=scene.planner.answer)
+
+
+def next_plan_is_a_folder(scene: Scene) -> None:
+    scene.run.next_plan.mkdir()
+
+
+FAULTS = {
+    "profile.json": corrupt_profile,
+    "is corrupt": not_json,
+    "step-": corrupt_timelines,
+    "Cannot allocate memory": without_memory,
+    "[Errno 12]": losing_processes,
+    "next-plan": next_plan_is_a_folder,
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_an_error_of_planning_again_is_a_note_and_the_run_keeps_its_plan(tmp_path: Path, message: str) -> None:
+    scene = Scene(tmp_path)
+    fault: Callable[[Scene], None] = FAULTS[message]
+    fault(scene)
+    assert scene.steps(LONG, 2.0) is None
+    (note,) = [note for note in scene.notes if note.startswith("the run keeps its plan, since planning again failed: ")]
+    assert message in note
+    assert scene.replanner.changed() is None
+
+
+def test_after_an_error_the_next_search_is_made_later(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "the stages")
+    corrupt_profile(scene)
+    scene.steps(LONG, 2.0)
+    write_json(scene.run.profile, sample_profile().to_manifest())
+    assert scene.steps(3 * LONG, 2.0) == NextPlan(plan=OTHER, profile=CORRECTED)
+
+
+def test_a_corrupt_plan_after_a_change_is_a_note(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.steps(LONG, 2.0)
+    scene.run.plan.write_text("{")
+    scene.run.next_plan.unlink()
+    assert scene.replanner.changed() is None
+    assert "plan.json" in scene.notes[-1]
+    scene.steps(LONG, 1.0)
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_plan_that_ranks_took_before_they_ended_is_returned(tmp_path: Path, is_announced: bool) -> None:
+    """Also if the first rank was killed between its two writes."""
+    scene = Scene(tmp_path)
+    scene.steps(LONG, 2.0)
+    write_json(scene.run.plan, OTHER.to_manifest())
+    if is_announced:
+        scene.run.next_plan.unlink()
+    assert scene.replanner.end() == NextPlan(plan=OTHER, profile=CORRECTED)
+    assert scene.replanner.end() is None
+
+
+def test_a_plan_that_ranks_never_took_is_not_returned_at_their_end(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.steps(LONG, 2.0)
+    assert scene.run.next_plan.exists()
+    assert scene.replanner.end() is None
+    assert not scene.run.next_plan.exists()

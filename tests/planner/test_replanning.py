@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
+from penstock.core.job import Objective, ResourcesSpec
 from penstock.core.plan import Plan
 from penstock.core.plan_change import restart_reasons
 from penstock.core.profile import Profile
@@ -20,7 +21,7 @@ from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.replanning import replan
 from penstock.planner.replay import simulated
-from penstock.planner.worker.__main__ import answer
+from penstock.planner.worker.__main__ import Counter, answer
 from penstock.planner.worker.protocol import Answer, PlanningRequest
 from tests.support.planning import cluster, job, profile_for
 
@@ -115,3 +116,39 @@ def test_where_nothing_fits_the_answer_says_so() -> None:
     small = dataclasses.replace(SPEC, resources=dataclasses.replace(SPEC.resources, memory_per_rank=1))
     with pytest.raises(UserError):
         replan(small, EQUAL, plan, (measured_on(EQUAL, plan),), lambda change: None)
+
+
+class LimitedSecondSearch(Counter):
+    """Its second search may simulate no candidate."""
+
+    def of_change(self, change: str) -> Counter:
+        return Counter(self._report, 0) if change == "of the same stages" else super().of_change(change)
+
+
+def test_an_error_of_the_second_search_leaves_the_first_one_s_plan() -> None:
+    plan = planned(EQUAL)
+    timelines = (measured_on(slowed(1.0, 3.0), plan),) * 3
+    request = PlanningRequest(spec=SPEC, profile=EQUAL, plan=plan, timelines=timelines)
+    reply = answer(request, LimitedSecondSearch(lambda progress: None))
+    assert reply.replanning is not None, reply.error
+    (option,) = reply.replanning.options
+    assert option.restart_reasons
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"objective": Objective.COST},
+        {"budget": 1e9},
+        {"objective": Objective.COST, "budget": 1e9, "resources": ResourcesSpec(ranks=2, min_ranks=1)},
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_with_money_at_stake_other_plans_have_as_many_ranks(limits: dict[str, Any], num_ranks: int) -> None:
+    """Plans of other numbers of ranks were compared by cost, of which a comparison of steps knows nothing."""
+    spec = dataclasses.replace(job(ranks=2, global_batch=4, dp=1, micro_batch=1), **limits)
+    running = job(ranks=num_ranks, global_batch=4, dp=1, pp=num_ranks, micro_batch=1, slices=1)
+    plan = planned(EQUAL, running)
+    assert plan.num_ranks == num_ranks
+    for option in replanned(slowed(3.0, 3.0), plan, spec).options:
+        assert option.plan.num_ranks == num_ranks

@@ -225,11 +225,14 @@ class Executor:
         """Take note of a plan that the ranks have changed to, or of one for which the attempt has to end."""
         if self._replanner is None or self.state.phase is not Phase.RUNNING:
             return
-        changed = self._replanner.changed()
-        if changed is not None:
-            write_json(self._run.profile, changed.profile.to_manifest())
-            self._plan = changed.plan
+        self._take_changed(self._replanner.changed())
         self._better = self._better or self._replanner.poll()
+
+    def _take_changed(self, changed: NextPlan | None) -> None:
+        """Follow the ranks, which have written plan.json."""
+        if changed is not None:
+            self._plan = changed.plan
+            write_json(self._run.profile, changed.profile.to_manifest())
 
     def _take_better_plan(self) -> None:
         """Make the plan for which the attempt has ended the plan of the next one."""
@@ -317,5 +320,5 @@ class Executor:
             self._attempt.kill()
         self._attempt = None
         if self._replanner is not None:
-            self._replanner.end()
+            self._take_changed(self._replanner.end())
         self._take_better_plan()

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core import jsontext
+from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import WARM_UP_STEPS, StepMetrics
 from penstock.core.replanning import NUM_TIMELINES, WINDOW, Replanning, choose, is_drifted
+from penstock.core.run.documents import read_timeline
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
-from penstock.core.timeline import Timeline
 from penstock.planner.worker.process import Planner
 from penstock.planner.worker.protocol import PlanningRequest
 
@@ -43,7 +43,8 @@ class NextPlan:
 class Replanner:
     """Watches the attempts of one run. ``note`` receives every decision as a sentence with its figures.
 
-    `begin` starts with a plan that runs now, `stepped` takes every step, and `poll` does the work that is due.
+    `begin` starts with a plan that runs now, `stepped` takes every step, and `poll` does the work that is due. No error
+    of that work ends the run: it becomes a note, and the ranks keep their plan.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class Replanner:
         self._num_searches = 0
         self._plan: Plan | None = None
         self._left: NextPlan | None = None
+        self._searched_drift: float | None = None
+        self._earlier_timelines: dict[Path, int] = {}
         self._forget_steps()
 
     def _forget_steps(self) -> None:
@@ -63,17 +66,23 @@ class Replanner:
         self._drifted_step = 0
 
     def begin(self, plan: Plan) -> None:
-        """The ranks run by this plan from now on."""
+        """The ranks run by this plan from now on. Timelines that lie there are those of earlier attempts."""
         self.end()
         self._plan = plan
+        self._earlier_timelines = {path: path.stat().st_mtime_ns for path in self._run.timelines.glob("step-*.json")}
 
-    def end(self) -> None:
-        """The ranks have ended: forget their steps, and end a search."""
+    def end(self) -> NextPlan | None:
+        """The ranks have ended: forget their steps, and end a search.
+
+        Returns the plan that they have taken, if `changed` has not returned it before.
+        """
         if self._planner.busy(KEY):
             self._planner.cancel(KEY)
-        self._plan = self._left = None
         self._run.next_plan.unlink(missing_ok=True)
+        taken = self.changed()
+        self._plan = self._left = None
         self._forget_steps()
+        return taken
 
     def stepped(self, metrics: StepMetrics) -> None:
         """A step was taken. The first ones after a start are slower and do not count."""
@@ -92,10 +101,13 @@ class Replanner:
         """Start a search that is due, or take its answer. Returns a plan for which the attempt has to end."""
         if self._plan is None or self._left is not None:
             return None
-        if self._planner.busy(KEY):
-            return self._answered()
-        if self._is_due():
-            self._search(self._plan)
+        try:
+            if self._planner.busy(KEY):
+                return self._answered()
+            if self._is_due():
+                self._search(self._plan)
+        except (UserError, OSError) as error:
+            self._note(f"the run keeps its plan, since planning again failed: {error}")
         return None
 
     def changed(self) -> NextPlan | None:
@@ -105,7 +117,12 @@ class Replanner:
             return None
         self._left = None
         self._forget_steps()
-        if self._run.read_plan().digest != left.plan.digest:
+        try:
+            is_taken = self._run.read_plan().digest == left.plan.digest
+        except UserError as error:
+            self._note(f"whether the ranks have taken the other plan is unknown: {error}")
+            return None
+        if not is_taken:
             return None  # the ranks refused it, and say why
         self._plan = left.plan
         return left
@@ -115,25 +132,31 @@ class Replanner:
         return self._drifted_at is not None and self._clock() >= self._drifted_at + patience
 
     def _search(self, plan: Plan) -> None:
-        timelines = self._drifted_timelines()
-        if not timelines or not self._run.profile.exists():
-            return  # without a profile the run was given a plan, and nothing was measured
-        self._num_searches += 1
-        self._note("steps have drifted from the prediction: searching for another plan next to the run")
+        if not self._run.profile.exists():
+            return  # the run was given a plan, and nothing was measured
+        paths = self._drifted_timelines()
+        if len(paths) < NUM_TIMELINES:
+            return
+        self._num_searches += 1  # first, so that after an error the next search also waits for longer
+        self._searched_drift = self._drifted_at
+        timelines = tuple(read_timeline(path) for path in paths)
         request = PlanningRequest(spec=self._spec, profile=self._run.read_profile(), plan=plan, timelines=timelines)
         self._planner.start(KEY, request)
+        self._note("steps have drifted from the prediction: searching for another plan next to the run")
 
-    def _drifted_timelines(self) -> tuple[Timeline, ...]:
-        """The newest timelines of drifted steps; empty while there are too few."""
+    def _drifted_timelines(self) -> list[Path]:
+        """The newest `NUM_TIMELINES` timelines of drifted steps, or all if there are fewer."""
         steps = sorted((int(path.stem.removeprefix("step-")), path) for path in self._run.timelines.glob("step-*.json"))
         drifted = [path for step, path in steps if self._drifted_step <= step <= self._step]
-        if len(drifted) < NUM_TIMELINES:
-            return ()
-        return tuple(_read_timeline(path) for path in drifted[-NUM_TIMELINES:])
+        own = [path for path in drifted if path.stat().st_mtime_ns != self._earlier_timelines.get(path)]
+        return own[-NUM_TIMELINES:]
 
     def _answered(self) -> NextPlan | None:
         answer = self._planner.poll(KEY)
         if answer is None:
+            return None
+        if self._drifted_at is None or self._drifted_at != self._searched_drift:
+            self._note("the run keeps its plan: the drift has ended while another plan was searched")
             return None
         if answer.replanning is None:
             self._note(f"no other plan: {answer.error}")
@@ -149,10 +172,6 @@ class Replanner:
         following = NextPlan(plan=choice.option.plan, profile=replanning.profile)
         if choice.option.restart_reasons:
             return following
-        self._left = following
         write_json(self._run.next_plan, following.plan.to_manifest())
+        self._left = following
         return None
-
-
-def _read_timeline(path: Path) -> Timeline:
-    return Timeline.from_manifest(jsontext.load(path.read_text()))

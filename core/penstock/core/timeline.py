@@ -33,7 +33,7 @@ class Event(Manifest):
     """One span on one rank; times in nanoseconds from the step's start. ``action`` is the action's text.
 
     ``collective_ns`` of a compute action is the time in which its rank only waited for the other shards
-    (`penstock.core.sharding`), without collectives next to compute. It is not measured on CUDA.
+    (`penstock.core.sharding`), without collectives next to compute.
     """
 
     rank: int

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from penstock.core.job import JobSpec
+from penstock.core.errors import UserError
+from penstock.core.job import JobSpec, Objective
 from penstock.core.plan import Plan
 from penstock.core.plan_change import restart_reasons
 from penstock.core.profile import Profile
@@ -18,6 +20,7 @@ from penstock.planner.compile import schedule_of
 from penstock.planner.decide import decide
 from penstock.planner.judge import Reporter
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.problem import Problem
 from penstock.planner.replay import simulated
 
 MOST_ROUNDS, CLOSE = 8, 1e-3
@@ -35,7 +38,7 @@ def replan(
     Raises:
         UserError: the plan is too large to be simulated action by action, or nothing fits.
     """
-    factors = _factors(profile, plan, measured)
+    factors = factors_of(profile, plan, measured)
     now = corrected(profile, factors)
     return Replanning(
         profile=now,
@@ -45,16 +48,22 @@ def replan(
     )
 
 
-def _factors(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> tuple[float, ...]:
+def factors_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> tuple[float, ...]:
     """The factors with which a simulated step has the measured compute times.
 
     Ranks that share a machine slow each other down while they compute. A slower rank computes for longer, next to more
     work of the others, so one ratio of times is no factor yet: it is corrected by the simulation that it leads to.
+
+    The simulated time of a pipeline rank is that of its slowest device, among all replicas and shards. Each device is
+    compared with its own part of that time.
     """
     factors = np.ones(profile.num_ranks)
+    devices = np.array(plan.devices or range(plan.num_ranks)).reshape(plan.dp, plan.pp, plan.tp)
     for _ in range(MOST_ROUNDS):
-        timeline = simulated(plan, corrected(profile, factors.tolist())).timeline
-        rest = np.array(device_factors(plan, timeline, measured, profile.num_ranks))
+        now = corrected(profile, factors.tolist())
+        slowness = np.array(now.slowness or (1.0,) * profile.num_ranks)[devices]
+        rest = np.array(device_factors(plan, simulated(plan, now).timeline, measured, profile.num_ranks))
+        rest[devices] *= slowness.max(axis=(0, 2), keepdims=True) / slowness
         factors *= rest
         if np.abs(rest - 1).max() < CLOSE:
             break
@@ -66,15 +75,27 @@ def _options(spec: JobSpec, profile: Profile, plan: Plan, new_reporter: NewRepor
     best = _option(spec, profile, plan, new_reporter("of any plan"))
     yield best
     if best.restart_reasons and plan.blocks is not None:
-        option = _option(_with_layout(spec, plan), profile, plan, new_reporter("of the same stages"))
-        if not option.restart_reasons:
-            yield option
+        with contextlib.suppress(UserError):  # the best plan of all remains an option
+            option = _option(_with_layout(spec, plan), profile, plan, new_reporter("of the same stages"))
+            if not option.restart_reasons:
+                yield option
 
 
 def _option(spec: JobSpec, profile: Profile, plan: Plan, reporter: Reporter | None) -> PlanOption:
-    best = decide(problem_from_profile(spec, profile), reporter=reporter).plan
+    best = decide(_problem(spec, profile, plan), reporter=reporter).plan
     ranks, other_ranks = schedule_of(plan).stage_ranks, schedule_of(best).stage_ranks
     return PlanOption(plan=best, restart_reasons=restart_reasons(plan, ranks, best, other_ranks))
+
+
+def _problem(spec: JobSpec, profile: Profile, plan: Plan) -> Problem:
+    """The planning problem; for a job with a budget, or for cost, of as many devices as ``plan`` uses.
+
+    On equally many devices a shorter step is also a cheaper one, so the comparison of steps suffices.
+    """
+    problem = problem_from_profile(spec, profile)
+    if spec.budget is None and spec.objective is not Objective.COST:
+        return problem
+    return dataclasses.replace(problem, min_devices=plan.num_ranks, most_devices=plan.num_ranks, _divided={})
 
 
 def _with_layout(spec: JobSpec, plan: Plan) -> JobSpec:
