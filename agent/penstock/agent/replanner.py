@@ -172,6 +172,6 @@ class Replanner:
         following = NextPlan(plan=choice.option.plan, profile=replanning.profile)
         if choice.option.restart_reasons:
             return following
+        self._left = following  # first, so that `changed` also settles a write that failed
         write_json(self._run.next_plan, following.plan.to_manifest())
-        self._left = following
         return None
