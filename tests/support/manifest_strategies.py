@@ -317,6 +317,7 @@ def _jobs(draw: st.DrawFn) -> JobSpec:
         policy = tuple(draw(_of(Remakes)) for _ in stages)
         fields["parallelism"] = dataclasses.replace(fields["parallelism"], recompute=policy)
     fields["resources"] = dataclasses.replace(fields["resources"], ranks=64)
+    fields["deadline_seconds"] = draw(st.none() | st.integers(1, 2**53 - 1))
     types = [ReductionType.FP32] if fields["training"].precision is Precision.FP64 else list(ReductionType)
     reduction_type = draw(st.sampled_from(types))
     fields["training"] = dataclasses.replace(fields["training"], global_batch=8, gradient_reduction_type=reduction_type)
