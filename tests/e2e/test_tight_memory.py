@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec
+from penstock.core.job import API_VERSION, JobSpec, PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from penstock.core.remaking import Recompute
@@ -43,6 +43,13 @@ def spec_with(steps: int, memory_bytes: int) -> dict[str, Any]:
     return {**WIDE, "resources": resources, "training": small_training(steps)}
 
 
+def roomy_job(on: Installed) -> PipelineJob:
+    """The job with much memory; its vocabulary is that of its tokenizer."""
+    spec = small_spec(on.cluster.image, **spec_with(STEPS, ROOMY_BYTES))
+    head = {"apiVersion": API_VERSION, "kind": "PipelineJob", "metadata": {"name": "roomy"}}
+    return PipelineJob.from_manifest({**head, "spec": spec})
+
+
 def least_bytes(spec: JobSpec, profile: Profile) -> int:
     """The least memory of a rank, to a MiB, with which the job can be planned."""
     low, high = 1, ROOMY_BYTES // MEBIBYTE
@@ -71,8 +78,7 @@ def test_a_job_that_fits_only_with_both_goes_on_after_a_pod_is_lost(on: Installe
     with offering(on, CORES):
         measured = submitted(on, "roomy", **spec_with(1, ROOMY_BYTES))
         measured.wait_for(Phase.SUCCEEDED)
-        spec = JobSpec.from_manifest(small_spec(on.cluster.image, **spec_with(STEPS, ROOMY_BYTES)))
-        limit = only_with_both(spec, measured.run(1).read_profile())
+        limit = only_with_both(roomy_job(on).spec, measured.run(1).read_profile())
 
         tight = spec_with(STEPS, limit)
         job = submitted(on, "tight", **tight)
