@@ -155,6 +155,7 @@ EXAMPLES: dict[str, Any] = {
         "profile": DIGEST,
         "cluster": None,
         "plan": None,
+        "runTime": None,
         "cost": None,
     },
     "PlanRequestPage": {"items": [_REQUEST_ROW]},
