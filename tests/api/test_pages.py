@@ -295,7 +295,7 @@ def test_what_if_begins_with_a_job_that_is_there(service: Service) -> None:
     base, spec = base_of(client, link), job.manifest["spec"]
     assert (base["job"]["spec"]["model"], base["job"]["spec"]["training"]) == (spec["model"], spec["training"])
     assert (base["job"]["metadata"]["namespace"], base["job"]["metadata"]["name"]) == ("team", "mine")
-    assert chosen(client, link) == ["2", "80Gi", "250e9", "2", "32"]
+    assert chosen(client, link) == ["2", "80Gi", "250e9", "2", "32", "2"]
     assert "/jobs/team/mine" in read(client, link).links
     assert client.post("/v1/plans", json=base).status_code == 202
 
