@@ -188,7 +188,9 @@ def _hardware_of_plan(folder: Path, cluster: Path | None, profile: Path | None) 
 
 
 def plan_data(plan: Plan, cost: Cost | None, run_time: RunTime | None = None) -> dict[str, Any]:
-    """Return the plan as data, with the time of all steps if it is predicted, and with ``cost`` if there is a price."""
+    """Return the plan as data, with the time and the ``cost`` of all steps if there is a price."""
+    if cost is None:
+        return plan.to_manifest()
     documents = {RUN_TIME: run_time, COST: cost}
     return plan.to_manifest() | {name: value.to_manifest() for name, value in documents.items() if value is not None}
 

@@ -15,7 +15,7 @@ from penstock.core.timeline import Timeline
 T = TypeVar("T")
 
 COST, RUN_TIME = "cost", "runTime"
-"""Fields that `penstock plan` adds to a plan: the cost if a price is given, and the time of all steps."""
+"""Fields that `penstock plan` adds to a plan if a price is given."""
 
 
 def read_profile(path: Path) -> Profile:
