@@ -16,13 +16,12 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.prediction import example_job
-from benchmarks.support import write_results
+from benchmarks.support import measured_under_quota, write_results
 
 from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
@@ -31,7 +30,7 @@ from penstock.core.records import WARM_UP_STEPS
 from penstock.core.run.folder import RunDir
 from penstock.core.run.rank_status import read_status, status_path
 from penstock.core.serialization import yamltext
-from tools.cpu_quota import PERIOD_MICROSECONDS, CpuQuota, QuotaError, cpu_quota
+from tools.cpu_quota import PERIOD_MICROSECONDS, CpuQuota, cpu_quota
 
 STEPS, SLOWED_AT, LAST = 300, 40, 40
 SLOW_RANK, SHARE = 1, 0.5
@@ -181,11 +180,8 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measure and write the table; 1 if the prediction or the losses miss their bars."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            results = measured(Path(folder))
-    except QuotaError as missing:
-        sys.stderr.write(f"NOT RUN: {missing}\n")
+    results = measured_under_quota(measured)
+    if results is None:
         return 2
     write_results("replanning", json.dumps(results), table)
     is_replanned = results["replanned_after_seconds"] is not None

@@ -6,9 +6,13 @@ import datetime as dt
 import json
 import os
 import platform
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tools.cpu_quota import QuotaError
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -28,6 +32,16 @@ def _processor() -> str:
 
 def _memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def measured_under_quota(measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+    """The results of ``measure`` in a temporary folder; None, and a line on stderr, if processes cannot be limited."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return measure(Path(folder))
+    except QuotaError as missing:
+        sys.stderr.write(f"NOT RUN: {missing}\n")
+        return None
 
 
 def write_results(name: str, text: str, table: Callable[[dict[str, Any]], str]) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +28,7 @@ from benchmarks.prediction import (
     example_job,
 )
 from benchmarks.quiet import MOST_DRIFT
-from benchmarks.support import write_results
+from benchmarks.support import measured_under_quota, write_results
 
 from penstock.agent.launch import Ranks
 from penstock.core.job import PipelineJob
@@ -38,7 +36,7 @@ from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.replay import candidate_of, placement_of
-from tools.cpu_quota import PERIOD_MICROSECONDS, CpuQuota, QuotaError, cpu_quota, effective_shares
+from tools.cpu_quota import PERIOD_MICROSECONDS, CpuQuota, cpu_quota, effective_shares
 
 SLOW_RANK, SHARE = 1, 0.5
 CHECKED, MOST_DEVIATION = (0.3, 0.6, 1.0), 0.03
@@ -153,11 +151,8 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     """Measure and write the table; 1 if the gain or the error misses its target, 2 if limits cannot be set here."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            results = measured(Path(folder))
-    except QuotaError as missing:
-        sys.stderr.write(f"NOT RUN: {missing}\n")
+    results = measured_under_quota(measured)
+    if results is None:
         return 2
     write_results("unequal_ranks", json.dumps(results), table)
     return int(gain(results) < LEAST_GAIN or abs(error(results)) > MOST_ERROR)

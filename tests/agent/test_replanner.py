@@ -206,6 +206,15 @@ def test_without_a_profile_no_timeline_is_read(tmp_path: Path) -> None:
     assert scene.notes == []
 
 
+def test_a_file_that_no_step_wrote_is_no_timeline(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.run.timelines.mkdir(parents=True, exist_ok=True)
+    (scene.run.timelines / "step-copy.json").write_text("{")
+    scene.steps(LONG, 2.0)
+    (request,) = scene.planner.requests
+    assert request.timelines == (TIMELINE,) * 3
+
+
 def test_timelines_of_an_earlier_attempt_are_not_those_of_this_plan(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     earlier = dataclasses.replace(TIMELINE, step_ns=2 * TIMELINE.step_ns)

@@ -146,7 +146,8 @@ class Replanner:
 
     def _drifted_timelines(self) -> list[Path]:
         """The newest `NUM_TIMELINES` timelines of drifted steps, or all if there are fewer."""
-        steps = sorted((int(path.stem.removeprefix("step-")), path) for path in self._run.timelines.glob("step-*.json"))
+        paths = {path: path.stem.removeprefix("step-") for path in self._run.timelines.glob("step-*.json")}
+        steps = sorted((int(step), path) for path, step in paths.items() if step.isdecimal())
         drifted = [path for step, path in steps if self._drifted_step <= step <= self._step]
         own = [path for path in drifted if path.stat().st_mtime_ns != self._earlier_timelines.get(path)]
         return own[-NUM_TIMELINES:]

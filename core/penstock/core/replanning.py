@@ -158,11 +158,12 @@ def choose(replanning: Replanning, steps_left: int, restart_seconds: float) -> C
     }
     best = max(saved, key=lambda index: saved[index], default=None)
     if best is None:
-        return Choice(option=None, reason=f"{cause}; no plan has a step shorter than {format_seconds(present)} by 5 %")
+        reason = f"{cause}; no plan was found that shortens the step of {format_seconds(present)} by {LEAST_GAIN:.0%}"
+        return Choice(option=None, reason=reason)
     option = replanning.options[best]
     steps = f"a step of {format_seconds(option.step_seconds)} instead of {format_seconds(present)}"
     cost = f"{format_seconds(_cost(option, restart_seconds))} for {_how(option)}"
-    if not pays(steps_left, present - option.step_seconds, _cost(option, restart_seconds)):
+    if saved[best] <= 0:
         reason = f"{cause}; another plan has {steps}, which does not pay for {steps_left} more steps: it costs {cost}"
         return Choice(option=None, reason=reason)
     reason = f"{cause}; another plan has {steps}, and saves {format_seconds(saved[best])} after {cost}"

@@ -53,13 +53,35 @@ class Watched:
     optional: bool = False
 
 
-class Watcher:
+class Contact:
+    """Times of the last contact with the cluster. Subclasses keep them: ``_received_at`` of the last list or event,
+    ``_responded_at`` of the last answer or error.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._received_at = self._responded_at = clock()
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the cluster last sent a list or an event. One comes every minute: a watch is renewed, or a list
+        repeated.
+        """
+        return self._clock() - self._received_at
+
+    @property
+    def stuck_seconds(self) -> float:
+        """Seconds since the last answer or error: an unreachable cluster does not count as stuck."""
+        return self._clock() - self._responded_at
+
+
+class Watcher(Contact):
     """One watch in a thread of its own. ``synced`` is set after the first full list."""
 
     def __init__(self, kube: Source, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
-        self._kube, self._watched, self._namespace, self._clock = kube, watched, namespace, clock
+        super().__init__(clock)
+        self._kube, self._watched, self._namespace = kube, watched, namespace
         self._ending = threading.Event()
-        self._received_at = self._responded_at = clock()
         self._is_reported_missing = False
         self.synced = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{watched.resource.plural}", daemon=True)
@@ -68,16 +90,6 @@ class Watcher:
     def name(self) -> str:
         """The plural of the watched resource."""
         return self._watched.resource.plural
-
-    @property
-    def silent_seconds(self) -> float:
-        """Seconds since the cluster last sent a list or a change; a watch is renewed every minute."""
-        return self._clock() - self._received_at
-
-    @property
-    def stuck_seconds(self) -> float:
-        """Seconds since the thread last got an answer or an error: an unreachable cluster does not count as stuck."""
-        return self._clock() - self._responded_at
 
     def start(self) -> None:
         """Start the thread."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from penstock.core.errors import PenstockError
 from penstock.kube.resources import JOBS, Resource
 from penstock.kube.transport import KubeError, Listing
+from penstock.kube.watching import Contact
 from penstock.operator.cache import Cache
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ class Lister(Protocol):
         ...
 
 
-class JobFeed:
-    """Passes PipelineJobs on to the cache. ``synced`` is set after the first list.
+class JobFeed(Contact):
+    """Passes PipelineJobs on to the cache. ``synced`` is set after the first list. A list comes every minute, even if
+    kopf's watch is dead.
 
     ``on_unwatched`` is called in the feed's thread when kopf has to begin again in order to watch PipelineJobs, but not
     before the first `expect_watch`: kopf does not look for kinds before its first start has ended.
@@ -57,8 +59,8 @@ class JobFeed:
     name = JOBS.plural
 
     def __init__(self, kube: Lister, cache: Cache, namespace: str, clock: Callable[[], float]) -> None:
-        self._kube, self._cache, self._namespace, self._clock = kube, cache, namespace, clock
-        self._received_at = self._responded_at = clock()
+        super().__init__(clock)
+        self._kube, self._cache, self._namespace = kube, cache, namespace
         self._is_missing = self._is_watch_expected = False
         self._is_ending = False
         self._changed = threading.Condition()
@@ -67,16 +69,6 @@ class JobFeed:
         self.on_unwatched: Callable[[], None] = lambda: None
         self._audit = WatchAudit()
         self._thread = threading.Thread(target=self._run, name="list-pipelinejobs", daemon=True)
-
-    @property
-    def silent_seconds(self) -> float:
-        """Seconds since the cluster last sent a list or an event; a list every minute, even if the watch is dead."""
-        return self._clock() - self._received_at
-
-    @property
-    def stuck_seconds(self) -> float:
-        """Seconds since a list was last answered or failed: an unreachable cluster does not count as stuck."""
-        return self._clock() - self._responded_at
 
     def start(self) -> None:
         """Start the thread, which lists at once."""

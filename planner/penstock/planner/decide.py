@@ -130,11 +130,8 @@ def decide_if_possible(
     """As `decide`, but None if there is no plan, or the search takes too long: without a search for the remedy."""
     try:
         check_pins(problem, DEFAULT_RECEIVE_AHEAD)
-    except UserError:
-        return None
-    if next(all_meshes(problem), None) is None:
-        return None
-    try:
+        if next(all_meshes(problem), None) is None:
+            return None
         return _decided(Simulated(problem), budget, reporter)
     except (NothingFitsError, UserError):
         return None

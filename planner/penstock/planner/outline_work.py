@@ -167,8 +167,12 @@ def holding_alike(problem: Problem, mesh: Mesh, schedule: str) -> tuple[str, boo
     """A key that is the same for all schedules whose outlines have the same `OutlineMemory`."""
     if schedule not in BUILT_IN:
         return schedule, False
-    name = "1f1b" if schedule in LIKE_1F1B else schedule if schedule == "gpipe" else "zb"
-    return name, stages_per_rank(problem, mesh, schedule) > 1
+    is_virtual = stages_per_rank(problem, mesh, schedule) > 1
+    if schedule in LIKE_1F1B:
+        schedule = "1f1b"
+    elif schedule != "gpipe":
+        schedule = "zb"
+    return schedule, is_virtual
 
 
 def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:

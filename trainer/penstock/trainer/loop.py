@@ -51,7 +51,7 @@ def train(session: Session, attempt: int, listener: TrainingListener) -> Outcome
         if stopped or step == training.steps or step % checkpoint_every == 0:
             listener.saving()
             listener.saved(session.save(step, attempt).step)
-        if totals.notice & Notice.NEW_PLAN and not stopped and step < training.steps:
+        if Notice.NEW_PLAN in totals.notice and not stopped and step < training.steps:
             problem = session.change_plan()
             listener.changed_plan(session.plan, problem)
             stopwatch = Stopwatch(session)

@@ -17,6 +17,9 @@ from penstock.view.theme import css_variables
 WIDE: Final = 1118
 NARROW: Final = 334
 
+COLUMNS: Final = ("mesh", "step", "all steps", "cost", "per million tokens", "tokens/s/device")
+"""Headers of a table of points after the devices."""
+
 _STYLE: Final = """
 .frontier{background:var(--surface);font-family:var(--sans);font-size:12px;font-variant-numeric:tabular-nums}
 .frontier text{fill:var(--muted)}.frontier .middle{text-anchor:middle}.frontier .end{text-anchor:end}
@@ -34,15 +37,15 @@ _MARGIN: Final = 1.08
 def frontier_card(frontier: Frontier) -> Markup:
     """The frontier as a picture and as a table, whose rows have the picture's numbers."""
     picture = drawing(frontier_svg(frontier, width=WIDE), frontier_svg(frontier, width=NARROW))
-    headers = ("", "devices", "mesh", "step", "all steps", "cost", "per million tokens", "tokens/s/device")
-    rows = [_row(number, point) for number, point in enumerate(frontier.points, 1)]
+    headers = ("", "devices", *COLUMNS)
+    rows = [(f"{number}", *cells_of(point)) for number, point in enumerate(frontier.points, 1)]
     listing = table(headers, rows, numbers=range(3, len(headers)))
     return Markup(card(listing, paragraphs([frontier.meaning]), title="Time against money") + picture)
 
 
-def _row(number: int, point: FrontierPoint) -> tuple[str, ...]:
+def cells_of(point: FrontierPoint) -> tuple[str, ...]:
+    """A point's row in a table: its devices, and then the `COLUMNS`."""
     return (
-        f"{number}",
         point.devices,
         point.mesh,
         format_seconds(point.step_seconds),

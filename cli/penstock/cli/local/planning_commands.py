@@ -29,12 +29,13 @@ from penstock.core.run.documents import COST, RUN_TIME, read_plan, read_profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically, write_json
-from penstock.core.speed import format_rate, speed_columns
+from penstock.core.speed import speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
 from penstock.planner.worker.protocol import Progress
 from penstock.planner.worker.searching import answer_of, best_plans_for, plan_for, planning_request
+from penstock.view.frontier import COLUMNS, cells_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -259,18 +260,9 @@ def _frontier_lines(frontier: Frontier) -> list[RenderableType]:
     """The frontier as a table, and its meaning."""
     from rich.table import Table
 
-    headers = ("frontier", "mesh", "step", "all steps", "cost", "per million tokens", "tokens/s/device")
-    table = Table(*headers, box=None, padding=(0, 2))
+    table = Table("frontier", *COLUMNS, box=None, padding=(0, 2))
     for point in frontier.points:
-        table.add_row(
-            point.devices,
-            point.mesh,
-            format_seconds(point.step_seconds),
-            format_seconds(point.run_seconds),
-            format_amount(point.cost),
-            format_amount(point.cost_per_million_tokens),
-            format_rate(point.tokens_per_second_per_device),
-        )
+        table.add_row(*cells_of(point))
     return [table, frontier.meaning]
 
 
