@@ -12,7 +12,7 @@ from penstock.agent import replanner
 from penstock.agent.run_state import PhaseChange
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
-from penstock.core.replanning import PlanOption, Replanning
+from penstock.core.replanning import Drift, PlanOption, Replanning
 from penstock.core.serialization.files import write_json
 from penstock.planner.worker.protocol import Answer
 from tests.support.fake_planner import FakePlanner
@@ -32,13 +32,12 @@ CORRECTED: Profile = dataclasses.replace(sample_profile(), slowness=(1.0, 2.0))
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scripts' steps take no time of their own: the simulated clock gains a twentieth of a second with each."""
     monkeypatch.setattr(replanner, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(replanner, "RESTART_SECONDS", 1.0)
 
 
 def drifted(root: Path, *reasons: str, **policy: Any) -> Bench:
     """A run whose steps are far slower than predicted, and a planner that knows another plan and predicts it well."""
     option = PlanOption(plan=OTHER, restart_reasons=reasons)
-    replanning = Replanning(profile=CORRECTED, factors=(1.0, 2.0), step_seconds=1.0, options=(option,))
+    replanning = Replanning(profile=CORRECTED, drift=Drift(devices=(1.0, 2.0)), step_seconds=1.0, options=(option,))
     planner = FakePlanner(answer=Answer(plan=PLAN, replanning=replanning))
     bench = Bench(root, FakeWorkers(), planner=planner, runPolicy={"replanOnDrift": True, **policy})
     training = dataclasses.replace(bench.job.spec.training, steps=MANY)
@@ -74,7 +73,7 @@ def test_an_attempt_ends_for_a_plan_that_needs_a_restart(tmp_path: Path) -> None
     assert bench.workers.started == ["prepare", "profile 1", "train 1 on 2", "train 2 on 2"]
     assert [line.partition(":")[0] for line in bench.show.notes][:2] == [
         "steps have drifted from the prediction",
-        "the run goes on by another plan",
+        "the run continues with another plan",
     ]
     (_, (_, from_step)) = bench.show.launches
     assert from_step > 0

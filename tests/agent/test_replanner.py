@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.agent.replanner import KEY, PATIENCE_SECONDS, NextPlan, Replanner
+from penstock.agent.replanner import KEY, PATIENCE_SECONDS, RESTART_STARTS, NextPlan, Replanner
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import WARM_UP_STEPS
-from penstock.core.replanning import WINDOW, PlanOption, Replanning
+from penstock.core.replanning import MOST_TIMELINES, NUM_TIMELINES, WINDOW, Drift, PlanOption, Replanning
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Timeline
@@ -24,6 +24,7 @@ from tests.support.planning import job
 from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
 
 STEPS = 1000
+START_SECONDS = 15.0
 PLAN = sample_plan()
 assert PLAN.prediction is not None
 PREDICTED = PLAN.prediction.step_seconds
@@ -36,7 +37,7 @@ CORRECTED: Profile = dataclasses.replace(sample_profile(), slowness=(1.0, 2.0))
 
 def replanning(*reasons: str) -> Replanning:
     option = PlanOption(plan=OTHER, restart_reasons=reasons)
-    return Replanning(profile=CORRECTED, factors=(1.0, 2.0), step_seconds=2 * PREDICTED, options=(option,))
+    return Replanning(profile=CORRECTED, drift=Drift(devices=(1.0, 2.0)), step_seconds=2 * PREDICTED, options=(option,))
 
 
 class Scene:
@@ -55,6 +56,7 @@ class Scene:
         spec = dataclasses.replace(spec, training=dataclasses.replace(spec.training, steps=STEPS))
         self.replanner = Replanner(spec, self.run, self.planner, lambda: self.now, self.notes.append)
         self.replanner.begin(PLAN)
+        self.now += START_SECONDS
 
     def steps(self, count: int, ratio: float) -> NextPlan | None:
         """Take steps; the first plan for which the run has to end."""
@@ -94,12 +96,12 @@ def test_a_plan_with_other_stages_ends_the_attempt(tmp_path: Path) -> None:
     assert following == NextPlan(plan=OTHER, profile=CORRECTED)
     (request,) = scene.planner.requests
     assert (request.plan, request.profile) == (PLAN, sample_profile())
-    assert request.timelines == (TIMELINE,) * 3
+    assert request.timelines == (TIMELINE,) * MOST_TIMELINES
     assert [note.partition(":")[0] for note in scene.notes] == [
         "steps have drifted from the prediction",
-        "the run goes on by another plan",
+        "the run continues with another plan",
     ]
-    assert "for a restart, because it changes the stages" in scene.notes[1]
+    assert "for the restart that it needs because it changes the stages" in scene.notes[1]
     assert not scene.run.next_plan.exists()
 
 
@@ -135,7 +137,7 @@ def test_after_each_search_the_next_drift_has_to_last_twice_as_long(tmp_path: Pa
     assert [time - drifted_at for time in begun[:4]] == pytest.approx(
         [PATIENCE_SECONDS * 2**n for n in range(4)], abs=2.0
     )
-    assert scene.notes[1].startswith("no other plan: nothing fits")
+    assert scene.notes[1].startswith("the run keeps its plan: the search found no other one: nothing fits")
 
 
 def test_without_timelines_or_measurements_nothing_is_searched(tmp_path: Path) -> None:
@@ -149,7 +151,8 @@ def test_a_run_near_its_end_keeps_its_plan(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "the stages")
     scene.step = STEPS - LONG - 5
     assert scene.steps(LONG, 2.0) is None
-    assert scene.notes[-1].startswith("the run keeps its plan: device 1 computes 2.00 times as long")
+    assert scene.notes[-1].startswith("the run keeps its plan: device 1 takes 2.00 times as long as measured")
+    assert f"{RESTART_STARTS * START_SECONDS:.0f} s for the restart" in scene.notes[-1]
 
 
 def test_the_end_of_an_attempt_ends_its_search(tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_a_drift_that_ends_during_the_search_keeps_the_plan(
     assert scene.steps(WINDOW, 1.0) is None
     assert scene.steps(3 * WINDOW, later_ratio) is None
     assert not scene.planner.busy(KEY)
-    assert scene.notes[-1] == "the run keeps its plan: the drift has ended while another plan was searched"
+    assert scene.notes[-1] == "the run keeps its plan: the drift ended during the search"
     assert not scene.run.next_plan.exists()
 
 
@@ -212,7 +215,7 @@ def test_a_file_that_no_step_wrote_is_no_timeline(tmp_path: Path) -> None:
     (scene.run.timelines / "step-copy.json").write_text("{")
     scene.steps(LONG, 2.0)
     (request,) = scene.planner.requests
-    assert request.timelines == (TIMELINE,) * 3
+    assert request.timelines == (TIMELINE,) * MOST_TIMELINES
 
 
 def test_timelines_of_an_earlier_attempt_are_not_those_of_this_plan(tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_timelines_of_an_earlier_attempt_are_not_those_of_this_plan(tmp_path: Pa
     scene.timeline = TIMELINE.to_manifest()
     scene.steps(5, 2.0)
     (request,) = scene.planner.requests
-    assert request.timelines == (TIMELINE,) * 3
+    assert request.timelines == (TIMELINE,) * NUM_TIMELINES
     assert len(list(scene.run.timelines.iterdir())) == 4 * LONG, "all timelines are kept"
 
 

@@ -18,12 +18,15 @@ from penstock.core.profile import Profile
 from penstock.core.replanning import (
     CHANGE_SECONDS,
     DRIFTED_RATIO,
+    EQUAL_RATIO,
     LEAST_GAIN,
     NUM_TIMELINES,
     SETTLED_RATIO,
     WINDOW,
+    Drift,
     PlanOption,
     Replanning,
+    as_equal,
     choose,
     corrected,
     device_factors,
@@ -104,18 +107,52 @@ def test_unused_devices_count_as_measured() -> None:
 def test_a_corrected_profile_gives_every_device_its_time(factors: list[float], slowness: list[float]) -> None:
     """The time of a pass on a device is that of the records times the device's slowness."""
     before = dataclasses.replace(profile(num_ranks=3), slowness=tuple(slowness))
-    after = corrected(before, factors)
+    after = corrected(before, Drift(devices=tuple(factors)))
     for old, new in zip(times(before), times(after), strict=True):
         assert new == pytest.approx([time * factor for time, factor in zip(old, factors, strict=True)])
     assert Profile.from_manifest(after.to_manifest()) == after
 
 
+@given(st.floats(0.2, 5.0), st.floats(0.2, 5.0), st.floats(0.5, 2.0))
+def test_communication_and_the_rest_are_factors_of_links_and_collectives(
+    communication: float, rest: float, device: float
+) -> None:
+    before = profile(num_ranks=2)
+    after = corrected(before, Drift(devices=(device, device), communication=communication, rest=rest))
+    for link, old in zip(after.links, before.links, strict=True):
+        seconds = link.latency_seconds + 1e6 / link.bytes_per_second
+        expected = communication * rest * (old.latency_seconds + 1e6 / old.bytes_per_second)
+        assert seconds == pytest.approx(expected)
+    for record, old_record in zip(after.collectives, before.collectives, strict=True):
+        assert record.seconds == pytest.approx(communication * rest * old_record.seconds)
+    assert times(after) == [pytest.approx([device * rest * time for time in row]) for row in times(before)]
+
+
+@given(st.lists(st.floats(0.1, 10.0), max_size=12))
+def test_factors_that_are_about_equal_become_equal(factors: list[float]) -> None:
+    """No factor changes by more than the ratio, factors keep their order, and different ones are clearly different."""
+    equal = as_equal(factors)
+    assert sorted(range(len(factors)), key=lambda i: (equal[i], factors[i])) == sorted(
+        range(len(factors)), key=lambda i: factors[i]
+    )
+    assert all(1 / EQUAL_RATIO < new / old < EQUAL_RATIO for new, old in zip(equal, factors, strict=True))
+    assert as_equal([1.0, 1.05, 2.0, 2.1, 0.99]) == (1.0, 1.0, 2.05, 2.05, 1.0)
+
+
+def test_a_drift_names_its_causes() -> None:
+    assert str(Drift(devices=(1.05, 1.0))) == "everything is about as fast as measured"
+    assert str(Drift(devices=(1.0, 2.0), rest=1.2)) == (
+        "device 1 takes 2.00 times as long as measured, and everything takes 1.20 times as long as measured"
+    )
+    assert str(Drift(devices=(1.0, 1.0), communication=3.0)) == "communication takes 3.00 times as long as measured"
+
+
 def test_devices_that_are_all_slower_alike_have_no_slowness() -> None:
     before = profile(num_ranks=2)
-    after = corrected(before, (2.0, 2.0))
+    after = corrected(before, Drift(devices=(2.0, 2.0)))
     assert after.slowness == ()
     assert after.units[0].alone_seconds == 2 * before.units[0].alone_seconds
-    assert corrected(before, (1.0, 1.0)) == before
+    assert corrected(before, Drift(devices=(1.0, 1.0))) == before
 
 
 def times(measured: Profile) -> list[list[float]]:
@@ -136,7 +173,7 @@ def test_the_option_that_saves_most_is_chosen_if_it_pays(
 ) -> None:
     replanning = Replanning(
         profile=profile(),
-        factors=(1.0, 2.0),
+        drift=Drift(devices=(1.0, 2.0)),
         step_seconds=1.0,
         options=tuple(option(seconds, *(["the stages"] if is_restart else [])) for seconds, is_restart in options),
     )
@@ -156,16 +193,19 @@ def test_the_option_that_saves_most_is_chosen_if_it_pays(
 
 def test_a_choice_states_its_figures() -> None:
     replanning = Replanning(
-        profile=profile(), factors=(1.0, 2.0), step_seconds=1.0, options=(option(0.5, "the stages"), option(0.9))
+        profile=profile(),
+        drift=Drift(devices=(1.0, 2.0)),
+        step_seconds=1.0,
+        options=(option(0.5, "the stages"), option(0.9)),
     )
     assert choose(replanning, 1000, 30.0).reason == (
-        "device 1 computes 2.00 times as long; another plan has a step of 500 ms instead of 1 s, and saves 7 min 50 s "
-        "after 30 s for a restart, because it changes the stages"
+        "device 1 takes 2.00 times as long as measured. The other plan has a step of 500 ms instead of 1 s and saves "
+        "7 min 50 s, after 30 s for the restart that it needs because it changes the stages"
     )
     assert choose(replanning, 40, 30.0).option == option(0.9)
     assert choose(replanning, 10, 30.0).reason == (
-        "device 1 computes 2.00 times as long; another plan has a step of 900 ms instead of 1 s, which does not pay "
-        "for 10 more steps: it costs 2 s for a change in the same processes"
+        "device 1 takes 2.00 times as long as measured. The best other plan has a step of 900 ms instead of 1 s, which "
+        "does not save its cost in 10 more steps: 2 s for a change in the same processes"
     )
 
 

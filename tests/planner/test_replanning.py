@@ -13,13 +13,13 @@ from penstock.core.job import Objective, ResourcesSpec
 from penstock.core.plan import Plan
 from penstock.core.plan_change import restart_reasons
 from penstock.core.profile import Profile
-from penstock.core.replanning import Replanning
+from penstock.core.replanning import Drift, Replanning, corrected
 from penstock.core.timeline import Source, Timeline
 from penstock.core.units import to_seconds
 from penstock.planner.compile import schedule_of
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.replanning import replan
+from penstock.planner.replanning import drift_of, replan
 from penstock.planner.replay import simulated
 from penstock.planner.worker.__main__ import Counter, answer
 from penstock.planner.worker.protocol import Answer, PlanningRequest
@@ -51,7 +51,7 @@ def test_the_plans_are_those_for_the_true_speeds(first: float, second: float) ->
     plan = planned(EQUAL)
     true = slowed(first, second)
     found = replanned(true, plan)
-    assert found.factors == pytest.approx((first, second), rel=1e-3)
+    assert found.drift.devices == pytest.approx((first, second), rel=1e-3)
     best = planned(true)
     assert best.prediction is not None
     assert found.options[0].step_seconds == pytest.approx(best.prediction.step_seconds, rel=5e-3)
@@ -91,13 +91,37 @@ def test_what_the_job_pins_stays_pinned() -> None:
 
 @pytest.mark.parametrize("factor", [1 / 1.09, 1.09])
 def test_a_device_that_is_about_as_fast_counts_as_measured(factor: float) -> None:
-    assert replanned(slowed(1.0, factor), planned(EQUAL)).factors == (1.0, 1.0)
+    assert replanned(slowed(1.0, factor), planned(EQUAL)).drift.slow_devices == ()
+
+
+@pytest.mark.parametrize("factor", [3.0, 10.0])
+def test_slower_links_are_noticed(factor: float) -> None:
+    plan = planned(EQUAL)
+    true = corrected(EQUAL, Drift(devices=(1.0, 1.0), communication=factor))
+    found = replanned(true, plan)
+    assert found.drift.slow_devices == ()
+    assert found.drift.communication == pytest.approx(factor, rel=0.05)
+    assert found.drift.rest == pytest.approx(1.0, abs=0.02)
+    assert found.step_seconds == pytest.approx(to_seconds(simulated(plan, true).timeline.step_ns), rel=5e-3)
+
+
+def test_what_no_device_or_link_explains_is_a_factor_of_everything() -> None:
+    """Here a step is longer than its events."""
+    plan = planned(EQUAL)
+    step = measured_on(slowed(1.0, 2.0), plan)
+    longer = dataclasses.replace(step, step_ns=round(1.2 * step.step_ns))
+    drift = drift_of(EQUAL, plan, (longer,))
+    assert drift.devices == pytest.approx((1.0, 2.0), rel=1e-3)
+    assert drift.communication == 1.0
+    assert drift.rest > 1.15
+    now = corrected(EQUAL, drift)
+    assert simulated(plan, now).timeline.step_ns == pytest.approx(longer.step_ns, rel=0.01)
 
 
 def test_without_drift_the_plan_stays() -> None:
     plan = planned(EQUAL)
     found = replanned(EQUAL, plan)
-    assert found.factors == (1.0, 1.0)
+    assert found.drift == Drift(devices=(1.0, 1.0))
     assert found.profile == EQUAL
     (option,) = found.options
     assert option.plan.stages == plan.stages

@@ -1,8 +1,8 @@
 """Re-planning of a running attempt: watches its steps, has other plans computed next to it, and chooses one.
 
 The rules are those of `penstock.core.replanning`; the search runs in a process of its own. A plan that the running
-ranks can take is left in the run directory, where the first rank finds it. Any other plan is returned, and the caller
-ends the attempt for it, after a checkpoint.
+ranks can change to is written to the run directory, where the first rank finds it. Any other plan is returned, and the
+caller ends the attempt for it, after a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import WARM_UP_STEPS, StepMetrics
-from penstock.core.replanning import NUM_TIMELINES, WINDOW, Replanning, choose, is_drifted
+from penstock.core.replanning import MOST_TIMELINES, NUM_TIMELINES, WINDOW, Replanning, choose, is_drifted
 from penstock.core.run.documents import read_timeline
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
@@ -26,10 +26,12 @@ from penstock.planner.worker.protocol import PlanningRequest
 
 KEY = "the plan of a running job"
 PATIENCE_SECONDS = 20.0
-"""How long steps must have drifted before another plan is searched; twice as long after each search."""
+"""Time for which steps have to drift before a search; doubled after each search."""
 MOST_DOUBLINGS = 12
-RESTART_SECONDS = 30.0
-"""Cost of another attempt on this machine: a checkpoint, new processes, the model's parameters and a first step."""
+RESTART_STARTS = 2.0
+"""Cost of another attempt, in starts like that of the present one: new processes, the model's parameters and a first
+step. The end of an attempt with its checkpoint is assumed to take as long as a start.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +55,10 @@ class Replanner:
         self._spec, self._run, self._planner, self._clock, self._note = spec, run, planner, clock, note
         self._num_searches = 0
         self._plan: Plan | None = None
-        self._left: NextPlan | None = None
+        self._written: NextPlan | None = None
         self._searched_drift: float | None = None
+        self._begun_at = 0.0
+        self._start_seconds: float | None = None
         self._earlier_timelines: dict[Path, int] = {}
         self._forget_steps()
 
@@ -66,26 +70,28 @@ class Replanner:
         self._drifted_step = 0
 
     def begin(self, plan: Plan) -> None:
-        """The ranks run by this plan from now on. Timelines that lie there are those of earlier attempts."""
+        """Watch ranks that start now, with this plan. Timelines that exist already belong to earlier attempts."""
         self.end()
-        self._plan = plan
+        self._plan, self._begun_at = plan, self._clock()
         self._earlier_timelines = {path: path.stat().st_mtime_ns for path in self._run.timelines.glob("step-*.json")}
 
     def end(self) -> NextPlan | None:
-        """The ranks have ended: forget their steps, and end a search.
+        """Forget the steps of ranks that have ended, and cancel a search.
 
-        Returns the plan that they have taken, if `changed` has not returned it before.
+        Return the plan that they changed to, unless `changed` has returned it.
         """
         if self._planner.busy(KEY):
             self._planner.cancel(KEY)
         self._run.next_plan.unlink(missing_ok=True)
         taken = self.changed()
-        self._plan = self._left = None
+        self._plan = self._written = None
         self._forget_steps()
         return taken
 
     def stepped(self, metrics: StepMetrics) -> None:
-        """A step was taken. The first ones after a start are slower and do not count."""
+        """Take the metrics of a step. The first ones after a start are slower and do not count."""
+        if self._start_seconds is None:
+            self._start_seconds = self._clock() - self._begun_at
         self._num_steps, self._step = self._num_steps + 1, metrics.step
         prediction = self._plan.prediction if self._plan else None
         if self._num_steps <= WARM_UP_STEPS or prediction is None:
@@ -98,8 +104,10 @@ class Replanner:
             self._drifted_at, self._drifted_step = self._clock(), metrics.step
 
     def poll(self) -> NextPlan | None:
-        """Start a search that is due, or take its answer. Returns a plan for which the attempt has to end."""
-        if self._plan is None or self._left is not None:
+        """Start a search that is due, or read the answer of the running one. Return a plan for which the attempt has to
+        end, if any.
+        """
+        if self._plan is None or self._written is not None:
             return None
         try:
             if self._planner.busy(KEY):
@@ -111,21 +119,21 @@ class Replanner:
         return None
 
     def changed(self) -> NextPlan | None:
-        """The plan that the ranks have taken since it was left for them; returned once."""
-        left = self._left
-        if left is None or self._run.next_plan.exists():
+        """The plan that the ranks have changed to, returned once."""
+        written = self._written
+        if written is None or self._run.next_plan.exists():
             return None
-        self._left = None
+        self._written = None
         self._forget_steps()
         try:
-            is_taken = self._run.read_plan().digest == left.plan.digest
+            is_taken = self._run.read_plan().digest == written.plan.digest
         except UserError as error:
-            self._note(f"whether the ranks have taken the other plan is unknown: {error}")
+            self._note(f"cannot tell whether the ranks changed their plan: {error}")
             return None
         if not is_taken:
-            return None  # the ranks refused it, and say why
-        self._plan = left.plan
-        return left
+            return None  # the ranks refused it, and their log has the reason
+        self._plan = written.plan
+        return written
 
     def _is_due(self) -> bool:
         patience = PATIENCE_SECONDS * 2 ** min(self._num_searches, MOST_DOUBLINGS)
@@ -145,34 +153,35 @@ class Replanner:
         self._note("steps have drifted from the prediction: searching for another plan next to the run")
 
     def _drifted_timelines(self) -> list[Path]:
-        """The newest `NUM_TIMELINES` timelines of drifted steps, or all if there are fewer."""
+        """The newest `MOST_TIMELINES` timelines of drifted steps, or all if there are fewer."""
         paths = {path: path.stem.removeprefix("step-") for path in self._run.timelines.glob("step-*.json")}
         steps = sorted((int(step), path) for path, step in paths.items() if step.isdecimal())
         drifted = [path for step, path in steps if self._drifted_step <= step <= self._step]
         own = [path for path in drifted if path.stat().st_mtime_ns != self._earlier_timelines.get(path)]
-        return own[-NUM_TIMELINES:]
+        return own[-MOST_TIMELINES:]
 
     def _answered(self) -> NextPlan | None:
         answer = self._planner.poll(KEY)
         if answer is None:
             return None
         if self._drifted_at is None or self._drifted_at != self._searched_drift:
-            self._note("the run keeps its plan: the drift has ended while another plan was searched")
+            self._note("the run keeps its plan: the drift ended during the search")
             return None
         if answer.replanning is None:
-            self._note(f"no other plan: {answer.error}")
+            self._note(f"the run keeps its plan: the search found no other one: {answer.error}")
             return None
         return self._choose(answer.replanning)
 
     def _choose(self, replanning: Replanning) -> NextPlan | None:
-        choice = choose(replanning, self._spec.training.steps - 1 - self._step, RESTART_SECONDS)
+        restart_seconds = RESTART_STARTS * (self._start_seconds or 0.0)
+        choice = choose(replanning, self._spec.training.steps - 1 - self._step, restart_seconds)
         if choice.option is None:
             self._note(f"the run keeps its plan: {choice.reason}")
             return None
-        self._note(f"the run goes on by another plan: {choice.reason}")
+        self._note(f"the run continues with another plan: {choice.reason}")
         following = NextPlan(plan=choice.option.plan, profile=replanning.profile)
         if choice.option.restart_reasons:
             return following
-        self._left = following  # first, so that `changed` also settles a write that failed
+        self._written = following  # set before the write, so that `changed` resets it if the write fails
         write_json(self._run.next_plan, following.plan.to_manifest())
         return None

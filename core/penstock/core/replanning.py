@@ -1,20 +1,21 @@
-"""Re-planning while a job runs: when steps have drifted, which devices are slower than measured, and which plan pays.
+"""Re-planning while a job runs: when steps have drifted, what is slower than measured, and which plan pays.
 
 Problem. A plan suits the hardware that was measured. Hours later another program takes half of a core, or a device
 lowers its clock, and one rank holds up all others.
 
 Idea. The medians of the last `WINDOW` steps show the drift, and timelines of a few of these steps its cause: the ratio
-of a rank's measured compute time to the simulated one is the factor by which its device is slower now. The profile with
-these factors is planned for again, next to the run. `choose` compares the present plan with the new ones, all simulated
-on the corrected profile, so that an error of the prediction as such is on both sides.
+of a rank's measured compute time to the simulated one is the factor by which its device is slower now. If no device is,
+communication is. What is left of the drift is attributed to everything alike. The job is planned again on the profile
+with these factors, next to the run. `choose` compares the present plan with the new ones, all simulated on the
+corrected profile, so that an error of the prediction as such is on both sides.
 
 Example: of two equal ranks the second one computes twice as long since step 400. Steps take 0.9 s instead of 0.5 s. A
-plan that moves units to the first rank would take 0.65 s, after a restart of 30 s. With 600 steps left, 150 s of work
-are saved for 30 s, and the job is stopped for it. With 100 steps left it is not. A plan with other slices and the same
-stages, of 0.8 s, costs one second, since ranks take it between two steps.
+plan that moves units to the first rank would take 0.65 s, after a restart of 30 s. With 600 steps left, 150 s are saved
+at a cost of 30 s, so the attempt is ended. With 100 steps left it is not. A plan with the same stages and other slices,
+with a step of 0.8 s, costs two seconds, since ranks change to it between two steps.
 
-Limits. Predictions err by some percent, so a plan has to be faster by `LEAST_GAIN`. Hardware that changes all the time
-would cost a restart each time: after each re-planning the next drift has to last twice as long.
+Limits. Predictions err, so a plan has to be faster by `LEAST_GAIN`. Hardware that changes all the time would cost a
+restart each time: after each re-planning the next drift has to last twice as long.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ DRIFTED_RATIO, SETTLED_RATIO = 1.3, 1.15
 """Hysteresis: a drifted job counts as settled only well below `DRIFTED_RATIO`, or it would change its state often."""
 WINDOW = 8
 """Number of the newest steps whose median is compared with the prediction."""
-NUM_TIMELINES = 3
-"""Number of timelines of drifted steps that a new plan is based on."""
+NUM_TIMELINES, MOST_TIMELINES = 3, 9
+"""Smallest and largest number of timelines of drifted steps that a new plan is based on."""
 EQUAL_RATIO = 1.1
-"""A device counts as fast as measured up to this factor: cores of a shared machine drift by a tenth."""
+"""Devices whose factors differ by less count as equally fast: cores of a shared machine drift by a tenth."""
 LEAST_GAIN = 0.05
-"""Smallest part of a step that another plan has to save: predictions are wrong by up to 6 %."""
+"""Smallest part of a step that another plan has to save. Most of a prediction's error is on both sides of the
+comparison.
+"""
 CHANGE_SECONDS = 2.0
 """Cost of another plan in the same processes: ranks compile its Program and allocate its arena."""
 
@@ -58,8 +61,8 @@ def is_drifted(step_seconds: Sequence[float], predicted: float, *, was_drifted: 
 
 
 def is_sampled(num_drifted: int) -> bool:
-    """Whether the step after ``num_drifted`` drifted ones gets a timeline: the first three, and three each time that
-    their number has doubled. So a long drift leaves few timelines.
+    """Whether the drifted step with this number, from 1, gets a timeline: steps 1 to 3, 8 to 10, 16 to 18, 32 to 34 and
+    so on, so that a long drift leaves few timelines.
     """
     if num_drifted < WINDOW:
         return 0 < num_drifted <= NUM_TIMELINES
@@ -74,8 +77,7 @@ def pays(steps_left: int, gain_seconds: float, cost_seconds: float) -> bool:
 def device_factors(
     plan: Plan, simulated: Timeline, measured: Sequence[Timeline], num_devices: int
 ) -> tuple[float, ...]:
-    """For every device, how many times as long it computes as it was simulated; 1 for devices that the plan leaves
-    unused.
+    """Measured compute time of every device, divided by the simulated one; 1 for devices that the plan leaves unused.
 
     ``simulated`` is a step of one replica by the profile; ``measured`` are steps of all ranks. Waits for shards inside
     actions do not count.
@@ -91,11 +93,57 @@ def device_factors(
     return tuple(factors)
 
 
-def corrected(profile: Profile, factors: Sequence[float]) -> Profile:
-    """The profile of devices that compute by these factors longer; unit costs stay those of the first device."""
+def as_equal(factors: Sequence[float]) -> tuple[float, ...]:
+    """The factors, where those that differ by less than `EQUAL_RATIO` are replaced by their median.
+
+    Differences that are noise would make devices unequal, and a plan would follow them.
+    """
+    equal = list(factors)
+    order = sorted(range(len(factors)), key=lambda index: factors[index])
+    while order:
+        group = [index for index in order if factors[index] < EQUAL_RATIO * factors[order[0]]]
+        median = statistics.median(factors[index] for index in group)
+        for index in group:
+            equal[index] = median
+        order = order[len(group) :]
+    return tuple(equal)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drift(Manifest):
+    """Factors by which hardware is slower than in a profile: each device, communication, and the ``rest``, which is a
+    factor of devices and communication alike.
+    """
+
+    devices: tuple[float, ...]
+    communication: float = 1.0
+    rest: float = 1.0
+
+    @property
+    def slow_devices(self) -> tuple[int, ...]:
+        """The devices whose own factor is not about 1."""
+        return tuple(device for device, factor in enumerate(self.devices) if not _is_about_one(factor))
+
+    def __str__(self) -> str:
+        """The factors that are not about 1."""
+        names = [(f"device {device} takes", self.devices[device]) for device in self.slow_devices]
+        if not _is_about_one(self.communication):
+            names.append(("communication takes", self.communication))
+        if not _is_about_one(self.rest):
+            names.append(("everything takes", self.rest))
+        texts = [f"{name} {factor:.2f} times as long as measured" for name, factor in names]
+        return ", and ".join(texts) or "everything is about as fast as measured"
+
+
+def _is_about_one(factor: float) -> bool:
+    return 1 / EQUAL_RATIO < factor < EQUAL_RATIO
+
+
+def corrected(profile: Profile, drift: Drift) -> Profile:
+    """The profile of the hardware after ``drift``. Unit costs remain those of the first device."""
     slowness = profile.slowness or (1.0,) * profile.num_ranks
-    now = [slow * factor for slow, factor in zip(slowness, factors, strict=True)]
-    first = now[0]
+    now = [slow * factor * drift.rest for slow, factor in zip(slowness, drift.devices, strict=True)]
+    first, communication = now[0], drift.communication * drift.rest
     units = tuple(
         dataclasses.replace(
             record,
@@ -104,14 +152,27 @@ def corrected(profile: Profile, factors: Sequence[float]) -> Profile:
         )
         for record in profile.units
     )
+    links = tuple(
+        dataclasses.replace(
+            link,
+            latency_seconds=link.latency_seconds * communication,
+            bytes_per_second=link.bytes_per_second / communication,
+        )
+        for link in profile.links
+    )
+    collectives = tuple(
+        dataclasses.replace(record, seconds=record.seconds * communication) for record in profile.collectives
+    )
     relative = tuple(slow / first for slow in now)
     is_even = all(slow == 1.0 for slow in relative)
-    return dataclasses.replace(profile, units=units, slowness=() if is_even else relative)
+    return dataclasses.replace(
+        profile, units=units, links=links, collectives=collectives, slowness=() if is_even else relative
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOption(Manifest):
-    """Another plan, and the reasons for which it needs a restart; empty if the running ranks can take it."""
+    """Another plan, and the reasons why it needs a restart; none if the running ranks can change to it."""
 
     plan: Plan
     restart_reasons: tuple[str, ...] = ()
@@ -125,13 +186,13 @@ class PlanOption(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replanning(Manifest):
-    """The profile corrected by ``factors``, one for each device, and the plans for it.
+    """The profile corrected by ``drift``, and the plans for it.
 
     ``step_seconds`` is the simulated step of the running plan on the corrected profile.
     """
 
     profile: Profile
-    factors: tuple[float, ...]
+    drift: Drift
     step_seconds: float
     options: tuple[PlanOption, ...]
 
@@ -150,7 +211,6 @@ def choose(replanning: Replanning, steps_left: int, restart_seconds: float) -> C
     An option has to shorten the step by `LEAST_GAIN` of it.
     """
     present = replanning.step_seconds
-    cause = _cause(replanning.factors)
     saved = {
         index: steps_left * (present - option.step_seconds) - _cost(option, restart_seconds)
         for index, option in enumerate(replanning.options)
@@ -158,15 +218,15 @@ def choose(replanning: Replanning, steps_left: int, restart_seconds: float) -> C
     }
     best = max(saved, key=lambda index: saved[index], default=None)
     if best is None:
-        reason = f"{cause}; no plan was found that shortens the step of {format_seconds(present)} by {LEAST_GAIN:.0%}"
-        return Choice(option=None, reason=reason)
+        shorter = f"shortens the step of {format_seconds(present)} by {LEAST_GAIN:.0%}"
+        return Choice(option=None, reason=f"{replanning.drift}. No plan was found that {shorter}")
     option = replanning.options[best]
-    steps = f"a step of {format_seconds(option.step_seconds)} instead of {format_seconds(present)}"
+    step = f"has a step of {format_seconds(option.step_seconds)} instead of {format_seconds(present)}"
     cost = f"{format_seconds(_cost(option, restart_seconds))} for {_how(option)}"
     if saved[best] <= 0:
-        reason = f"{cause}; another plan has {steps}, which does not pay for {steps_left} more steps: it costs {cost}"
-        return Choice(option=None, reason=reason)
-    reason = f"{cause}; another plan has {steps}, and saves {format_seconds(saved[best])} after {cost}"
+        left = f"does not save its cost in {steps_left} more steps: {cost}"
+        return Choice(option=None, reason=f"{replanning.drift}. The best other plan {step}, which {left}")
+    reason = f"{replanning.drift}. The other plan {step} and saves {format_seconds(saved[best])}, after {cost}"
     return Choice(option=option, reason=reason)
 
 
@@ -177,10 +237,4 @@ def _cost(option: PlanOption, restart_seconds: float) -> float:
 def _how(option: PlanOption) -> str:
     if not option.restart_reasons:
         return "a change in the same processes"
-    return f"a restart, because it changes {' and '.join(option.restart_reasons)}"
-
-
-def _cause(factors: Sequence[float]) -> str:
-    changed = {device: factor for device, factor in enumerate(factors) if factor != 1}
-    texts = [f"device {device} computes {factor:.2f} times as long" for device, factor in changed.items()]
-    return " and ".join(texts) or "all devices compute as fast as measured"
+    return f"the restart that it needs because it changes {' and '.join(option.restart_reasons)}"

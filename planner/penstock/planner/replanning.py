@@ -1,9 +1,11 @@
-"""Plans for a running job whose devices are no longer as they were measured (`penstock.core.replanning`)."""
+"""Plans for a running job whose hardware is no longer as fast as when it was measured (`penstock.core.replanning`)."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -13,7 +15,7 @@ from penstock.core.job import JobSpec, Objective
 from penstock.core.plan import Plan
 from penstock.core.plan_change import restart_reasons
 from penstock.core.profile import Profile
-from penstock.core.replanning import EQUAL_RATIO, PlanOption, Replanning, corrected, device_factors
+from penstock.core.replanning import Drift, PlanOption, Replanning, as_equal, corrected, device_factors
 from penstock.core.timeline import Timeline
 from penstock.core.units import to_seconds
 from penstock.planner.compile import schedule_of
@@ -24,7 +26,11 @@ from penstock.planner.problem import Problem
 from penstock.planner.replay import simulated
 
 MOST_ROUNDS, CLOSE = 8, 1e-3
-"""The rounds in which factors are corrected, and the correction at which they end."""
+"""Largest number of corrections of a factor, and the relative correction below which they end."""
+MOST_DOUBLINGS, NUM_HALVINGS = 6, 8
+"""The factor of communication is at most this power of two, and at least its inverse; bisection of its logarithm ends
+after this number of steps.
+"""
 
 NewReporter = Callable[[str], Reporter | None]
 
@@ -32,27 +38,45 @@ NewReporter = Callable[[str], Reporter | None]
 def replan(
     spec: JobSpec, profile: Profile, plan: Plan, measured: Sequence[Timeline], new_reporter: NewReporter
 ) -> Replanning:
-    """The profile corrected by measured steps of ``plan``, and the best plans for it: of all, and of those that the
-    running ranks can take. ``new_reporter`` makes the reporter of a search from its name.
+    """Correct the profile by measured steps of ``plan``, and search for plans on it: the best of all plans, and the
+    best of those that the running ranks can change to. ``new_reporter`` makes the reporter of a search from its name.
 
     Raises:
         UserError: the plan is too large to be simulated action by action, or nothing fits.
     """
-    factors = factors_of(profile, plan, measured)
-    now = corrected(profile, factors)
+    drift = drift_of(profile, plan, measured)
+    now = corrected(profile, drift)
     return Replanning(
         profile=now,
-        factors=factors,
+        drift=drift,
         step_seconds=to_seconds(simulated(plan, now).timeline.step_ns),
         options=tuple(_options(spec, now, plan, new_reporter)),
     )
 
 
-def factors_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> tuple[float, ...]:
-    """The factors with which a simulated step has the measured compute times.
+def drift_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> Drift:
+    """What has become slower, by measured steps of ``plan``: some devices, else communication. Both are factors for
+    which the simulated step is as long as the measured one, up to a factor that is attributed to everything alike.
+    """
+    step_ns = statistics.median(timeline.step_ns for timeline in measured)
+    drift = Drift(devices=factors_of(profile, plan, measured))
+    if not drift.slow_devices:
+        now = corrected(profile, drift)
+        drift = dataclasses.replace(drift, communication=communication_factor_of(now, plan, step_ns))
+    for _ in range(MOST_ROUNDS):  # the optimizer's time stays as it is
+        rest = step_ns / simulated(plan, corrected(profile, drift)).timeline.step_ns
+        drift = dataclasses.replace(drift, rest=drift.rest * rest)
+        if abs(rest - 1) < CLOSE:
+            break
+    return drift
 
-    Ranks that share a machine slow each other down while they compute. A slower rank computes for longer, next to more
-    work of the others, so one ratio of times is no factor yet: it is corrected by the simulation that it leads to.
+
+def factors_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> tuple[float, ...]:
+    """The factors of devices for which the simulated compute times equal the measured ones.
+
+    A slower rank also overlaps more work of the other ranks of its machine, and ranks of one machine slow each other
+    down, so the ratio of measured to simulated time is not yet its factor. The step is simulated again with the new
+    factors, until both times agree.
 
     The simulated time of a pipeline rank is that of its slowest device, among all replicas and shards. Each device is
     compared with its own part of that time.
@@ -60,15 +84,39 @@ def factors_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> tu
     factors = np.ones(profile.num_ranks)
     devices = np.array(plan.devices or range(plan.num_ranks)).reshape(plan.dp, plan.pp, plan.tp)
     for _ in range(MOST_ROUNDS):
-        now = corrected(profile, factors.tolist())
+        now = corrected(profile, Drift(devices=tuple(factors.tolist())))
         slowness = np.array(now.slowness or (1.0,) * profile.num_ranks)[devices]
         rest = np.array(device_factors(plan, simulated(plan, now).timeline, measured, profile.num_ranks))
         rest[devices] *= slowness.max(axis=(0, 2), keepdims=True) / slowness
         factors *= rest
         if np.abs(rest - 1).max() < CLOSE:
             break
-    is_changed = (factors > EQUAL_RATIO) | (factors < 1 / EQUAL_RATIO)
-    return tuple(np.where(is_changed, factors, 1.0).tolist())
+    used = devices.ravel()
+    factors[used] = as_equal(factors[used].tolist())
+    return tuple(factors.tolist())
+
+
+def communication_factor_of(profile: Profile, plan: Plan, step_ns: float) -> float:
+    """The factor of the times of links and collectives for which the simulated step takes ``step_ns``.
+
+    It is 1 if no factor explains the difference, as where ranks exchange nothing.
+    """
+
+    def missing_ns(logarithm: float) -> float:
+        drift = Drift(devices=(1.0,) * profile.num_ranks, communication=2.0**logarithm)
+        return step_ns - simulated(plan, corrected(profile, drift)).timeline.step_ns
+
+    missing = missing_ns(0.0)
+    near, far = 0.0, math.copysign(MOST_DOUBLINGS, missing)
+    if missing * missing_ns(far) >= 0:
+        return 1.0
+    for _ in range(NUM_HALVINGS):
+        middle = (near + far) / 2
+        if missing * missing_ns(middle) > 0:
+            near = middle
+        else:
+            far = middle
+    return float(2.0 ** ((near + far) / 2))
 
 
 def _options(spec: JobSpec, profile: Profile, plan: Plan, new_reporter: NewReporter) -> Iterator[PlanOption]:
@@ -99,7 +147,7 @@ def _problem(spec: JobSpec, profile: Profile, plan: Plan) -> Problem:
 
 
 def _with_layout(spec: JobSpec, plan: Plan) -> JobSpec:
-    """The job with all pins on which the state of running ranks depends."""
+    """The job, with everything pinned to ``plan`` on which the state of running ranks depends."""
     pinned = dataclasses.replace(
         spec.parallelism,
         dp=plan.dp,
