@@ -10,10 +10,12 @@ from penstock.agent.mailbox import FolderMailbox
 from penstock.agent.supervisor import Supervisor
 from penstock.core.host.stopping import StopRequests
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.plan import Plan
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Binding, SupervisorRequest
+from penstock.planner.worker.process import Planner
 from tests.support.fake_workers import FakeWorkers, Script
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import FakeDecider, sample_job
@@ -31,13 +33,15 @@ class Bench:
         *,
         decider: FakeDecider | None = None,
         deadline_at: float | None = None,
+        planner: Planner | None = None,
+        plan: Plan | None = None,
     ) -> None:
         self.run = RunDir(root)
         self.run.create()
         self.job = sample_job()
         self.folder = AttemptFolder(root, 3)
         self.folder.path.mkdir(parents=True)
-        self.deadline_at = deadline_at
+        self.deadline_at, self.planner, self.plan = deadline_at, planner, plan or sample_plan()
         self.workers, self.decider = workers or FakeWorkers(), decider or FakeDecider()
         self.requests = StopRequests()
         self.now = 1000.0
@@ -55,6 +59,7 @@ class Bench:
             decider=self.decider,
             requests=self.requests,
             deadline_at=self.deadline_at,
+            planner=self.planner,
             clock=lambda: self.now,
             pause=self.pause,
         )
@@ -85,8 +90,8 @@ class Bench:
         self.folder.request(request).touch()
 
     def bind(self, digest: str | None = None) -> None:
-        write_json(self.run.plan, sample_plan().to_manifest())
-        write_json(self.folder.binding, Binding(plan_digest=digest or sample_plan().digest).to_manifest())
+        write_json(self.run.plan, self.plan.to_manifest())
+        write_json(self.folder.binding, Binding(plan_digest=digest or self.plan.digest).to_manifest())
 
     def serve(self, report: AttemptReport) -> None:
         """What a service does that wants the job done."""

@@ -74,7 +74,6 @@ from penstock.core.lifecycle import LOSSES, AttemptState, Launch, Observation, P
 from penstock.core.plan import Plan
 from penstock.core.processes import ProcessState, failure_changes, observation
 from penstock.core.run.folder import RunDir
-from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport
 from penstock.planner.worker.process import Planner, ProcessPlanner
 from penstock.planner.worker.searching import Report
@@ -229,17 +228,16 @@ class Executor:
         self._better = self._better or self._replanner.poll()
 
     def _take_changed(self, changed: NextPlan | None) -> None:
-        """Follow the ranks, which have written plan.json."""
+        """Follow ranks that have changed their plan."""
         if changed is not None:
             self._plan = changed.plan
-            write_json(self._run.profile, changed.profile.to_manifest())
+            changed.write(self._run)
 
     def _take_better_plan(self) -> None:
         """Make the plan for which the attempt has ended the plan of the next one."""
         if self._better is not None:
             self._plan = self._better.plan
-            write_json(self._run.profile, self._better.profile.to_manifest())
-            write_json(self._run.plan, self._better.plan.to_manifest())
+            self._better.write(self._run)
         self._better = None
 
     def _profile(self) -> Step:

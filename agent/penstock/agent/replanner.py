@@ -41,19 +41,31 @@ class NextPlan:
     plan: Plan
     profile: Profile
 
+    def write(self, run: RunDir) -> None:
+        """Make it the plan of the run directory, and its profile the measured one."""
+        write_json(run.profile, self.profile.to_manifest())
+        write_json(run.plan, self.plan.to_manifest())
+
 
 class Replanner:
     """Watches the attempts of one run. ``note`` receives every decision as a sentence with its figures.
+    ``num_searches`` is the number of searches, or of attempts, before.
 
     `begin` starts with a plan that runs now, `stepped` takes every step, and `poll` does the work that is due. No error
     of that work ends the run: it becomes a note, and the ranks keep their plan.
     """
 
     def __init__(
-        self, spec: JobSpec, run: RunDir, planner: Planner, clock: Callable[[], float], note: Callable[[str], None]
+        self,
+        spec: JobSpec,
+        run: RunDir,
+        planner: Planner,
+        clock: Callable[[], float],
+        note: Callable[[str], None],
+        num_searches: int = 0,
     ) -> None:
         self._spec, self._run, self._planner, self._clock, self._note = spec, run, planner, clock, note
-        self._num_searches = 0
+        self._num_searches = num_searches
         self._plan: Plan | None = None
         self._written: NextPlan | None = None
         self._searched_drift: float | None = None

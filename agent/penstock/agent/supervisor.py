@@ -61,9 +61,10 @@ from pathlib import Path
 from penstock.agent.attempt import Attempt, ProfileDecider
 from penstock.agent.local_launch import holding
 from penstock.agent.mailbox import FolderMailbox, Mailbox
-from penstock.agent.metrics import Growth
+from penstock.agent.metrics import Growth, MetricsFollower
 from penstock.agent.process_tree import offspring_ended
 from penstock.agent.progress_files import profile_progress
+from penstock.agent.replanner import NextPlan, Replanner
 from penstock.agent.shipper import shipping
 from penstock.agent.stalling import StallWatch, Steps
 from penstock.agent.workers import Workers
@@ -79,6 +80,7 @@ from penstock.core.run.folder import RunDir
 from penstock.core.run.lock import locked
 from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Order, SupervisorRequest
+from penstock.planner.worker.process import Planner, ProcessPlanner
 
 POLL_SECONDS = 0.1
 STEP_GRAIN_SECONDS = 5.0
@@ -102,7 +104,7 @@ class Supervisor:
     The attempt fails at ``deadline_at``. ``steps`` creates the source of progress in steps for a run directory. With
     ``watch``, the attempt fails if it makes no progress. A signal ends the attempt immediately, or after a checkpoint
     if ``graceful`` is set. ``clock`` returns seconds since the epoch, ``pause`` sleeps. ``each_poll`` is called before
-    each poll.
+    each poll. With a ``planner``, the attempt is planned again while it runs (`penstock.agent.replanner`).
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Supervisor:
         watch: StallWatch | None = None,
         graceful: bool = False,
         each_poll: Callable[[], None] = lambda: None,
+        planner: Planner | None = None,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -136,6 +139,12 @@ class Supervisor:
         self._steps: Steps | None = None
         self._predicted_step_seconds: float | None = None
         self._measuring = False
+        self._metrics = MetricsFollower(run.metrics)
+        self._replanner: Replanner | None = None
+        if planner is not None:
+            self._replanner = Replanner(job.spec, run, planner, clock, self._note, num_searches=number - 1)
+        self._note_text, self._plan_digest = "", ""
+        self._better: NextPlan | None = None
 
     def run(self) -> AttemptReport:
         """Supervise the attempt until it has ended; return the last report. No process of the attempt is left then."""
@@ -154,6 +163,7 @@ class Supervisor:
             self._publish(replace(self._report, state=state, message="was ended by a signal"))
         finally:
             self._attempt.kill()
+            self._end_replanning()
         return self._report
 
     def _prepare(self) -> None:
@@ -169,7 +179,11 @@ class Supervisor:
             self._publish(replace(self._report, state=AttemptState.FAILED, message=DEADLINE))
             return
         self._fulfil_requests()
-        self._publish(self._watched(self._observe()))
+        self._replan()
+        report = self._watched(self._observe())
+        if report.ended:
+            self._end_replanning()  # first, so that whoever reads of the end also reads of the plan
+        self._publish(replace(report, plan_digest=self._plan_digest))
 
     def _fulfil_requests(self) -> None:
         """Fulfil new requests: stop, measure, or train once the attempt is bound to a plan."""
@@ -204,6 +218,8 @@ class Supervisor:
             raise UserError(what=what, where=f"attempt {self._attempt.number}", remedy=remedy)
         self._steps = self._make_steps(self._run)
         self._predicted_step_seconds = plan.prediction.step_seconds if plan.prediction else None
+        if self._replanner is not None:
+            self._replanner.begin(plan)
         self._attempt.train(plan.num_ranks, None)
 
     def _observe(self) -> AttemptReport:
@@ -216,7 +232,33 @@ class Supervisor:
             done=done,
             total=total,
             last_step_at=self._last_step_at(),
+            replanning=self._note_text,
+            better_plan=self._better is not None,
         )
+
+    def _replan(self) -> None:
+        """Follow the steps, and take note of a plan that the ranks have changed to, or for which they have to end."""
+        if self._replanner is None or self._report.state is not AttemptState.RUNNING:
+            return
+        for metrics in self._metrics.new():
+            self._replanner.stepped(metrics)
+        self._take(self._replanner.changed())
+        self._better = self._better or self._replanner.poll()
+
+    def _take(self, plan: NextPlan | None) -> None:
+        if plan is not None:
+            plan.write(self._run)
+            self._plan_digest = plan.plan.digest
+
+    def _end_replanning(self) -> None:
+        """End a search, and leave the plan for which the attempt has ended to the next one."""
+        if self._replanner is None:
+            return
+        self._take(self._replanner.end())
+        self._take(self._better)
+
+    def _note(self, text: str) -> None:
+        self._note_text = text
 
     def _watched(self, report: AttemptReport) -> AttemptReport:
         """Return the report, as failed if the attempt is stalled: no other process reports a stall."""
@@ -304,6 +346,7 @@ def supervise(
                 requests=requests,
                 deadline_at=order.deadline_at,
                 each_poll=shipper.ensure_running,
+                planner=ProcessPlanner() if job.spec.run_policy.replan_on_drift else None,
             )
             return 0 if supervisor.run().state is not AttemptState.FAILED else 1
     except Exception as error:

@@ -43,7 +43,7 @@ class ProcessState:
     """The newest attempt and the plan. ``claimed``: a supervisor has or had it. ``alive``: something of it is left.
 
     ``mark`` changes with every step that the attempt takes, and is None before the first. ``plan_error`` is the reason
-    of a failed plan. ``better_plan``: another plan is there, for which the attempt is to end.
+    of a failed plan. ``better_plan``: another plan is there, for which the attempt is to end; a supervisor reports it.
     """
 
     claimed: bool = False
@@ -77,7 +77,7 @@ def observation(job: Job[ProcessRecord], state: ProcessState, ages: Ages, now: R
         failed_at=_failed_at(job, ages, now),
         last_step_at=_last_step_at(job, state, ages, now),
         predicted_step_seconds=state.predicted_step_seconds,
-        better_plan=state.better_plan,
+        better_plan=state.better_plan or (report is not None and report.better_plan),
         last_checkpoint=report.last_checkpoint if report else None,
     )
 

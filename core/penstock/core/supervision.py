@@ -68,6 +68,10 @@ class AttemptReport(Manifest):
     ``last_words`` are the last output of the rank at fault; ``done`` and ``total`` count measured points;
     ``last_checkpoint`` is the step of the newest complete one, of any attempt. ``last_step_at`` is when the last step
     was observed, in seconds since the epoch: slightly after the step.
+
+    ``replanning`` is the last decision of planning again. With ``better_plan`` there is a plan for which the attempt is
+    to end. ``plan_digest`` names a plan that the attempt did not begin with and that is now in the run directory:
+    the ranks have changed to it, or the attempt has ended for it.
     """
 
     state: AttemptState
@@ -80,6 +84,9 @@ class AttemptReport(Manifest):
     total: int = 0
     last_checkpoint: int | None = None
     last_step_at: float | None = None
+    replanning: str = ""
+    better_plan: bool = False
+    plan_digest: str = ""
 
     @property
     def ended(self) -> bool:

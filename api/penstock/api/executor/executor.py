@@ -26,6 +26,7 @@ from penstock.api.store import attempts, jobs, profiles
 from penstock.api.store.jobs import ChangedMeanwhileError, StoredJob
 from penstock.api.store.plans import keep_plan
 from penstock.api.store.plans import plan as stored_plan
+from penstock.api.store.replannings import keep_replanning
 from penstock.api.store.sanitize import cleaned
 from penstock.core import jsontext
 from penstock.core.capacity import Demand, Machine, demand_of, lacking
@@ -40,9 +41,10 @@ from penstock.core.plan import Plan
 from penstock.core.processes import ProcessState, failure_changes, observation
 from penstock.core.profile import Profile
 from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import make_folder, write_atomically
-from penstock.core.supervision import Binding, Order, SupervisorRequest
+from penstock.core.supervision import AttemptReport, Binding, Order, SupervisorRequest
 from penstock.core.timeline import Timeline
 from penstock.planner.worker.process import Planner
 from penstock.planner.worker.protocol import PlanningRequest
@@ -112,6 +114,7 @@ class Executor:
         self._resting: dict[str, _ObservedJob] = {}
         self._free: Mapping[str, tuple[str, ...]] = {}
         self._boottime, self._boot_id = boottime, boot_id()
+        self._replannings: dict[str, tuple[int, str]] = {}
         self._ages = Ages()
         self._expiry_poll_at = boottime()
 
@@ -272,6 +275,7 @@ class Executor:
         """Return the observation of the attempt, with the state of its plan and whether the job may start."""
         stored = observed.record
         assert observed.process_state is not None, "a job whose attempt cannot be observed takes no step"
+        self._keep_replanning(stored, observed.process_state.report)
         plan, error = self._plan_step(stored)
         planned = self._plans.get(stored.plan_digest or "")
         state = replace(
@@ -314,6 +318,29 @@ class Executor:
         now = self._service.clock()
         self._service.write(stored.uid, lambda c: keep_plan(c, stored.uid, stored.attempt, plan, now, timeline))
 
+    def _keep_replanning(self, stored: StoredJob, report: AttemptReport | None) -> None:
+        """Store what a supervisor reports of planning again: its last decision, and the plan that the ranks have
+        changed to or that the next attempt runs. A stored plan changes the job's version, so the next turn takes the
+        step.
+        """
+        if report is None or stored.phase not in LIVE:
+            return
+        uid, attempt, now = stored.uid, stored.attempt, self._service.clock()
+        if report.replanning and self._replannings.get(uid) != (attempt, report.replanning):
+            self._service.write(uid, lambda c: keep_replanning(c, uid, attempt, cleaned(report.replanning), now))
+            self._replannings[uid] = (attempt, report.replanning)
+            raise ChangedMeanwhileError("a decision of planning again was stored")
+        if report.plan_digest in ("", stored.plan_digest):
+            return
+        try:
+            plan = RunDir(self._root(stored)).read_plan()
+        except UserError:
+            log.exception("job %s: the plan that its ranks have changed to cannot be read", uid)
+            return
+        if plan.digest == report.plan_digest:
+            self._keep(stored, plan, None)
+            raise ChangedMeanwhileError("a plan was stored")
+
     # Backend: actions
 
     def enter(self, observed: _ObservedJob, entered: SetPhase, now: Reading) -> None:
@@ -347,6 +374,7 @@ class Executor:
     def _forget_planning(self, stored: StoredJob) -> None:
         self._planner.cancel(stored.uid)
         self._no_plan.pop(stored.uid, None)
+        self._replannings.pop(stored.uid, None)
 
     def launch(self, observed: _ObservedJob, launch: Launch, entered: SetPhase | None, now: Reading) -> _ObservedJob:
         """Store the attempt's number, its devices and the phase in one transaction before anything starts, so that no

@@ -243,6 +243,8 @@ def event_text(kind: str, body: Mapping[str, Any]) -> str:
             return f"{body['phase']} ({why})" if why else str(body["phase"])
         case "planned":
             return f"Plan {body['digest'][:12]} for attempt {body['attempt']}"
+        case "replanning":
+            return f"Attempt {body['attempt']}: {body['message']}"
         case "launched":
             return f"Attempt {body['attempt']} launched on {format_count(body['ranks'], 'rank')}"
         case "condition":

@@ -1,0 +1,95 @@
+"""A supervisor plans a running attempt again, and its report has the decision, and the plan for the service."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from penstock.agent import replanner
+from penstock.core.lifecycle import AttemptState
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+from penstock.core.replanning import Drift, PlanOption, Replanning
+from penstock.core.serialization.files import write_json
+from penstock.core.supervision import AttemptReport, SupervisorRequest
+from penstock.planner.worker.protocol import Answer
+from tests.support.fake_planner import FakePlanner
+from tests.support.fake_workers import FakeWorkers, Script
+from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
+from tests.support.supervising import Bench
+
+MANY = 400
+PLAN = sample_plan()
+assert PLAN.prediction is not None
+FAST: Plan = dataclasses.replace(PLAN, prediction=dataclasses.replace(PLAN.prediction, step_seconds=0.05))
+OTHER: Plan = dataclasses.replace(
+    PLAN, receive_ahead=3, prediction=dataclasses.replace(PLAN.prediction, step_seconds=0.25)
+)
+CORRECTED: Profile = dataclasses.replace(sample_profile(), slowness=(1.0, 2.0))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanner, "PATIENCE_SECONDS", 1.0)
+
+
+def drifted(root: Path, *reasons: str) -> Bench:
+    """An attempt whose steps are far slower than predicted, and a planner that knows another plan."""
+    option = PlanOption(plan=OTHER, restart_reasons=reasons)
+    found = Replanning(profile=CORRECTED, drift=Drift(devices=(1.0, 2.0)), step_seconds=1.0, options=(option,))
+    bench = Bench(root, FakeWorkers(), planner=FakePlanner(answer=Answer(plan=PLAN, replanning=found)), plan=FAST)
+    training = dataclasses.replace(bench.job.spec.training, steps=MANY)
+    bench.job = bench.job.with_spec(training=training)
+    timeline = sample_timeline(sample_schedule(2, 1, 1)).to_manifest()
+
+    def sample() -> None:
+        write_json(bench.run.profile, sample_profile().to_manifest())
+        for step in range(MANY):
+            write_json(bench.run.timelines / f"step-{step}.json", timeline)
+
+    bench.workers.scripts = [Script(before=sample)]
+    return bench
+
+
+def test_an_attempt_that_has_to_end_leaves_the_plan_to_the_next_one(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+
+    def serve(report: AttemptReport) -> None:
+        bench.serve(report)
+        if report.better_plan and not report.ended:
+            assert report.plan_digest == ""
+            assert bench.run.read_plan() == FAST
+            bench.request(SupervisorRequest.STOP)
+
+    bench.meanwhile = serve
+    report = bench.supervise()
+    assert (report.state, report.better_plan, report.plan_digest) == (AttemptState.STOPPED, True, OTHER.digest)
+    assert report.replanning.startswith("the run continues with another plan: device 1 takes 2.00 times as long")
+    assert (bench.run.read_plan(), bench.run.read_profile()) == (OTHER, CORRECTED)
+    assert [seen.plan_digest for seen in bench.seen if seen.ended] in ([], [OTHER.digest])
+
+
+def test_ranks_that_change_their_plan_are_followed(tmp_path: Path) -> None:
+    bench = drifted(tmp_path)
+
+    def serve(report: AttemptReport) -> None:
+        bench.serve(report)
+        if bench.run.next_plan.exists():
+            write_json(bench.run.plan, bench.run.read_next_plan().to_manifest())
+            bench.run.next_plan.unlink()
+
+    bench.meanwhile = serve
+    report = bench.supervise()
+    assert (report.state, report.better_plan, report.plan_digest) == (AttemptState.SUCCEEDED, False, OTHER.digest)
+    assert any(seen.state is AttemptState.RUNNING and seen.plan_digest == OTHER.digest for seen in bench.seen)
+    assert bench.run.read_profile() == CORRECTED
+
+
+def test_without_a_planner_nothing_is_planned_again(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+    bench.planner = None
+    report = bench.supervise()
+    assert (report.state, report.better_plan, report.replanning) == (AttemptState.SUCCEEDED, False, "")
+    assert bench.run.read_plan() == FAST
