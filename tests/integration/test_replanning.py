@@ -1,4 +1,4 @@
-"""`penstock run` plans again while real ranks train, and they continue by another plan in the same processes."""
+"""`penstock run` plans again while real ranks train, and they continue with another plan in the same processes."""
 
 from __future__ import annotations
 

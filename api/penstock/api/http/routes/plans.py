@@ -56,8 +56,8 @@ BODY = body(
                 "type": "boolean",
                 "default": False,
                 "description": "Also plan on fewer devices and on those of some kinds alone, at most 13 further "
-                "searches: `plan.prediction.explanation.frontier` has the plans that no other one beats in both time "
-                "and money. It needs a price.",
+                "searches: `plan.prediction.explanation.frontier` has the plans for which no other one is both as fast "
+                "and as cheap. The request needs a price.",
             },
         },
     },
