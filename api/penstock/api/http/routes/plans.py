@@ -145,7 +145,7 @@ def _require_capacity(connection: Connection, namespace: str, by: str) -> None:
     ):
         if count >= most:
             detail, retry = f"{count} requests for plans {what} already", {"Retry-After": str(RETRY_SECONDS)}
-            remedy = "repeat it after the seconds in Retry-After, or cancel requests with DELETE /v1/plans/ID"
+            remedy = "repeat it after the number of seconds in Retry-After, or cancel requests with DELETE /v1/plans/ID"
             raise Problem(kind=kind, detail=detail, remedy=remedy, headers=retry)
 
 
