@@ -2,9 +2,10 @@
 
     ./dev bench front_door
 
-Both operators run as processes against apiservers of this process, which take 6 ms for every write. In bursts they
-alternate, and the reports of running jobs they get at the same time, so that other load on the machine meets both. The
-former operator's sources come from the repository's history. Neither uses uvloop, which the operator's image lacks.
+Both operators run as processes, each against a scripted apiserver in this process that takes 6 ms for every write.
+Bursts alternate between the two operators. Reports of running jobs go to both at the same time, so that other load on
+the machine affects both. The former operator's sources come from the repository's history. Neither uses uvloop, which
+the operator's image lacks.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ main()
 
 
 class SlowApiserver(FakeApiserver):
-    """Takes a while for every write, as one with etcd does."""
+    """A scripted apiserver that takes `WRITE_SECONDS` for every write, like a real one with etcd."""
 
     def answer(self, call: Call) -> Any:
         if call.method != "GET":
@@ -169,15 +170,16 @@ def table(results: dict[str, Any]) -> str:
         f"{results['load'][0]:.1f} after the bursts and {results['load'][1]:.1f} at the end.",
         f"*before* is the operator of commit {BEFORE}, with a watch of its own.",
         "",
-        "| what | before | kopf | wanted |",
+        "| quantity | before | kopf | target |",
         "|---|---:|---:|---:|",
         f"| {BURST_JOBS} jobs at once, median of {len(bursts['kopf'])} | {before['jobs_per_second']:.1f} jobs/s "
         f"| {kopf['jobs_per_second']:.1f} jobs/s | |",
-        f"| the same, median of paired quotients | | {share:.0%} | 90 % |",
-        f"| the same, processor time per job | {before['cpu_ms_per_job']:.1f} ms | {kopf['cpu_ms_per_job']:.1f} ms | |",
+        f"| {BURST_JOBS} jobs at once, median of paired ratios | | {share:.0%} | 90 % |",
+        f"| {BURST_JOBS} jobs at once, processor time per job | {before['cpu_ms_per_job']:.1f} ms "
+        f"| {kopf['cpu_ms_per_job']:.1f} ms | |",
         f"| {STEADY_JOBS} jobs, {steady['kopf']['reports_per_second']:.0f} reports a second | "
         f"{steady['before']['cores']:.3f} cores | {steady['kopf']['cores']:.3f} cores | 0.24 cores |",
-        f"| the same, memory | {steady['before']['mib']:.0f} MiB | {steady['kopf']['mib']:.0f} MiB | |",
+        f"| {STEADY_JOBS} jobs, memory | {steady['before']['mib']:.0f} MiB | {steady['kopf']['mib']:.0f} MiB | |",
         "",
     ]
     return "\n".join(lines)

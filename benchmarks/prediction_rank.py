@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.prediction`: plans visited in turn, or one plan's memory in a process of its own."""
+"""One rank of `benchmarks.prediction`: runs the plans in turn, or measures the memory of one plan in a new process."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     ./dev bench unequal_ranks
 
-The demonstration's job with few sequences. The second rank's process runs for half of every 4 ms, in profiles and in
-training. First the benchmark checks that a process gets the share of a core to which it is limited. Then it plans the
-job twice with the same profiles: with the measured slowness of the second rank, and as if both ranks were equally fast.
-Needs root, for control groups.
+The job is that of the demonstration, with few sequences. The second rank's process runs for half of every 4 ms, in
+profiles and in training. First the benchmark checks that a process gets the share of a core to which it is limited.
+Then it plans the job twice with the same profiles: with the measured slowness of the second rank, and as if both ranks
+were equally fast. Needs root, for control groups.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def measured(folder: Path) -> dict[str, Any]:
     with cpu_quota("penstock-unequal", 1.0) as quota:
         shares = effective_shares(quota, CHECKED)
         if any(abs(share / wanted - 1) > MOST_DEVIATION for share, wanted in zip(shares, CHECKED, strict=True)):
-            raise SystemExit(f"limits to {CHECKED} of a core give {shares}: end other processes, and try again")
+            raise SystemExit(
+                f"processes limited to {CHECKED} of a core got {shares}: stop other processes, and run it again"
+            )
         quota.set(SHARE)
         bench = UnequalBench(folder, example_job(), quota)
         for _ in range(FIRST_PROFILES):

@@ -158,7 +158,10 @@ def test_a_signal_ends_everything(tmp_path: Path, state: AttemptState) -> None:
 
     bench.meanwhile = meanwhile
     report = bench.supervise()
-    assert (report.state, report.message) == (AttemptState.FAILED, "was ended by a signal")
+    assert (report.state, report.message) == (
+        AttemptState.FAILED,
+        "the supervisor received a signal and ended the attempt",
+    )
     assert not report.refused
     assert bench.report == report
 
@@ -172,7 +175,7 @@ def test_a_signal_ends_what_measures(tmp_path: Path) -> None:
             bench.requests(signal.SIGTERM)
 
     bench.meanwhile = meanwhile
-    assert bench.supervise().message == "was ended by a signal"
+    assert bench.supervise().message == "the supervisor received a signal and ended the attempt"
     assert bench.workers.ranks[-1].killed
 
 
@@ -180,5 +183,8 @@ def test_a_signal_cuts_preparing_short(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.workers.prepare_with = lambda: bench.requests(signal.SIGTERM)
     report = bench.supervise()
-    assert (report.state, report.message) == (AttemptState.FAILED, "was ended by a signal")
+    assert (report.state, report.message) == (
+        AttemptState.FAILED,
+        "the supervisor received a signal and ended the attempt",
+    )
     assert bench.workers.started == ["prepare"]

@@ -219,7 +219,7 @@ def test_what_is_no_number_is_refused(client: TestClient, field: str, number: st
         ({**asked_for(), "profile": "0" * 64}, "profile", "cannot be combined"),
         ({**asked_for(), "budget": 3}, "budget", "unknown field"),
         ({"job": job_manifest(), "cluster": {"name": "c"}}, "cluster.device", "is missing"),
-        ({**asked_for(), "cluster": {**asked_for()["cluster"], "numNodes": 0}}, "cluster.numNodes", "not positive"),
+        ({**asked_for(), "cluster": {**asked_for()["cluster"], "numNodes": 0}}, "cluster.numNodes", "less than 1"),
         (with_device(peakFlops=0.0), "cluster.device.peakFlops", "not positive"),
         (with_device(memoryBandwidth=-1.0), "cluster.device.memoryBandwidth", "not positive"),
         (with_device(actionOverheadSeconds=-1.0), "cluster.device.actionOverheadSeconds", "negative"),

@@ -31,7 +31,7 @@ PLACES = {
     "KubernetesSpec": "spec.kubernetes",
     "ClusterProfileSpec": "spec of a ClusterProfile",
     "ClusterSpec": "described hardware",
-    "OtherDevices": "other devices of described hardware",
+    "OtherDevices": "`otherDevices`",
     "DeviceSpec": "device of described hardware",
     "LinkSpec": "link of described hardware",
     "Plan": "a plan",

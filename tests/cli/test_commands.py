@@ -384,7 +384,7 @@ def test_expected_interruptions_are_stated() -> None:
     assert "interruptions" not in shown
     interrupted = RunTime(seconds=7200.0, interruptions=1.234, interruption_seconds=600.0)
     shown = "\n".join(map(str, plan_lines(local_plan(), None, interrupted)))
-    assert "2 h 0 min, of which 10 min 0 s for 1.23 interruptions expected" in shown
+    assert "2 h 0 min, including 10 min 0 s for 1.23 expected interruptions" in shown
 
 
 def test_a_plan_without_a_price_is_a_plan_alone(tmp_path: Path, cluster: str, capsys: Captured) -> None:

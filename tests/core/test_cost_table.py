@@ -30,7 +30,7 @@ def test_columns_have_any_order_and_empty_lines_are_ignored() -> None:
         (HEADER + "mlp,F,1,1,nan\n", "'nan' is not a number"),
         (HEADER + "mpl,F,1,1,1\n", "did you mean mlp?"),
         (HEADER + "mlp,B,1,1,1\n", "'B' is not one of F, I, W"),
-        (HEADER + "mlp,F,0,1,1\n", "t.csv, line 2.tokens: 0 is not positive"),
+        (HEADER + "mlp,F,0,1,1\n", "t.csv, line 2.tokens: 0 is less than 1"),
         (HEADER + "mlp,F,1,1,-1\n", "t.csv, line 2.seconds: -1.0 is negative"),
     ],
 )

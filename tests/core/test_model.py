@@ -127,7 +127,7 @@ def test_gradients_are_as_wide_as_what_they_are_gradients_of() -> None:
         ({"heads": 7}, "not divisible by heads"),
         ({"kv_heads": 3}, "not divisible by kvHeads"),
         ({"heads": 256}, "even head dimension"),
-        ({"layers": 0}, "not positive"),
+        ({"layers": 0}, "less than 1"),
         ({"family": Family.GPT2, "kv_heads": 4}, "grouped-query"),
     ],
 )

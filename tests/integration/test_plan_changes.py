@@ -1,4 +1,4 @@
-"""Ranks that continue by another plan: the same losses in fp64 as without a change, in the same processes."""
+"""Ranks that continue with another plan: the same losses in fp64 as without a change, in the same processes."""
 
 from __future__ import annotations
 

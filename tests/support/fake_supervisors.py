@@ -107,7 +107,7 @@ class FakeAttempt:
     def end(self) -> None:
         """What SIGTERM does: it says that it was ended, unless it had said how it ended."""
         if self.alive and self.report is not None and not self.report.ended:
-            self._tell(AttemptState.FAILED, message="was ended by a signal")
+            self._tell(AttemptState.FAILED, message="the supervisor received a signal and ended the attempt")
         self.alive = False
 
 

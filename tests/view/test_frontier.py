@@ -43,4 +43,4 @@ def test_the_table_numbers_the_marks() -> None:
     card = frontier_card(frontier([(3600.0, 90.0), (7200.0, 80.0)]))
     rows = re.findall(r"<tr><td[^>]*>(\d)</td><td[^>]*>([^<]*)</td>", card)
     assert rows == [("1", "1 x H100"), ("2", "2 x H100")]
-    assert "Of 4 plans for several sets of devices" in card
+    assert "4 plans were compared" in card

@@ -85,7 +85,7 @@ from penstock.planner.worker.process import Planner, ProcessPlanner
 POLL_SECONDS = 0.1
 STEP_GRAIN_SECONDS = 5.0
 """Granularity of the last step's time in the report, so that the report is not rewritten with every step."""
-DEADLINE = "ran longer than its deadline"
+DEADLINE = "exceeded spec.runPolicy.activeDeadlineSeconds"
 
 
 class ClaimedError(PenstockError):
@@ -160,7 +160,9 @@ class Supervisor:
             self._publish(replace(self._report, state=AttemptState.FAILED, message=str(error), refused=refused))
         except StopRequestedError:
             state = AttemptState.STOPPED if self._graceful else AttemptState.FAILED
-            self._publish(replace(self._report, state=state, message="was ended by a signal"))
+            self._publish(
+                replace(self._report, state=state, message="the supervisor received a signal and ended the attempt")
+            )
         finally:
             self._attempt.kill()
             self._end_replanning()
@@ -298,7 +300,7 @@ def read_order(root: Path, attempt: int) -> Order:
         return Order.from_manifest(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else f"is not JSON: {error}"
-        remedy = "the service writes this file before it starts a supervisor; penstock run needs none"
+        remedy = "start the attempt through the service, or use penstock run, which needs no order"
         raise UserError(what=reason, where=str(path), remedy=remedy) from None
 
 

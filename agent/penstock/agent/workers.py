@@ -84,7 +84,7 @@ class LocalWorkers:
         self._devices = devices
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """Prepare as in `Workers`. Checks first that the trainer is installed: if not, that is the user's mistake."""
+        """Prepare as in `Workers`. Checks first that the trainer is installed, and raises `UserError` if not."""
         require_trainer()
         from penstock.trainer.prepare import prepare_data
 

@@ -91,8 +91,8 @@ def plan(
 ) -> Call[PlanRequest]:
     """Request a plan without running it, for described hardware or a stored profile; else for the service's machine.
 
-    With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has what each gives.
-    With ``frontier`` it has the plans on fewer devices that no other plan beats in both time and money.
+    With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has the gain of each. With
+    ``frontier`` it also has the plans, on all or fewer devices, for which no other one is both as fast and as cheap.
     """
     body: dict[str, Any] = {"job": job.to_manifest()}
     if cluster is not None:

@@ -338,7 +338,10 @@ class ClusterSpec(Checked):
     restart_seconds: Annotated[
         float,
         up_to(1e12),
-        "from an interruption until training goes on at the last checkpoint: a new device, the start, reading",
+        (
+            "time from an interruption until training continues from the last checkpoint: to get a new device, start "
+            "the ranks and read the checkpoint"
+        ),
     ] = 300.0
 
     @classmethod

@@ -112,8 +112,7 @@ class Trial(Manifest):
 class FrontierPoint(Manifest):
     """A plan of the frontier: no other one takes at most as long for all steps and costs at most as much.
 
-    ``devices`` are its devices by kind, ``plan`` is its label. ``run_seconds`` and ``cost``
-    are those of all steps.
+    ``devices`` are its devices by kind, ``plan`` is its label. ``run_seconds`` and ``cost`` are those of all steps.
     """
 
     devices: str
@@ -141,8 +140,8 @@ class Frontier(Manifest):
     def meaning(self) -> str:
         """What the points are, as a sentence."""
         return (
-            f"Of {self.plans} plans for several sets of devices, each the best found within its budget, no other one "
-            "is both as fast and as cheap."
+            f"{self.plans} plans were compared, each the best found for a set of devices within its search "
+            "budget. A plan is left out if another one is both as fast and as cheap."
         )
 
 

@@ -231,7 +231,7 @@ class ResourcesSpec(Checked):
         bool,
         (
             "the job runs on spot devices: on described hardware plans count `spotPricePerHour` and expected "
-            "interruptions; measured hardware has no rate of interruptions, and `pricePerDeviceHour` is its price"
+            "interruptions; on measured hardware no interruptions are counted, and the price is `pricePerDeviceHour`"
         ),
     ] = False
 
@@ -387,7 +387,7 @@ class RunPolicySpec(Checked):
         bool,
         (
             "plan again once steps differ from the prediction: on a cluster after half an hour, for the next attempt, "
-            "which measures again; in `penstock run` after 20 s, next to the training"
+            "which measures again; on one machine after 20 s, next to the training"
         ),
     ] = False
 
@@ -404,8 +404,8 @@ class JobSpec(Checked):
     objective: Annotated[
         Objective,
         (
-            "quantity that the planner minimises: `time` of a step, or `cost`: time x devices, or time x prices if "
-            "devices have different prices"
+            "quantity that the planner minimises: `time` of a step, or `cost`: time x number of devices, or time x "
+            "total price if devices have different prices"
         ),
     ] = Objective.TIME
     deadline_seconds: Annotated[
@@ -420,8 +420,8 @@ class JobSpec(Checked):
         float | None,
         above_zero(LARGEST),
         (
-            "most money for all steps, with expected interruptions: plans that cost more are not chosen; it needs a "
-            "price; none: no limit"
+            "highest predicted cost of all steps, with expected interruptions: more expensive plans are not chosen; it "
+            "needs `pricePerDeviceHour`; none: no limit"
         ),
     ] = None
     price_per_device_hour: Annotated[
@@ -437,7 +437,7 @@ class JobSpec(Checked):
 
     def to_plan(self, *, has_checkpoint: bool) -> Self:
         """The spec by which an attempt is planned. Once the job has a checkpoint, the deadline and the budget do not
-        apply: after a loss fewer devices may hold neither, and a refusal would lose the steps that were made.
+        apply: after a loss, a plan on fewer devices may exceed both, and a refusal would lose the steps so far.
         """
         return dataclasses.replace(self, deadline_seconds=None, budget=None) if has_checkpoint else self
 

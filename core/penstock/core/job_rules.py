@@ -187,10 +187,10 @@ BUDGET_PRICE = Rule(
     id="budget-price",
     where="pricePerDeviceHour",
     holds=lambda spec: spec.budget is None or spec.price_per_device_hour > 0,
-    what="a budget needs a price",
+    what="a budget needs pricePerDeviceHour, also if the described devices have prices",
     remedy="write a price above 0, or leave out budget",
     cel="!has(self.budget) || self.pricePerDeviceHour > 0.0",
-    message="a budget needs a price: write one above 0, or leave out budget",
+    message="a budget needs pricePerDeviceHour: write a price above 0, or leave out budget",
 )
 JOB = (
     POSITIONS,

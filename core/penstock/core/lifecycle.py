@@ -138,7 +138,7 @@ class Observation:
     ``feasible_ranks`` is the largest number of ranks that the capacity admits now. ``last_step_at`` is None before the
     attempt's first step, whose limit counts from ``training_since``. Since ``drifted_since`` steps differ from the
     prediction because the hardware no longer is as it was measured; ``replans`` attempts have ended for that. A
-    ``better_plan`` is already there, and it pays to end the attempt for it (`penstock.core.replanning`).
+    ``better_plan``: another plan exists, and it is worth ending the attempt for it (`penstock.core.replanning`).
 
     ``admitted`` allows a queued job to be launched. With ``attempts_queue``, as on a cluster, a job is launched first
     and its attempt waits for places itself: it is ready once all of it has places. Some of it has had none since

@@ -8,8 +8,8 @@ from penstock.core.layout import Precision
 
 WIDENED_ELEMENTS = {False: 2**16, True: 2**22}
 """Number of elements that are updated at once if moments are narrower than master weights, by whether they are on a
-CUDA device. On the host, the widened moments of so many elements fit into a core's cache. A device needs fewer
-launches for larger parts.
+CUDA device. On the host, the widened moments of this many elements fit into a core's cache. On a device, larger parts
+mean fewer launches.
 """
 
 

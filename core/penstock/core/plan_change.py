@@ -1,13 +1,13 @@
-"""Change of a plan while it runs: whether the same processes can continue by another plan, from the next step.
+"""Change of a running plan: whether the same processes can continue with another one from the next step on.
 
 A rank has the parameters, gradients and optimizer state of its stages. Their layout follows from the model, its
 precision, the mesh, the stages and their ranks, and the division of the optimizer state. A plan that has all of these
 in common with the running one needs no restart: the ranks compile its Program, lay out a new arena, and continue with
 the same parameters. Slices, micro-batches, the order of actions and recomputation may differ.
 
-Example: 1F1B on two ranks with four slices, after which a plan with eight slices and another order is faster. Its
-stages are the same ranges of units on the same ranks, so it is taken after the current step. A plan with other stages
-moves units to another rank. That needs a checkpoint, from which a new attempt starts.
+Example: two ranks run 1F1B with four slices, and later a plan with eight slices and another order is faster. Its stages
+are the same ranges of units on the same ranks, so it is taken after the current step. A plan with other stages moves
+units to another rank. That needs a checkpoint, from which a new attempt starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LAYOUT = {
 def restart_reasons(
     plan: Plan, stage_ranks: Sequence[int], other: Plan, other_stage_ranks: Sequence[int]
 ) -> tuple[str, ...]:
-    """The differences for which processes that run ``plan`` cannot continue by ``other``; empty if they can.
+    """The differences because of which processes that run ``plan`` cannot continue with ``other``; empty if they can.
 
     ``stage_ranks`` and ``other_stage_ranks`` are the ranks of the stages, which follow from the schedules.
     """

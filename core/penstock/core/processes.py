@@ -1,7 +1,7 @@
 """Observation of an attempt that is processes of one machine: its supervisor's claim and report, and its progress.
 
-`penstock run` observes its own children and the service the files of supervisors, both as a `ProcessState`. From that
-and from what is stored of the job, `observation` derives the input of the life cycle.
+`penstock run` observes its own children, and the service observes the files of supervisors. Both make a `ProcessState`.
+From it and the stored record of the job, `observation` derives the input of the life cycle.
 
 Two durations are measured by CLOCK_BOOTTIME of the observer (`penstock.core.clocks`): the pause before a retry, and the
 time since the mark of the attempt's progress last changed. So a wall clock that is set an hour forwards or backwards
@@ -23,7 +23,7 @@ LOST = "supervisor exited without writing a result"
 
 
 class ProcessRecord(Record, Protocol):
-    """What a machine stores of a job: the time of its last failure by both clocks, too."""
+    """Record of a job on a machine; also has the time of the last failure by both clocks."""
 
     @property
     def failed_at(self) -> float | None:
@@ -40,10 +40,11 @@ class ProcessRecord(Record, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessState:
-    """The newest attempt and the plan. ``claimed``: a supervisor has or had it. ``alive``: something of it is left.
+    """The newest attempt and the plan. ``claimed``: a supervisor has or had it. ``alive``: its supervisor or its
+    shipper still runs.
 
     ``mark`` changes with every step that the attempt takes, and is None before the first. ``plan_error`` is the reason
-    of a failed plan. ``better_plan``: another plan is there, for which the attempt is to end; a supervisor reports it.
+    of a failed plan. ``better_plan``: another plan exists, and the attempt should end for it; a supervisor reports it.
     """
 
     claimed: bool = False

@@ -22,7 +22,7 @@ ENOUGH_TOKENS = 4096
 """Tokens of a micro-batch beyond which costs are proportional to tokens, since fixed costs are small."""
 
 HEAVY_SHARE = 0.75
-"""A fraction of the work of a pipeline rank."""
+"""A head is divided for measurements only if its work is above this fraction of a pipeline rank's mean work."""
 
 ANY_GLOBAL_BATCH = 12
 """Global batch of a measurement for any job. Micro-batches are measured if they divide it (`batches_to_measure`), as
@@ -43,12 +43,15 @@ def require_device_memory(memory_per_rank: int, device_bytes: int) -> None:
         raise UserError(
             what=f"{format_bytes(memory_per_rank)} is more than the {format_bytes(device_bytes)} of a device here",
             where="spec.resources.memoryPerRank",
-            remedy=f"write at most {device_bytes // MEBIBYTE}Mi, less what CUDA itself takes",
+            remedy=f"write at most {device_bytes // MEBIBYTE}Mi, minus the memory of the CUDA context",
         )
 
 
 def subject(machine: MachineKey, model: str, precision: Precision, num_ranks: int) -> str:
-    """Digest that profiles of the same subject share: of these the newest counts. ``model`` is the model's digest."""
+    """Digest of machine, model, precision and ranks. Of the profiles with the same digest the newest is used.
+
+    ``model`` is the model's digest.
+    """
     return digest([machine.to_manifest(), model, precision.value, num_ranks])
 
 
@@ -68,8 +71,8 @@ def largest_microbatch(global_batch: int, sequence_length: int) -> int:
 def tp_degrees_to_measure(spec: JobSpec, hosts: Sequence[int]) -> tuple[int, ...]:
     """Degrees of tensor parallelism that a plan may have, ascending; ``hosts`` are those of all ranks, in order.
 
-    The pinned one, or else 1 and all others that divide model and ranks such that shards, which are adjacent, share a
-    host.
+    The pinned degree, else every degree that divides the model and the ranks and keeps the adjacent shards of each
+    group on one host.
     """
     pinned, model, num_ranks = spec.parallelism.tp, spec.model, len(hosts)
     if pinned is not None:
@@ -120,8 +123,8 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
 
 
 def unmeasured_type(profile: Profile, moment_type: MomentType, reduction_type: ReductionType | None) -> str | None:
-    """The type of moments or of sums that ``profile`` lacks, as a clause; None if it lacks neither. ``reduction_type``
-    is None if no sums are needed. A profile without any record of the optimizer or of sums lacks no type of these.
+    """Message about a type of moments or sums for which ``profile`` has no times; None if it has all.
+    ``reduction_type`` is None if no sums are needed. Profiles without any such records pass.
     """
     if profile.optimizer and all(record.moment_type is not moment_type for record in profile.optimizer):
         return f"lacks times of the optimizer with moments in {moment_type.value}"

@@ -34,7 +34,7 @@ _LENGTHS = (
 
 
 def require_length(value: Any, limit: Limit, where: str) -> None:
-    """Raise `UserError` if ``value`` is longer than ``limit``; it may not have been read yet."""
+    """Raise `UserError` if ``value`` is longer than ``limit``, even before ``value`` is converted to its type."""
     for kind, word, unit in _LENGTHS:
         if word in limit and isinstance(value, kind) and len(value) > limit[word]:
             raise UserError(
@@ -49,13 +49,11 @@ def require_length(value: Any, limit: Limit, where: str) -> None:
 def _require_number(value: float, limit: Limit, where: str) -> None:
     least, most = limit.get("minimum"), limit.get("maximum", math.inf)
     if (least, most) == (0, 1) and not 0 <= value <= 1:
-        raise UserError(what=f"{shown(value)} is not a share", where=where, remedy="write a number from 0 to 1")
+        raise UserError(what=f"{shown(value)} is not between 0 and 1", where=where, remedy="write a number from 0 to 1")
     if "exclusiveMinimum" in limit and not value > limit["exclusiveMinimum"]:
         raise UserError(what=f"{shown(value)} is not positive", where=where, remedy="write a positive number")
-    if least == 1 and not value >= 1:
-        raise UserError(what=f"{shown(value)} is not positive", where=where, remedy="write at least 1")
     if least == 0 and not value >= 0:
-        raise UserError(what=f"{shown(value)} is negative, or no number", where=where, remedy="write 0 or more")
+        raise UserError(what=f"{shown(value)} is negative or NaN", where=where, remedy="write 0 or more")
     if least is not None and not value >= least:
         raise UserError(what=f"{shown(value)} is less than {least}", where=where, remedy=f"write at least {least}")
     if "exclusiveMaximum" in limit and not value < limit["exclusiveMaximum"]:

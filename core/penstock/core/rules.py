@@ -22,7 +22,7 @@ Text = str | Callable[[Any], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiserverRule:
-    """``cel`` over ``self`` holds, or else ``message`` about the field at ``where``.
+    """If ``cel``, evaluated on ``self``, is false, the apiserver reports ``message`` for the field ``where``.
 
     ``message_expression``, in CEL, makes a message with values in it; ``message`` is used where that fails. Reference:
     https://kubernetes.io/docs/reference/using-api/cel
@@ -43,12 +43,13 @@ class ApiserverRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """``holds`` of an instance, or else ``what`` is wrong at ``where``, with ``remedy``.
+    """If ``holds`` is false for an instance, the error has ``what``, ``where`` and ``remedy``.
 
-    ``cel`` is the same condition for the apiserver; empty if it cannot check it. ``message`` replaces ``what`` and
-    ``remedy`` there, which may need values. An instance may lack fields (`penstock.core.manifest.read_dataclass`): then
-    ``holds`` raises AttributeError. ``is_untyped``: the apiserver knows no type for the field, so only its policy can
-    read it (`penstock.operator.policy`), and ``cel`` is over that policy's variables.
+    ``cel`` is the same condition for the apiserver; empty if it cannot check it. For the apiserver, ``message``
+    replaces ``what`` and ``remedy``, which may depend on the instance. An instance may lack fields
+    (`penstock.core.manifest.read_dataclass`): then ``holds`` raises AttributeError. ``is_untyped``: the apiserver knows
+    no type for the field, so only its policy can read it (`penstock.operator.policy`), and ``cel`` is over that
+    policy's variables.
     """
 
     id: str

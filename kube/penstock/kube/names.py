@@ -28,7 +28,9 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 BINDING_ANNOTATION = f"{GROUP}/binding"
 STOP_ANNOTATION = f"{GROUP}/stop"
 REMINDER_ANNOTATION = f"{GROUP}/reminder"
-"""The last of the two above that was set on a pod. No program reads it: a change makes the kubelet rewrite both."""
+"""Name of the annotation above that was set last. No program reads it; the change makes the kubelet rewrite the files
+of both annotations at once.
+"""
 
 SUBMITTER_ANNOTATION = f"{GROUP}/submitted-by"
 REQUEST_ANNOTATION = f"{GROUP}/request"

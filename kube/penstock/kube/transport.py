@@ -21,8 +21,8 @@ from penstock.kube.resources import Resource
 
 REQUEST = Timeout(connect=5.0, read=20.0)
 WATCH_SECONDS = 60
-"""Requested duration of one watch; the next continues at its resource version. An apiserver that loads another
-version of a definition may leave a watch open that gets no more events; this bounds the time it goes unnoticed.
+"""Requested duration of one watch; the next continues at its resource version. An apiserver that loads another version
+of a CustomResourceDefinition may leave a watch open that gets no more events; this bounds the time it goes unnoticed.
 """
 
 WATCHED = Timeout(connect=5.0, read=WATCH_SECONDS + 15.0)

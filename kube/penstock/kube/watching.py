@@ -54,8 +54,8 @@ class Watched:
 
 
 class Contact:
-    """Times of the last contact with the cluster. Subclasses keep them: ``_received_at`` of the last list or event,
-    ``_responded_at`` of the last answer or error.
+    """Times of the last contact with the cluster. Subclasses update ``_received_at`` at every list or event, and
+    ``_responded_at`` at every answer or error.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -64,8 +64,8 @@ class Contact:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the cluster last sent a list or an event. One comes every minute: a watch is renewed, or a list
-        repeated.
+        """Seconds since the cluster last sent a list or an event. At least one comes every minute, because watches are
+        renewed and lists repeated.
         """
         return self._clock() - self._received_at
 

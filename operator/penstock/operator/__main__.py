@@ -28,7 +28,7 @@ from penstock.core.host.clocks import SlewedClock
 from penstock.kube.connecting import connect
 from penstock.kube.transport import KubeError
 from penstock.operator import (
-    handlers,  # noqa: F401, kopf finds the handlers registered
+    handlers,  # noqa: F401, the import registers the handlers with kopf
     health,
     metrics,
 )

@@ -1,4 +1,4 @@
-"""Assignment of pods to the nodes of an attempt, and the cache key of a measurement on these nodes.
+"""Order of an attempt's pods, which gives each its node rank for torchrun, and the cache key of a measurement.
 
 Pods are ordered by host, not by name. An attempt on the same hosts as an earlier one then has every rank on the same
 host, and may use the earlier measurements.
@@ -56,7 +56,7 @@ def profile_key(
 ) -> str:
     """Return the cache key of a measurement by these pods: their hosts since their last boot, the image and the work.
 
-    The work is the job's, or that with another ``global_batch``.
+    The key uses the job's global batch, or ``global_batch`` if given.
     """
     spec = job.spec
     named = {

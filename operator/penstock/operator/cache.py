@@ -85,10 +85,11 @@ class Cache:
             return list(self._jobs.values())
 
     def put_job(self, item: Object) -> JobSnapshot | None:
-        """Cache the job, unless this or a newer version or its deletion is cached; return the cached job.
+        """Cache the job, unless this version, a newer one or the deletion is cached already; return the cached job.
 
-        Every status that the operator writes comes back from the watch, so half of a burst's events are cached already.
-        Progress alone does not notify. A job with an unreadable status stays as it is cached, and an error is logged.
+        Every status that the operator writes comes back from the watch, so half of the events of a burst carry a
+        version that is cached already. Progress alone does not notify. A job with an unreadable status stays as it is
+        cached, and an error is logged.
         """
         uid = item["metadata"]["uid"]
         with self._lock:

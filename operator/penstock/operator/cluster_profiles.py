@@ -42,7 +42,7 @@ class ClusterProfiles:
         try:
             objects = self._kube.list(CLUSTER_PROFILES).objects
         except KubeError as error:
-            if not error.is_missing:  # a cluster without the definition has none
+            if not error.is_missing:  # a cluster without the CRD has none
                 raise
             return
         known = [status for status in map(_status, objects) if status.profile_key]

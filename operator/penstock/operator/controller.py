@@ -62,7 +62,7 @@ class NotStartedError(PenstockError):
 
 
 class StuckError(PenstockError):
-    """A watch has had neither an answer nor an error for too long."""
+    """A watch or list has got neither an answer nor an error for too long."""
 
 
 class Controller:
@@ -97,8 +97,8 @@ class Controller:
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to watch, and return once the cache is synced, after `SYNC_SECONDS` at the latest.
 
-        May be called again, also after a start that was cancelled, which leaves the watches running. A controller that
-        has started lists all jobs instead: until now, no one watched them.
+        May be called again. After a cancelled start the watches still run, and the call waits for the sync. After a
+        completed start it only lists all jobs, because kopf did not watch them between its runs.
         """
         if self._loop is not None:
             await asyncio.to_thread(self.jobs.begin_watch)
@@ -119,7 +119,7 @@ class Controller:
         self._periodic = [loop.create_task(_every(seconds, task)) for task, seconds in periodic.items()]
 
     async def _sync(self) -> None:
-        """Wait without a thread: the process could not end before such a thread."""
+        """Wait by polling: a thread that waits would keep the process from ending."""
         deadline = time.monotonic() + SYNC_SECONDS
         while not self._is_synced() and time.monotonic() < deadline:
             await asyncio.sleep(SYNC_POLL_SECONDS)
@@ -162,7 +162,8 @@ class Controller:
         stuck = [watcher.name for watcher in self._watchers if watcher.stuck_seconds > MOST_STUCK_SECONDS]
         if stuck:
             raise StuckError(
-                f"the watch of {', '.join(stuck)} has had neither an answer nor an error for {MOST_STUCK_SECONDS:.0f} s"
+                f"the watch or list of {', '.join(stuck)} got neither an answer nor an error "
+                f"for {MOST_STUCK_SECONDS:.0f} s"
             )
         return {watcher.name: round(watcher.silent_seconds, 1) for watcher in self._watchers}
 
@@ -187,7 +188,7 @@ class Controller:
             loop.call_soon_threadsafe(self._queue.add, uid)
 
     async def _reconcile(self, uid: str) -> float | None:
-        """Reconcile the job if the cache is synced: before, a pod that is not cached yet would count as lost."""
+        """Reconcile the job if the cache is synced: before that, a pod that is not cached yet would count as lost."""
         if not self._is_synced():
             return UNSYNCED_SECONDS
         began = asyncio.get_running_loop().time()
@@ -236,7 +237,7 @@ class Controller:
     def _update_capacities(self) -> None:
         """Compute free capacity from all nodes and pods, only while some job runs on fewer ranks than it requests.
 
-        An operator of one namespace may lack the right to list nodes and all pods. It then finds no free capacity.
+        An operator of one namespace may lack the permission to list nodes and all pods. It then finds no free capacity.
         """
         small = [job for job in map(_shrunken, self.cache.jobs()) if job is not None]
         pods_by_job: dict[str, int] = {}

@@ -39,7 +39,7 @@ ONLY_WIDE = ("Reason",)
 
 
 def pipeline_job_crd() -> JsonSchema:
-    """The definition of PipelineJob; its scale subresource counts ranks."""
+    """The CustomResourceDefinition of PipelineJob; its scale subresource counts ranks."""
     scale = {"specReplicasPath": ".spec.resources.ranks", "statusReplicasPath": ".status.ranks"}
     names = {"kind": job.KIND, "plural": "pipelinejobs", "shortNames": ["pj"]}
     schema = _whole(job_schema(), JobStatus)
@@ -47,7 +47,7 @@ def pipeline_job_crd() -> JsonSchema:
 
 
 def cluster_profile_crd() -> JsonSchema:
-    """The definition of ClusterProfile."""
+    """The CustomResourceDefinition of ClusterProfile."""
     names = {"kind": cluster_profile.KIND, "plural": "clusterprofiles", "shortNames": ["cprof"]}
     schema = _whole(cluster_profile_schema(), ClusterProfileStatus)
     return _definition(names, "Cluster", schema, PROFILE_COLUMNS, {"status": {}})

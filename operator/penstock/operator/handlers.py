@@ -39,4 +39,4 @@ async def enqueue(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
 @kopf.on.cleanup(errors=kopf.ErrorsMode.PERMANENT)
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """End the run. The controller goes on: the next run of kopf needs it."""
-    memo.stop_flag.set()  # kopf waits five seconds for the task that waits for it
+    memo.stop_flag.set()  # otherwise kopf waits five seconds for its task that waits for this flag

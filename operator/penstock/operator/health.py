@@ -13,7 +13,7 @@ from penstock.core.errors import PenstockError
 
 PATH = "/healthz"
 REQUEST_SECONDS = 5.0
-"""Longest wait for a client that has connected, as in the chart's probe."""
+"""Longest wait for the request of a connected client; the chart's probes have the same timeout."""
 
 Probe = Callable[[], Mapping[str, float]]
 
@@ -57,6 +57,6 @@ def _handler(probe: Probe) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Log nothing: a probe comes every few seconds."""
+            """Log nothing: probes come every 5 to 20 s."""
 
     return Handler

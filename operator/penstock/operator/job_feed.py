@@ -1,12 +1,12 @@
-"""PipelineJobs as kopf's watch reports them, and as a list every minute finds them.
+"""Feed of PipelineJobs into the cache: from kopf's watch, and from a list every minute that checks the watch.
 
 kopf watches, but a deletion that it missed is never reported (docs/adr/0057). So a list every `LIST_SECONDS` removes
 vanished jobs and bounds the time that a change goes unnoticed.
 
-kopf looks for kinds only when it starts, and a watch that it does not have is as silent as one without changes. Two
-rules find that out. A list that succeeds after a 404 shows a new definition. And what a list contains has to be
-reported by the watch until the next list, for kopf reports every object once when it starts, and every change after
-that. For example:
+kopf looks for kinds only when it starts. If it did not find PipelineJobs, it has no watch, which looks like a watch
+without changes. Two rules detect this. First, a list that succeeds after a 404 means that the CustomResourceDefinition
+is new. Second, the watch has to report every object of a list before the next list, because kopf reports all objects
+when it starts, and every change after that. For example:
 
     list at 0 s     a at version 5, b at version 7
     watch           a at version 5, a at version 9
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 LIST_SECONDS = 60.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
 REPORT_SECONDS = 30.0
-"""A watch has this much time to report what a list contains."""
+"""Time in which a watch has to report the objects of a list."""
 
 MOST_NAMES = 3
-"""Limit of the objects that a log message names."""
+"""Largest number of objects that a log message names."""
 
 ANSWER_SECONDS = 5.0
 """Longest wait of `JobFeed.begin_watch` for its list."""
@@ -49,11 +49,11 @@ class Lister(Protocol):
 
 
 class JobFeed(Contact):
-    """Passes PipelineJobs on to the cache. ``synced`` is set after the first list. A list comes every minute, even if
+    """Passes PipelineJobs on to the cache. ``synced`` is set after the first list. Lists go on every minute, even if
     kopf's watch is dead.
 
-    ``on_unwatched`` is called in the feed's thread when kopf has to begin again in order to watch PipelineJobs, but not
-    before the first `expect_watch`: kopf does not look for kinds before its first start has ended.
+    ``on_unwatched`` is called in the feed's thread if kopf has to be restarted to watch PipelineJobs. It is not called
+    before the first `expect_watch`, because kopf looks for kinds only after its start handlers.
     """
 
     name = JOBS.plural
@@ -95,8 +95,8 @@ class JobFeed(Contact):
         self._is_watch_expected = True
 
     def begin_watch(self) -> None:
-        """List now, because kopf is about to watch. Return when the cluster has answered or failed to, after
-        `ANSWER_SECONDS` at the latest.
+        """List now, because kopf is about to watch. Return after the answer or an error, at the latest after
+        `ANSWER_SECONDS`.
         """
         self.expect_watch()
         with self._changed:
@@ -152,12 +152,12 @@ class WatchAudit:
         self._listed_at: float | None = None
 
     def restart(self) -> None:
-        """Another watch begins, which reports every object."""
+        """Forget all reports, because a new watch begins and reports every object."""
         with self._lock:
             self._reported, self._expected, self._listed_at = {}, {}, None
 
     def report(self, item: Mapping[str, Any]) -> None:
-        """The watch reported the object."""
+        """Record that the watch reported the object."""
         uid, version = _identity(item)
         with self._lock:
             self._reported[uid] = max(version, self._reported.get(uid, 0))
@@ -165,7 +165,7 @@ class WatchAudit:
     def check(self, items: Iterable[Mapping[str, Any]], version: int, now: float) -> list[str]:
         """Return at most `MOST_NAMES` objects that the former list contained and the watch has not reported since.
 
-        The former list is at least `REPORT_SECONDS` old; a list before that time is ignored.
+        A list that comes less than `REPORT_SECONDS` after the former one is ignored.
         """
         listed = {_identity(item): item["metadata"] for item in items}
         with self._lock:

@@ -1,11 +1,12 @@
-"""Runs of kopf's operator in one process: a run that ends without a signal is followed by the next.
+"""Runs of kopf's operator in one process: a run that ends without a signal is started again.
 
 kopf retries a call that fails, but some answers of a cluster end the whole operator: a 404, an error event inside a
-watch, a truncated list of the kinds (docs/adr/0057). Every run has an event loop of its own, because kopf cancels all
-tasks of its loop when it ends. What has to outlive a run is therefore kept on another loop.
+watch, a truncated answer of API discovery (docs/adr/0057). Every run has an event loop of its own, because kopf cancels
+all tasks of its loop when it ends. What has to outlive a run is therefore kept on another loop.
 
-kopf handles signals only until its run begins to end, and a loop that closes resets the handlers it has. Process 1 of a
-container ignores a signal without a handler. So the handlers are set once, for all runs, and loops have none.
+kopf handles signals only until its run begins to end, and a loop that closes removes its handlers. The kernel ignores
+signals to process 1 of a container without a handler. So this module sets handlers once, for all runs, and the loops
+set none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, TypeVarTuple
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 5.0
-"""A change of a job is noticed by lists alone between two runs."""
+"""Backoff between two runs of kopf. Meanwhile changes of jobs are noticed only by lists."""
 
 POLL_SECONDS = 0.05
 STEADY_SECONDS = 60.0

@@ -13,7 +13,7 @@ from penstock.kube.transport import WATCH_SECONDS
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 15.0
 REQUEST_SECONDS = 20.0
 IDLE_SECONDS = 30.0
-"""kopf ends the worker of an object that had no event for this time; a running job has one more often."""
+"""kopf ends the worker of an object that had no event for this time. Running jobs have events more often."""
 
 
 class Backoffs:
@@ -28,7 +28,10 @@ class Backoffs:
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Compares nothing but ``metadata.generation``, and stores nothing. kopf copies and compares all of the object."""
+    """Compares only ``metadata.generation``, and stores nothing.
+
+    kopf's own storage would copy and compare the whole object.
+    """
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
         return {"metadata": {"generation": body["metadata"].get("generation")}}
@@ -60,7 +63,7 @@ class NoProgress(kopf.ProgressStorage):
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Set what differs from kopf's defaults."""
+    """Set the values that differ from kopf's defaults."""
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.posting.enabled = False

@@ -1,6 +1,6 @@
 """Pod of an attempt's ranks, within the restricted Pod Security Standard.
 
-The pod has no rights in the cluster: its one token has only the service as audience. Reference:
+The pod has no permissions in the cluster: its one token has only the service as audience. Reference:
 https://kubernetes.io/docs/concepts/security/pod-security-standards
 
 A sidecar next to the ranks' container reports: it starts first and is ended last (ADR 0020). It also answers the

@@ -1,8 +1,7 @@
-"""Admission policy for fields that the definition cannot check: those that are a number or a list, or a string or a
-mapping.
+"""Admission policy for fields that the CRD cannot check: those that are a number or a list, or a string or a mapping.
 
-Rules of a definition cannot read such a field; a policy reads the object as it is. It is applied together with the
-definitions. Reference: https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy
+Rules of a CustomResourceDefinition (CRD) cannot read such a field; a policy reads the object as it is. It is applied
+together with the CRDs. Reference: https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy
 """
 
 from __future__ import annotations

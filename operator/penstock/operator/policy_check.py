@@ -64,6 +64,6 @@ def _profiles(kube: Kube) -> tuple[Object, ...]:
     try:
         return tuple(kube.list(CLUSTER_PROFILES).objects)
     except KubeError as error:
-        if not error.is_missing:  # a cluster without the definition has none
+        if not error.is_missing:  # a cluster without the CRD has none
             raise
         return ()

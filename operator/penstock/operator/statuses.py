@@ -72,7 +72,7 @@ def enter_phase(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
 def begin_attempt(status: JobStatus, launch: Launch, queues: bool, now: float) -> JobStatus:
     """Return the status that announces an attempt, before its objects exist.
 
-    An attempt that ``queues`` does not start the job's active time yet.
+    If the attempt ``queues``, the job's active time does not start yet.
     """
     started_at = now if status.started_at is None and not queues else status.started_at
     return dataclasses.replace(status, attempt=launch.attempt, ranks=launch.ranks, plan=None, started_at=started_at)
@@ -139,7 +139,7 @@ def _waits_for(status: JobStatus, facts: Facts, now: float) -> str:
 
 def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
     """Start of the active time, like the startTime of a Kubernetes Job. None while the job is suspended by its spec or
-    by a queue; afterwards its time limit starts again.
+    by a queue; when it resumes, the time limit starts from zero.
     """
     if status.phase is Phase.SUSPENDED or (facts.jobset is not None and facts.jobset.suspended):
         return None

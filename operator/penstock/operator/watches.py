@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 def watched(cache: Cache) -> list[Watched]:
-    """JobSets, Jobs and pods of attempts; and nodes. kopf watches PipelineJobs (`penstock.operator.handlers`)."""
+    """Watches of nodes, and of the JobSets, Jobs and pods of attempts.
+
+    kopf watches PipelineJobs (`penstock.operator.handlers`).
+    """
     jobsets = _children(JOBSETS, jobset_snapshot, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
     ranks_jobs = _children(
         BATCH_JOBS, ranks_job_snapshot, cache.replace_ranks_jobs, cache.put_ranks_job, cache.remove_ranks_job

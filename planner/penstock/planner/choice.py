@@ -1,14 +1,15 @@
 """The plan of a job by its objective, deadline and budget, and the frontier of time and money.
 
-Without a budget, the objective `time` is one search if its plan is within the deadline. Otherwise plans are made for
-the whole hardware, by either objective, and for several sets of its devices (`penstock.planner.subsets`), whatever the
-limits are. Of those within the limits the objective chooses. Three properties follow, however good the searches are:
+With `objective: time` and no budget there is one search, if its plan meets the deadline. Otherwise plans are made for
+the whole hardware, by either objective, and for several sets of its devices (`penstock.planner.subsets`). These
+searches do not depend on the limits. Of the plans within the limits, the objective chooses the best. Three properties
+follow, even if a search misses its best plan:
 
 - A plan for cost never costs more than the plan for time, which is one of those that it was chosen from.
 - A later deadline never makes a plan for cost more expensive, since it only adds plans to choose from.
 - A larger budget never makes a plan for time slower, for the same reason.
 
-The frontier has those of the same plans that no other one beats in both time and money.
+The frontier has the plans for which no other one is both as fast and as cheap.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def choose(
 
     Raises:
         UserError: nothing fits, the pins cannot be met, no plan that was found is within the deadline and the budget,
-            or the frontier is to be made without a price.
+            or ``frontier`` is set and a price is missing.
     """
     if frontier:
         _require_prices(spec, hardware)
@@ -137,7 +138,10 @@ class _Searches:
         return [] if decision is None else [self._choice(decision.plan, decision, problem)]
 
     def for_subsets(self, known: Sequence[Choice]) -> list[Choice]:
-        """The choice for each set of devices that has a plan, but for all devices if one of ``known`` has the best."""
+        """The choice for each set of devices that has a plan.
+
+        The set of all devices is left out if the plan for time in ``known`` uses all of them: that plan is its best.
+        """
         ranks = self.spec.resources.ranks
         is_known = any(
             choice.problem.objective is Objective.TIME and choice.plan.num_ranks == ranks for choice in known
@@ -180,7 +184,10 @@ def _best_within_limits(spec: JobSpec, choices: Sequence[Choice], hardware: Hard
 
 
 def _refusal(spec: JobSpec, choices: Sequence[Choice]) -> UserError:
-    """The error if no choice is within the limits: the least time or cost of those within the other limit, if any."""
+    """The error if no choice is within the limits.
+
+    It names the least cost if all are above the budget, else the least time of those within the budget.
+    """
     most_seconds, most_money = spec.deadline_seconds or math.inf, spec.budget or math.inf
     affordable = [choice for choice in choices if choice.money <= most_money]
     if not affordable:
@@ -189,14 +196,16 @@ def _refusal(spec: JobSpec, choices: Sequence[Choice]) -> UserError:
             what=f"no plan that was found costs at most {format_amount(most_money)} for all steps: "
             f"the cheapest costs {format_amount(cheapest.money)}, {cheapest.label}",
             where=BUDGET,
-            remedy=f"allow {_at_least(cheapest.money)}, lower training.steps, or use cheaper devices",
+            remedy=f"raise budget to {_at_least(cheapest.money)}, lower training.steps, or use cheaper devices",
         )
     fastest = min(affordable, key=lambda choice: choice.seconds)
     soonest = min(choices, key=lambda choice: choice.seconds)
     within = " within the budget" if len(affordable) < len(choices) else ""
-    remedy = f"allow {math.ceil(fastest.seconds)} seconds, lower training.steps, or use more or faster devices"
+    seconds = math.ceil(fastest.seconds)
+    remedy = f"raise deadlineSeconds to {seconds}, lower training.steps, or use more or faster devices"
     if soonest.seconds <= most_seconds:
-        remedy = f"{remedy}, or raise budget: in time the cheapest costs {_cheapest_in_time(choices, most_seconds)}"
+        amount = _cheapest_in_time(choices, most_seconds)
+        remedy = f"{remedy}, or raise budget to {amount}, the cost of the cheapest plan that meets the deadline"
     return UserError(
         what=f"no plan that was found{within} ends all steps in {format_seconds(most_seconds)}: "
         f"the fastest{within} takes {format_seconds(fastest.seconds)}, {fastest.label}",
@@ -218,13 +227,13 @@ def _at_least(amount: float) -> str:
 def _reason(spec: JobSpec, best: Choice, num_plans: int, hardware: Hardware) -> str:
     limits = []
     if spec.deadline_seconds is not None:
-        limits.append(f"end all steps in {format_seconds(spec.deadline_seconds)}")
+        limits.append(f"ends all steps in {format_seconds(spec.deadline_seconds)}")
     if spec.budget is not None:
-        limits.append(f"cost at most {format_amount(spec.budget)}")
+        limits.append(f"costs at most {format_amount(spec.budget)}")
     superlative = "fastest" if spec.objective is Objective.TIME else "cheapest"
     within = f" that {' and '.join(limits)}" if limits else ""
     devices = devices_text(best.plan, hardware)
-    return f"the {superlative} of {num_plans} plans for several sets of devices{within}: on {devices}"
+    return f"of {num_plans} plans for several sets of devices, the {superlative}{within}: on {devices}"
 
 
 def _with_reason(choice: Choice, reason: str) -> Choice:
@@ -233,7 +242,7 @@ def _with_reason(choice: Choice, reason: str) -> Choice:
 
 
 def frontier_of(choices: Sequence[Choice], hardware: Hardware) -> Frontier:
-    """The choices that no other one beats in both time and money, by rising time."""
+    """The choices for which no other one is both as fast and as cheap, by rising time."""
     points: list[FrontierPoint] = []
     for choice in sorted(choices, key=lambda choice: (choice.seconds, choice.money)):
         if not points or choice.money < points[-1].cost:

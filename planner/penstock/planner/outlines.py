@@ -5,28 +5,30 @@ slices of equal length. For stage j, let f, i, w be the seconds of F, I and W of
 seconds of a message. There are K ranks and M micro-batches of S slices; a smaller last micro-batch counts as a
 fraction. The step is M S times a period, plus a fill, plus an end.
 
-The period is the busiest rank's t, or longer where messages are not hidden. A rank r that may hold n slices runs the
-backward of a micro-batch's last slice d = n - S + 1 turns after its forward. In between that slice travels to the last
-rank and back, which takes q = sum of f + i (and of w where backwards are not split) over the ranks from r on, plus c
-per hop both ways. Where S is larger than d the other turns are the rank's own. So
+The period is the busiest rank's t, or longer where messages are not hidden. A turn is one F and one backward of a rank
+in steady state. A rank r that may hold n slices runs the backward of a micro-batch's last slice d = n - S + 1 turns
+after its forward. In between that slice travels to the last rank and back, which takes q = sum of f + i (and of w where
+backwards are not split) over the ranks from r on, plus c per hop both ways. If S is larger than d, the rank spends the
+remaining S - d turns on slices that do not wait. So
 
     period >= (q + max(0, S - d) t) / max(S, d)
 
-from the first slice on that waits for another to return, which is max(S, d) slices after the first. Under 1F1B d is K -
-r, so a message costs time for any number of slices. Pipette (arXiv 2405.18093) calls this the hidden critical path.
-Schedules that adapt to the free memory have the n that it allows. In a V a rank holds every slice in two stages: in the
-first for the 2 K - r stages from there on, in the second for r + 1. The sum is the same for all ranks.
+This holds from slice max(S, d) on, the first one that waits for an earlier slice to return. Under 1F1B d is K - r, so a
+message costs time for any number of slices. Pipette (arXiv 2405.18093) calls this the hidden critical path. Schedules
+that adapt to free memory have the largest n that fits. In a V, rank r holds a slice in two stages: in the first while
+it passes the 2 K - r stages from there on, in the second while it passes the last r + 1. The sum is the same for all
+ranks.
 
 The fill is the busiest rank's idle time while the first slices arrive and the last leave: the sum over the other stages
 of t under 1F1B and of f + i - w under ZB-H1 (arXiv 2401.10241), with messages both ways, and of the largest slices' t
 under a flush. If memory allows W to fill the rest, a rank only waits for f of the stages before it. No step is shorter
 than the busiest network card takes to send. The end is the reductions and the optimizer of the rank with most
 parameters: over dp replicas an all-reduce of the gradients and an update of all elements, or with ZeRO-1 a
-reduce-scatter, an update of a dp-th of them, and an all-gather of the weights. These two are passes of the same ring,
-so in bf16, where weights are half as wide as gradients, ZeRO-1 is shorter and needs less memory. If one degree of ZeRO
-is better in both, there is no outline for the other. On the host a rank with several stages sums the gradients of one
-while it works on another (`penstock.planner.passes.reductions`), so only the longest of its sums counts, or of its
-last bucket.
+reduce-scatter, an update of a dp-th of them, and an all-gather of the weights. The reduce-scatter and the all-gather
+each are one pass over the ring; an all-reduce is two. So in bf16, where weights are half as wide as gradients, ZeRO-1
+is shorter and needs less memory. If one degree of ZeRO is better in both, there is no outline for the other. On the
+host a rank with several stages sums the gradients of one while it works on another
+(`penstock.planner.passes.reductions`), so only its longest sum counts, or only the sum of the last bucket.
 
 The bytes are those of units of mean size that can be divided: rank r holds the state of its units and the activations
 of m_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + m_r held) units. The
@@ -128,7 +130,7 @@ class Outline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """Summary of outlines: how many exceed the memory limit, their numbers of parts of the head (ascending), and the
+    """Summary of outlines: how many exceed the memory limit, the numbers of head parts that occur (ascending), and the
     least estimate of those with a whole head that could fit.
     """
 
@@ -161,8 +163,8 @@ REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})
 """Built-in schedules whose steps repeat, and whose ranks do not hold more the longer they run."""
 
 LIKE_USUAL = {"zb": "zb-h1"}
-"""For each schedule that adapts to the free memory, the one that holds the same bytes if memory suffices. With less the
-adaptive one still fits without recomputation, but waits.
+"""For each schedule that adapts to the free memory, the one that holds the same bytes if memory suffices. With less
+memory, the adaptive schedule still fits without recomputation, but its ranks wait.
 """
 
 MOST_ACTIONS_IN_FULL = 60_000
@@ -339,8 +341,8 @@ class _End:
 
 
 def _useful_ends(ends: Mapping[int, _End]) -> dict[int, _End]:
-    """The ends that are shorter than the other or whose ranks hold less, by degree of ZeRO; the outlines do not differ
-    otherwise. Shards of small stages have gaps, so sharded state may be larger.
+    """The ends of the degrees of ZeRO that give a shorter end or less state than the other degree. Outlines of both are
+    otherwise equal. Shards of small stages have gaps, so sharded state may be larger.
     """
     if len(ends) == 1:
         return dict(ends)
@@ -354,7 +356,7 @@ def _useful_ends(ends: Mapping[int, _End]) -> dict[int, _End]:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _StageTimes:
     """Seconds [F I W, stages, slicings] of time-balanced stages: of all slices, and of the largest one. The largest
-    counts as if all kinds of units took longest for the same slice. The rank of every stage is one of ``owners``.
+    slice is counted as if it were the longest one for every kind of unit. The rank of every stage is one of ``owners``.
     ``num_parameters`` and ``shards_seconds`` (`penstock.planner.tables.shards_seconds`) are those of each stage.
     """
 
@@ -409,7 +411,8 @@ class _StageTimes:
     ) -> tuple[float, int]:
         """Seconds of the sums over replicas and of the optimizer, and bytes of the state, of a rank that steps
         ``stepped`` elements per replica. With ZeRO a replica receives its shard of the sums, steps it, and gathers the
-        weights. The sum of ``summed_last`` elements ends after all compute, and as many are gathered before it.
+        weights. The sum of ``summed_last`` elements is not hidden by compute; with ZeRO as many are gathered, not
+        hidden either, before the step's compute.
         """
         cost, precision, replicas = self.work.cost, problem.precision, [replica * mesh.tp for replica in range(mesh.dp)]
         shards, per_gradient = optimizer_shards(mesh, zero), problem.software.gradient_type.num_bytes(precision)

@@ -66,7 +66,7 @@ def _of_devices(plan: Plan, cluster: ClusterSpec, value: Callable[[DeviceSpec], 
 
 
 def run_time_of(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> RunTime | None:
-    """The predicted time of all steps, with the interruptions to be expected on described spot devices.
+    """The predicted time of all steps, with the expected interruptions of described spot devices.
 
     None without a prediction.
     """

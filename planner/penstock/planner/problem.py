@@ -229,8 +229,8 @@ class Problem:
         return -(-self.sequence_length // MOST_QUANTA)
 
     def score(self, duration_ns: int, num_devices: int) -> int:
-        """The objective for a step on ``num_devices`` devices, with the interruptions to be expected: its time, or its
-        cost. The cost is device time, or with ``prices`` the money for the devices with the lowest `cost_rates`.
+        """The objective for a step on ``num_devices`` devices, with expected interruptions: its time, or its cost. The
+        cost is device time, or with ``prices`` the money for the devices with the lowest `cost_rates`.
 
         A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
         """

@@ -1,8 +1,8 @@
 """Parts of the hardware that a job may use: some kinds of a cluster's devices, and a number of devices of these.
 
-For a given set of equal devices a shorter step is both sooner at its end and cheaper. So the trade of time against
-money is between sets of devices, and the search for each set is the usual one. The number of sets is bounded: few
-devices are all tried, of many those numbers that divide well.
+On a fixed set of devices a shorter step means that a run ends sooner and costs less. So time and money only trade off
+between sets, and each set needs only the usual search. The number of sets is limited. If a kind has few devices, every
+number of them is tried, else the largest, the smallest, and divisors or whole hosts between them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from penstock.planner.sizes import divisors
 Hardware = Profile | ClusterSpec
 
 MOST_SUBSETS = 12
-"""Limit of the sets of devices that are planned for."""
+"""Largest number of sets of devices that are planned for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subset:
-    """A set of devices to plan for: exactly ``num_devices``, of ``hardware`` that has them.
+    """``num_devices`` devices of ``hardware``, all of which a plan uses.
 
-    ``devices`` are the numbers of the devices of ``hardware`` in the whole hardware; empty if they are the same.
+    ``devices`` maps the device numbers of ``hardware`` to those of the whole hardware; empty if both are the same.
     """
 
     spec: JobSpec
@@ -50,7 +50,7 @@ class Subset:
     def in_whole(self, plan: Plan) -> Plan | None:
         """The plan with the numbers that its devices have in the whole hardware.
 
-        None if the shards of a rank were neighbours only without the devices between them.
+        None if the shards of a rank would not have successive numbers there.
         """
         if not self.devices:
             return plan
@@ -70,7 +70,7 @@ def problem_for(spec: JobSpec, hardware: Hardware) -> Problem:
 def subsets(spec: JobSpec, hardware: Hardware) -> list[Subset]:
     """At most `MOST_SUBSETS` sets of the job's devices, from ``minRanks`` devices on, the largest sets first.
 
-    Every kind of device alone, kinds together, and of each of these several numbers of devices.
+    Every combination of kinds, each with several numbers of devices.
     """
     whole = list(_whole_sets(spec, hardware))[:MOST_SUBSETS]
     fewest, host_size = (
@@ -85,9 +85,10 @@ def subsets(spec: JobSpec, hardware: Hardware) -> list[Subset]:
 
 
 def counts(fewest: int, most: int, limit: int, host_size: int = 1) -> list[int]:
-    """At most ``limit`` numbers of devices, descending: all from ``fewest`` to ``most`` if they are so few.
+    """Numbers of devices, descending: all from ``fewest`` to ``most`` if there are at most ``limit``.
 
-    Else both ends, and between them the divisors of ``most`` and whole hosts that are nearest to equal ratios.
+    Else both ends, and between them numbers in about a geometric series, each a divisor of ``most`` or a multiple of
+    ``host_size``; ``limit`` in all.
     """
     if fewest > most:
         return []
@@ -103,7 +104,7 @@ def counts(fewest: int, most: int, limit: int, host_size: int = 1) -> list[int]:
 
 
 def _whole_sets(spec: JobSpec, hardware: Hardware) -> Iterator[Subset]:
-    """All devices of the job, then those of some kinds alone, of the most kinds first."""
+    """All devices of the job, then those of each smaller combination of kinds, larger combinations first."""
     ranks = spec.resources.ranks
     yield Subset(spec=spec, hardware=hardware, num_devices=ranks)
     if isinstance(hardware, Profile):

@@ -38,5 +38,5 @@ def test_more_memory_than_the_device_has_is_refused_at_the_start(
     assert outcome.failure.refused, "a retry would come to the same"
     assert outcome.failure.message == (
         "spec.resources.memoryPerRank: 768 MiB is more than the 512 MiB of a device here\n"
-        "  remedy: write at most 512Mi, less what CUDA itself takes"
+        "  remedy: write at most 512Mi, minus the memory of the CUDA context"
     )

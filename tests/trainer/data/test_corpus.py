@@ -93,7 +93,7 @@ def test_hidden_binary_and_special_files_are_left_out(tmp_path: Path) -> None:
     scanned = scan(find_corpus(source), listener)
     assert scanned.skipped == {"latin.txt", "nul.txt", "cut.txt"}
     assert scanned.documents == 1
-    assert listener.warnings == [f"3 files of {source} are left out: not UTF-8 text (cut.txt)"]
+    assert listener.warnings == [f"3 files of {source} are left out: not UTF-8 text, e.g. cut.txt"]
 
 
 @pytest.mark.parametrize("count", [20, 39, 40, 61])

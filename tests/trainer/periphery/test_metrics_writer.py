@@ -84,6 +84,4 @@ def test_a_plan_that_ranks_refuse_is_a_warning(run: RunDir) -> None:
         writer.changed_plan(old, "it is too large")
     assert run.read_plan() == old
     assert not run.next_plan.exists()
-    assert run.warnings.read_text() == (
-        "the run goes on by its present plan, and the new one was refused: it is too large\n"
-    )
+    assert run.warnings.read_text() == ("the run keeps its plan; the new one was refused: it is too large\n")

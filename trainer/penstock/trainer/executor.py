@@ -91,7 +91,7 @@ class StageExecutor:
         self._recordable: dict[Action, Recordable] = {}
 
     def scale_gradients(self, scale: float) -> None:
-        """From now on gradients are those of ``scale`` times the summed loss."""
+        """Scale gradients of the following actions: they are those of ``scale`` times the summed loss."""
         if isinstance(self._gradient_scale, Tensor):
             self._gradient_scale.fill_(scale)
         else:

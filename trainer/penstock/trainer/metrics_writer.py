@@ -28,7 +28,7 @@ class TrainingListener:
         """Called after every step. Sampled steps have a timeline."""
 
     def changed_plan(self, plan: Plan, problem: str) -> None:
-        """Called between two steps, when a plan waited in the run directory: the following steps run by ``plan``. With
+        """Called between two steps after a change of plan was requested. ``plan`` is that of the following steps; with
         a ``problem`` it is still the old one.
         """
 
@@ -85,9 +85,9 @@ class MetricsWriter(TrainingListener):
             self._outbox.put(RecordKind.TIMELINE, timeline=timeline)
 
     def changed_plan(self, plan: Plan, problem: str) -> None:
-        """Write plan.json, by which a later attempt resumes, and report its prediction from now on."""
+        """Write plan.json, with which a later attempt resumes, and report its prediction from now on."""
         if problem:
-            self._warn(f"the run goes on by its present plan, and the new one was refused: {problem}")
+            self._warn(f"the run keeps its plan; the new one was refused: {problem}")
             self._run.next_plan.unlink(missing_ok=True)
             return
         write_json(self._run.plan, plan.to_manifest())
@@ -97,7 +97,7 @@ class MetricsWriter(TrainingListener):
             self._exporter.predict(plan.prediction.step_seconds)
         if plan.profile_digest:
             self._outbox.put(RecordKind.PROFILE, profile_digest=plan.profile_digest)
-        print(f"the run goes on by plan {plan.digest[:12]}", flush=True)  # noqa: T201, a rank's log is a file
+        print(f"the run continues with plan {plan.digest[:12]}", flush=True)  # noqa: T201, a rank's log is a file
 
     def saving(self) -> None:
         """Sync the steps reported so far, so that after a power cut every checkpoint has the steps before it.

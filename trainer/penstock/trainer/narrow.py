@@ -2,14 +2,14 @@
 
 Gradients are narrowed in place: n elements of fp32 become n elements of bf16 in the first half of their memory. These
 are exchanged, and the sums are widened in place again. Both go through a buffer of a few elements. Narrowing begins
-with the first elements and widening with the last, so neither overwrites what it has still to read.
+with the first elements and widening with the last, so neither overwrites elements that it still has to read.
 
-Every addend is rounded to bf16, also a replica's own one, and so is the sum. So all replicas get the same bits. On the
+Every addend is rounded to bf16, including a replica's own, and so is the sum. So all replicas get the same bits. On the
 host the addends of an element are widened and added in fp32, in the order of replicas (`add_narrow`), so the bits are
 the same whether each replica gets all sums or only those of its part. NCCL adds in bf16, and rounds after every addend.
 
-Example with 4 elements, which are 16 bytes: element 1 moves from bytes 4 to 7 to bytes 2 and 3, which were a part of
-element 0, after that moved to bytes 0 and 1. At the end, element 3 moves from bytes 6 and 7 to bytes 12 to 15 first.
+Example with 4 elements in 16 bytes. Narrowing: element 0 moves from bytes 0-3 to bytes 0-1, then element 1 from bytes
+4-7 to bytes 2-3, which element 0 no longer needs. Widening starts with element 3, from bytes 6-7 to bytes 12-15.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def narrow(flat: Tensor) -> Tensor:
 
 
 def widen(flat: Tensor, part: slice) -> None:
-    """Undo `narrow` for a ``part`` of the elements of ``flat``; the memory of those after it may be overwritten before.
-    The elements before it are undefined afterwards, unless their part is widened after it.
+    """Undo `narrow` for the elements of ``flat`` in ``part``. Widen parts from the last to the first: this overwrites
+    narrowed elements after ``part``, and leaves those before it narrowed.
     """
     narrowed = flat.view(torch.bfloat16)[: len(flat)]
     buffer = _buffer(flat)
@@ -54,7 +54,7 @@ def _buffer(flat: Tensor) -> Tensor:
 
 def add_narrow(addends: Sequence[Tensor], total: Tensor) -> None:
     """Add ``addends`` of bf16 in fp32, from the first to the last, and round the sums into ``total``, which may be one
-    of them.
+    of the addends.
     """
     buffer = torch.empty(NARROWED_ELEMENTS[False])
     for start in range(0, len(total), len(buffer)):
@@ -67,7 +67,7 @@ def add_narrow(addends: Sequence[Tensor], total: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """A ``work`` on gradients that were narrowed in ``flat``. The wait widens a ``part`` of them."""
+    """The exchange ``work`` of gradients that were narrowed in ``flat``. `wait` widens ``part``."""
 
     work: Work
     flat: Tensor
@@ -80,7 +80,7 @@ class Widening:
 
 
 def parts_of(num_elements: int, num_replicas: int) -> list[slice]:
-    """Parts of so many elements for replicas, equal up to one element. The first is as large as any."""
+    """Divide elements into a part for each replica. Parts differ by at most one element; the first is the largest."""
     size, rest = divmod(num_elements, num_replicas)
     bounds = [replica * size + min(replica, rest) for replica in range(num_replicas + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]

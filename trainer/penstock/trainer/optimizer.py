@@ -36,7 +36,8 @@ def learning_rate(training: TrainingSpec, step: int) -> float:
     decay_begin = training.warmup_steps
     if training.schedule is Decay.WSD:
         decay_begin = max(decay_begin, round(training.steps * (1 - training.decay_share)))
-    decay_begin = max(min(decay_begin, training.steps - 2), 0)  # at the last step the rate has fallen in any case
+    # the decay spans at least the last two steps, so that the last one has the lowest rate
+    decay_begin = max(min(decay_begin, training.steps - 2), 0)
     decay_done = min(max((step - decay_begin) / max(training.steps - 1 - decay_begin, 1), 0.0), 1.0)
     if training.schedule is Decay.WSD:
         return peak_rate + (least_rate - peak_rate) * decay_done

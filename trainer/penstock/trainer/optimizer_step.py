@@ -6,14 +6,15 @@ computes the norm of its sums and updates its part. The new parameters are gathe
 bucket by bucket at the start of the next step, or before an evaluation. Checkpoints store the parts.
 
 Some gradients are partial sums on each shard. They are many and small: those of a stage are packed into one buffer,
-summed and unpacked. First come those that all shards hold, then those of the shards that hold copies of the same
+summed and unpacked. First the gradients that every shard has are summed, then those of shards with copies of the same
 key/value heads.
 
 One vector is summed over all ranks. Each rank fills only its own elements, so one message both adds and gathers:
 
     limbs of the squared gradient norm | summed loss | ranks asked to stop | notice | peak bytes of rank 0, 1, ...
 
-The first rank's notice says what all ranks do after the step, or in the next one, so that all do it together.
+The first rank's notice requests an action of all ranks after this step or in the next one, so that they act in the same
+step.
 
 The host reads the vector at the very end of the step, after launching the optimizers. This is the only time in a step
 that the host waits for the device. The clipping factor, and the check that keeps weights unchanged if the norm is not
@@ -275,7 +276,8 @@ class OptimizerStep:
         """Sum tied gradients between this rank's stages, then with every other rank that holds the same rows, in stage
         order.
 
-        One sum runs at a time: the proof of `penstock.core.residency` allows for one kernel of ties under way.
+        One sum runs at a time: the proof of `penstock.core.residency` assumes that at most one kernel of ties runs at a
+        time.
         """
         self._sum_own_copies()
         ties = [tie for tie in self._tied if tie.other is None]
@@ -331,7 +333,10 @@ def finite_norm(step: int, squared_norm: float) -> float:
     no sum of squares is, so a device or the network returned wrong values, as NCCL may after losing a peer.
     """
     if squared_norm < 0:
-        raise RunError(f"the sum of squared gradients over all ranks is {squared_norm}, which no computation gives")
+        raise RunError(
+            f"the sum of squared gradients over all ranks is {squared_norm}, which is impossible: a device or the "
+            "network returned wrong values; check the hardware, the attempt is retried"
+        )
     norm = math.sqrt(squared_norm)
     if not math.isfinite(norm):
         raise UserError(

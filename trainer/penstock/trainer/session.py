@@ -99,11 +99,11 @@ class Session:
         return notice | Notice.NEW_PLAN if has_plan else notice
 
     def change_plan(self) -> str:
-        """Continue by the plan that waits in the run directory, from the next step and with the same parameters.
+        """Continue with the plan in the run directory, from the next step and with the same parameters.
 
-        Collective. Returns why no rank changed its plan, or an empty string. First all ranks compile and prove the new
-        Program while the old one can still run. Then the arena of the old one is freed before the new one's is
-        allocated, so a rank never holds both.
+        Collective. Return the reason if no rank changed its plan, else an empty string. First all ranks compile and
+        prove the new Program while the old one can still run. Then the arena of the old one is freed before the new
+        one's is allocated, so a rank never holds both.
         """
         (plan, program), problem = self._next_program()
         if problem:

@@ -50,7 +50,7 @@ class Identity:
         """Whether an operation that needs ``role`` is allowed in ``namespace``; without one, it must be allowed
         everywhere.
 
-        ``verb`` is the Kubernetes verb of the operation, for callers with rights by verbs.
+        ``verb`` is the Kubernetes verb of the operation, for callers with permissions by verbs.
         """
         reaches = self.namespace is None or self.namespace == namespace
         if Role.INGEST in (role, self.role):

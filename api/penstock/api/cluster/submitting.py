@@ -32,7 +32,9 @@ TRIES = 8
 
 
 def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:
-    """Raise `NotAllowedError` for a job that the operator would hold: the service submits it with rights of its own."""
+    """Raise `NotAllowedError` for a job that the operator would hold: the service submits it with permissions of its
+    own.
+    """
     if reasons := refusals_on(kube, job, policy):
         raise combined(reasons)
 

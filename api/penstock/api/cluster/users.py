@@ -1,4 +1,4 @@
-"""Users of the Kubernetes cluster: their rights on PipelineJobs also hold for the jobs in the service."""
+"""Users of the Kubernetes cluster: their permissions on PipelineJobs also hold for the jobs in the service."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ClusterUser(Identity):
     known: Callable[[], Sequence[str]] = field(hash=False)
 
     def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
-        """Like `Identity.may`, but may block, because it calls the cluster for rights that are not cached."""
+        """Like `Identity.may`, but may block, because it asks the cluster for permissions that are not cached."""
         if role is Role.INGEST:
             return False
         verbs = (verb,) if verb and role is not Role.ADMIN else VERBS[role]

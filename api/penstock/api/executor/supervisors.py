@@ -42,7 +42,7 @@ class Supervisors(Protocol):
         """Make a request of this kind, once."""
 
     def bind(self, folder: AttemptFolder, binding: Binding) -> None:
-        """Let the attempt train by a plan."""
+        """Let the attempt train with a plan."""
 
     def end(self, folder: AttemptFolder) -> None:
         """End the attempt's remaining processes; none is left when this returns, and none can start later."""
@@ -130,7 +130,8 @@ class ProcessSupervisors:
             if self._has_ended(folder, seconds):
                 return
         raise TimeoutError(
-            f"the supervisor of {folder.path} did not end after SIGKILL; a process in uninterruptible I/O waits"
+            f"the supervisor of {folder.path} did not end after SIGKILL; it is probably blocked in uninterruptible "
+            "I/O, check its storage"
         )
 
     def _signal(self, folder: AttemptFolder, number: signal.Signals) -> None:

@@ -128,7 +128,7 @@ class _Answered:
 
 
 def is_audited(scope: Scope, status: int) -> bool:
-    """Whether a request belongs in the audit log: a change that was made, or refused for lack of rights.
+    """Whether a request belongs in the audit log: a change that was made, or refused for lack of permission.
 
     Ingested records are not logged: they are numbered and stored anyway.
     """

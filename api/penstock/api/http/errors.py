@@ -36,7 +36,7 @@ from penstock.view.tables import card
 log = logging.getLogger(__name__)
 
 BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
-RETRY = "repeat the request after the seconds in Retry-After"
+RETRY = "repeat the request after the number of seconds in Retry-After"
 """Remedy of a passing failure, whose answer has that header."""
 
 DESCRIBED = "compare the request with its operation in /v1/openapi.json"
@@ -103,7 +103,7 @@ def _early(error: EarlyAttemptError) -> Problem:
         kind="early-attempt",
         detail=detail,
         where="records",
-        remedy="send them again after the seconds in Retry-After",
+        remedy="send them again after the number of seconds in Retry-After",
         headers=retry,
     )
 
@@ -115,7 +115,7 @@ def _stale(error: StaleAttemptError) -> Problem:
 
 def _foreign(error: ForeignJobError) -> Problem:
     detail = f"the records are of a job in namespace {error}"
-    remedy = "report with a token of that namespace, or of all"
+    remedy = "report with a token for that namespace, or with one for all namespaces"
     return Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
 
 
@@ -130,7 +130,7 @@ def _cluster(error: KubeError) -> Problem:
         remedy = "choose another name, or delete that job"
         return Problem(kind="name-taken", detail=error.message, where="metadata.name", remedy=remedy)
     if error.status == 403:
-        remedy = "kubectl auth can-i shows your rights; an administrator of the cluster can grant them"
+        remedy = "kubectl auth can-i --list shows your permissions; an administrator of the cluster can grant them"
         return Problem(kind="forbidden", detail=f"the cluster refuses: {error.message}", remedy=remedy)
     if error.status == 409:
         remedy = "read the job again, and repeat the change if it still applies"
@@ -158,7 +158,9 @@ def _database(error: DBAPIError) -> Problem:
     reason = str(error.orig)
     if any(phrase in reason for phrase in FULL_DISK):
         remedy = "free some space where the service keeps its data"
-        return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
+        return Problem(
+            kind="storage-full", detail="the disk of the service is full, and nothing can be stored", remedy=remedy
+        )
     log.error("a request failed in the database: %s", reason)
     retry = {"Retry-After": "2"}
     if getattr(error.orig, "sqlstate", None) == TOO_LONG:
@@ -193,7 +195,9 @@ def _http(error: HTTPException) -> Problem:
 def _unexpected(error: Exception) -> Problem:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         remedy = "free some space where the service keeps its data"
-        return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
+        return Problem(
+            kind="storage-full", detail="the disk of the service is full, and nothing can be stored", remedy=remedy
+        )
     log.error("a request failed with an unexpected error; its client got status 500", exc_info=error)
     detail = f"unexpected {type(error).__name__}"
     return Problem(kind="internal", detail=detail, remedy="report the traceback in the service's log as a bug")

@@ -153,7 +153,7 @@ def _words(like: PipelineJob | None) -> tuple[str, ...]:
 def _further_searches() -> Iterator[Markup]:
     """The options ``frontier`` and ``whatIf``, which need further searches."""
     texts = {
-        "frontier": "on fewer devices: time against money",
+        "frontier": "on fewer devices, and compare time and cost",
         "whatIf": "with faster links, more memory, a node more or fewer, more micro-batches, longer sequences",
     }
     for name, text in texts.items():
@@ -228,7 +228,7 @@ def _interruptions(run_time: RunTime | None) -> dict[str, str]:
         return {}
     return {
         "interruptions": f"{run_time.interruptions:.3g}",
-        "time for these": format_seconds(run_time.interruption_seconds),
+        "time for interruptions": format_seconds(run_time.interruption_seconds),
     }
 
 

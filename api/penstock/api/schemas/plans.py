@@ -60,7 +60,7 @@ class PlanRequestRow(Wire):
 
 
 class CostView(Wire):
-    """Costs of a run by a plan, in the currency of the price."""
+    """Costs of a run with a plan, in the currency of the price."""
 
     per_hour: float = Field(description="Cost of an hour of all devices that the plan uses.")
     per_million_tokens: float
@@ -72,9 +72,9 @@ class RunTimeView(Wire):
 
     seconds: float
     interruptions: float = Field(
-        description="Interruptions to be expected, with `resources.spot` on described devices."
+        description="Expected interruptions; 0 without `resources.spot` or on measured hardware."
     )
-    interruption_seconds: float = Field(description="Time for these: restarts, and steps that are done again.")
+    interruption_seconds: float = Field(description="Part of `seconds` for restarts and repeated steps.")
 
 
 class PlanRequestView(PlanRequestRow):
@@ -86,8 +86,8 @@ class PlanRequestView(PlanRequestRow):
     plan: dict[str, Any] | None = Field(description="The Plan in its manifest form, with reasons and alternatives.")
     run_time: RunTimeView | None
     cost: CostView | None = Field(
-        description="Cost by the cluster's `device.pricePerHour`, for spot devices `spotPricePerHour`, else the job's "
-        "`pricePerDeviceHour`; null without."
+        description="Cost by the price of each device (`pricePerHour`, or `spotPricePerHour` for a job with "
+        "`resources.spot`), else by the job's `pricePerDeviceHour`. null if no price is known."
     )
 
 

@@ -73,7 +73,7 @@ class Acceptor:
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self.sockets]
 
     def close(self) -> None:
-        """Stop accepting. Open connections stay; those still in a TLS handshake are shut down after it."""
+        """Stop accepting. Open connections stay. Those in a TLS handshake are shut down when it ends."""
         self._closed = True
         for task in self._accepting:
             task.cancel()

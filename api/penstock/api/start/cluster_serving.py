@@ -63,7 +63,7 @@ def serve_cluster(
         try:
             return replace(service, cluster=join(service, kube, instance))
         except KubeError as error:
-            remedy = "check the cluster and the rights of this account: kubectl get namespace kube-system"
+            remedy = "check the cluster and the permissions of this account: kubectl get namespace kube-system"
             raise UserError(what=str(error), where="--cluster", remedy=remedy) from None
 
     with listening() as requests:

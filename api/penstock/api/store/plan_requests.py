@@ -50,7 +50,7 @@ class NoSuchRequestError(PenstockError):
 class PlanInput(Manifest):
     """Input of a request: a job for described hardware, or for a machine by the digest of its profile.
 
-    With ``what_if``, also for changed jobs and hardware, with ``frontier`` also for fewer devices.
+    ``what_if`` also requests plans for changed jobs and hardware, ``frontier`` plans on fewer devices.
     """
 
     job: PipelineJob

@@ -1,6 +1,6 @@
 """Sessions of browsers, and the links that begin them, in the store: digests, never secrets.
 
-A session has the rights of its token, and is valid no longer than the token.
+A session has the permissions of its token, and is valid no longer than the token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NoSuchSessionError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSession:
-    """Session with the rights of its token; ``expires_at`` is never later than the token's."""
+    """Session with the permissions of its token; ``expires_at`` is never later than the token's."""
 
     id: str
     token: str

@@ -78,8 +78,8 @@ def hardware_for(
 
 
 def make_plan(spec: JobSpec, hardware: Hardware, *, what_if: bool = False, frontier: bool = False) -> Plan:
-    """The best plan, with progress on the terminal; with ``what_if`` also for changed jobs and hardware, and with
-    ``frontier`` also on fewer devices.
+    """The best plan, with progress on the terminal; ``what_if`` adds the best plans for changed jobs and hardware,
+    ``frontier`` those on fewer devices.
 
     Raises:
         UserError: nothing fits, the pinned fields cannot run, or the search is too large.
@@ -327,7 +327,7 @@ def _run_line(run_time: RunTime) -> str:
     if not run_time.interruptions:
         return text
     number = f"{run_time.interruptions:.3g}"
-    return f"{text}, of which {format_seconds(run_time.interruption_seconds)} for {number} interruptions expected"
+    return f"{text}, including {format_seconds(run_time.interruption_seconds)} for {number} expected interruptions"
 
 
 def _cost_line(cost: Cost) -> str:

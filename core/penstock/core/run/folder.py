@@ -53,7 +53,7 @@ class RunDir:
 
     @property
     def next_plan(self) -> Path:
-        """A plan that the running ranks are to continue by; the first rank removes it once they have, or refuse it."""
+        """Plan that the running ranks are to continue with; the first rank removes it once they have, or refuse it."""
         return self.root / "next-plan.json"
 
     @property
@@ -147,7 +147,7 @@ class RunDir:
         return _read_manifest(self.plan, Plan.from_manifest)
 
     def read_next_plan(self) -> Plan:
-        """The plan to continue by; raises `UserError` if it is missing or corrupt."""
+        """The plan to continue with; raises `UserError` if it is missing or corrupt."""
         return _read_manifest(self.next_plan, Plan.from_manifest)
 
     def read_profile(self) -> Profile:

@@ -8,18 +8,18 @@ An action of a rank has these steps; each may take time, and the starred ones ma
     the POST_RECVs that `link` placed here, WAIT_RECV* of its message (and of earlier ones of that channel), each with
     the POST_RECVs that it allows, WAIT_GATHER of its parameters, compute, the WAIT_SENDs* that `link` placed here, SEND
 
-The two actions of a pair are consecutive rows. Both first receive; the second row holds the work of both; then the
-first sends, and the second.
+The two actions of a pair are consecutive rows. Both actions receive first. Then the second row computes the work of
+both, and both send in order.
 
-A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. The remaining work is kept
-in millionths of a nanosecond and the speed in whole millionths, so that splitting a span changes nothing.
+While n ranks of a host compute, each runs at 1 / c(n) of the speed that it has when it computes alone. The remaining
+work is kept in millionths of a nanosecond and the speed in whole millionths, so that splitting a span changes nothing.
 
-If transfers block, a sending rank is busy for the time of its message, and so is a receiving one: if a part of the
-transfer passed while it computed, it waits for the missed part.
+If transfers block, both ranks are busy during a transfer. A receiver that was still computing for a part of that time
+adds this part when it receives.
 
 A transfer starts when it is sent and posted and its channel is idle. Transfers of different channels share their cards,
 as connections do: a link needs a part of each of its two cards, and each card gives each of n transfers one n-th of
-itself, or what the others cannot use if that is more (`_share`).
+itself, or the share that the others leave unused, if that is larger (`_share`).
 
 All state is in a few integer tables whose columns are named below. They are few because numba counts references to
 every array at every call: with one array per quantity that took ten times as long as the work itself, to run and to
@@ -50,12 +50,23 @@ Ints = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 
-# Columns of `actions` after those of `link`: work in nanoseconds alone on its host, its slowdown in millionths while
-# all ranks of the host compute, the duration of the message sent, the wait of its rank for a reduction over shards
-# where the next starts, the row of `cells` of the gradients that are reduced after that (-1: none), whether it is the
-# first or the second of a pair, the time at which the parameters that it needs are gathered, and how much later that is
-# than the time at which it could begin otherwise (negative: earlier); then, with a trace, the times at which WAIT_RECV
-# began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
+# Columns of `actions` after those of `link`.
+#
+#     WORK          nanoseconds alone on its host
+#     SLOWDOWN_PPM  slowdown in millionths while all ranks of the host compute
+#     SENDS_NS      duration of the message that is sent
+#     PAUSE_NS      wait of the rank for a reduction over shards where the next one starts
+#     COMPLETES     row of `cells` of the gradients that are reduced after that; -1: none
+#     JOINS         whether it is the first or the second action of a pair
+#     GATHERED_AT   time at which the parameters that it needs are gathered
+#     MISSING_NS    how much later that is than the time at which it could begin otherwise; negative: earlier
+#
+# With a trace, the times of an action follow; -1: never.
+#
+#     REACHED, RECEIVED   WAIT_RECV began and ended
+#     START, STOP         compute began and ended
+#     RELEASED            WAIT_SEND ended
+#     DEPARTED, ARRIVED   the transfer of its message began and ended
 WORK, SLOWDOWN_PPM, SENDS_NS, PAUSE_NS, COMPLETES, JOINS, GATHERED_AT, MISSING_NS = range(
     NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 8
 )

@@ -22,13 +22,14 @@ from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import STDLIB_CORPUS
 from penstock.core.preparing import SILENT, Reporter
+from penstock.core.units import format_count
 from penstock.trainer.data.safe_path import opened_inside
 
 Event: TypeAlias = str | None
 
 PIECE_CHARACTERS = 1 << 20
 HOLD_OUT = 20
-"""Every 20th document is held out. For fewer than 20 documents, the last 20th of their text is."""
+"""Every 20th document is held out. If there are fewer than 20 documents, the last 20th of their text is held out."""
 
 _WHERE = "spec.data.source"
 
@@ -141,7 +142,8 @@ def scan(corpus: Corpus, reporter: Reporter = SILENT) -> Scan:
         num_bytes += len(data)
         reporter.progress("reading", num_bytes, total_bytes)
     if skipped:
-        reporter.warning(f"{len(skipped)} files of {corpus.source} are left out: not UTF-8 text ({skipped[0]})")
+        files, verb = format_count(len(skipped), "file"), "is" if len(skipped) == 1 else "are"
+        reporter.warning(f"{files} of {corpus.source} {verb} left out: not UTF-8 text, e.g. {skipped[0]}")
     if not num_bytes:
         raise UserError(
             what=f"'{corpus.source}' holds no text", where=_WHERE, remedy="give a folder with UTF-8 text in it"
@@ -183,7 +185,7 @@ def _changed(corpus: Corpus) -> UserError:
     return UserError(
         what=f"'{corpus.source}' changed while it was read",
         where=_WHERE,
-        remedy="run again when nothing writes to it",
+        remedy="run again when no program writes to it",
     )
 
 
@@ -195,7 +197,7 @@ def _hold_out_documents(events: Iterable[Event]) -> Iterator[tuple[bool, Event]]
 
 
 def _hold_out_tail(events: Iterable[Event], *, cut_bytes: int) -> Iterator[tuple[bool, Event]]:
-    """A document that the cut divides ends in both parts. A cut between two documents leaves no empty one."""
+    """A document that is cut gets an end in both parts. A cut between two documents creates no empty document."""
     has_text = False
     for held_out, event in _cut(events, cut_bytes):
         if event or (event is None and has_text):

@@ -130,7 +130,7 @@ class Part:
 
     @property
     def prefix_bytes(self) -> int:
-        """The memory for the prefix of attention of the point that needs most."""
+        """Bytes for the prefix of attention, at the point that needs most."""
         has_attention = any(unit.kind is UnitKind.ATTENTION for unit in self.units)
         points = (*self.load.timed, *self.load.weighed) if has_attention else ()
         return max(map(self.load.prefix_bytes, points), default=0)

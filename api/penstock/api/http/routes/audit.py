@@ -21,7 +21,7 @@ def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,18}$", description="The `next` of the page before.")] = None,
 ) -> AuditPage:
-    """Every change by REST of the last 90 days, and every one that was refused for lack of rights, newest first.
+    """Every change by REST of the last 90 days, and every one that was refused for lack of permission, newest first.
 
     Records that ranks reported are left out: they are numbered and stored anyway.
     """

@@ -83,7 +83,7 @@ def export_checkpoint(
         jobs.add_event(connection, job.uid, "export", {"by": identity.name, "attempt": attempt, "step": step}, now)
         if not service.exports.start(root, attempt, step):
             retry = {"Retry-After": "30"}
-            remedy = "repeat the request after the seconds in Retry-After"
+            remedy = "repeat the request after the number of seconds in Retry-After"
             raise Problem(kind="unavailable", detail="too many exports are waiting", remedy=remedy, headers=retry)
         return reply(_view(service, job, known_checkpoint), 202)
 

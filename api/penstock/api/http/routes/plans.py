@@ -56,8 +56,8 @@ BODY = body(
                 "type": "boolean",
                 "default": False,
                 "description": "Also plan on fewer devices and on those of some kinds alone, at most 13 further "
-                "searches: `plan.prediction.explanation.frontier` has the plans that no other one beats in both time "
-                "and money. It needs a price.",
+                "searches: `plan.prediction.explanation.frontier` has the plans for which no other one is both as fast "
+                "and as cheap. The request needs a price.",
             },
         },
     },
@@ -145,7 +145,7 @@ def _require_capacity(connection: Connection, namespace: str, by: str) -> None:
     ):
         if count >= most:
             detail, retry = f"{count} requests for plans {what} already", {"Retry-After": str(RETRY_SECONDS)}
-            remedy = "repeat it after the seconds in Retry-After, or cancel requests with DELETE /v1/plans/ID"
+            remedy = "repeat it after the number of seconds in Retry-After, or cancel requests with DELETE /v1/plans/ID"
             raise Problem(kind=kind, detail=detail, remedy=remedy, headers=retry)
 
 
