@@ -234,6 +234,15 @@ def test_timelines_of_an_earlier_attempt_are_not_those_of_this_plan(tmp_path: Pa
     assert len(list(scene.run.timelines.iterdir())) == 4 * LONG, "all timelines are kept"
 
 
+def test_a_plan_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
+    """The disk is full, or as here a folder has the file's name."""
+    scene = Scene(tmp_path)
+    scene.run.plan.unlink()
+    scene.run.plan.mkdir()
+    assert not scene.replanner.take(NextPlan(plan=OTHER, profile=CORRECTED))
+    assert scene.notes[-1].startswith("the next attempt keeps its plan, since the other one cannot be written: ")
+
+
 class FailingPlanner(FakePlanner):
     """Its process cannot be started."""
 

@@ -229,15 +229,14 @@ class Executor:
 
     def _take_changed(self, changed: NextPlan | None) -> None:
         """Follow ranks that have changed their plan."""
-        if changed is not None:
+        if changed is not None and self._replanner is not None:
             self._plan = changed.plan
-            changed.write(self._run)
+            self._replanner.take(changed)
 
     def _take_better_plan(self) -> None:
         """Make the plan for which the attempt has ended the plan of the next one."""
-        if self._better is not None:
+        if self._better is not None and self._replanner is not None and self._replanner.take(self._better):
             self._plan = self._better.plan
-            self._better.write(self._run)
         self._better = None
 
     def _profile(self) -> Step:

@@ -41,11 +41,6 @@ class NextPlan:
     plan: Plan
     profile: Profile
 
-    def write(self, run: RunDir) -> None:
-        """Make it the plan of the run directory, and its profile the measured one."""
-        write_json(run.profile, self.profile.to_manifest())
-        write_json(run.plan, self.plan.to_manifest())
-
 
 class Replanner:
     """Watches the attempts of one run. ``note`` receives every decision as a sentence with its figures.
@@ -84,7 +79,7 @@ class Replanner:
     def begin(self, plan: Plan) -> None:
         """Watch ranks that start now, with this plan. Timelines that exist already belong to earlier attempts."""
         self.end()
-        self._plan, self._begun_at = plan, self._clock()
+        self._plan, self._begun_at, self._start_seconds = plan, self._clock(), None
         self._earlier_timelines = {path: path.stat().st_mtime_ns for path in self._run.timelines.glob("step-*.json")}
 
     def end(self) -> NextPlan | None:
@@ -146,6 +141,16 @@ class Replanner:
             return None  # the ranks refused it, and their log has the reason
         self._plan = written.plan
         return written
+
+    def take(self, following: NextPlan) -> bool:
+        """Make it the plan of the run directory, with its profile; return whether that was possible."""
+        try:
+            write_json(self._run.profile, following.profile.to_manifest())
+            write_json(self._run.plan, following.plan.to_manifest())
+        except OSError as error:
+            self._note(f"the next attempt keeps its plan, since the other one cannot be written: {error}")
+            return False
+        return True
 
     def _is_due(self) -> bool:
         patience = PATIENCE_SECONDS * 2 ** min(self._num_searches, MOST_DOUBLINGS)

@@ -184,7 +184,7 @@ class Supervisor:
         self._replan()
         report = self._watched(self._observe())
         if report.ended:
-            self._end_replanning()  # first, so that whoever reads of the end also reads of the plan
+            self._end_replanning()  # before the report, which names the plan of the next attempt
         self._publish(replace(report, plan_digest=self._plan_digest))
 
     def _fulfil_requests(self) -> None:
@@ -248,8 +248,7 @@ class Supervisor:
         self._better = self._better or self._replanner.poll()
 
     def _take(self, plan: NextPlan | None) -> None:
-        if plan is not None:
-            plan.write(self._run)
+        if plan is not None and self._replanner is not None and self._replanner.take(plan):
             self._plan_digest = plan.plan.digest
 
     def _end_replanning(self) -> None:
