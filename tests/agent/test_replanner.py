@@ -123,6 +123,7 @@ def test_a_plan_that_ranks_refused_is_not_the_run_s(tmp_path: Path) -> None:
     scene.steps(LONG, 2.0)
     scene.run.next_plan.unlink()
     assert scene.replanner.changed() is None
+    assert scene.notes[-1] == "the run keeps its plan: its ranks refused the other one, and their log has the reason"
 
 
 def test_after_each_search_the_next_drift_has_to_last_twice_as_long(tmp_path: Path) -> None:

@@ -68,7 +68,32 @@ def test_an_attempt_that_has_to_end_leaves_the_plan_to_the_next_one(tmp_path: Pa
     assert (report.state, report.better_plan, report.plan_digest) == (AttemptState.STOPPED, True, OTHER.digest)
     assert report.replanning.startswith("the run continues with another plan: device 1 takes 2.00 times as long")
     assert (bench.run.read_plan(), bench.run.read_profile()) == (OTHER, CORRECTED)
-    assert [seen.plan_digest for seen in bench.seen if seen.ended] in ([], [OTHER.digest])
+    assert bench.report == report
+
+
+def test_a_plan_for_which_the_attempt_did_not_end_is_dropped(tmp_path: Path) -> None:
+    """The service was away, and the attempt ran to its end."""
+    bench = drifted(tmp_path, "the stages")
+    report = bench.supervise()
+    assert any(seen.better_plan for seen in bench.seen)
+    assert (report.state, report.plan_digest) == (AttemptState.SUCCEEDED, "")
+    assert bench.run.read_plan() == FAST
+
+
+def test_what_prevents_the_other_plan_is_the_last_decision(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+
+    def serve(report: AttemptReport) -> None:
+        bench.serve(report)
+        if report.better_plan and not report.ended:
+            bench.run.profile.unlink(missing_ok=True)
+            bench.run.profile.mkdir(exist_ok=True)
+            bench.request(SupervisorRequest.STOP)
+
+    bench.meanwhile = serve
+    report = bench.supervise()
+    assert (report.state, report.plan_digest) == (AttemptState.STOPPED, "")
+    assert report.replanning.startswith("the next attempt keeps its plan, since the other one cannot be written: ")
 
 
 def test_ranks_that_change_their_plan_are_followed(tmp_path: Path) -> None:

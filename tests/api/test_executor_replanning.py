@@ -61,17 +61,20 @@ def test_a_plan_that_needs_a_restart_is_that_of_the_next_attempt(world: World) -
     uid = world.submit(replanOnDrift=True)
     world.until(uid, Phase.RUNNING)
     report(world, uid, replanning=DECISION, better_plan=True)
+    younger = world.submit("younger")
     while ("stop", 1) not in world.supervisors.asked:
         world.executor.run_once()
+    world.supervisors.step()
     leave(world, uid, OTHER)
     ended = world.until(uid, Phase.SUCCEEDED)
     assert (ended.attempt, ended.failures) == (2, 0)
-    assert plans(world, uid) == [(1, sample_plan()), (1, OTHER)]
+    assert plans(world, uid) == [(1, sample_plan()), (2, OTHER)]
     binding = world.supervisors.attempts[world.folder(uid, 2)].binding
     assert binding is not None
     assert binding.plan_digest == OTHER.for_ranks.digest
     assert world.planner.asked == [uid], "the next attempt is not planned again"
     assert decisions(world, uid) == [f"Attempt 1: {DECISION}"]
+    assert world.job(younger).attempt == 0, "the job has kept its cores between its attempts"
 
 
 def test_ranks_that_change_their_plan_go_on_in_the_same_attempt(world: World) -> None:

@@ -61,6 +61,7 @@ class Bench:
             deadline_at=self.deadline_at,
             planner=self.planner,
             clock=lambda: self.now,
+            seconds=lambda: self.now,
             pause=self.pause,
         )
         try:

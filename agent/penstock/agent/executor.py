@@ -57,7 +57,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from penstock.agent.attempt import Attempt, ProfileDecider
+from penstock.agent.attempt import Attempt, ProfileDecider, read_result
 from penstock.agent.metrics import LineFollower, MetricsFollower
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
 from penstock.agent.replanner import NextPlan, Replanner
@@ -235,8 +235,10 @@ class Executor:
 
     def _take_better_plan(self) -> None:
         """Make the plan for which the attempt has ended the plan of the next one."""
-        if self._better is not None and self._replanner is not None and self._replanner.take(self._better):
-            self._plan = self._better.plan
+        has_succeeded = read_result(self._run).get("outcome") == "succeeded"
+        better = None if has_succeeded else self._better
+        if better is not None and self._replanner is not None and self._replanner.take(better):
+            self._plan = better.plan
         self._better = None
 
     def _profile(self) -> Step:

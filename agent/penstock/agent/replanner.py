@@ -138,7 +138,8 @@ class Replanner:
             self._note(f"cannot tell whether the ranks changed their plan: {error}")
             return None
         if not is_taken:
-            return None  # the ranks refused it, and their log has the reason
+            self._note("the run keeps its plan: its ranks refused the other one, and their log has the reason")
+            return None
         self._plan = written.plan
         return written
 

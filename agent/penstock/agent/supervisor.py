@@ -103,7 +103,8 @@ class Supervisor:
 
     The attempt fails at ``deadline_at``. ``steps`` creates the source of progress in steps for a run directory. With
     ``watch``, the attempt fails if it makes no progress. A signal ends the attempt immediately, or after a checkpoint
-    if ``graceful`` is set. ``clock`` returns seconds since the epoch, ``pause`` sleeps. ``each_poll`` is called before
+    if ``graceful`` is set. ``clock`` returns seconds since the epoch, ``seconds`` those of a
+    monotonic clock, ``pause`` sleeps. ``each_poll`` is called before
     each poll. With a ``planner``, the attempt is planned again while it runs (`penstock.agent.replanner`).
     """
 
@@ -124,6 +125,7 @@ class Supervisor:
         each_poll: Callable[[], None] = lambda: None,
         planner: Planner | None = None,
         clock: Callable[[], float] = time.time,
+        seconds: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._job, self._run, self._mailbox = job, run, mailbox
@@ -142,7 +144,7 @@ class Supervisor:
         self._metrics = MetricsFollower(run.metrics)
         self._replanner: Replanner | None = None
         if planner is not None:
-            self._replanner = Replanner(job.spec, run, planner, clock, self._note, num_searches=number - 1)
+            self._replanner = Replanner(job.spec, run, planner, seconds, self._note, num_searches=number - 1)
         self._note_text, self._plan_digest = "", ""
         self._better: NextPlan | None = None
 
@@ -183,9 +185,9 @@ class Supervisor:
         self._fulfil_requests()
         self._replan()
         report = self._watched(self._observe())
-        if report.ended:
-            self._end_replanning()  # before the report, which names the plan of the next attempt
-        self._publish(replace(report, plan_digest=self._plan_digest))
+        if report.ended:  # before the report, which names the plan of the next attempt
+            self._end_replanning(has_succeeded=report.state is AttemptState.SUCCEEDED)
+        self._publish(replace(report, replanning=self._note_text, plan_digest=self._plan_digest))
 
     def _fulfil_requests(self) -> None:
         """Fulfil new requests: stop, measure, or train once the attempt is bound to a plan."""
@@ -234,7 +236,6 @@ class Supervisor:
             done=done,
             total=total,
             last_step_at=self._last_step_at(),
-            replanning=self._note_text,
             better_plan=self._better is not None,
         )
 
@@ -244,19 +245,23 @@ class Supervisor:
             return
         for metrics in self._metrics.new():
             self._replanner.stepped(metrics)
-        self._take(self._replanner.changed())
+        self._follow_ranks(self._replanner.changed())
         self._better = self._better or self._replanner.poll()
 
-    def _take(self, plan: NextPlan | None) -> None:
-        if plan is not None and self._replanner is not None and self._replanner.take(plan):
-            self._plan_digest = plan.plan.digest
+    def _follow_ranks(self, changed: NextPlan | None) -> None:
+        """Name the plan that the ranks have changed to, and keep its profile."""
+        if changed is not None and self._replanner is not None:
+            self._replanner.take(changed)
+            self._plan_digest = changed.plan.digest
 
-    def _end_replanning(self) -> None:
+    def _end_replanning(self, *, has_succeeded: bool = False) -> None:
         """End a search, and leave the plan for which the attempt has ended to the next one."""
         if self._replanner is None:
             return
-        self._take(self._replanner.end())
-        self._take(self._better)
+        self._follow_ranks(self._replanner.end())
+        better, self._better = self._better, None
+        if better is not None and not has_succeeded and self._replanner.take(better):
+            self._plan_digest = better.plan.digest
 
     def _note(self, text: str) -> None:
         self._note_text = text

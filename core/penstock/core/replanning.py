@@ -74,38 +74,50 @@ def pays(steps_left: int, gain_seconds: float, cost_seconds: float) -> bool:
     return steps_left * gain_seconds > cost_seconds
 
 
-def device_factors(
-    plan: Plan, simulated: Timeline, measured: Sequence[Timeline], num_devices: int
-) -> tuple[float, ...]:
+def busy_ns_of_ranks(measured: Sequence[Timeline]) -> tuple[float, ...]:
+    """Median compute time of every rank in measured steps, without waits for shards inside actions."""
+    ranks = range(measured[0].num_ranks)
+    return tuple(
+        statistics.median(timeline.busy_ns(rank) - timeline.waited_ns(rank) for timeline in measured) for rank in ranks
+    )
+
+
+def device_factors(plan: Plan, simulated: Timeline, busy_ns: Sequence[float], num_devices: int) -> tuple[float, ...]:
     """Measured compute time of every device, divided by the simulated one; 1 for devices that the plan leaves unused.
 
-    ``simulated`` is a step of one replica by the profile; ``measured`` are steps of all ranks. Waits for shards inside
-    actions do not count.
+    ``simulated`` is a step of one replica by the profile; ``busy_ns`` has the compute times of all ranks. Waits for
+    shards inside actions do not count.
     """
     factors = [1.0] * num_devices
     devices = plan.devices or tuple(range(plan.num_ranks))
     for rank, device in enumerate(devices):
         own = rank // plan.tp % plan.pp
         expected = simulated.busy_ns(own) - simulated.waited_ns(own)
-        busy = statistics.median(timeline.busy_ns(rank) - timeline.waited_ns(rank) for timeline in measured)
-        if expected > 0 and busy > 0:
-            factors[device] = busy / expected
+        if expected > 0 and busy_ns[rank] > 0:
+            factors[device] = busy_ns[rank] / expected
     return tuple(factors)
 
 
 def as_equal(factors: Sequence[float]) -> tuple[float, ...]:
-    """The factors, where those that differ by less than `EQUAL_RATIO` are replaced by their median.
+    """The factors, with groups of about equal ones replaced by their median.
 
-    Differences that are noise would make devices unequal, and a plan would follow them.
+    Factors are divided at their largest gap until those of a group differ by less than `EQUAL_RATIO`. Differences that
+    are noise would make devices unequal, and a plan would follow them.
     """
     equal = list(factors)
-    order = sorted(range(len(factors)), key=lambda index: factors[index])
-    while order:
-        group = [index for index in order if factors[index] < EQUAL_RATIO * factors[order[0]]]
-        median = statistics.median(factors[index] for index in group)
-        for index in group:
-            equal[index] = median
-        order = order[len(group) :]
+    groups = [sorted(range(len(factors)), key=lambda index: factors[index])]
+    while groups:
+        group = groups.pop()
+        if not group:
+            continue
+        if factors[group[-1]] < EQUAL_RATIO * factors[group[0]]:
+            median = statistics.median(factors[index] for index in group)
+            for index in group:
+                equal[index] = median
+            continue
+        gaps = [factors[group[place]] / factors[group[place - 1]] for place in range(1, len(group))]
+        cut = 1 + gaps.index(max(gaps))
+        groups += [group[:cut], group[cut:]]
     return tuple(equal)
 
 
@@ -120,13 +132,13 @@ class Drift(Manifest):
     rest: float = 1.0
 
     @property
-    def slow_devices(self) -> tuple[int, ...]:
+    def changed_devices(self) -> tuple[int, ...]:
         """The devices whose own factor is not about 1."""
         return tuple(device for device, factor in enumerate(self.devices) if not _is_about_one(factor))
 
     def __str__(self) -> str:
         """The factors that are not about 1."""
-        names = [(f"device {device} takes", self.devices[device]) for device in self.slow_devices]
+        names = [(f"device {device} takes", self.devices[device]) for device in self.changed_devices]
         if not _is_about_one(self.communication):
             names.append(("communication takes", self.communication))
         if not _is_about_one(self.rest):
@@ -140,7 +152,9 @@ def _is_about_one(factor: float) -> bool:
 
 
 def corrected(profile: Profile, drift: Drift) -> Profile:
-    """The profile of the hardware after ``drift``. Unit costs remain those of the first device."""
+    """The profile of the hardware after ``drift``. All times of devices remain those of the first one, to which the
+    slowness of the others is relative.
+    """
     slowness = profile.slowness or (1.0,) * profile.num_ranks
     now = [slow * factor * drift.rest for slow, factor in zip(slowness, drift.devices, strict=True)]
     first, communication = now[0], drift.communication * drift.rest
@@ -149,9 +163,11 @@ def corrected(profile: Profile, drift: Drift) -> Profile:
             record,
             alone_seconds=record.alone_seconds * first,
             together_seconds=record.together_seconds * first,
+            host_seconds=None if record.host_seconds is None else record.host_seconds * first,
         )
         for record in profile.units
     )
+    optimizer = tuple(dataclasses.replace(record, seconds=record.seconds * first) for record in profile.optimizer)
     links = tuple(
         dataclasses.replace(
             link,
@@ -166,7 +182,13 @@ def corrected(profile: Profile, drift: Drift) -> Profile:
     relative = tuple(slow / first for slow in now)
     is_even = all(slow == 1.0 for slow in relative)
     return dataclasses.replace(
-        profile, units=units, links=links, collectives=collectives, slowness=() if is_even else relative
+        profile,
+        units=units,
+        optimizer=optimizer,
+        links=links,
+        collectives=collectives,
+        action_overhead_seconds=profile.action_overhead_seconds * first,
+        slowness=() if is_even else relative,
     )
 
 

@@ -15,7 +15,16 @@ from penstock.core.job import JobSpec, Objective
 from penstock.core.plan import Plan
 from penstock.core.plan_change import restart_reasons
 from penstock.core.profile import Profile
-from penstock.core.replanning import Drift, PlanOption, Replanning, as_equal, corrected, device_factors
+from penstock.core.replanning import (
+    EQUAL_RATIO,
+    Drift,
+    PlanOption,
+    Replanning,
+    as_equal,
+    busy_ns_of_ranks,
+    corrected,
+    device_factors,
+)
 from penstock.core.timeline import Timeline
 from penstock.core.units import to_seconds
 from penstock.planner.compile import schedule_of
@@ -60,10 +69,10 @@ def drift_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> Drif
     """
     step_ns = statistics.median(timeline.step_ns for timeline in measured)
     drift = Drift(devices=factors_of(profile, plan, measured))
-    if not drift.slow_devices:
+    if max(drift.devices) < EQUAL_RATIO:
         now = corrected(profile, drift)
         drift = dataclasses.replace(drift, communication=communication_factor_of(now, plan, step_ns))
-    for _ in range(MOST_ROUNDS):  # the optimizer's time stays as it is
+    for _ in range(MOST_ROUNDS):
         rest = step_ns / simulated(plan, corrected(profile, drift)).timeline.step_ns
         drift = dataclasses.replace(drift, rest=drift.rest * rest)
         if abs(rest - 1) < CLOSE:
@@ -79,20 +88,22 @@ def factors_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> tu
     factors, until both times agree.
 
     The simulated time of a pipeline rank is that of its slowest device, among all replicas and shards. Each device is
-    compared with its own part of that time.
+    compared with its own part of that time. A device that the plan leaves unused counts as unchanged, or, if all others
+    are slower or all are faster, as the one that has changed least.
     """
-    factors = np.ones(profile.num_ranks)
+    factors, busy_ns = np.ones(profile.num_ranks), busy_ns_of_ranks(measured)
     devices = np.array(plan.devices or range(plan.num_ranks)).reshape(plan.dp, plan.pp, plan.tp)
     for _ in range(MOST_ROUNDS):
         now = corrected(profile, Drift(devices=tuple(factors.tolist())))
         slowness = np.array(now.slowness or (1.0,) * profile.num_ranks)[devices]
-        rest = np.array(device_factors(plan, simulated(plan, now).timeline, measured, profile.num_ranks))
+        rest = np.array(device_factors(plan, simulated(plan, now).timeline, busy_ns, profile.num_ranks))
         rest[devices] *= slowness.max(axis=(0, 2), keepdims=True) / slowness
         factors *= rest
         if np.abs(rest - 1).max() < CLOSE:
             break
-    used = devices.ravel()
-    factors[used] = as_equal(factors[used].tolist())
+    used = as_equal(factors[devices.ravel()].tolist())
+    factors[:] = min(max(1.0, min(used)), max(used))
+    factors[devices.ravel()] = used
     return tuple(factors.tolist())
 
 

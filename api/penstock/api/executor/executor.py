@@ -115,6 +115,7 @@ class Executor:
         self._free: Mapping[str, tuple[str, ...]] = {}
         self._boottime, self._boot_id = boottime, boot_id()
         self._replannings: dict[str, tuple[int, str]] = {}
+        self._unreadable_plans: set[str] = set()
         self._ages = Ages()
         self._expiry_poll_at = boottime()
 
@@ -253,8 +254,12 @@ class Executor:
 
     @staticmethod
     def _holds(observed: _ObservedJob) -> bool:
-        """Whether the job holds its cores or devices: from its launch until none of its processes is left."""
-        return observed.record.phase in LIVE or (observed.process_state is not None and observed.process_state.alive)
+        """Whether the job holds its cores or devices: from its launch until none of its processes is left, and while it
+        continues with another plan.
+        """
+        record, state = observed.record, observed.process_state
+        is_replanned = record.phase is Phase.RECOVERING and record.phase_reason == "Drift"
+        return record.phase in LIVE or is_replanned or (state is not None and state.alive)
 
     def _advance(self, observed: _ObservedJob) -> None:
         """Take a step of the job, or fail it if it needs more than the machine has."""
@@ -334,11 +339,13 @@ class Executor:
             return
         try:
             plan = RunDir(self._root(stored)).read_plan()
-        except UserError:
-            log.exception("job %s: the plan that its ranks have changed to cannot be read", uid)
+        except UserError as error:
+            if report.plan_digest not in self._unreadable_plans:
+                log.error("job %s: the plan of its ranks, or of its next attempt, cannot be read: %s", uid, error)
+            self._unreadable_plans.add(report.plan_digest)
             return
         if plan.digest == report.plan_digest:
-            self._keep(stored, plan, None)
+            self._service.write(uid, lambda c: keep_plan(c, uid, attempt + report.ended, plan, now))
             raise ChangedMeanwhileError("a plan was stored")
 
     # Backend: actions
