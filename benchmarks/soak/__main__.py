@@ -1,9 +1,9 @@
 """``./dev soak``: kills, fuzzing, a long queue and plans, each with its result in ``benchmarks/results``.
 
-    ./dev soak [kills|fuzz|queue|plans|small-plans]... [--seed N] [--first N] [--count N] [--minutes M]
+    ./dev soak [kills|fuzz|queue|plans|small-plans|mixed]... [--seed N] [--first N] [--count N] [--minutes M]
                [--results FOLDER]
 
-Without a name all five parts run. ``--count`` is the number of kills, of queued jobs, or of planning problems. Problems
+Without a name all six parts run. ``--count`` is the number of kills, of queued jobs, or of planning problems. Problems
 start at number ``--first``, so that a long run can be divided. ``--minutes`` limits fuzzing and kills. The default seed
 is the date. A result names what was run. The exit code is 1 if there is a violation.
 """
@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.soak.fuzz import fuzz
 from benchmarks.soak.kills import survive, undisturbed_losses
+from benchmarks.soak.mixed import compare_mixed
 from benchmarks.soak.plans import compare
 from benchmarks.soak.queue import queue
 from benchmarks.support import RESULTS, machine
@@ -35,6 +36,7 @@ KILLS, FUZZ_MINUTES, QUEUED = 200, 10.0, 10_000
 QUEUE_MINUTES = 2.0
 PROBLEMS, PINS = 40, 200
 SMALL_PROBLEMS, PINS_OF_SMALL = 2_000, 20
+MIXED_PROBLEMS = 500
 Loads = list[float]
 
 
@@ -79,12 +81,18 @@ def planning_small(options: argparse.Namespace, folder: Path, report: Reporter) 
     return compare(options.seed, first=options.first, count=count, pins=PINS_OF_SMALL, report=report, sizes=SMALL)
 
 
+def planning_mixed(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
+    """Compare plans for devices of several kinds with those for one kind and for equal devices."""
+    return compare_mixed(options.seed, first=options.first, count=options.count or MIXED_PROBLEMS, report=report)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]] = {
     "kills": kills,
     "fuzz": fuzzing,
     "queue": queueing,
     "plans": planning,
     "small-plans": planning_small,
+    "mixed": planning_mixed,
 }
 
 
@@ -115,14 +123,15 @@ def run(part: str, options: argparse.Namespace) -> list[str]:
 def main() -> int:
     """Run the requested parts."""
     parser = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans")
+    parser.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans|mixed")
     today = int(dt.datetime.now(dt.UTC).strftime("%Y%m%d"))
     parser.add_argument("--seed", type=int, default=today, help=f"today's date ({today})")
     parser.add_argument("--first", type=int, default=0, help="the number of the first planning problem (0)")
     parser.add_argument(
         "--count",
         type=int,
-        help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), problems ({PROBLEMS}; small {SMALL_PROBLEMS:,})",
+        help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), problems ({PROBLEMS}; small {SMALL_PROBLEMS:,}; "
+        f"mixed {MIXED_PROBLEMS})",
     )
     parser.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")

@@ -201,6 +201,27 @@ def test_interruptions_make_fewer_devices_faster() -> None:
     assert planned(20.0, deadline_seconds=deadline).seconds <= deadline, "a deadline allows fewer devices"
 
 
+@pytest.mark.parametrize("objective", Objective)
+def test_a_kind_with_more_memory_may_use_it_without_the_others(objective: Objective) -> None:
+    """Ranks of a plan over both kinds have the memory of the smaller device, in which nothing fits."""
+    small = dataclasses.replace(DEVICE, memory_bytes=2**16)
+    large = OtherDevices(device=dataclasses.replace(slower_device(2.0), name="large"), num_nodes=1)
+    on = cluster(2, 1, device=small, other_devices=(large,))
+    assert chosen(priced(2, min_ranks=1, objective=objective), on).plan.placement == (1,)
+    with pytest.raises(UserError, match=r"nothing fits in 64 KiB per rank"):
+        chosen(priced(2, objective=Objective.TIME), on)
+
+
+def test_a_slower_kind_is_used_if_the_fast_one_is_interrupted_too_often() -> None:
+    fast = dataclasses.replace(DEVICE, spot_price_per_hour=1.0, interruptions_per_hour=20.0)
+    steady = dataclasses.replace(slower_device(1.5), name="steady", spot_price_per_hour=1.0)
+    on = cluster(2, 1, device=fast, other_devices=(OtherDevices(device=steady, num_nodes=1),), restart_seconds=600.0)
+    alone = chosen(priced(1, spot=True), cluster(1, 1, device=steady, restart_seconds=600.0))
+    plan_for_time = chosen(priced(2, min_ranks=1, spot=True), on)
+    assert plan_for_time.seconds <= 1.005 * alone.seconds
+    assert chosen(priced(2, min_ranks=1, spot=True, objective=Objective.COST), on).money <= plan_for_time.money
+
+
 def test_the_frontier_needs_prices() -> None:
     free = dataclasses.replace(priced(2), price_per_device_hour=0.0)
     with pytest.raises(UserError, match=r"spec.pricePerDeviceHour: the frontier of time and money needs the price"):

@@ -24,6 +24,7 @@ from penstock.planner.device_order import devices_in_order, slowness_of_ranks
 from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.floor import floor_ns
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.outlines import outlines_of
 from penstock.planner.pricing import cost_of
 from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_cluster
 from penstock.planner.replay import candidate_of
@@ -145,6 +146,20 @@ def test_devices_that_are_not_worth_it_are_left_out(slowness: list[float]) -> No
     fastest = [value for value in slowness if value == min(slowness)]
     free = mixed(*slowness, min_ranks=1)
     assert seconds(planned(free)) <= 1.005 * seconds(planned(mixed(*fastest)))
+
+
+@pytest.mark.parametrize(("slowness", "tp", "device"), [((1.0, 0.25), 1, 1), ((2.0, 2.0), 2, 0)])
+def test_estimates_have_the_optimizer_and_collectives_of_slow_devices(
+    slowness: tuple[float, ...], tp: int, device: int
+) -> None:
+    """The optimizer is as slow as its device, and collectives are not slower. Otherwise the order of the search is
+    wrong, and a fast device alone is not tried.
+    """
+    unequal = mixed(*slowness, min_ranks=1)
+    [outline] = outlines_of(unequal, [Mesh(dp=1, tp=tp, pp=1, microbatch=8, num_microbatches=1)])
+    plan = planned(mixed(*slowness, min_ranks=1, dp=1, tp=tp, pp=1, micro_batch=8))
+    assert plan.placement == (device,)
+    assert outline.estimate_ns == pytest.approx(1e9 * seconds(plan), rel=1e-3)
 
 
 def test_replicas_of_a_stage_are_about_equally_fast() -> None:

@@ -2,8 +2,13 @@
 
 With `objective: time` and no budget there is one search, if its plan meets the deadline. Otherwise plans are made for
 the whole hardware, by either objective, and for several sets of its devices (`penstock.planner.subsets`). These
-searches do not depend on the limits. Of the plans within the limits, the objective chooses the best. Three properties
-follow, even if a search misses its best plan:
+searches do not depend on the limits. Of the plans within the limits, the objective chooses the best.
+
+One search over devices of several kinds has two weaknesses: every rank may only use the memory of the smallest device,
+and the fastest devices are used first, even if they are interrupted most often. So if a job may use fewer devices,
+plans are always made for the kinds with more memory or with other rates of interruptions, too.
+
+Three properties follow, even if a search misses its best plan:
 
 - A plan for cost never costs more than the plan for time, which is one of those that it was chosen from.
 - A later deadline never makes a plan for cost more expensive, since it only adds plans to choose from.
@@ -32,7 +37,7 @@ from penstock.planner.judge import Reporter
 from penstock.planner.pricing import cost_of, price_of_device, run_time_of
 from penstock.planner.problem import Problem
 from penstock.planner.replay import candidate_of
-from penstock.planner.subsets import Hardware, Subset, problem_for, subsets
+from penstock.planner.subsets import Hardware, Subset, neglected_kinds, problem_for, subsets
 
 SUBSET_PART = 4
 """The search for a set of devices gets 1 / `SUBSET_PART` of a usual budget."""
@@ -87,13 +92,15 @@ def choose(
     if frontier:
         _require_prices(spec, hardware)
     searches = _Searches(spec, hardware, reporter, reporter_of, budget)
-    choices = [searches.for_objective()]
-    is_late = choices[0].seconds > (spec.deadline_seconds or math.inf)  # fewer spot devices may end sooner
+    choices = searches.for_objective()
+    num_plain = len(choices)
+    soonest = min(choice.seconds for choice in choices)
+    is_late = soonest > (spec.deadline_seconds or math.inf)  # fewer spot devices may end sooner
     is_plain = spec.objective is Objective.TIME and spec.budget is None and not is_late
     if frontier or not is_plain:
         choices += searches.for_other_objective()
         choices += searches.for_subsets(choices)
-    best = _best_within_limits(spec, choices[:1] if is_plain else choices, hardware)
+    best = _best_within_limits(spec, choices[:num_plain] if is_plain else choices, hardware)
     return _with_frontier(best, frontier_of(choices, hardware)) if frontier else best
 
 
@@ -124,11 +131,23 @@ class _Searches:
         self.spec, self.hardware, self.budget = spec, hardware, budget
         self.reporter, self.reporter_of = reporter, reporter_of
 
-    def for_objective(self) -> Choice:
-        """The choice for the whole hardware by the job's objective."""
+    def for_objective(self) -> list[Choice]:
+        """The choice for the whole hardware by the job's objective, and those for kinds that one search neglects.
+
+        Raises `UserError` if neither the whole hardware nor one of these has a plan.
+        """
         problem = problem_for(self.spec, self.hardware)
-        decision = decide(problem, self.budget, self.reporter)
-        return self._choice(decision.plan, decision, problem)
+        try:
+            decision = decide(problem, self.budget, self.reporter)
+        except UserError:
+            if choices := self._for_neglected_kinds():
+                return choices
+            raise
+        return [self._choice(decision.plan, decision, problem), *self._for_neglected_kinds()]
+
+    def _for_neglected_kinds(self) -> list[Choice]:
+        choices = (self._of_problem(subset, problem) for subset, problem in neglected_kinds(self.spec, self.hardware))
+        return [choice for choice in choices if choice is not None]
 
     def for_other_objective(self) -> list[Choice]:
         """The choice for the whole hardware by the other objective, if it has a plan."""
@@ -152,9 +171,13 @@ class _Searches:
 
     def _of_subset(self, subset: Subset) -> Choice | None:
         number = subset.num_devices
-        problem = subset.problem(Objective.TIME if number == subset.spec.resources.ranks else Objective.COST)
+        return self._of_problem(
+            subset, subset.problem(Objective.TIME if number == subset.spec.resources.ranks else Objective.COST)
+        )
+
+    def _of_problem(self, subset: Subset, problem: Problem) -> Choice | None:
         budget = (self.budget or usual_budget(problem.num_devices)).part(SUBSET_PART)
-        reporter = self.reporter_of(f"on {format_count(number, 'device')}")
+        reporter = self.reporter_of(f"on {format_count(subset.num_devices, 'device')}")
         decision = decide_if_possible(problem, budget, reporter)
         plan = None if decision is None else subset.in_whole(decision.plan)
         return None if decision is None or plan is None else self._choice(plan, decision, problem)

@@ -21,7 +21,7 @@ from penstock.planner.memory import optimizer_bytes_per_parameter, whole_bytes_p
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute import Savings, may_recompute, savings_inside, savings_of
 from penstock.planner.schedules.registry import BUILT_IN, find
-from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, pass_seconds, prefixes
+from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, collective_seconds, pass_seconds, prefixes
 from penstock.planner.unit_memory import gradient_slot_bytes, optimizer_bytes, unit_bytes
 from penstock.planner.work import Floats
 
@@ -31,12 +31,16 @@ class UnitWork:
     """Seconds and bytes of units for one micro-batch at a degree of tensor parallelism, for every slicing.
 
     ``sums`` and ``largest`` [F I W, unit kinds, slicings] are the seconds of all slices, and of the longest one.
+    ``waits`` and ``longest_waits`` are the parts of them in which a rank only waits for its shards. These take no
+    longer on a slow device; they are 0 if devices are equally fast.
     """
 
     cost: CostModel
     slicings: tuple[tuple[int, ...], ...]
     sums: Floats
     largest: Floats
+    waits: Floats
+    longest_waits: Floats
     state_bytes: Integers
     optimizer_bytes: Integers
     """The part of ``state_bytes`` that replicas may divide."""
@@ -60,6 +64,9 @@ class UnitWork:
         before = np.concatenate([prefixes(slices) for slices in slicings]).astype(np.float64)
         slowdown = np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES])
         seconds = pass_seconds(cost, batch, lengths, before) * slowdown
+        waits = np.zeros_like(seconds)
+        if problem.slowness:
+            waits = np.minimum(collective_seconds(cost, batch, lengths, before), seconds)
         state, held = unit_bytes(problem, tp, batch)
         starts = np.cumsum([0, *counts[:-1]])
         return cls(
@@ -67,6 +74,8 @@ class UnitWork:
             slicings=tuple(map(tuple, slicings)),
             sums=np.add.reduceat(seconds, starts, axis=2),
             largest=np.maximum.reduceat(seconds, starts, axis=2),
+            waits=np.add.reduceat(waits, starts, axis=2),
+            longest_waits=np.maximum.reduceat(waits, starts, axis=2),
             state_bytes=state,
             optimizer_bytes=optimizer_bytes(problem, tp),
             held_bytes=held,

@@ -373,12 +373,13 @@ class _StageTimes:
         """Times of ``stages``; they hold for any number of replicas, unless devices differ in speed."""
         of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
         slowness = slowness_in_order(problem, mesh)[list(owners), None]
+        waits, longest_waits = of_kinds @ work.waits, of_kinds @ work.longest_waits
         return cls(
             work=work,
             stages=stages,
             owners=owners,
-            totals=slowness * (of_kinds @ work.sums + overhead * work.counts),
-            largest=slowness * (of_kinds @ work.largest + overhead),
+            totals=slowness * (of_kinds @ work.sums - waits + overhead * work.counts) + waits,
+            largest=slowness * (of_kinds @ work.largest - longest_waits + overhead) + longest_waits,
             num_parameters=memory_of(problem, stages, mesh.microbatch, mesh.tp).num_parameters,
             shards_seconds=shards_seconds(problem, stages, mesh) if mesh.tp > 1 else np.zeros(len(stages)),
         )
@@ -398,21 +399,32 @@ class _StageTimes:
         ends = {}
         for zero in zero_degrees(problem, mesh.dp):
             stepped = stepped_elements(self.num_parameters, optimizer_shards(mesh, zero))
-            largest = int(np.bincount(owners, weights=stepped).max())
+            per_rank = np.bincount(owners, weights=stepped).astype(np.int64)
+            largest = int(per_rank.max())
             summed_last = largest if problem.late_receives else int(stepped.max())
             if problem.has_buckets(mesh):
                 summed_last = -(-summed_last // MOST_BUCKETS)
-            seconds, state_bytes = self._over_replicas(problem, mesh, largest, summed_last, zero)
-            ends[zero] = _End(seconds=shards + tie + seconds, state_bytes=state_bytes)
+            sums, state_bytes = self._over_replicas(problem, mesh, largest, summed_last, zero)
+            update = self._optimizer_seconds(problem, mesh, per_rank)
+            ends[zero] = _End(seconds=shards + tie + sums + update, state_bytes=state_bytes)
         return ends
+
+    def _optimizer_seconds(self, problem: Problem, mesh: Mesh, per_rank: Integers) -> float:
+        """The longest update of the elements of a rank, on devices of its speed."""
+        if not problem.slowness:
+            return self.work.cost.optimizer_seconds(int(per_rank.max()))
+        ranks: set[tuple[float, int]] = set(
+            zip(slowness_in_order(problem, mesh).tolist(), per_rank.tolist(), strict=True)
+        )
+        return max(slowness * self.work.cost.optimizer_seconds(stepped) for slowness, stepped in ranks)
 
     def _over_replicas(
         self, problem: Problem, mesh: Mesh, stepped: int, summed_last: int, zero: int
     ) -> tuple[float, int]:
-        """Seconds of the sums over replicas and of the optimizer, and bytes of the state, of a rank that steps
-        ``stepped`` elements per replica. With ZeRO a replica receives its shard of the sums, steps it, and gathers the
-        weights. The sum of ``summed_last`` elements is not hidden by compute; with ZeRO as many are gathered, not
-        hidden either, before the step's compute.
+        """Seconds of the sums over replicas, and bytes of the state, of a rank that steps ``stepped`` elements per
+        replica. With ZeRO a replica receives its shard of the sums, steps it, and gathers the weights. The sum of
+        ``summed_last`` elements is not hidden by compute; with ZeRO as many are gathered, not hidden either, before
+        the step's compute.
         """
         cost, precision, replicas = self.work.cost, problem.precision, [replica * mesh.tp for replica in range(mesh.dp)]
         shards, per_gradient = optimizer_shards(mesh, zero), problem.software.gradient_type.num_bytes(precision)
@@ -422,7 +434,7 @@ class _StageTimes:
             sums += cost.all_gather_seconds(summed_last * shards * precision.compute_bytes, replicas)
         per_stepped = shards * per_gradient + optimizer_bytes_per_parameter(precision, problem.moment_type)
         state_bytes = stepped * per_stepped + weights
-        return sums + cost.optimizer_seconds(stepped), state_bytes
+        return sums, state_bytes
 
 
 def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:

@@ -84,6 +84,27 @@ def subsets(spec: JobSpec, hardware: Hardware) -> list[Subset]:
     return sorted(chosen, key=lambda subset: -subset.num_devices)
 
 
+def neglected_kinds(spec: JobSpec, hardware: Hardware) -> list[tuple[Subset, Problem]]:
+    """Combinations of kinds that one search over all devices neglects, with their problems for the least time.
+
+    That search limits every rank to the memory of the smallest device, and uses the fastest devices first, even if they
+    are interrupted more often than others. There are none if the job uses all devices.
+    """
+    fewest = spec.resources.min_ranks
+    if fewest is None:
+        return []
+    whole, *parts = itertools.islice(_whole_sets(spec, hardware), MOST_SUBSETS)
+    of_all = whole.problem(Objective.TIME)
+    differ = len(set(of_all.interruptions_per_hour)) > 1
+    neglected = []
+    for part in parts:
+        problem = dataclasses.replace(part.problem(Objective.TIME), min_devices=fewest, _divided={})
+        has_more_memory = problem.memory_limit_bytes > of_all.memory_limit_bytes
+        if fewest <= part.num_devices and (differ or has_more_memory):
+            neglected.append((part, problem))
+    return neglected
+
+
 def counts(fewest: int, most: int, limit: int, host_size: int = 1) -> list[int]:
     """Numbers of devices, descending: all from ``fewest`` to ``most`` if there are at most ``limit``.
 
