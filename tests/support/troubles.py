@@ -5,8 +5,6 @@ A life has three attempts: one that fails, one that is suspended, and one that s
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,18 +13,13 @@ from pathlib import Path
 
 from penstock.core.lifecycle import Phase
 from penstock.core.status import JobStatus
-from penstock.kube.names import PROFILE_FILE, UID_LABEL
-from penstock.kube.resources import CONFIG_MAPS
 from tests.support.cluster_jobs import ClusterJob, small_training, submitted
 from tests.support.installed import Installed, Program, operated_by
-from tests.support.repository import ROOT
+from tests.support.stub_jobs import PATH, jobset_uids, measurement, report_progress, watched_jobsets
 from tests.support.troubled_operator import FOLDER_VARIABLE, Trouble, read_writes, write_trouble
-from tools.lab.console import plain_environ
 
-MEASURED = "stub-measured"
 LIFE_SECONDS = 1200.0
 LOOK_SECONDS = 0.2
-PATH = f"{ROOT / 'tests' / 'support' / 'stub_trainer'}:/usr/bin:/bin"
 RESOURCES = {"ranks": 2, "memoryPerRank": "896Mi"}
 """Unlike those of other jobs, so that what these measured does not count."""
 
@@ -65,13 +58,12 @@ class Sieve:
     def live(self, name: str, trouble: Trouble) -> Life:
         """A whole life, with that trouble; what was left of the job is removed."""
         write_trouble(self.folder, trouble)
-        env = [{"name": "PATH", "value": PATH}]
-        with _jobsets(self.on, self.folder / f"{name}.jobsets") as seen:
-            job = submitted(self.on, name, resources=RESOURCES, training=small_training(2), kubernetes={"env": env})
+        with watched_jobsets(self.on, self.folder / f"{name}.jobsets") as seen:
+            job = submitted(self.on, name, resources=RESOURCES, training=small_training(2), kubernetes={"env": [PATH]})
             try:
                 killed = self._accompany(job)
                 left = [each["metadata"]["name"] for each in job.jobsets()], job.config_maps()
-                children = _children(seen, job)
+                children = jobset_uids(seen, job)
                 return Life(
                     status=job.status(),
                     writes=read_writes(self.folder),
@@ -92,7 +84,7 @@ class Sieve:
                 self.operator.begin()
                 killed += 1
             if status.phase is Phase.PROFILING:
-                self._measure(job, status.attempt)
+                report_progress(job, status.attempt)
             if (status.phase, status.attempt) == (Phase.RUNNING, 2):
                 job.suspend(True)
             if status.phase is Phase.SUSPENDED:
@@ -109,48 +101,14 @@ class Sieve:
     def _runs(self) -> bool:
         return self.operator.process is not None and self.operator.process.poll() is None
 
-    def _measure(self, job: ClusterJob, attempt: int) -> None:
-        progress = {"attempt": attempt, "profileRef": MEASURED}
-        patch = json.dumps({"status": {"progress": progress}})
-        self.on.kubectl("patch", "pj", job.name, "--subresource=status", "--type=merge", "--patch", patch)
-
 
 @contextmanager
 def sieve(on: Installed, measured: ClusterJob, folder: Path) -> Iterator[Sieve]:
     """Such an operator sees to the jobs during the block; ``measured`` is a job with two ranks that has ended."""
-    profile = measured.status().profile
-    assert profile is not None
-    found = on.cluster.get(CONFIG_MAPS, profile.ref, on.namespace)
-    data = {PROFILE_FILE: found["binaryData"][PROFILE_FILE]}
-    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": MEASURED}, "binaryData": data}
-    on.cluster.create(on.namespace, made)
     write_trouble(folder, Trouble(kinds=("",)))
-    try:
-        with operated_by(on, "tests.support.troubled_operator", **{FOLDER_VARIABLE: str(folder)}) as operator:
-            yield Sieve(on, operator, folder)
-    finally:
-        on.kubectl("delete", "configmap", MEASURED)
-
-
-@contextmanager
-def _jobsets(on: Installed, path: Path) -> Iterator[Path]:
-    """A file to which kubectl writes a line for every change of a JobSet: its name, its uid and its job's uid."""
-    columns = f"NAME:.metadata.name,UID:.metadata.uid,JOB:.metadata.labels.{UID_LABEL.replace('.', chr(92) + '.')}"
-    words = ["--namespace", on.namespace, "get", "jobsets", "--watch", "--no-headers", "--output"]
-    command = [on.cluster.program, "--kubeconfig", str(on.cluster.kubeconfig), *words, f"custom-columns={columns}"]
-    with path.open("w") as out:
-        watch = subprocess.Popen(command, env=plain_environ(), stdout=out)
-    try:
-        yield path
-    finally:
-        watch.kill()
-        watch.wait()
-
-
-def _children(seen: Path, job: ClusterJob) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for line in seen.read_text().splitlines():
-        name, uid, job_uid = line.split()
-        if job_uid == job.uid:
-            found.setdefault(name, set()).add(uid)
-    return found
+    environment = {FOLDER_VARIABLE: str(folder)}
+    with (
+        measurement(on, measured),
+        operated_by(on, "tests.support.troubled_operator", **environment) as operator,
+    ):
+        yield Sieve(on, operator, folder)
