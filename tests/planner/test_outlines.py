@@ -71,8 +71,9 @@ def test_nothing_that_recomputes_holds_less_than_its_bound(
     relieved = outline.relieved_inside if is_inside else outline.relieved
     if relieved is None:
         return
-    assert relieved.least_bytes <= usual.least_bytes
     assert relieved.least_bytes >= 0.97 * mean_state_bytes(asked, relieved)  # slices are aligned
+    for found in evaluations(Simulated(problem(**chosen)), usual):
+        assert relieved.least_bytes <= max(found.peak_bytes)
     for found in evaluations(Simulated(asked), relieved):
         assert relieved.least_bytes <= max(found.peak_bytes)
 

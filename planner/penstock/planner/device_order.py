@@ -6,9 +6,10 @@ order become one pipeline rank in all replicas. They are about equally fast, so 
 in proportion to the speed of their ranks (`penstock.planner.stages.slowed_bounds`).
 
 The order of ranks along the pipeline matters if there are few units: the head, a long unit at the end, needs a fast
-last rank, or a slow one that has no other unit. For every order, if there are few, a step with one stage per rank is
-estimated: all sequences on the busiest rank, and one sequence on every other rank. The order with the shortest
-estimate is taken.
+last rank, or a slow one that has no other unit. It also matters where links differ: an order by speed may cross a slow
+link between nodes several times. For every order, if there are few, and for the devices by number, a step with one
+stage per rank is estimated: all sequences on the busiest rank or link, and one sequence on every other one. The order
+with the shortest estimate is taken.
 
 Example: eight devices, of which 2 and 5 take twice as long, as dp 2 x pp 4. By number, the replicas of rank 1 have the
 devices 2 and 3, and those of rank 2 have the devices 4 and 5: two ranks of four are slow. By speed, devices 2 and 5 are
@@ -23,10 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.stagecost import Integers, UnitTable, unit_totals
 from penstock.planner.stages import rank_loads, slowed_bounds
-from penstock.planner.work import Floats
+from penstock.planner.work import Floats, rows_of
 
 Placement = Callable[[Mesh], tuple[int, ...]]
 """Function that returns the first device of every rank of a mesh, replica after replica."""
@@ -39,9 +41,12 @@ def devices_by_number(mesh: Mesh) -> tuple[int, ...]:
 
 
 MOST_ORDERS, MOST_ORDERED = 100, 64
-"""Limits of the search for an order. With more different orders than the first, only two are compared: fastest rank
-first and slowest rank first. With more ranks than the second, or than units, none are compared: the fastest is first.
+"""Limits of the search for an order. With more different orders than the first, only three are compared: fastest rank
+first, slowest rank first, and by number. With more ranks than the second, or than units, none are compared: the fastest
+is first.
 """
+MESSAGES = 2
+"""Messages between neighbours for one sequence, one in each direction, for which its compute waits."""
 
 
 def devices_in_order(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
@@ -61,22 +66,35 @@ def _by_speed(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     members = groups[:, None] + np.arange(mesh.tp)
     slowness, rates = problem.slowness_of(members).max(axis=1), problem.cost_rates(members).max(axis=1)
     used = np.sort(np.argsort(rates, kind="stable")[: mesh.dp * mesh.pp])
-    fastest = groups[used[np.argsort(slowness[used], kind="stable")]].reshape(mesh.pp, mesh.dp)
-    of_ranks = slowness[fastest // mesh.tp].max(axis=1).tolist()
-    model = problem.model.whole
-    if mesh.pp > min(model.num_units, MOST_ORDERED):
-        return tuple(fastest.T.ravel().tolist())
-    table = UnitTable.of(problem.costs(mesh.tp, 1), 1, (problem.sequence_length,))
-    unit_ns, ranks = unit_totals(table, model).tolist(), tuple(range(mesh.pp))
+    by_speed = groups[used[np.argsort(slowness[used], kind="stable")]].reshape(mesh.pp, mesh.dp)
+    if mesh.pp > min(problem.model.whole.num_units, MOST_ORDERED):
+        return tuple(by_speed.T.ravel().tolist())
+    of_ranks = slowness[by_speed // mesh.tp].max(axis=1).tolist()
+    options = [by_speed[list(order)] for order in _orders(of_ranks)]
+    options.append(groups[used].reshape(mesh.pp, mesh.dp))
+    best = min(options, key=_estimate_of(problem, mesh, slowness))
+    return tuple(best.T.ravel().tolist())
 
-    def step_ns(order: Sequence[int]) -> float:
-        """Time of all sequences on the busiest rank, and of one sequence on every other rank."""
-        slowness_in_order = [of_ranks[rank] for rank in order]
-        loads = rank_loads(unit_ns, slowed_bounds(unit_ns, ranks, slowness_in_order), ranks) * slowness_in_order
-        return float((problem.global_batch / mesh.dp - 1) * loads.max() + loads.sum())
 
-    best = min(_orders(of_ranks), key=step_ns)
-    return tuple(fastest[list(best)].T.ravel().tolist())
+def _estimate_of(problem: Problem, mesh: Mesh, slowness: Floats) -> Callable[[Integers], float]:
+    """The estimate of a step in nanoseconds by the first devices [pipeline ranks, replicas]: all sequences on the
+    busiest rank or link, and one sequence on every other one. ``slowness`` is that of every group of shards.
+    """
+    costs, ranks = problem.costs(mesh.tp, 1), tuple(range(mesh.pp))
+    table = UnitTable.of(costs, 1, (problem.sequence_length,))
+    unit_ns = unit_totals(table, problem.model.whole).tolist()
+    num_rows = rows_of(problem.sharding(mesh.tp), np.array(float(problem.sequence_length)))
+    num_bytes = num_rows * problem.model.hidden * problem.precision.compute_bytes
+
+    def step_ns(devices: Integers) -> float:
+        of_ranks = slowness[devices // mesh.tp].max(axis=1)
+        loads = rank_loads(unit_ns, slowed_bounds(unit_ns, ranks, of_ranks.tolist()), ranks) * of_ranks
+        latency, per_byte = costs.transfer(devices[:-1], devices[1:])
+        messages = NANOSECONDS_PER_SECOND * (latency + per_byte * num_bytes).max(axis=1)
+        busiest = max(loads.max(), messages.max(initial=0.0))
+        return float((problem.global_batch / mesh.dp - 1) * busiest + loads.sum() + MESSAGES * messages.sum())
+
+    return step_ns
 
 
 def _orders(slowness: Sequence[float]) -> list[tuple[int, ...]]:

@@ -190,7 +190,8 @@ MOST_SLOWED = 512
 def slowed_bounds(unit_ns: Sequence[int], owners: Sequence[int], slowness: Sequence[float]) -> tuple[int, ...]:
     """Bounds like those of `balanced_bounds` for ranks of unequal speed: ``slowness`` [ranks] is a factor of the time
     of units on each rank. ``owners`` [stages] are the stages' ranks. If ranks have several stages, `evened_bounds` then
-    balances the ranks. More than `MOST_SLOWED` stages are cut in proportion to the speed of their ranks.
+    balances the ranks, once from these bounds and once from those of equally fast ranks, so that the result is never
+    worse than the latter. More than `MOST_SLOWED` stages are cut in proportion to the speed of their ranks.
     """
     if len(owners) > MOST_SLOWED:
         return _proportional_bounds(unit_ns, np.array([1 / slowness[owner] for owner in owners]))
@@ -207,7 +208,11 @@ def slowed_bounds(unit_ns: Sequence[int], owners: Sequence[int], slowness: Seque
     )
     assert not isinstance(partitions, MemoryShortage), "nothing takes memory"
     bounds = partitions[0].bounds
-    return bounds if len(set(owners)) == len(owners) else evened_bounds(unit_ns, bounds, owners, slowness)
+    if len(set(owners)) == len(owners):
+        return bounds
+    equal = evened_bounds(unit_ns, balanced_bounds(unit_ns, len(owners)), owners)
+    options = [evened_bounds(unit_ns, start, owners, slowness) for start in (bounds, equal)]
+    return min(options, key=lambda option: float((rank_loads(unit_ns, option, owners) * slowness).max()))
 
 
 def evened_bounds(
