@@ -298,7 +298,7 @@ def test_a_norm_that_is_not_finite_is_the_user_s_to_change(squared_norm: float) 
 
 
 def test_a_negative_sum_of_squares_says_what_is_wrong_and_may_be_tried_again() -> None:
-    with pytest.raises(RunError, match=r"the sum of squared gradients over all ranks is -2\.5, which no computation"):
+    with pytest.raises(RunError, match=r"the sum of squared gradients over all ranks is -2\.5, which is impossible"):
         finite_norm(7, -2.5)
 
 
