@@ -241,7 +241,7 @@ def test_a_plan_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
     scene.run.plan.unlink()
     scene.run.plan.mkdir()
     assert not scene.replanner.take(NextPlan(plan=OTHER, profile=CORRECTED))
-    assert scene.notes[-1].startswith("the next attempt keeps its plan, since the other one cannot be written: ")
+    assert scene.notes[-1].startswith("the run directory keeps its plan, since the other one cannot be written: ")
 
 
 class FailingPlanner(FakePlanner):

@@ -93,7 +93,7 @@ def test_what_prevents_the_other_plan_is_the_last_decision(tmp_path: Path) -> No
     bench.meanwhile = serve
     report = bench.supervise()
     assert (report.state, report.plan_digest) == (AttemptState.STOPPED, "")
-    assert report.replanning.startswith("the next attempt keeps its plan, since the other one cannot be written: ")
+    assert report.replanning.startswith("the run directory keeps its plan, since the other one cannot be written: ")
 
 
 def test_ranks_that_change_their_plan_are_followed(tmp_path: Path) -> None:

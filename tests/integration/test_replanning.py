@@ -36,6 +36,15 @@ from tests.support.training_run import losses, make_run, tiny_job, tiny_plan, wr
 STEPS_AFTER, MOST_POLLS = 20, 4000
 
 
+@pytest.fixture(autouse=True)
+def _changes_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search begins after half a second of drift, and only a change in the same processes pays."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(replanner, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(replanner, "RESTART_STARTS", 1e6)
+    monkeypatch.setattr(replanning, "CHANGE_SECONDS", 0.0)
+
+
 class Planned(FakeDecider):
     """The plan that the test chose."""
 
@@ -85,10 +94,6 @@ def test_a_run_that_has_drifted_continues_by_a_better_plan_with_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins with a plan in which no two ranks ever compute at the same time, and predicts far too short steps."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(replanner, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(replanner, "RESTART_STARTS", 1e6)
-    monkeypatch.setattr(replanning, "CHANGE_SECONDS", 0.0)
     job, serial = serial_job(tmp_path)
     scene = Scene(tmp_path / "run", job, serial)
     state = scene.executor.run()
@@ -125,14 +130,8 @@ def serial_job(folder: Path) -> tuple[PipelineJob, Plan]:
     return job, with_prediction(serial, step_seconds)
 
 
-def test_a_supervised_attempt_that_has_drifted_continues_with_a_better_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervised_attempt_that_has_drifted_continues_with_a_better_plan(tmp_path: Path) -> None:
     """Its reports have the plan and the decision."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(replanner, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(replanner, "RESTART_STARTS", 1e6)
-    monkeypatch.setattr(replanning, "CHANGE_SECONDS", 0.0)
     job, plan = serial_job(tmp_path)
     run = make_run(tmp_path / "run", job, plan)
     write_json(run.profile, profile_for(job.spec, num_ranks=2).to_manifest())

@@ -235,11 +235,11 @@ class Executor:
 
     def _take_better_plan(self) -> None:
         """Make the plan for which the attempt has ended the plan of the next one."""
-        has_succeeded = read_result(self._run).get("outcome") == "succeeded"
-        better = None if has_succeeded else self._better
-        if better is not None and self._replanner is not None and self._replanner.take(better):
+        better, self._better = self._better, None
+        if better is None or self._replanner is None or read_result(self._run).get("outcome") == "succeeded":
+            return
+        if self._replanner.take(better):
             self._plan = better.plan
-        self._better = None
 
     def _profile(self) -> Step:
         if not self._profiled and self._attempt is not None:

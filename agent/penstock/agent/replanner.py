@@ -149,7 +149,7 @@ class Replanner:
             write_json(self._run.profile, following.profile.to_manifest())
             write_json(self._run.plan, following.plan.to_manifest())
         except OSError as error:
-            self._note(f"the next attempt keeps its plan, since the other one cannot be written: {error}")
+            self._note(f"the run directory keeps its plan, since the other one cannot be written: {error}")
             return False
         return True
 

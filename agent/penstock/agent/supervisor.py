@@ -103,9 +103,9 @@ class Supervisor:
 
     The attempt fails at ``deadline_at``. ``steps`` creates the source of progress in steps for a run directory. With
     ``watch``, the attempt fails if it makes no progress. A signal ends the attempt immediately, or after a checkpoint
-    if ``graceful`` is set. ``clock`` returns seconds since the epoch, ``seconds`` those of a
-    monotonic clock, ``pause`` sleeps. ``each_poll`` is called before
-    each poll. With a ``planner``, the attempt is planned again while it runs (`penstock.agent.replanner`).
+    if ``graceful`` is set. ``clock`` returns seconds since the epoch, ``seconds`` those of a monotonic clock, and
+    ``pause`` sleeps. ``each_poll`` is called before each poll. With a ``planner``, the attempt is planned again while
+    it runs (`penstock.agent.replanner`).
     """
 
     def __init__(

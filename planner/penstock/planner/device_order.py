@@ -28,7 +28,7 @@ from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.stagecost import Integers, UnitTable, unit_totals
 from penstock.planner.stages import rank_loads, slowed_bounds
-from penstock.planner.work import Floats, rows_of
+from penstock.planner.work import Floats
 
 Placement = Callable[[Mesh], tuple[int, ...]]
 """Function that returns the first device of every rank of a mesh, replica after replica."""
@@ -83,8 +83,7 @@ def _estimate_of(problem: Problem, mesh: Mesh, slowness: Floats) -> Callable[[In
     costs, ranks = problem.costs(mesh.tp, 1), tuple(range(mesh.pp))
     table = UnitTable.of(costs, 1, (problem.sequence_length,))
     unit_ns = unit_totals(table, problem.model.whole).tolist()
-    num_rows = rows_of(problem.sharding(mesh.tp), np.array(float(problem.sequence_length)))
-    num_bytes = num_rows * problem.model.hidden * problem.precision.compute_bytes
+    num_bytes = problem.message_bytes(mesh.tp, np.array(float(problem.sequence_length)))
 
     def step_ns(devices: Integers) -> float:
         of_ranks = slowness[devices // mesh.tp].max(axis=1)

@@ -71,7 +71,7 @@ from penstock.planner.stagecost import (
     equal_slices,
     unit_counts,
 )
-from penstock.planner.tables import memory_of, message_bytes, messages_at_once, shards_seconds, tie_seconds
+from penstock.planner.tables import memory_of, messages_at_once, shards_seconds, tie_seconds
 from penstock.planner.work import Floats
 
 
@@ -442,7 +442,7 @@ def _hop_seconds(problem: Problem, work: UnitWork, mesh: Mesh) -> Floats:
     devices = first_replica_in_order(problem, mesh)
     latency, per_byte = work.cost.transfer(devices[:-1], devices[1:])
     per_byte = per_byte * messages_at_once(problem, mesh, devices[:-1], devices[1:])
-    num_bytes = message_bytes(problem, mesh, mesh.microbatch * problem.sequence_length / work.counts)
+    num_bytes = problem.message_bytes(mesh.tp, mesh.microbatch * problem.sequence_length / work.counts)
     seconds: Floats = latency[:, None] + per_byte[:, None] * num_bytes
     return seconds
 

@@ -32,7 +32,7 @@ from penstock.planner.schedules.registry import find
 from penstock.planner.sizes import divisors, microbatch_sizes
 from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
-from penstock.planner.work import Floats
+from penstock.planner.work import Floats, rows_of
 
 Value = TypeVar("Value")
 
@@ -209,6 +209,10 @@ class Problem:
     def sharding(self, tp: int) -> Sharding:
         """The division of a rank's units over ``tp`` shards."""
         return Sharding(tp, self.sequence_parallel)
+
+    def message_bytes(self, tp: int, tokens: Floats) -> Floats:
+        """Bytes of hidden states that one of ``tp`` shards sends for each number of ``tokens``, elementwise."""
+        return rows_of(self.sharding(tp), tokens) * (self.model.hidden * self.precision.compute_bytes)
 
     @property
     def late_receives(self) -> bool:

@@ -64,8 +64,8 @@ def replan(
 
 
 def drift_of(profile: Profile, plan: Plan, measured: Sequence[Timeline]) -> Drift:
-    """What has become slower, by measured steps of ``plan``: some devices, else communication. Both are factors for
-    which the simulated step is as long as the measured one, up to a factor that is attributed to everything alike.
+    """What has become slower, by measured steps of ``plan``: devices by their compute times, or, if none of them is
+    slower, communication. What is left of the difference between simulated and measured step is a factor of everything.
     """
     step_ns = statistics.median(timeline.step_ns for timeline in measured)
     drift = Drift(devices=factors_of(profile, plan, measured))

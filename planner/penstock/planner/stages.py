@@ -190,8 +190,9 @@ MOST_SLOWED = 512
 def slowed_bounds(unit_ns: Sequence[int], owners: Sequence[int], slowness: Sequence[float]) -> tuple[int, ...]:
     """Bounds like those of `balanced_bounds` for ranks of unequal speed: ``slowness`` [ranks] is a factor of the time
     of units on each rank. ``owners`` [stages] are the stages' ranks. If ranks have several stages, `evened_bounds` then
-    balances the ranks, once from these bounds and once from those of equally fast ranks, so that the result is never
-    worse than the latter. More than `MOST_SLOWED` stages are cut in proportion to the speed of their ranks.
+    balances the ranks, once from these bounds and once from those of equally fast ranks, so that the result is not
+    worse than the latter, but for the rounding of times to nanoseconds. More than `MOST_SLOWED` stages are cut in
+    proportion to the speed of their ranks.
     """
     if len(owners) > MOST_SLOWED:
         return _proportional_bounds(unit_ns, np.array([1 / slowness[owner] for owner in owners]))

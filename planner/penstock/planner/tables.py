@@ -39,7 +39,7 @@ from penstock.planner.stagecost import (
     prefixes,
     unit_counts,
 )
-from penstock.planner.work import Floats, head_rows, rows_of
+from penstock.planner.work import Floats, head_rows
 
 Flags = npt.NDArray[np.bool_]
 
@@ -262,7 +262,7 @@ def boundary_bytes(problem: Problem, candidate: Candidate) -> tuple[Floats, Floa
     tokens = [mesh.microbatch * length for length in candidate.slices]
     tokens += [mesh.remainder * length for length in candidate.remainder_slices]
     counts = np.array(tokens, dtype=np.float64)
-    hidden = message_bytes(problem, mesh, counts)
+    hidden = problem.message_bytes(mesh.tp, counts)
     statistics = NUM_STATISTICS * problem.precision.accumulate_bytes * counts
     firsts = np.array([first for first, _ in candidate.stages[1:]], dtype=np.int64)[:, None]
     is_inside = firsts > model.num_units - model.head_parts
@@ -279,12 +279,6 @@ def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, s
     per_byte = per_byte * messages_at_once(problem, mesh, source, target)
     seconds = (latency[..., None] + per_byte[..., None] * sizes).max(axis=0)
     return whole_nanoseconds(seconds)
-
-
-def message_bytes(problem: Problem, mesh: Mesh, tokens: Floats) -> Floats:
-    """Bytes of hidden states that one shard sends for each number of ``tokens``, elementwise."""
-    width = problem.model.hidden * problem.precision.compute_bytes
-    return rows_of(problem.sharding(mesh.tp), tokens) * width
 
 
 def messages_at_once(problem: Problem, mesh: Mesh, source: npt.ArrayLike, target: npt.ArrayLike) -> Integers:

@@ -24,9 +24,8 @@ from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.api.store import attempts, jobs, profiles
 from penstock.api.store.jobs import ChangedMeanwhileError, StoredJob
-from penstock.api.store.plans import keep_plan
+from penstock.api.store.plans import keep_plan, keep_replanning
 from penstock.api.store.plans import plan as stored_plan
-from penstock.api.store.replannings import keep_replanning
 from penstock.api.store.sanitize import cleaned
 from penstock.core import jsontext
 from penstock.core.capacity import Demand, Machine, demand_of, lacking

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 from penstock.api.store.documents import pack, unpack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import add_event
-from penstock.api.store.schema import job_plans, plans
+from penstock.api.store.schema import events, job_plans, plans
 from penstock.core.plan import Plan
 from penstock.core.timeline import Timeline
 
@@ -38,6 +38,15 @@ def keep_plan(
     mine = {"uid": uid, "revision": revision, "attempt": attempt, "digest": plan.digest, "created_at": now}
     connection.execute(insert(job_plans).values(mine))
     return revision
+
+
+def keep_replanning(connection: Connection, uid: str, attempt: int, message: str, now: float) -> None:
+    """Add an event with a decision of planning again, unless the job's newest one of this kind is the same."""
+    mine = select(events.c.body).where(events.c.uid == uid, events.c.kind == "replanning")
+    newest = connection.execute(mine.order_by(events.c.number.desc()).limit(1)).scalar_one_or_none()
+    body = {"attempt": attempt, "message": message}
+    if newest != body:
+        add_event(connection, uid, "replanning", body, now)
 
 
 def revisions(connection: Connection, uid: str) -> list[Revision]:
