@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.planner.order import to_schedule
 from penstock.planner.passes.rounds import find_rounds
+from penstock.planner.schedules.blocks import word_of
 from penstock.planner.schedules.greedy_order import least_caps, makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs
-from penstock.planner.schedules.pipeline import cost_table
+from penstock.planner.schedules.pipeline import cost_table, pipeline_of
+from penstock.planner.schedules.refine import dated
+from penstock.planner.schedules.seeds import BLOCKS
 from penstock.planner.schedules.v_shape import ZBV, zbv
 from penstock.planner.schedules.zero_bubble import zb
 from tests.support.step_costs import rows
@@ -78,6 +81,20 @@ def test_the_best_order_keeps_within_its_caps(inputs: ScheduleInputs, spare: int
     for order in (zbv(tight), zbv(ZBV.best(tight))):
         find_rounds(to_schedule(order))
         assert (peak_stash(tight, order) <= caps).all()
+
+
+@settings(max_examples=20)
+@given(v_inputs(), st.sets(st.integers(0, 9)))
+def test_blocks_are_legal_orders_also_if_stages_take_no_time(inputs: ScheduleInputs, free: set[int]) -> None:
+    """An order of actions that begin at the same time has to follow their inputs."""
+    free_table = {
+        name: tuple((0,) * len(row) if stage in free else row for stage, row in enumerate(getattr(inputs, name)))
+        for name in ("forward_ns", "input_ns", "weight_ns", "send_forward_ns", "send_backward_ns")
+    }
+    pipeline = pipeline_of(dataclasses.replace(inputs, **free_table), owned(inputs))
+    for block in BLOCKS:
+        _, _, starts = dated(pipeline, word_of(block, pipeline))
+        assert starts.min() >= 0, f"{block} deadlocks"
 
 
 @settings(max_examples=20)

@@ -81,7 +81,8 @@ def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
         return (_word_in_slots if shape.num_actions <= MOST_KEPT_ACTIONS else _word_in_slots.__wrapped__)(block, shape)
     owners, num_stages, num_slices = shape.owners, shape.num_stages, shape.num_slices
     durations = pipeline.durations.reshape(3, num_stages, -1)[:, :, :num_slices]
-    times = 100 * (durations if _num_placed(block, shape) > 1 else pipeline.mean_ns[:3, :, None])
+    durations = durations if _num_placed(block, shape) > 1 else pipeline.mean_ns[:3, :, None]
+    times = np.maximum(100 * durations, 1)  # so that no pass begins together with the pass that it follows
     hops = np.zeros((2, num_stages), dtype=np.int64)
     crosses = owners[1:] != owners[:-1]
     hops[0, :-1], hops[1, 1:] = 100 * pipeline.mean_ns[3, :-1] * crosses, 100 * pipeline.mean_ns[4, 1:] * crosses
