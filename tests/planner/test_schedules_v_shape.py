@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,11 +88,11 @@ def test_the_best_order_keeps_within_its_caps(inputs: ScheduleInputs, spare: int
 @given(v_inputs(), st.sets(st.integers(0, 9)))
 def test_blocks_are_legal_orders_also_if_stages_take_no_time(inputs: ScheduleInputs, free: set[int]) -> None:
     """An order of actions that begin at the same time has to follow their inputs."""
-    free_table = {
+    costs: dict[str, Any] = {
         name: tuple((0,) * len(row) if stage in free else row for stage, row in enumerate(getattr(inputs, name)))
         for name in ("forward_ns", "input_ns", "weight_ns", "send_forward_ns", "send_backward_ns")
     }
-    pipeline = pipeline_of(dataclasses.replace(inputs, **free_table), owned(inputs))
+    pipeline = pipeline_of(dataclasses.replace(inputs, **costs), owned(inputs))
     for block in BLOCKS:
         _, _, starts = dated(pipeline, word_of(block, pipeline))
         assert starts.min() >= 0, f"{block} deadlocks"
